@@ -1,0 +1,31 @@
+// A point in time by which a wait must end. Absolute, so that it can be handed down through calls unchanged.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace ringlet {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline after(std::chrono::milliseconds timeout) {
+    const auto now = Clock::now();
+    // A timeout too large to add (torch's "no timeout" is huge) means: never.
+    return timeout > Clock::time_point::max() - now ? Deadline(Clock::time_point::max()) : Deadline(now + timeout);
+  }
+
+  bool passed() const { return Clock::now() >= at_; }
+  std::chrono::milliseconds left() const {
+    const auto now = Clock::now();
+    if (now >= at_) return std::chrono::milliseconds(0);
+    return std::chrono::duration_cast<std::chrono::milliseconds>(at_ - now) + std::chrono::milliseconds(1);
+  }
+
+ private:
+  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Clock::time_point at_;
+};
+
+}  // namespace ringlet

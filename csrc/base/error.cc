@@ -1,0 +1,37 @@
+#include "base/error.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace ringlet {
+
+const char* name(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::invalid_usage: return "InvalidUsage";
+    case ErrorKind::peer_lost: return "PeerLost";
+    case ErrorKind::timeout: return "Timeout";
+    case ErrorKind::system_error: return "SystemError";
+    case ErrorKind::device_error: return "DeviceError";
+  }
+  return "Error";
+}
+
+void rethrow(ErrorKind kind, const std::string& message) {
+  switch (kind) {
+    case ErrorKind::invalid_usage: throw InvalidUsage(message);
+    case ErrorKind::peer_lost: throw PeerLost(message);
+    case ErrorKind::timeout: throw Timeout(message);
+    case ErrorKind::system_error: throw SystemError(message);
+    case ErrorKind::device_error: throw DeviceError(message);
+  }
+  throw Error(kind, message);
+}
+
+void throw_errno(const std::string& what, const std::string& advice) {
+  const int code = errno;
+  std::string message = what + ": " + std::strerror(code) + " (errno " + std::to_string(code) + ")";
+  if (!advice.empty()) message += "; " + advice;
+  throw SystemError(message);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,48 @@
+// The five kinds of error, the same in C++ and Python.
+//
+// Contract: every failure leaves this library as an Error whose message says who, which operation, with
+// whom, how far, after how long, and what to do. Nothing is logged and thrown both.
+// Thread safety: immutable once made.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ringlet {
+
+enum class ErrorKind : unsigned char { invalid_usage, peer_lost, timeout, system_error, device_error };
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+struct InvalidUsage : Error {
+  explicit InvalidUsage(const std::string& message) : Error(ErrorKind::invalid_usage, message) {}
+};
+struct PeerLost : Error {
+  explicit PeerLost(const std::string& message) : Error(ErrorKind::peer_lost, message) {}
+};
+struct Timeout : Error {
+  explicit Timeout(const std::string& message) : Error(ErrorKind::timeout, message) {}
+};
+struct SystemError : Error {
+  explicit SystemError(const std::string& message) : Error(ErrorKind::system_error, message) {}
+};
+struct DeviceError : Error {
+  explicit DeviceError(const std::string& message) : Error(ErrorKind::device_error, message) {}
+};
+
+const char* name(ErrorKind kind) noexcept;
+
+/// Throws the class that belongs to `kind`, for an error that was stored or came from a peer.
+[[noreturn]] void rethrow(ErrorKind kind, const std::string& message);
+
+/// SystemError with errno's text: "memfd_create: Too many open files (errno 24); <advice>".
+[[noreturn]] void throw_errno(const std::string& what, const std::string& advice = "");
+
+}  // namespace ringlet

@@ -1,0 +1,13 @@
+// What each file of bindings/ adds to the extension module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace ringlet {
+
+void bind_schedule(pybind11::module_& m);     // schedule.cc: schedules as data
+void bind_group(pybind11::module_& m);        // group.cc: communicators, memory, errors
+void bind_collectives(pybind11::module_& m);  // collectives.cc: the calls themselves
+void bind_c10d(pybind11::module_& m);         // c10d_backend.cc: torch.distributed
+
+}  // namespace ringlet

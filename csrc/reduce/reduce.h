@@ -1,0 +1,40 @@
+// The arithmetic of a reduction on the host: n inputs, one or two outputs, one pass.
+//
+// Contract: dst[i] = finish(src[0][i] op src[1][i] op ... op src[n-1][i]), combined left to right, accumulated in
+// float32 for float16, bfloat16 and float8 and in the element type otherwise, rounded once. dst may be one of the
+// sources (same address), and dst2, if given, receives the same values; otherwise nothing overlaps. No pointer
+// needs more than its element's alignment. Integers wrap. NaN in any input of min or max gives NaN.
+// n == 1 is a copy (with scale and finish). Thread safety: pure functions; the kernel table is chosen once per process from
+// the processor (or RINGLET_CPU_KERNELS=portable|avx2|avx512) and constant after.
+#pragma once
+
+#include <cstddef>
+
+#include "base/dtype.h"
+
+namespace ringlet {
+
+struct ReduceArgs {
+  std::byte* dst;
+  std::byte* dst2 = nullptr;        ///< optional second copy of the result
+  const std::byte* const* srcs;     ///< n pointers
+  int n;
+  size_t count;                     ///< elements
+  int scaled_source = -1;           ///< index of the one source to multiply by `scale` as it is read; -1 = none
+  double scale = 1.0;               ///< premul_sum's factor (real, also for complex)
+  int divisor = 1;                  ///< avg: the finished value is divided by this (a power of two multiplies exactly)
+  bool streaming = false;           ///< results will not be read soon: non-temporal stores where the processor has them
+};
+
+using ReduceKernel = void (*)(const ReduceArgs&);
+
+/// The kernel for a dtype and an operation; avg and premul_sum share sum's. Null where supports() is false.
+ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept;
+
+/// memcpy with optional non-temporal stores; regions must not overlap.
+void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, bool streaming) noexcept;
+
+/// "avx512", "avx2" or "portable": what was chosen on this machine.
+const char* cpu_kernels() noexcept;
+
+}  // namespace ringlet
