@@ -1,0 +1,109 @@
+// Schedules as plain Python data: what the prover, the cost model, the drawings and the tests read.
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "bindings/module.h"
+#include "schedule/registry.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+constexpr int kMaxWorld = 1 << 16;
+
+py::str verb_name(Verb verb) {
+  static constexpr const char* kNames[] = {"send", "recv", "reduce", "copy"};
+  return kNames[static_cast<int>(verb)];
+}
+
+py::tuple pair(Chunks chunks) { return py::make_tuple(chunks.first, chunks.count); }
+
+/// "a, b, c": the algorithms of one collective.
+std::string known_algorithms(Collective collective) {
+  std::string names;
+  for (const Algorithm& a : algorithms()) {
+    if (a.collective == collective) names += (names.empty() ? "" : ", ") + std::string(a.name);
+  }
+  return names;
+}
+
+std::string known_collectives() {
+  std::string names;
+  for (int i = 0; i < kCollectives; ++i) names += (i == 0 ? "" : ", ") + std::string(name(static_cast<Collective>(i)));
+  return names;
+}
+
+const Algorithm& checked_algorithm(const std::string& algorithm, const std::string& collective) {
+  const auto which = parse_collective(collective);
+  if (!which) throw py::value_error("there is no collective '" + collective + "'; known: " + known_collectives());
+  const Algorithm* found = find_algorithm(*which, algorithm);
+  if (!found) {
+    throw py::value_error("there is no algorithm '" + algorithm + "' for " + collective +
+                          "; known: " + known_algorithms(*which));
+  }
+  return *found;
+}
+
+void check_place(const Algorithm& algorithm, int world, int root) {
+  if (world < 1 || world > kMaxWorld) {
+    throw py::value_error("world must be in 1.." + std::to_string(kMaxWorld) + ", not " + std::to_string(world));
+  }
+  if (root < 0 || root >= world) {
+    throw py::value_error("root must be in 0.." + std::to_string(world - 1) + ", not " + std::to_string(root));
+  }
+  if (root != 0 && !has_root(algorithm.collective)) {
+    throw py::value_error(std::string(name(algorithm.collective)) + " has no root; leave it 0, not " +
+                          std::to_string(root));
+  }
+}
+
+py::list rounds_of(const Schedule& schedule) {
+  py::list rounds;
+  for (const Round& round : schedule.rounds) {
+    py::list steps;
+    for (const Step& s : round.steps) steps.append(py::make_tuple(verb_name(s.verb), s.peer, s.first, s.count));
+    rounds.append(steps);
+  }
+  return rounds;
+}
+
+py::dict schedule_of_all_ranks(const std::string& algorithm, const std::string& collective, int world, int root) {
+  const Algorithm& found = checked_algorithm(algorithm, collective);
+  check_place(found, world, root);
+  py::list ranks, inputs, outputs;
+  int parts = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const Place place{rank, world, root};
+    const Schedule schedule = found.make(place);
+    parts = schedule.parts;
+    ranks.append(rounds_of(schedule));
+    inputs.append(pair(input_chunks(found.collective, place, parts)));
+    outputs.append(pair(output_chunks(found.collective, place, parts)));
+  }
+  py::dict result;
+  result["parts"] = parts;
+  result["ranks"] = ranks;
+  result["inputs"] = inputs;
+  result["outputs"] = outputs;
+  return result;
+}
+
+py::list list_algorithms() {
+  py::list rows;
+  for (const Algorithm& a : algorithms()) rows.append(py::make_tuple(a.name, name(a.collective), a.summary));
+  return rows;
+}
+
+}  // namespace
+
+void bind_schedule(py::module_& m) {
+  m.def("algorithms", &list_algorithms, "[(name, collective, summary), ...] in the registry's order");
+  m.def("schedule", &schedule_of_all_ranks, py::arg("algorithm"), py::arg("collective"), py::arg("world"),
+        py::arg("root") = 0,
+        "dict(parts, ranks, inputs, outputs): ranks[r][round] = [(verb, peer, first, count), ...]; inputs[r] and\n"
+        "outputs[r] = (first, count). ValueError for an unknown name or an impossible world or root.");
+}
+
+}  // namespace ringlet

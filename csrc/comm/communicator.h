@@ -1,0 +1,72 @@
+// A group as its user holds it: checks calls, chooses algorithms, keeps their order, runs them now or later.
+//
+// Contract: calls are checked before anything moves. Synchronous calls run in the caller's thread; asynchronous ones
+// in issue order on one progress thread, made when first needed; a synchronous call behind pending ones waits its turn.
+// Point-to-point messages have threads of their own, one a direction. Tensors belong to the caller and must
+// live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
+// Thread safety: one thread makes calls at a time (InvalidUsage otherwise); Work, abort() and close() from any.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/work.h"
+#include "engine/call.h"
+#include "engine/point_to_point.h"
+#include "engine/pull.h"
+
+namespace ringlet {
+
+class ProgressThread;
+
+class Communicator {
+ public:
+  Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  const char* transport() const { return transport_->name(); }
+  uint64_t sequence() const { return sequence_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  /// call.algorithm null: the selector's choice; call.timeout zero: the group's. Throws what wait.h lists.
+  void run(Call call);
+  std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
+
+  void run(Message message);
+  std::shared_ptr<Work> start(Message message, std::shared_ptr<void> keep);
+
+  /// Whether peers can read [pointer, pointer + bytes) in place.
+  bool registered(const void* pointer, size_t bytes) const { return transport_->locate(pointer, bytes).has_value(); }
+
+  /// Ends pending and later calls of this rank with an error; peers see that it left.
+  void abort(const std::string& reason);
+  /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.
+  void close(std::chrono::milliseconds patience);
+
+ private:
+  void prepare(Call& call);
+  void prepare(Message& message);
+  void run_now(const Call& call, bool patient);
+  void run_alone(const Call& call) const;
+  bool messages_taken() const;
+
+  std::unique_ptr<Transport> transport_;
+  const int rank_;
+  const int world_;
+  std::chrono::milliseconds timeout_;
+  Waiter waiter_;
+  PullEngine engine_;
+  uint64_t sequence_ = 0;
+  std::atomic<bool> busy_{false};
+  bool closed_ = false;
+  std::unique_ptr<ProgressThread> collectives_, sends_, receives_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,54 @@
+#include "comm/progress.h"
+
+#include <pthread.h>
+
+namespace ringlet {
+
+ProgressThread::~ProgressThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::shared_ptr<void> keep) {
+  auto work = std::make_shared<Work>();
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back({std::move(job), work, std::move(keep)});
+  pending_.fetch_add(1, std::memory_order_acq_rel);
+  changed_.notify_all();
+  return work;
+}
+
+bool ProgressThread::wait_idle(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return !pending(); });
+}
+
+void ProgressThread::loop() {
+  ::pthread_setname_np(::pthread_self(), "ringlet");
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      job.run();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    // No longer pending before anyone can see it complete: a synchronous call that follows a wait() runs in its own thread.
+    pending_.fetch_sub(1, std::memory_order_acq_rel);
+    job.work->complete(error);
+    job = {};
+    lock.lock();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,71 @@
+#include "comm/selector.h"
+
+#include <array>
+#include <limits>
+
+#include "base/error.h"
+
+namespace ringlet {
+namespace {
+
+constexpr size_t kAnyBytes = std::numeric_limits<size_t>::max();
+constexpr int kAnyWorld = std::numeric_limits<int>::max();
+
+struct Rule {
+  Collective collective;
+  size_t up_to_bytes;
+  int up_to_world;
+  const char* algorithm;
+};
+
+// First rule that fits. On one host every rank reads every other's memory at the same cost, so the fewest rounds win:
+// whole messages while they are small (each rank reads world times the message), pieces from then on.
+constexpr Rule kRules[] = {
+    {Collective::all_reduce, 32 << 10, 4, "one_shot"},
+    {Collective::all_reduce, 8 << 10, 16, "one_shot"},
+    {Collective::all_reduce, 2 << 10, kAnyWorld, "butterfly"},
+    {Collective::all_reduce, kAnyBytes, kAnyWorld, "two_shot"},
+    {Collective::reduce_scatter, kAnyBytes, kAnyWorld, "two_shot"},
+    {Collective::all_gather, kAnyBytes, kAnyWorld, "two_shot"},
+    {Collective::broadcast, kAnyBytes, 4, "star"},
+    {Collective::broadcast, kAnyBytes, kAnyWorld, "tree"},
+    {Collective::reduce, kAnyBytes, 4, "star"},
+    {Collective::reduce, kAnyBytes, kAnyWorld, "tree"},
+    {Collective::gather, kAnyBytes, kAnyWorld, "linear"},
+    {Collective::scatter, kAnyBytes, kAnyWorld, "linear"},
+    {Collective::all_to_all, kAnyBytes, kAnyWorld, "pairwise"},
+    {Collective::barrier, kAnyBytes, kAnyWorld, "dissemination"},
+};
+constexpr size_t kRuleCount = std::size(kRules);
+
+/// The table's names, looked up once.
+const std::array<const Algorithm*, kRuleCount>& resolved() {
+  static const auto found = [] {
+    std::array<const Algorithm*, kRuleCount> all{};
+    for (size_t i = 0; i < kRuleCount; ++i) all[i] = find_algorithm(kRules[i].collective, kRules[i].algorithm);
+    return all;
+  }();
+  return found;
+}
+
+}  // namespace
+
+const Algorithm* choose_algorithm(Collective collective, size_t bytes, int world) {
+  for (size_t i = 0; i < kRuleCount; ++i) {
+    const Rule& rule = kRules[i];
+    if (rule.collective == collective && bytes <= rule.up_to_bytes && world <= rule.up_to_world) return resolved()[i];
+  }
+  throw SystemError(std::string("no rule of the selector fits ") + name(collective));
+}
+
+const Algorithm* named_algorithm(Collective collective, std::string_view wanted) {
+  if (wanted == "auto") return nullptr;
+  if (const Algorithm* found = find_algorithm(collective, wanted)) return found;
+  std::string known = "auto";
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective == collective) known += std::string(", ") + algorithm.name;
+  }
+  throw InvalidUsage(std::string(name(collective)) + " has no algorithm \"" + std::string(wanted) + "\"; there are: " + known);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,36 @@
+// The handle of an asynchronous call.
+//
+// Contract: completes once, with or without an error; may be dropped unwaited. Thread safety: all calls from any thread.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+namespace ringlet {
+
+class Work {
+ public:
+  /// Called once, after completion, in the thread that completed it (or at once, if it is complete).
+  using Callback = std::function<void(std::exception_ptr)>;
+
+  bool done() const;
+  /// Null while it runs and where it went well.
+  std::exception_ptr error() const;
+  /// Returns when complete, rethrowing its error. Throws Timeout after `timeout`; the call itself goes on.
+  void wait(std::chrono::milliseconds timeout);
+  void then(Callback callback);
+
+  void complete(std::exception_ptr error);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;            // guarded by mutex_, like the rest
+  std::exception_ptr error_;
+  Callback callback_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,49 @@
+#include "engine/call.h"
+
+namespace ringlet {
+namespace {
+
+constexpr uint64_t kRegistered = uint64_t{1} << 63;
+
+// Bits of a signature: collective 0-7, algorithm 8-15, dtype 16-23, op 24-31, root 32-55, valid 62, registered 63.
+constexpr uint64_t kValid = uint64_t{1} << 62;
+
+}  // namespace
+
+size_t input_elements(const Call& call, int rank, int world) noexcept {
+  const Chunks chunks = input_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
+  return call.count * static_cast<size_t>(chunks.count);
+}
+
+size_t output_elements(const Call& call, int rank, int world) noexcept {
+  const Chunks chunks = output_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
+  return call.count * static_cast<size_t>(chunks.count);
+}
+
+uint64_t signature_of(const Call& call, bool registered) noexcept {
+  return static_cast<uint64_t>(call.collective) | static_cast<uint64_t>(index_of(*call.algorithm)) << 8 |
+         static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
+         static_cast<uint64_t>(call.root) << 32 | kValid | (registered ? kRegistered : 0);
+}
+
+bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }
+
+bool same_call(const Announcement& a, const Announcement& b) noexcept {
+  return ((a.signature ^ b.signature) & ~kRegistered) == 0 && a.count == b.count;
+}
+
+std::string describe(const Announcement& a, uint64_t sequence) {
+  if ((a.signature & kValid) == 0) return "no call yet";
+  const auto field = [&](int shift) { return static_cast<int>(a.signature >> shift & 0xff); };
+  const auto collective = static_cast<Collective>(field(0));
+  std::string text = std::string(name(collective)) + " #" + std::to_string(sequence) + " (" +
+                     algorithms()[static_cast<size_t>(field(8))].name;
+  if (is_reduction(collective)) text += std::string(", ") + name(static_cast<ReduceOp>(field(24)));
+  if (collective != Collective::barrier) {
+    text += std::string(", ") + name(static_cast<DType>(field(16))) + ", " + std::to_string(a.count) + " elements";
+  }
+  if (has_root(collective)) text += ", root " + std::to_string(a.signature >> 32 & 0xffffff);
+  return text + ")";
+}
+
+}  // namespace ringlet

@@ -1,0 +1,44 @@
+// One collective call as the engines see it, and its signature: what must be the same on all ranks.
+//
+// Ownership: input and output belong to the caller until the call returns. Thread safety: plain data.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+#include "schedule/collective.h"
+#include "schedule/registry.h"
+#include "transport/control.h"
+
+namespace ringlet {
+
+struct Call {
+  Collective collective = Collective::barrier;
+  const Algorithm* algorithm = nullptr;
+  DType dtype = DType::uint8;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  size_t count = 0;                  ///< elements: of the buffer where it is divided, of one block otherwise
+  const std::byte* input = nullptr;  ///< null where this rank has none
+  std::byte* output = nullptr;       ///< null where this rank has none; may be the input
+  double scale = 1.0;                ///< premul_sum's factor, this rank's own
+  uint64_t sequence = 0;             ///< how many calls this group made before
+  std::chrono::milliseconds timeout{0};
+};
+
+/// Elements of this rank's input and output for a call of that shape.
+size_t input_elements(const Call& call, int rank, int world) noexcept;
+size_t output_elements(const Call& call, int rank, int world) noexcept;
+
+/// Packs collective, algorithm, dtype, op and root; `registered` says that peers may read input and output in place.
+uint64_t signature_of(const Call& call, bool registered) noexcept;
+bool registered_in(uint64_t signature) noexcept;
+bool same_call(const Announcement& a, const Announcement& b) noexcept;  ///< all but the memory
+
+/// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
+std::string describe(const Announcement& announcement, uint64_t sequence);
+
+}  // namespace ringlet

@@ -1,0 +1,109 @@
+#include "engine/matching.h"
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringlet {
+namespace {
+
+struct Position {
+  int round;
+  int step;
+};
+
+bool receives(const Step& step) { return step.verb == Verb::recv || step.verb == Verb::reduce; }
+
+using Lane = std::map<std::pair<int, int>, std::vector<Position>>;  // (from, to) -> steps in order
+
+[[noreturn]] void unmatched(int from, int to) {
+  throw InvalidUsage("schedule: rank " + std::to_string(from) + "'s sends to rank " + std::to_string(to) +
+                     " do not match what that rank receives; run `ringlet prove`");
+}
+
+void advance(const Schedule& schedule, int rank, int r, const Matches& matches, Contributions& counts) {
+  std::vector<int> now = counts[rank][r];
+  const auto& round = schedule.rounds[r];
+  for (size_t s = 0; s < round.steps.size(); ++s) {
+    const Step& step = round.steps[s];
+    const Match& match = matches[rank][r][s];
+    for (int i = 0; i < step.count; ++i) {
+      if (step.verb == Verb::copy) now[step.peer + i] = counts[rank][r][step.first + i];
+      if (!receives(step)) continue;
+      const int sent = counts[match.peer][match.peer_round][match.peer_first + i];
+      const int chunk = step.first + i;
+      if (step.verb == Verb::recv) now[chunk] = sent;
+      if (step.verb == Verb::reduce) now[chunk] += sent;
+    }
+  }
+  counts[rank].push_back(std::move(now));
+}
+
+}  // namespace
+
+Matches match_steps(const std::vector<Schedule>& schedules) {
+  const int world = static_cast<int>(schedules.size());
+  Lane sends, recvs;
+  Matches matches(world);
+  for (int rank = 0; rank < world; ++rank) {
+    matches[rank].resize(schedules[rank].rounds.size());
+    for (int r = 0; r < static_cast<int>(schedules[rank].rounds.size()); ++r) {
+      const auto& steps = schedules[rank].rounds[r].steps;
+      matches[rank][r].resize(steps.size(), {-1, -1, -1});
+      for (int s = 0; s < static_cast<int>(steps.size()); ++s) {
+        if (steps[s].verb == Verb::send) sends[{rank, steps[s].peer}].push_back({r, s});
+        if (receives(steps[s])) recvs[{steps[s].peer, rank}].push_back({r, s});
+      }
+    }
+  }
+  if (sends.size() != recvs.size()) throw InvalidUsage("schedule: sends and receives do not match; run `ringlet prove`");
+  for (const auto& [lane, out] : sends) {
+    const auto [from, to] = lane;
+    const auto in = recvs.find(lane);
+    if (in == recvs.end() || in->second.size() != out.size()) unmatched(from, to);
+    for (size_t k = 0; k < out.size(); ++k) {
+      const auto [send_round, send_step] = out[k];
+      const auto [recv_round, recv_step] = in->second[k];
+      const Step& send = schedules[from].rounds[send_round].steps[send_step];
+      const Step& recv = schedules[to].rounds[recv_round].steps[recv_step];
+      if (send.count != recv.count) unmatched(from, to);
+      matches[from][send_round][send_step] = {to, recv_round, recv.first};
+      matches[to][recv_round][recv_step] = {from, send_round, send.first};
+    }
+  }
+  return matches;
+}
+
+Contributions count_contributions(const std::vector<Schedule>& schedules, const Matches& matches,
+                                  const std::vector<Chunks>& inputs) {
+  const int world = static_cast<int>(schedules.size());
+  Contributions counts(world);
+  for (int rank = 0; rank < world; ++rank) {
+    std::vector<int> start(schedules[rank].parts, 0);
+    for (int i = 0; i < inputs[rank].count; ++i) start[inputs[rank].first + i] = 1;
+    counts[rank].push_back(std::move(start));
+  }
+  for (bool moved = true, left = true; left;) {
+    if (!moved) throw InvalidUsage("schedule: ranks wait for each other in a circle; run `ringlet prove`");
+    moved = left = false;
+    for (int rank = 0; rank < world; ++rank) {
+      const int r = static_cast<int>(counts[rank].size()) - 1;
+      if (r == static_cast<int>(schedules[rank].rounds.size())) continue;
+      left = true;
+      bool can = true;
+      const auto& steps = schedules[rank].rounds[r].steps;
+      for (size_t s = 0; s < steps.size(); ++s) {
+        const Match& match = matches[rank][r][s];
+        if (receives(steps[s]) && static_cast<int>(counts[match.peer].size()) <= match.peer_round) can = false;
+      }
+      if (!can) continue;
+      advance(schedules[rank], rank, r, matches, counts);
+      moved = true;
+    }
+  }
+  return counts;
+}
+
+}  // namespace ringlet

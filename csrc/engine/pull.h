@@ -1,0 +1,73 @@
+// The pull engine on the host: runs any plan, slab by slab, by reading peers' memory.
+//
+// Contract: run() is a collective: every rank of the transport runs the same calls in the same order. It returns when
+// this rank's output is complete and its tensors may be written again, or throws (wait.h). Nothing is allocated and no lock is taken
+// once a plan exists. Messages up to kSmallBytes always go through stages, so that ranks need not agree first;
+// larger ones are announced, and read in place where all ranks' tensors are registered.
+// Ownership: the transport outlives the engine. Thread safety: one thread at a time.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/call.h"
+#include "engine/plan.h"
+#include "engine/wait.h"
+#include "reduce/reduce.h"
+#include "transport/transport.h"
+
+namespace ringlet {
+
+class PullEngine {
+ public:
+  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered.
+  static constexpr size_t kSmallBytes = 16 << 10;
+
+  PullEngine(Transport& transport, Waiter& waiter);
+
+  /// `patient`: called from a progress thread, which must not take the processor from the rank's own computation.
+  void run(const Call& call, bool patient);
+
+  /// Waits until all peers are done with everything this rank took part in; false if that takes longer than `timeout`.
+  bool quiesce(std::chrono::milliseconds timeout);
+
+ private:
+  struct Slab;
+
+  const Plan& plan_for(const Call& call, bool in_place);
+  void begin_epoch();
+  void announce(const Call& call, bool registered);
+  bool agree_on_place();
+  void bind(const Plan& plan, bool in_place);
+  void run_slab(const Plan& plan, size_t begin, size_t count, bool last);
+  void combine(const Plan& plan, const PlanStep& step, const Slab& slab);
+  void publish(uint64_t value);
+  void wait_for(int peer, uint64_t target);
+  void wait_slowly(int peer, uint64_t target);
+  void compare(int peer);
+  std::string story() const;
+
+  Transport& transport_;
+  Waiter& waiter_;
+  const int rank_;
+  const int world_;
+  uint64_t epoch_ = 1;  // of the slab in progress
+  bool patient_ = false;
+  std::vector<uint64_t> seen_;                  // by peer: progress last read
+  std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
+  std::vector<const Plan*> quick_;              // by algorithm and place, for root 0
+
+  // Of the call in progress.
+  const Call* call_ = nullptr;
+  Announcement announcement_;
+  uint64_t first_epoch_ = 0;
+  size_t slab_index_ = 0, slabs_ = 1;
+  ReduceKernel kernel_ = nullptr;
+  int divisor_ = 1;
+  bool streaming_ = false;
+  std::vector<const std::byte*> inputs_, outputs_;  // by rank, moved so that chunk 0 would lie there
+  std::vector<const std::byte*> pointers_;          // of one combine's sources
+};
+
+}  // namespace ringlet

@@ -1,0 +1,111 @@
+#include "engine/wait.h"
+
+#include <sched.h>
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kSpins = 3000;         // about 100 us: longer than any round of a small message between running ranks
+constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
+constexpr int kYields = 200;
+// Longest sleep at a stretch. A wake-up can be missed while the waker's store is still in its store buffer (there is
+// no fence on the publishing path), so this bounds what a miss costs; it is also how often failures are looked for.
+constexpr int64_t kSleepNanoseconds = 1'000'000;
+constexpr auto kProcessCheckEvery = 20ms;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::string seconds(std::chrono::steady_clock::duration d) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
+  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
+}
+
+}  // namespace
+
+void Waiter::wait(const Waiting& waiting, bool patient) {
+  const bool shared = transport_.oversubscribed() || patient;
+  for (int i = 0, spins = shared ? kSpinsWhenShared : kSpins; i < spins; ++i) {
+    if (waiting.reached()) return;
+    relax();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (waiting.reached()) return;
+    ::sched_yield();
+  }
+  const Deadline deadline = Deadline::after(waiting.timeout);
+  auto looked = Deadline::Clock::now();
+  while (!waiting.reached()) {
+    const auto now = Deadline::Clock::now();
+    const bool look = now - looked >= kProcessCheckEvery;
+    if (look) looked = now;
+    examine(waiting, deadline, look);
+    transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
+    waiting.sleep(kSleepNanoseconds);
+    transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
+  }
+}
+
+void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
+  const std::string peer = "rank " + std::to_string(waiting.peer);
+  if (aborted_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    throw Error(ErrorKind::peer_lost, abort_reason_);
+  }
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (const uint32_t failed = transport_.control(q).failed.load(std::memory_order_acquire); failed != 0) {
+      if (waiting.reached()) return;
+      fail(static_cast<ErrorKind>(failed - 1),
+           waiting.story() + ": rank " + std::to_string(q) + " reported: " + transport_.control(q).message);
+    }
+  }
+  if (waiting.check) waiting.check();
+  const bool left = transport_.control(waiting.peer).presence.load(std::memory_order_acquire) ==
+                    static_cast<uint32_t>(Presence::left);
+  if (left && !waiting.reached()) {
+    fail(ErrorKind::peer_lost, waiting.story() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
+  }
+  if (look_at_process) {
+    for (int q = 0; q < transport_.world(); ++q) {
+      if (transport_.alive(q) || waiting.reached()) continue;
+      fail(ErrorKind::peer_lost, waiting.story() + ": the process of rank " + std::to_string(q) +
+                                     " is gone; look at that rank's own output for the cause");
+    }
+  }
+  if (deadline.passed()) {
+    fail(ErrorKind::timeout, waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
+                                 ", whose process is there; is it in other work, or stuck? (timeout= raises the limit)");
+  }
+}
+
+void Waiter::fail(ErrorKind kind, const std::string& message) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = {kind, message};
+  }
+  failed_.store(true, std::memory_order_release);
+  transport_.control().fail(kind, message.c_str());
+  rethrow(kind, message);
+}
+
+void Waiter::raise() {
+  const std::lock_guard lock(mutex_);
+  rethrow(failure_->first, "this group failed before: " + failure_->second);
+}
+
+void Waiter::abort(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  abort_reason_ = reason;
+  if (!failure_) failure_ = {ErrorKind::peer_lost, reason};
+  aborted_.store(true, std::memory_order_release);
+  failed_.store(true, std::memory_order_release);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,122 @@
+#include "memory/heap.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "base/partition.h"
+
+namespace ringlet {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from here on go back to the system at once
+
+size_t default_heap_bytes() {
+  if (const char* text = std::getenv("RINGLET_HEAP_MIB")) {
+    char* end = nullptr;
+    const unsigned long long mib = std::strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || mib < 16) {
+      throw InvalidUsage(std::string("RINGLET_HEAP_MIB=\"") + text + "\" is not a number of MiB from 16 up");
+    }
+    return static_cast<size_t>(mib) << 20;
+  }
+  const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return round_up(memory, kHugePage);
+}
+
+}  // namespace
+
+const std::shared_ptr<Heap>& Heap::process() {
+  static std::mutex mutex;
+  static std::shared_ptr<Heap> heap;
+  const std::lock_guard lock(mutex);
+  if (!heap || heap->owner_ != ::getpid()) {
+    static std::shared_ptr<Heap> parents;  // a forked child keeps its parent's pages mapped: its tensors live there
+    parents = heap;
+    heap = std::make_shared<Heap>(default_heap_bytes());
+  }
+  return heap;
+}
+
+Heap::Heap(size_t bytes) : owner_(::getpid()) {
+  file_ = Descriptor(::memfd_create("ringlet-heap", MFD_CLOEXEC));
+  if (!file_.valid()) throw_errno("memfd_create");
+  if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_errno("cannot size the registered heap to " + std::to_string(bytes >> 20) + " MiB", "lower RINGLET_HEAP_MIB");
+  }
+  map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
+  if (::getrandom(&id_, sizeof id_, 0) != sizeof id_) throw_errno("getrandom");
+  free_.emplace(0, bytes);
+}
+
+std::byte* Heap::allocate(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+  const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
+  const std::lock_guard lock(mutex_);
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    const size_t offset = round_up(range->first, alignment);
+    if (offset + wanted > range->first + range->second) continue;
+    take(range, offset, wanted);
+    return map_.base() + offset;
+  }
+  throw SystemError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
+                    std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
+}
+
+void Heap::take(std::map<size_t, size_t>::iterator range, size_t offset, size_t bytes) {
+  const auto [start, length] = *range;
+  free_.erase(range);
+  if (offset > start) free_.emplace(start, offset - start);
+  if (const size_t end = offset + bytes; end < start + length) free_.emplace(end, start + length - end);
+  used_.emplace(offset, bytes);
+}
+
+void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
+  ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(pointer - map_.base()),
+              static_cast<off_t>(bytes));
+}
+
+void Heap::free(std::byte* pointer) noexcept {
+  if (owner_ != ::getpid()) return;  // a forked child's copy of a tensor went; the parent's is still in use
+  const std::lock_guard lock(mutex_);
+  const auto block = used_.find(static_cast<size_t>(pointer - map_.base()));
+  if (block == used_.end()) return;
+  auto [start, length] = *block;
+  used_.erase(block);
+  if (length >= kReturnBytes) discard(pointer, length);
+  auto next = free_.lower_bound(start);
+  if (next != free_.end() && next->first == start + length) {
+    length += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    if (const auto before = std::prev(next); before->first + before->second == start) {
+      before->second += length;
+      return;
+    }
+  }
+  free_.emplace(start, length);
+}
+
+Descriptor Heap::read_only_descriptor() const {
+  const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
+  Descriptor copy(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!copy.valid()) throw_errno("cannot reopen the registered heap read-only", "is /proc mounted?");
+  return copy;
+}
+
+size_t Heap::allocated_bytes() const {
+  const std::lock_guard lock(mutex_);
+  size_t total = 0;
+  for (const auto& [offset, bytes] : used_) total += bytes;
+  return total;
+}
+
+}  // namespace ringlet

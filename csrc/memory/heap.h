@@ -1,0 +1,62 @@
+// Registered memory: one sparse memfd per process, which peers map whole and read-only, once.
+//
+// Contract: an address in the heap is named by its offset in every process, so allocating is local: no peer takes
+// part. Pages exist from first touch on. Nothing is ever in /dev/shm: the file has no name and dies with its last process.
+// Ownership: allocate/free pairs; a forked child must not allocate from or free into its parent's heap, so process()
+// gives it a heap of its own. Thread safety: all calls may come from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "memory/mapping.h"
+
+namespace ringlet {
+
+class Heap {
+ public:
+  /// This process's heap, made on first use. Its size is RINGLET_HEAP_MIB, or the machine's memory; only what is
+  /// touched counts.
+  static const std::shared_ptr<Heap>& process();
+
+  explicit Heap(size_t bytes);
+
+  /// At least `bytes`, zeroed where never used before, aligned to 64 (to 2 MiB from 2 MiB on). Throws SystemError when full.
+  std::byte* allocate(size_t bytes);
+  void free(std::byte* pointer) noexcept;
+
+  /// Gives the pages of a range back to the system; the range stays allocated and reads as zeros.
+  void discard(std::byte* pointer, size_t bytes) noexcept;
+
+  /// Offset of [pointer, pointer + bytes) where all of it lies in the heap.
+  std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept {
+    const auto* p = static_cast<const std::byte*>(pointer);
+    if (p < map_.base() || p + bytes > map_.base() + map_.bytes()) return std::nullopt;
+    return static_cast<uint64_t>(p - map_.base());
+  }
+
+  /// A new descriptor of the same memory through which nobody can write.
+  Descriptor read_only_descriptor() const;
+
+  std::byte* base() const { return map_.base(); }
+  size_t bytes() const { return map_.bytes(); }
+  uint64_t id() const { return id_; }
+  size_t allocated_bytes() const;
+
+ private:
+  void take(std::map<size_t, size_t>::iterator range, size_t offset, size_t bytes);
+
+  Descriptor file_;
+  Mapping map_;
+  uint64_t id_;
+  int owner_;  // the process that may allocate
+  mutable std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent; guarded by mutex_
+  std::map<size_t, size_t> used_;  // offset -> bytes; guarded by mutex_
+};
+
+}  // namespace ringlet

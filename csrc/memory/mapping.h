@@ -1,0 +1,52 @@
+// One mmap of a whole file descriptor, aligned for huge pages, unmapped when it goes.
+//
+// Ownership: owns the address range, not the descriptor. Thread safety: immutable once made.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace ringlet {
+
+class Mapping {
+ public:
+  enum class Access { read_only, read_write };
+
+  Mapping() = default;
+  /// Maps `bytes` of `fd` from its start. Throws SystemError.
+  Mapping(int fd, size_t bytes, Access access);
+  Mapping(Mapping&& other) noexcept : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  std::byte* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+/// A file descriptor closed when it goes.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,75 @@
+#include "reduce/reduce.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "reduce/level.h"
+
+namespace ringlet {
+namespace {
+
+constexpr const char* kVariable = "RINGLET_CPU_KERNELS";
+
+std::vector<const Level*> find_levels() {
+  std::vector<const Level*> levels;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (avx2 && avx512) levels.push_back(&avx512_level());
+  if (avx2) levels.push_back(&avx2_level());
+#endif
+  levels.push_back(&portable_level());
+  return levels;
+}
+
+const Level& chosen_level() noexcept {
+  static const Level& level = []() -> const Level& {
+    try {
+      return choose_level(std::getenv(kVariable));
+    } catch (const InvalidUsage&) {
+      return *available_levels().front();  // check_cpu_kernels() is where the user hears of it
+    }
+  }();
+  return level;
+}
+
+}  // namespace
+
+const std::vector<const Level*>& available_levels() {
+  static const std::vector<const Level*> levels = find_levels();
+  return levels;
+}
+
+const Level& choose_level(const char* wanted) {
+  const auto& levels = available_levels();
+  if (wanted == nullptr || *wanted == '\0') return *levels.front();
+  std::string names;
+  for (const Level* level : levels) {
+    if (std::strcmp(level->name, wanted) == 0) return *level;
+    names += names.empty() ? level->name : std::string(", ") + level->name;
+  }
+  throw InvalidUsage(std::string(kVariable) + "=" + wanted + ": this processor and build offer " + names +
+                     "; set one of these, or unset it to get " + levels.front()->name);
+}
+
+void check_cpu_kernels() { choose_level(std::getenv(kVariable)); }
+
+ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept {
+  return supports(dtype, op) ? chosen_level().kernel(dtype, op) : nullptr;
+}
+
+void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, bool streaming) noexcept {
+  if (!streaming) {
+    if (bytes != 0) std::memcpy(dst, src, bytes);
+    return;
+  }
+  chosen_level().copy({.dst = dst, .srcs = &src, .n = 1, .count = bytes, .streaming = true});
+}
+
+const char* cpu_kernels() noexcept { return chosen_level().name; }
+
+}  // namespace ringlet

@@ -1,0 +1,63 @@
+// Everybody with everybody at once. One shot: everyone gets everything and combines it. Two shots: everyone gets one
+// chunk of everybody, combines it, and gives the result to everybody.
+//
+//   two_shot, world 3     0: 0 . .     0: 0 - -     0: 0 1 2      rank: chunks
+//                         1: . 1 .     1: - 1 -     1: 0 1 2      . given away   - stale
+//                         2: . . 2     2: - - 2     2: 0 1 2
+//
+// Rounds: one_shot 1, two_shot 2, its halves and pairwise 1. Bytes sent per rank: one_shot S (world-1), two_shot
+// 2S (world-1)/world, its halves and pairwise half of that. Sums: one n-ary reduction in rank order, rounded once;
+// one tree for all elements. Peers are taken from the next rank on, so that not all ranks start with rank 0.
+// Source: the direct algorithms of shared memory and NVLink systems, e.g. DeepSpeed csrc/cpu/comm/shm.cpp.
+#include "schedule/all_pairs.h"
+
+namespace ringlet {
+namespace {
+
+int peer_after(const Place& place, int distance) { return (place.rank + distance) % place.world; }
+
+}  // namespace
+
+Schedule one_shot_all_reduce(const Place& place) {
+  Schedule schedule(/*parts=*/1);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {0, 1});
+  for (int i = 1; i < place.world; ++i) round.reduce(peer_after(place, i), {0, 1});
+  return schedule;
+}
+
+Schedule two_shot_reduce_scatter(const Place& place) {
+  Schedule schedule(place.world);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {peer_after(place, i), 1});
+  for (int i = 1; i < place.world; ++i) round.reduce(peer_after(place, i), {place.rank, 1});
+  return schedule;
+}
+
+Schedule two_shot_all_gather(const Place& place) {
+  Schedule schedule(place.world);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {place.rank, 1});
+  for (int i = 1; i < place.world; ++i) round.recv(peer_after(place, i), {peer_after(place, i), 1});
+  return schedule;
+}
+
+Schedule two_shot_all_reduce(const Place& place) {
+  Schedule schedule = two_shot_reduce_scatter(place);
+  schedule.then(two_shot_all_gather(place));
+  return schedule;
+}
+
+Schedule pairwise_all_to_all(const Place& place) {
+  Schedule schedule(/*parts=*/2 * place.world);
+  Round& round = schedule.round();
+  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {peer_after(place, i), 1});
+  for (int i = 1; i < place.world; ++i) round.recv(peer_after(place, i), {place.world + peer_after(place, i), 1});
+  round.copy({place.rank, 1}, place.world + place.rank);
+  return schedule;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,15 @@
+// Everybody with everybody at once. Pure functions of place; see all_pairs.cc.
+#pragma once
+
+#include "schedule/collective.h"
+#include "schedule/step.h"
+
+namespace ringlet {
+
+Schedule one_shot_all_reduce(const Place& place);
+Schedule two_shot_reduce_scatter(const Place& place);
+Schedule two_shot_all_gather(const Place& place);
+Schedule two_shot_all_reduce(const Place& place);
+Schedule pairwise_all_to_all(const Place& place);
+
+}  // namespace ringlet

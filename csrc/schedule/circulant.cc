@@ -1,0 +1,77 @@
+// The circulant graph: as few rounds as a butterfly and as few bytes as a ring, for every world.
+//
+// Let block i of a rank be chunk (rank + i) mod world. A rank begins with world live blocks. Each round halves them,
+// rounding up: with s = ceil(live / 2), blocks s .. live-1 go to rank + s, where they are blocks 0 .. live-s-1,
+// and are combined there. At the end block 0, chunk `rank`, is complete.
+//
+//   world 5, rank 0      live   s    sends to            reduces from
+//   round 0                 5   3    chunks 3 4 -> 3     chunks 0 1 <- 2
+//   round 1                 3   2    chunk  2   -> 2     chunk  0   <- 3
+//   round 2                 2   1    chunk  1   -> 1     chunk  0   <- 4
+//
+// The all-gather is the same in reverse order with sends and receives exchanged. A range of blocks that passes the
+// last chunk becomes two steps, cut at the same place on both sides.
+// Rounds: ceil(log2 world) each. Bytes sent per rank: S (world-1)/world each. Sums: depth <= ceil(log2 world).
+// Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
+#include "schedule/circulant.h"
+
+namespace ringlet {
+namespace {
+
+/// One round of the reduce-scatter, for one rank.
+struct Halving {
+  int to;        ///< rank + s
+  int from;      ///< rank - s
+  int sent;      ///< first chunk of those that go to `to`
+  int received;  ///< first chunk of those that come from `from`
+  int count;     ///< chunks each way
+};
+
+std::vector<Halving> halvings(const Place& place) {
+  std::vector<Halving> rounds;
+  for (int live = place.world; live > 1;) {
+    const int skip = (live + 1) / 2;
+    const int to = (place.rank + skip) % place.world;
+    rounds.push_back({to, (place.rank - skip + place.world) % place.world, to, place.rank, live - skip});
+    live = skip;
+  }
+  return rounds;
+}
+
+/// Adds the verb for `count` chunks of the circle from `first` on: one step, or two where they pass the last chunk.
+void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, int first, int count, int world) {
+  const int before_end = first + count <= world ? count : world - first;
+  (round.*verb)(peer, {first, before_end});
+  if (before_end < count) (round.*verb)(peer, {0, count - before_end});
+}
+
+}  // namespace
+
+Schedule circulant_reduce_scatter(const Place& place) {
+  Schedule schedule(place.world);
+  for (const Halving& h : halvings(place)) {
+    Round& round = schedule.round();
+    add(round, &Round::send, h.to, h.sent, h.count, place.world);
+    add(round, &Round::reduce, h.from, h.received, h.count, place.world);
+  }
+  return schedule;
+}
+
+Schedule circulant_all_gather(const Place& place) {
+  Schedule schedule(place.world);
+  const std::vector<Halving> rounds = halvings(place);
+  for (auto h = rounds.rbegin(); h != rounds.rend(); ++h) {
+    Round& round = schedule.round();
+    add(round, &Round::send, h->from, h->received, h->count, place.world);
+    add(round, &Round::recv, h->to, h->sent, h->count, place.world);
+  }
+  return schedule;
+}
+
+Schedule circulant_all_reduce(const Place& place) {
+  Schedule schedule = circulant_reduce_scatter(place);
+  schedule.then(circulant_all_gather(place));
+  return schedule;
+}
+
+}  // namespace ringlet

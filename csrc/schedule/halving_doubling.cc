@@ -1,0 +1,52 @@
+// The butterfly with halves: going in, each exchange gives away one half of what is left and combines the other;
+// going out, the same exchanges in reverse order put the finished halves together.
+//
+//   world 4, chunks that a rank still works on        after distance 1      after distance 2
+//                                            rank 0   0 1                   0
+//                                            rank 1       2 3                   2
+//                                            rank 2   0 1                     1
+//                                            rank 3       2 3                     3
+//
+// Near first: the largest exchanges are between neighbouring ranks, which share a host when ranks are numbered by
+// host. Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with
+// q the power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth
+// ceil(log2 world). Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+#include "schedule/halving_doubling.h"
+
+#include "schedule/fold.h"
+
+namespace ringlet {
+namespace {
+
+/// The two halves of `left` at one exchange: the player with the distance's bit set keeps the upper one.
+struct Halves {
+  Halves(Chunks left, bool keep_upper) {
+    const int half = left.count / 2;
+    kept = {left.first + (keep_upper ? half : 0), half};
+    given = {left.first + (keep_upper ? 0 : half), half};
+  }
+  Chunks kept;
+  Chunks given;
+};
+
+}  // namespace
+
+Schedule halving_doubling_all_reduce(const Place& place) {
+  const Fold fold(place);
+  Schedule schedule(fold.size);
+  fold.enter(schedule);
+  Chunks left{0, fold.size};
+  Schedule doubling(fold.size);
+  for (int distance = 1; distance < fold.size && !fold.sits_out; distance *= 2) {
+    const int peer = fold.rank_of(fold.player ^ distance);
+    const Halves halves(left, (fold.player & distance) != 0);
+    schedule.round().send(peer, halves.given).reduce(peer, halves.kept);
+    doubling.rounds.emplace(doubling.rounds.begin())->send(peer, halves.kept).recv(peer, halves.given);
+    left = halves.kept;
+  }
+  schedule.then(std::move(doubling));
+  fold.leave(schedule);
+  return schedule;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,13 @@
+// The ring: reduce-scatter, all-gather, and the all-reduce they make. Pure functions of place; see ring.cc.
+#pragma once
+
+#include "schedule/collective.h"
+#include "schedule/step.h"
+
+namespace ringlet {
+
+Schedule ring_reduce_scatter(const Place& place);
+Schedule ring_all_gather(const Place& place);
+Schedule ring_all_reduce(const Place& place);
+
+}  // namespace ringlet

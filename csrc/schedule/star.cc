@@ -1,0 +1,84 @@
+// One rank in the middle serves all others directly: a parameter server.
+//
+//   1   2        1   2
+//    \ /          ^ ^        reduce or gather: all into the root
+//     0            \|        broadcast or scatter: out of the root to all
+//    / \            0 -> 3   all-reduce: in, then out
+//   4   3
+//
+// Rounds: 1; all-reduce 2. Bytes sent: all-reduce and broadcast S (world-1) at the root; reduce S at every other rank;
+// gather one chunk at every other rank; scatter world-1 chunks at the root. Sums: one n-ary reduction in
+// rank order, rounded once. The root's link carries everything: a yardstick over a network, and a good
+// choice on shared memory, where peers read the root's memory at the same time.
+// Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; MPI's linear forms.
+#include "schedule/star.h"
+
+namespace ringlet {
+namespace {
+
+constexpr Chunks kWhole{0, 1};
+
+/// Calls act(peer) for every rank but this one, from the next rank on.
+template <typename Act>
+void for_each_peer(const Place& place, Act act) {
+  for (int i = 1; i < place.world; ++i) act((place.rank + i) % place.world);
+}
+
+}  // namespace
+
+Schedule star_broadcast(const Place& place) {
+  Schedule schedule(/*parts=*/1);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  if (place.rank != place.root) {
+    round.recv(place.root, kWhole);
+  } else {
+    for_each_peer(place, [&](int peer) { round.send(peer, kWhole); });
+  }
+  return schedule;
+}
+
+Schedule star_reduce(const Place& place) {
+  Schedule schedule(/*parts=*/1);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  if (place.rank != place.root) {
+    round.send(place.root, kWhole);
+  } else {
+    for_each_peer(place, [&](int peer) { round.reduce(peer, kWhole); });
+  }
+  return schedule;
+}
+
+Schedule star_all_reduce(const Place& place) {
+  const Place from_zero{place.rank, place.world, /*root=*/0};
+  Schedule schedule = star_reduce(from_zero);
+  schedule.then(star_broadcast(from_zero));
+  return schedule;
+}
+
+Schedule linear_gather(const Place& place) {
+  Schedule schedule(place.world);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  if (place.rank != place.root) {
+    round.send(place.root, {place.rank, 1});
+  } else {
+    for_each_peer(place, [&](int peer) { round.recv(peer, {peer, 1}); });
+  }
+  return schedule;
+}
+
+Schedule linear_scatter(const Place& place) {
+  Schedule schedule(place.world);
+  if (place.world == 1) return schedule;
+  Round& round = schedule.round();
+  if (place.rank != place.root) {
+    round.recv(place.root, {place.rank, 1});
+  } else {
+    for_each_peer(place, [&](int peer) { round.send(peer, {peer, 1}); });
+  }
+  return schedule;
+}
+
+}  // namespace ringlet

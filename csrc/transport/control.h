@@ -1,0 +1,77 @@
+// The page by which a rank tells its peers how far it is, what it is calling, and whether it failed.
+//
+// Only its owner writes it; peers map it read-only and poll. `progress` counts for ever upwards:
+//   epoch << 16               every slab before `epoch` is complete
+//   epoch << 16 | kAnnounced  the call's description for `epoch` can be read
+//   epoch << 16 | ready(r)    rounds before r of `epoch` are complete and what round r sends can be read
+// An epoch is one slab of one call. A rank starts epoch e only when all peers completed e - 2, so what a slot of
+// parity e % 2 holds (descriptions, stages) is not overwritten while a peer may read it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace ringlet {
+
+inline constexpr uint32_t kAnnounced = 1;
+constexpr uint32_t ready(int round) { return 2 + static_cast<uint32_t>(round); }
+constexpr uint64_t at(uint64_t epoch, uint32_t stage) { return (epoch << 16) + stage; }
+
+/// What a rank is calling: compared by its peers before any data is used.
+struct Announcement {
+  uint64_t signature = 0;  // engine/call.h packs it
+  uint64_t count = 0;
+};
+
+/// What goes with it, seldom read.
+struct AnnouncementDetail {
+  uint64_t sequence = 0;
+  uint64_t input = 0;  // registered addresses, if the signature says so
+  uint64_t output = 0;
+};
+
+enum class Presence : uint32_t { starting, present, left };
+
+struct Control {
+  static constexpr size_t kMessageBytes = 1536;
+  static constexpr size_t kTinyBytes = 8;
+
+  // One line: a peer that sees the progress has what it compares and a tiny message at hand.
+  alignas(64) std::atomic<uint64_t> progress;
+  Announcement calls[2];  // by parity of the call's first epoch
+  std::byte tiny[2][kTinyBytes];  // by parity of the epoch: a stage for messages that fit
+  alignas(64) AnnouncementDetail details[2];
+  // The rest changes seldom, so peers keep its lines in their caches.
+  alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
+  std::atomic<uint32_t> presence;
+  std::atomic<uint32_t> failed;       // 1 + ErrorKind; `message` is complete once it is set
+  char message[kMessageBytes];
+
+  void fail(ErrorKind kind, const char* text) noexcept;  // first call wins
+};
+static_assert(sizeof(Control) <= 4096);
+
+/// Point-to-point traffic with one peer, both directions; the owner of the region writes all of it.
+struct Channel {
+  alignas(64) std::atomic<uint32_t> sent;  // slabs put out for the peer, ever
+  std::atomic<uint32_t> received;          // slabs taken from the peer, ever
+};
+
+/// Stands before each point-to-point slab.
+struct alignas(64) SlabHeader {
+  uint64_t dtype;
+  uint64_t count;     // elements of the whole message
+  uint64_t in_place;  // 1: the message lies at the registered `address`, whole
+  uint64_t address;
+};
+
+// Sleeping on a word of shared memory (futex); `word` may be mapped read-only.
+void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept;
+void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) noexcept;
+void wake_all(const std::atomic<uint64_t>& word) noexcept;
+void wake_all(const std::atomic<uint32_t>& word) noexcept;
+
+}  // namespace ringlet

@@ -1,0 +1,189 @@
+#include "transport/handshake.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+
+namespace ringlet {
+namespace {
+
+constexpr uint32_t kMagic = 0x524e474c;  // "RNGL"
+constexpr uint32_t kVersion = 1;
+
+struct Hello {
+  uint32_t magic;
+  uint32_t version;
+  int32_t rank;
+  Token token;
+};
+
+sockaddr_un abstract_address(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
+  return address;
+}
+socklen_t address_length(const std::string& name) {
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool send_hello(int socket, const Hello& hello, int descriptor) {
+  iovec data{const_cast<Hello*>(&hello), sizeof hello};
+  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = space;
+  message.msg_controllen = sizeof space;
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof hello;
+}
+
+struct Received {
+  Hello hello{};
+  Descriptor heap;
+};
+
+std::optional<Received> receive_hello(int socket, const Deadline& deadline) {
+  pollfd wait{socket, POLLIN, 0};
+  if (::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30))) <= 0) return std::nullopt;
+  Received received;
+  iovec data{&received.hello, sizeof(Hello)};
+  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = space;
+  message.msg_controllen = sizeof space;
+  const ssize_t bytes = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (const cmsghdr* rights = CMSG_FIRSTHDR(&message); rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(rights), sizeof(int));
+    received.heap = Descriptor(descriptor);
+  }
+  const Hello& hello = received.hello;
+  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion || !received.heap.valid()) {
+    return std::nullopt;
+  }
+  return received;
+}
+
+/// Readable once the process at the other end is gone. Where its pid is not visible here (another pid namespace), the
+/// connection itself serves: it ends with the process, unless a forked child holds it open.
+Introduced watched(Descriptor connection, Descriptor heap) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  Introduced met;
+  met.heap = std::move(heap);
+  if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
+    met.pid = peer.pid;
+    met.watch = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  }
+  if (!met.watch.valid()) met.watch = std::move(connection);
+  return met;
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+}
+
+}  // namespace
+
+Handshake::Handshake(int rank, int world) : rank_(rank), world_(world) {
+  std::array<uint8_t, 16> noise;
+  if (::getrandom(noise.data(), noise.size(), 0) != static_cast<ssize_t>(noise.size()) ||
+      ::getrandom(token_.data(), token_.size(), 0) != static_cast<ssize_t>(token_.size())) {
+    throw_errno("getrandom");
+  }
+  name_ = "ringlet-";
+  for (const uint8_t byte : noise) {
+    name_ += "0123456789abcdef"[byte >> 4];
+    name_ += "0123456789abcdef"[byte & 15];
+  }
+  listener_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!listener_.valid()) throw_errno("cannot make a unix socket");
+  const sockaddr_un address = abstract_address(name_);
+  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), address_length(name_)) != 0 ||
+      ::listen(listener_.get(), world) != 0) {
+    throw_errno("cannot listen on an abstract unix socket");
+  }
+}
+
+Descriptor Handshake::call(const Peer& peer, int heap_descriptor) const {
+  Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!connection.valid()) throw_errno("cannot make a unix socket");
+  const sockaddr_un address = abstract_address(peer.name);
+  if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name)) != 0) {
+    throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
+                "are all ranks in one network namespace, and is none gone already?");
+  }
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, heap_descriptor)) {
+    throw_errno("rank " + std::to_string(rank_) + " cannot hand its heap to a peer");
+  }
+  return connection;
+}
+
+bool Handshake::answer(Descriptor connection, int heap_descriptor, std::vector<Introduced>& met,
+                       const Deadline& deadline) const {
+  if (!same_user(connection.get())) return false;
+  std::optional<Received> received = receive_hello(connection.get(), deadline);
+  if (!received || received->hello.token != token_) return false;
+  const int peer = received->hello.rank;
+  if (peer <= rank_ || peer >= world_ || met[peer].heap.valid()) return false;
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, heap_descriptor)) return false;
+  met[peer] = watched(std::move(connection), std::move(received->heap));
+  return true;
+}
+
+std::string Handshake::missing(const std::vector<Introduced>& met) const {
+  std::string text;
+  for (int q = 0; q < world_; ++q) {
+    if (q != rank_ && !met[q].heap.valid()) text += (text.empty() ? "" : ", ") + std::to_string(q);
+  }
+  return text;
+}
+
+std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, int heap_descriptor, const Deadline& deadline) {
+  std::vector<Introduced> met(world_);
+  std::vector<Descriptor> calls;
+  for (int q = 0; q < rank_; ++q) calls.push_back(call(peers[q], heap_descriptor));
+  const auto fail = [&] {
+    throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                  " did not meet rank(s) " + missing(met) + " in time: have they failed or not started?");
+  };
+  for (int waiting = world_ - 1 - rank_; waiting > 0;) {
+    pollfd wait{listener_.get(), POLLIN, 0};
+    if (::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30))) <= 0) {
+      if (deadline.passed()) fail();
+      continue;
+    }
+    Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // A stranger that connects and says nothing costs at most this long.
+    const Deadline patience = Deadline::after(std::min(deadline.left(), std::chrono::milliseconds(1000)));
+    if (connection.valid() && answer(std::move(connection), heap_descriptor, met, patience)) --waiting;
+  }
+  for (int q = 0; q < rank_; ++q) {
+    std::optional<Received> received = receive_hello(calls[q].get(), deadline);
+    if (!received || received->hello.rank != q) fail();
+    met[q] = watched(std::move(calls[q]), std::move(received->heap));
+  }
+  return met;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,133 @@
+#include "transport/shared_memory.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/heap.h"
+#include "transport/handshake.h"
+
+namespace ringlet {
+
+namespace {
+
+constexpr uint32_t kRegionVersion = 1;
+
+/// What a rank tells the others through the store.
+struct Card {
+  uint32_t version;
+  uint64_t host;
+  uint64_t heap_id;
+  uint64_t heap_bytes;
+  uint64_t region;
+  Token token;
+  char socket_name[64];
+};
+
+/// The same for two processes exactly where one can hand the other a descriptor: one kernel, one network namespace.
+uint64_t host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network{};
+  ::stat("/proc/self/ns/net", &network);
+  return std::hash<std::string>{}(boot) * 1000003u ^ network.st_ino;
+}
+
+/// Peers' heaps are mapped once per process, however many groups share them.
+std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descriptor, size_t bytes) {
+  static std::mutex mutex;
+  static std::map<uint64_t, std::weak_ptr<const Mapping>> known;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const Mapping> mapping = known[id].lock();
+  if (!mapping) {
+    mapping = std::make_shared<const Mapping>(descriptor.get(), bytes, Mapping::Access::read_only);
+    known[id] = mapping;
+  }
+  return mapping;
+}
+
+class SharedMemory final : public Transport {
+ public:
+  SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), watches_(world), maps_(world) {
+    region_ = heap_->allocate(layout_.bytes());
+    // A used block of the heap holds old bytes; counters must start at zero before any peer looks.
+    std::memset(region_, 0, layout_.stage(0, 0));
+  }
+
+  void connect(Store& store, const std::string& name, const Deadline& deadline) {
+    Handshake handshake(rank_, world_);
+    Card mine{kRegionVersion, host_identity(), heap_->id(), heap_->bytes(), *heap_->locate(region_, 1), handshake.token(), {}};
+    std::strncpy(mine.socket_name, handshake.name().c_str(), sizeof mine.socket_name - 1);
+    const auto key = [&](int rank) { return name + "/card/" + std::to_string(rank); };
+    store.set(key(rank_), std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+    std::vector<Card> cards(world_);
+    std::vector<Handshake::Peer> peers(world_);
+    for (int q = 0; q < world_; ++q) {
+      cards[q] = q == rank_ ? mine : read_card(store.get(key(q), deadline), q, mine.host);
+      peers[q] = {cards[q].socket_name, cards[q].token};
+    }
+    const Descriptor own = heap_->read_only_descriptor();
+    std::vector<Introduced> met = handshake.meet(peers, own.get(), deadline);
+    for (int q = 0; q < world_; ++q) {
+      if (q == rank_) {
+        links_[q] = {region_, heap_->base()};
+        continue;
+      }
+      maps_[q] = map_heap(cards[q].heap_id, met[q].heap, cards[q].heap_bytes);
+      watches_[q] = std::move(met[q].watch);
+      links_[q] = {maps_[q]->base() + cards[q].region, maps_[q]->base()};
+    }
+    find_oversubscription();
+  }
+
+  const char* name() const noexcept override { return "shared_memory"; }
+  std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept override {
+    return heap_->locate(pointer, bytes);
+  }
+  bool alive(int peer) const noexcept override {
+    pollfd wait{watches_[peer].get(), POLLIN, 0};
+    return peer == rank_ || ::poll(&wait, 1, 0) == 0;
+  }
+  void retire() noexcept override { heap_->discard(region_ + layout_.stage(0, 0), layout_.bytes() - layout_.stage(0, 0)); }
+
+ private:
+  Card read_card(const std::string& text, int rank, uint64_t host) const {
+    Card card;
+    if (text.size() != sizeof card) {
+      throw InvalidUsage("rank " + std::to_string(rank) + " published something else than ringlet's card: another version?");
+    }
+    std::memcpy(&card, text.data(), sizeof card);
+    if (card.version != kRegionVersion) {
+      throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (region " +
+                         std::to_string(card.version) + ", here " + std::to_string(kRegionVersion) + ")");
+    }
+    if (card.host != host) {
+      throw InvalidUsage("rank " + std::to_string(rank) + " and rank " + std::to_string(rank_) +
+                         " are not on one host (or not in one network namespace); shared_memory joins the ranks of one host");
+    }
+    return card;
+  }
+
+  std::shared_ptr<Heap> heap_;
+  std::byte* region_;
+  std::vector<Descriptor> watches_;
+  std::vector<std::shared_ptr<const Mapping>> maps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
+                                                 const Deadline& deadline) {
+  auto transport = std::make_unique<SharedMemory>(rank, world);
+  transport->connect(store, name, deadline);
+  return transport;
+}
+
+}  // namespace ringlet

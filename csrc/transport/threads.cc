@@ -1,0 +1,97 @@
+#include "transport/threads.h"
+
+#include <sys/mman.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ringlet {
+namespace {
+
+struct Hub {
+  Hub(int world, size_t region_bytes) : world(world), region_bytes(region_bytes), joined(world, false) {
+    bytes = region_bytes * static_cast<size_t>(world);
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw_errno("cannot map the regions of a threads group");
+    regions = static_cast<std::byte*>(memory);
+  }
+  ~Hub() { ::munmap(regions, bytes); }
+
+  int world;
+  size_t region_bytes;
+  size_t bytes;
+  std::byte* regions;
+  std::vector<bool> joined;
+  int count = 0;
+};
+
+std::mutex hubs_mutex;
+std::condition_variable hubs_changed;
+std::map<std::string, std::weak_ptr<Hub>>& hubs() {
+  static std::map<std::string, std::weak_ptr<Hub>> all;
+  return all;
+}
+
+class Threads final : public Transport {
+ public:
+  Threads(std::shared_ptr<Hub> hub, int rank, bool share_addresses)
+      : Transport(rank, hub->world), hub_(std::move(hub)), share_addresses_(share_addresses) {
+    for (int q = 0; q < world_; ++q) links_[q].region = hub_->regions + static_cast<size_t>(q) * hub_->region_bytes;
+    find_oversubscription();
+  }
+
+  const char* name() const noexcept override { return "threads"; }
+  std::optional<uint64_t> locate(const void* pointer, size_t) const noexcept override {
+    if (!share_addresses_) return std::nullopt;
+    return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null: an address is its own offset
+  }
+  bool alive(int) const noexcept override { return true; }  // a thread cannot go without its communicator going
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  bool share_addresses_;
+};
+
+std::string missing_ranks(const Hub& hub) {
+  std::string text;
+  for (int q = 0; q < hub.world; ++q) {
+    if (!hub.joined[q]) text += (text.empty() ? "" : ", ") + std::to_string(q);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int world, const Deadline& deadline,
+                                        bool share_addresses) {
+  std::unique_lock lock(hubs_mutex);
+  std::shared_ptr<Hub> hub = hubs()[name].lock();
+  if (!hub) {
+    hub = std::make_shared<Hub>(world, (RegionLayout(world).bytes() + 4095) / 4096 * 4096);
+    hubs()[name] = hub;
+  }
+  if (hub->world != world || hub->joined[rank]) {
+    throw InvalidUsage("rank " + std::to_string(rank) + " of " + std::to_string(world) + " cannot join the threads group \"" +
+                       name + "\", which has world " + std::to_string(hub->world) +
+                       (hub->world == world ? " and that rank already" : ""));
+  }
+  hub->joined[rank] = true;
+  ++hub->count;
+  hubs_changed.notify_all();
+  while (hub->count < world) {
+    if (deadline.passed()) {
+      throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing_ranks(*hub) +
+                    " to join the group \"" + name + "\"");
+    }
+    hubs_changed.wait_for(lock, deadline.left());
+  }
+  hubs().erase(name);  // the name is free for the next group; the transports keep this hub
+  lock.unlock();
+  return std::make_unique<Threads>(std::move(hub), rank, share_addresses);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,86 @@
+// How a group's ranks reach each other's memory. The engine above asks nothing per step: all addresses are laid out
+// when the group is made.
+//
+// Every rank owns one region: its control page, a channel per peer, and stages. Peers see it at link(q).region. A
+// *registered address* is a number that, added to link(q).base, is where rank q's memory lies here.
+// Ownership: the transport keeps all mappings alive. Thread safety: const calls from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/control.h"
+
+namespace ringlet {
+
+struct Link {
+  const std::byte* region = nullptr;
+  const std::byte* base = nullptr;
+};
+
+/// Where things lie in a region; the same for all ranks of a group.
+struct RegionLayout {
+  static constexpr size_t kStageBytes = size_t{1} << 20;    // one stage; two per epoch parity
+  static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point slab; two per peer
+  static constexpr size_t kControlBytes = 4096;
+
+  explicit RegionLayout(int world) : world(world) {}
+  size_t channel(int peer) const { return kControlBytes + static_cast<size_t>(peer) * sizeof(Channel); }
+  size_t stage(int parity, int index) const { return stages() + (2 * parity + index) * kStageBytes; }
+  size_t message(int peer, int parity) const { return stages() + 4 * kStageBytes + (2 * peer + parity) * kMessageBytes; }
+  size_t bytes() const { return message(world, 0); }
+
+  int world;
+
+ private:
+  size_t stages() const { return (channel(world) + 4095) / 4096 * 4096; }
+};
+
+class Transport {
+ public:
+  Transport(int rank, int world) : layout_(world), rank_(rank), world_(world), links_(world) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  virtual const char* name() const noexcept = 0;
+
+  /// The registered address of [pointer, pointer + bytes); none where peers cannot reach it.
+  virtual std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept = 0;
+
+  /// Whether the peer's process (or thread) still runs. A system call: for slow paths.
+  virtual bool alive(int peer) const noexcept = 0;
+
+  /// Gives the stages' memory back once no peer will read them any more. The control page stays: peers that look late
+  /// must still see that this rank left.
+  virtual void retire() noexcept {}
+
+  /// Ranks' waits should yield at once: there are more of them here than processors.
+  bool oversubscribed() const { return oversubscribed_; }
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  const Link& link(int peer) const { return links_[peer]; }
+  const RegionLayout& layout() const { return layout_; }
+  std::byte* region() const { return const_cast<std::byte*>(links_[rank_].region); }
+  Control& control() const { return *reinterpret_cast<Control*>(region()); }
+  const Control& control(int peer) const { return *reinterpret_cast<const Control*>(links_[peer].region); }
+  Channel& channel(int peer) const { return *reinterpret_cast<Channel*>(region() + layout_.channel(peer)); }
+  const Channel& channel_of(int owner, int peer) const {
+    return *reinterpret_cast<const Channel*>(links_[owner].region + layout_.channel(peer));
+  }
+
+ protected:
+  void find_oversubscription();  // after world_ is known
+
+  RegionLayout layout_;
+  int rank_;
+  int world_;
+  std::vector<Link> links_;
+  bool oversubscribed_ = false;
+};
+
+}  // namespace ringlet
