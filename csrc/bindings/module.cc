@@ -1,9 +1,10 @@
 // The extension's table of contents: each file of bindings/ adds its own names.
 #include "bindings/module.h"
 
-#include <pybind11/pybind11.h>
-
 PYBIND11_MODULE(_C, m) {
   m.doc() = "ringlet's core; use the names of the package `ringlet`";
   ringlet::bind_schedule(m);
+  ringlet::bind_group(m);
+  ringlet::bind_collectives(m);
+  ringlet::bind_c10d(m);
 }

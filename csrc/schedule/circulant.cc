@@ -15,6 +15,8 @@
 // Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
 #include "schedule/circulant.h"
 
+#include <algorithm>
+
 namespace ringlet {
 namespace {
 
@@ -38,11 +40,11 @@ std::vector<Halving> halvings(const Place& place) {
   return rounds;
 }
 
-/// Adds the verb for `count` chunks of the circle from `first` on: one step, or two where they pass the last chunk.
-void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, int first, int count, int world) {
-  const int before_end = first + count <= world ? count : world - first;
-  (round.*verb)(peer, {first, before_end});
-  if (before_end < count) (round.*verb)(peer, {0, count - before_end});
+/// Adds the verb for a range of the circle of `world` chunks: one step, or two where it passes the last chunk.
+void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks range, int world) {
+  const int before_end = std::min(range.count, world - range.first);
+  (round.*verb)(peer, {range.first, before_end});
+  if (before_end < range.count) (round.*verb)(peer, {0, range.count - before_end});
 }
 
 }  // namespace
@@ -51,8 +53,8 @@ Schedule circulant_reduce_scatter(const Place& place) {
   Schedule schedule(place.world);
   for (const Halving& h : halvings(place)) {
     Round& round = schedule.round();
-    add(round, &Round::send, h.to, h.sent, h.count, place.world);
-    add(round, &Round::reduce, h.from, h.received, h.count, place.world);
+    add(round, &Round::send, h.to, {h.sent, h.count}, place.world);
+    add(round, &Round::reduce, h.from, {h.received, h.count}, place.world);
   }
   return schedule;
 }
@@ -62,8 +64,8 @@ Schedule circulant_all_gather(const Place& place) {
   const std::vector<Halving> rounds = halvings(place);
   for (auto h = rounds.rbegin(); h != rounds.rend(); ++h) {
     Round& round = schedule.round();
-    add(round, &Round::send, h->from, h->received, h->count, place.world);
-    add(round, &Round::recv, h->to, h->sent, h->count, place.world);
+    add(round, &Round::send, h->from, {h->received, h->count}, place.world);
+    add(round, &Round::recv, h->to, {h->sent, h->count}, place.world);
   }
   return schedule;
 }

@@ -75,6 +75,7 @@ class SharedMemory final : public Transport {
     }
     const Descriptor own = heap_->read_only_descriptor();
     std::vector<Introduced> met = handshake.meet(peers, own.get(), deadline);
+    store.forget(key(rank_));  // whoever met this rank has read all cards
     for (int q = 0; q < world_; ++q) {
       if (q == rank_) {
         links_[q] = {region_, heap_->base()};

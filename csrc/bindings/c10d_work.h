@@ -1,0 +1,30 @@
+// c10d's handle of a call that ringlet runs: completes with the core's Work, carries the Future that DDP asks for.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "comm/work.h"
+
+namespace ringlet {
+
+class C10dWork final : public c10d::Work {
+ public:
+  C10dWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence,
+           const std::vector<at::Tensor>& profiled);
+
+  /// Completes this handle when `work` does. Copies results that go elsewhere first, in the completing thread.
+  static void follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& work, std::function<void()> deliver);
+  void complete(std::exception_ptr error);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  uint64_t sequence_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,193 @@
+// The calls themselves, written against CPython's vectorcall: a 4-byte all-reduce costs less than a general binding's
+// argument handling. Python's functions in ringlet/collectives.py are the public face; these take positional arguments:
+//
+//   collective(group, output, input, op, algorithm, root, timeout_ms, scale, async_op)   output and input may be None
+//   message(group, tensor, peer, sending, timeout_ms, async_op)
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <string_view>
+
+#include "bindings/errors.h"
+#include "bindings/module.h"
+#include "bindings/tensors.h"
+#include "comm/communicator.h"
+#include "comm/selector.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string_view text_of(PyObject* object, const char* what) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : nullptr;
+  if (text == nullptr) throw InvalidUsage(std::string(what) + " must be a string");
+  return {text, static_cast<size_t>(length)};
+}
+
+ReduceOp parse_op(PyObject* object) {
+  const std::string_view text = text_of(object, "op");
+  std::string known;
+  for (int i = 0; i < kReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    if (text == name(op)) return op;
+    known += std::string(i ? ", " : "") + name(op);
+  }
+  throw InvalidUsage("op \"" + std::string(text) + "\" is not one of " + known);
+}
+
+/// Null for None.
+const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role) {
+  if (object == Py_None) return nullptr;
+  if (!THPVariable_Check(object)) throw InvalidUsage(std::string(call) + ": the " + role + " is not a tensor");
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  check_tensor(tensor, call, role);
+  return &tensor;
+}
+
+std::string elements(size_t count) { return std::to_string(count) + " elements"; }
+
+/// Checks both tensors against the collective's shape and fills the call's count, dtype and pointers.
+void bind_tensors(Call& call, const Communicator& group, const at::Tensor* output, const at::Tensor* input) {
+  const char* what = name(call.collective);
+  const int rank = group.rank(), world = group.world();
+  const bool wants_input = input_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
+  const bool wants_output = output_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
+  if (wants_input && input == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an input tensor");
+  if (wants_output && output == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
+  const at::Tensor* any = wants_input ? input : output;
+  if (any == nullptr) return;  // a barrier
+  call.dtype = dtype_of(*any);
+  // The tensor that holds exactly one block, or the divided buffer, tells the count.
+  Call unit = call;
+  unit.count = 1;
+  const size_t blocks = wants_input ? input_elements(unit, rank, world) : output_elements(unit, rank, world);
+  const size_t numel = static_cast<size_t>(any->numel());
+  if (numel % blocks != 0) {
+    throw InvalidUsage(std::string(what) + ": " + elements(numel) + " do not divide into " + std::to_string(blocks) + " equal blocks");
+  }
+  call.count = numel / blocks;
+  if (wants_input && wants_output) {
+    const size_t expected = output_elements(call, rank, world);
+    if (output->scalar_type() != input->scalar_type()) {
+      throw InvalidUsage(std::string(what) + ": output is " + c10::toString(output->scalar_type()) + ", input is " +
+                         c10::toString(input->scalar_type()));
+    }
+    if (static_cast<size_t>(output->numel()) != expected) {
+      throw InvalidUsage(std::string(what) + ": the output has " + elements(static_cast<size_t>(output->numel())) + ", " +
+                         elements(expected) + " are needed for an input of " + elements(numel) + " and " +
+                         std::to_string(world) + " ranks");
+    }
+  }
+  call.input = wants_input ? data_of(*input) : nullptr;
+  call.output = wants_output ? data_of(*output) : nullptr;
+}
+
+PyObject* as_python(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
+
+using Kept = std::array<at::Tensor, 2>;
+
+PyObject* collective(PyObject* const* args, Collective which) {
+  auto& group = *py::handle(args[0]).cast<Communicator*>();
+  const char* what = name(which);
+  Call call;
+  call.collective = which;
+  call.root = static_cast<int>(PyLong_AsLong(args[5]));
+  const at::Tensor* output = tensor_of(args[1], what, "output");
+  const at::Tensor* input = tensor_of(args[2], what, "input");
+  call.op = parse_op(args[3]);
+  call.algorithm = named_algorithm(which, text_of(args[4], "algorithm"));
+  call.timeout = milliseconds(PyLong_AsLongLong(args[6]));
+  call.scale = PyFloat_AsDouble(args[7]);
+  if (PyErr_Occurred()) return nullptr;
+  if (call.root < 0 || call.root >= group.world()) {
+    throw InvalidUsage(std::string(what) + ": root " + std::to_string(call.root) + " is not a rank of a group of " +
+                       std::to_string(group.world()));
+  }
+  bind_tensors(call, group, output, input);
+  if (args[8] == Py_True) {
+    auto keep = std::make_shared<Kept>();
+    if (output != nullptr) (*keep)[0] = *output;
+    if (input != nullptr) (*keep)[1] = *input;
+    return as_python(group.start(call, std::move(keep)));
+  }
+  if (group.world() == 1) {
+    group.run(call);
+  } else {
+    const py::gil_scoped_release unlocked;
+    group.run(call);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* message(PyObject* const* args) {
+  auto& group = *py::handle(args[0]).cast<Communicator*>();
+  const bool sending = args[3] == Py_True;
+  const at::Tensor* tensor = tensor_of(args[1], sending ? "send" : "recv", "given");
+  if (tensor == nullptr) throw InvalidUsage(std::string(sending ? "send" : "recv") + ": no tensor given");
+  const Message message{static_cast<int>(PyLong_AsLong(args[2])),   sending,
+                        dtype_of(*tensor),                          static_cast<size_t>(tensor->numel()),
+                        data_of(*tensor),                           milliseconds(PyLong_AsLongLong(args[4]))};
+  if (PyErr_Occurred()) return nullptr;
+  if (args[5] == Py_True) return as_python(group.start(message, std::make_shared<Kept>(Kept{*tensor, {}})));
+  const py::gil_scoped_release unlocked;
+  group.run(message);
+  Py_RETURN_NONE;
+}
+
+template <typename Act>
+PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
+  if (given != wanted) {
+    PyErr_Format(PyExc_TypeError, "takes %zd arguments, got %zd", wanted, given);
+    return nullptr;
+  }
+  try {
+    return act();
+  } catch (const Error& error) {
+    set_python_error(error);
+  } catch (const py::error_already_set& error) {
+    py::error_already_set(error).restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+template <Collective which>
+PyObject* entry(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  return guarded(given, 9, [&] { return collective(args, which); });
+}
+
+PyObject* message_entry(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  return guarded(given, 6, [&] { return message(args); });
+}
+
+template <Collective which>
+PyMethodDef row() {
+  return {name(which), reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&entry<which>)), METH_FASTCALL, nullptr};
+}
+
+}  // namespace
+
+void bind_collectives(py::module_& m) {
+  static PyMethodDef methods[] = {
+      row<Collective::all_reduce>(),
+      row<Collective::reduce_scatter>(),
+      row<Collective::all_gather>(),
+      row<Collective::broadcast>(),
+      row<Collective::reduce>(),
+      row<Collective::gather>(),
+      row<Collective::scatter>(),
+      row<Collective::all_to_all>(),
+      row<Collective::barrier>(),
+      {"message", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&message_entry)), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
+}
+
+}  // namespace ringlet

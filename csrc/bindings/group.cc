@@ -1,0 +1,113 @@
+// Groups, registered memory, work handles, and the translation of errors into Python's classes.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/error.h"
+#include "bindings/errors.h"
+#include "bindings/module.h"
+#include "bindings/tensors.h"
+#include "bindings/torch_store.h"
+#include "comm/communicator.h"
+#include "memory/heap.h"
+#include "reduce/reduce.h"
+#include "transport/shared_memory.h"
+#include "transport/threads.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+using std::chrono::milliseconds;
+
+void check_place(int rank, int world) {
+  if (world < 1 || rank < 0 || rank >= world) {
+    throw InvalidUsage("rank " + std::to_string(rank) + " of world " + std::to_string(world) + " does not exist");
+  }
+}
+
+/// A group's end joins its threads, which may be waiting for the GIL to let tensors go.
+void end_without_gil(Communicator* group) {
+  if (PyGILState_Check()) {
+    const py::gil_scoped_release unlocked;
+    delete group;
+  } else {
+    delete group;
+  }
+}
+
+std::shared_ptr<Communicator> own(std::unique_ptr<Transport> transport, milliseconds timeout) {
+  return {new Communicator(std::move(transport), timeout), end_without_gil};
+}
+
+std::shared_ptr<Communicator> make_shared_memory(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
+                                                 int world, milliseconds timeout) {
+  check_place(rank, world);
+  TorchStore rendezvous(std::move(store));
+  return own(connect_shared_memory(rendezvous, name, rank, world, Deadline::after(timeout)), timeout);
+}
+
+std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {
+  check_place(rank, world);
+  return own(join_threads(name, rank, world, Deadline::after(timeout)), timeout);
+}
+
+}  // namespace
+
+void set_python_error(const Error& error) {
+  const py::object type = py::module_::import("ringlet.errors").attr(name(error.kind()));
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+void bind_group(py::module_& m) {
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      set_python_error(error);
+    }
+  });
+
+  py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Group")
+      .def_static("shared_memory", &make_shared_memory, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world"),
+                  py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_static("threads", &make_threads, py::arg("name"), py::arg("rank"), py::arg("world"), py::arg("timeout"),
+                  py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("world", &Communicator::world)
+      .def_property_readonly("transport", &Communicator::transport)
+      .def_property_readonly("sequence", &Communicator::sequence)
+      .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
+      .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+
+  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
+      .def("done", &Work::done, "Whether the call is complete (well or not).")
+      .def(
+          "wait",
+          [](Work& work, std::optional<milliseconds> timeout) {
+            const py::gil_scoped_release unlocked;
+            work.wait(timeout.value_or(milliseconds::max()));
+          },
+          py::arg("timeout") = py::none(),
+          "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
+          "Timeout if it passes first (the call goes on).");
+
+  m.def(
+      "empty",
+      [](const std::vector<int64_t>& sizes, py::object dtype) {
+        return empty_registered(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+      },
+      py::arg("sizes"), py::arg("dtype"));
+  m.def("is_registered", [](const at::Tensor& tensor) {
+    return Heap::process()->locate(tensor.const_data_ptr(), tensor.nbytes()).has_value();
+  });
+  m.def("heap", [] {
+    const auto& heap = Heap::process();
+    return py::dict(py::arg("bytes") = heap->bytes(), py::arg("allocated_bytes") = heap->allocated_bytes());
+  });
+  m.def("cpu_kernels", &cpu_kernels);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,35 @@
+// torch's store behind the transport's rendezvous interface.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "transport/store.h"
+
+namespace ringlet {
+
+class TorchStore final : public Store {
+ public:
+  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    try {
+      store_->wait({key}, deadline.left());
+      const std::vector<uint8_t> value = store_->get(key);
+      return std::string(value.begin(), value.end());
+    } catch (const std::exception& error) {
+      throw Timeout("the store did not give \"" + key + "\" in time: has that rank failed or not started? (" + error.what() + ")");
+    }
+  }
+
+  void forget(const std::string& key) override { store_->deleteKey(key); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,66 @@
+"""ringlet: collective communication for PyTorch, as schedules that are data.
+
+`import ringlet` registers the torch.distributed backend "ringlet" and does nothing else.
+"""
+
+from ringlet import backend as _backend
+from ringlet import schedule
+from ringlet._C import Work
+from ringlet.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    butterfly_allreduce,
+    empty,
+    gather,
+    is_registered,
+    recv,
+    reduce,
+    reduce_scatter,
+    ring_allreduce,
+    scatter,
+    send,
+)
+from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemError, Timeout
+from ringlet.group import Group, current, finalize, init, new_group
+from ringlet.launch import spawn
+from ringlet.reducer import GradientReducer
+
+_backend.register()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceError",
+    "Error",
+    "GradientReducer",
+    "Group",
+    "InvalidUsage",
+    "PeerLost",
+    "SystemError",
+    "Timeout",
+    "Work",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "butterfly_allreduce",
+    "current",
+    "empty",
+    "finalize",
+    "gather",
+    "init",
+    "is_registered",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "ring_allreduce",
+    "scatter",
+    "schedule",
+    "send",
+    "spawn",
+]

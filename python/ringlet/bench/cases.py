@@ -1,0 +1,131 @@
+"""What to measure: sizes, configurations, and the arithmetic of bandwidth.
+
+`bytes` is the size of the largest buffer that a rank passes and `count` the elements that a rank contributes or
+receives, as nccl-tests prints them: for all-reduce, broadcast and reduce, `count` elements are `bytes`; for the
+others `bytes` is `world` blocks of `count` elements.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import BenchError
+from .ranks.case import COLLECTIVES, ITEM_BYTES, REDUCING, SPLIT, Case
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+PEERS = ("gloo", "openmpi", "mpich", "intelmpi")
+MPI_PEERS = PEERS[1:]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One line of a plot: a library and how it is used. `job` names the processes that serve it."""
+
+    library: str
+    algorithm: str
+    memory: str
+    via: str
+
+    @property
+    def job(self) -> str:
+        return f"{self.library}/{self.via}"
+
+    def __str__(self) -> str:
+        if self.library != "ringlet":
+            return self.library
+        return f"ringlet {self.algorithm}, {self.memory}" + (", via torch" if self.via == "torch" else "")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`."""
+
+    worlds: tuple[int, ...] = (2,)
+    collective: str = "all_reduce"
+    algorithms: tuple[str, ...] = ("auto",)
+    begin_bytes: int = 4
+    end_bytes: int = 256 << 20
+    factor: int = 4
+    memory: tuple[str, ...] = ("registered", "ordinary")
+    via: tuple[str, ...] = ("api",)
+    peers: tuple[str, ...] = ()
+    dtype: str = "float32"
+    op: str = "sum"
+    iterations: int = 0
+    warmup: int = 5
+    check: bool = True
+    rounds: int = 5
+    sample_ms: float = 50.0
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("collective", (self.collective,), COLLECTIVES),
+            ("memory", self.memory, ("registered", "ordinary")),
+            ("via", self.via, ("api", "torch")),
+            ("peers", self.peers, PEERS),
+            ("dtype", (self.dtype,), tuple(ITEM_BYTES)),
+        ):
+            unknown = [one for one in value if one not in known]
+            if unknown:
+                raise BenchError(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
+        if not self.worlds or min(self.worlds) < 1:
+            raise BenchError(f"nproc: at least 1 rank, not {self.worlds}")
+        if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
+            raise BenchError("sizes: 1 <= -b <= -e, and -f at least 2")
+        if self.rounds < 1 or self.iterations < 0 or self.warmup < 1:
+            raise BenchError("at least 1 round, 0 iterations (0: adaptive) and 1 warm-up call")
+
+    def configs(self) -> list[Config]:
+        """ringlet's ways, then the peers; through torch there is no choice of algorithm."""
+        own = [
+            Config("ringlet", algorithm, memory, via)
+            for via in self.via
+            for memory in self.memory
+            for algorithm in (self.algorithms if via == "api" or not self.algorithms else ("auto",))
+        ]
+        ways = {"gloo": "torch"}
+        return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
+
+    def cases(self, world: int, config: Config) -> list[Case]:
+        """The config's cases, smallest first."""
+        op = self.op if self.collective in REDUCING else "none"
+        return [
+            Case(self.collective, config.algorithm, config.memory, config.via, world, size, count, self.dtype, op)
+            for size, count in sizes(self, world)
+        ]
+
+
+def sizes(sweep: Sweep, world: int) -> list[tuple[int, int]]:
+    """(bytes, count) from begin to end; rounded down to whole elements, or whole blocks, and never to none."""
+    item = ITEM_BYTES[sweep.dtype]
+    block = item * (world if sweep.collective in SPLIT else 1)
+    found, size = {}, sweep.begin_bytes
+    while size <= sweep.end_bytes:
+        if size >= block:
+            found[size // block * block] = size // block
+        size *= sweep.factor
+    return sorted(found.items())
+
+
+def parse_bytes(text: str | int) -> int:
+    """`4`, `64K`, `256M`, `1G`: powers of 1024."""
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", str(text).strip(), re.IGNORECASE)
+    if not match:
+        raise BenchError(f"{text!r} is not a size: 4, 64K, 256M or 1G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def format_bytes(size: int) -> str:
+    for unit in ("G", "M", "K"):
+        if size >= _UNITS[unit] and size % _UNITS[unit] == 0:
+            return f"{size // _UNITS[unit]} {unit}iB"
+    return f"{size} B"
+
+
+def bus_factor(collective: str, world: int) -> float:
+    """busbw / algbw: what the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md)."""
+    if collective == "all_reduce":
+        return 2 * (world - 1) / world
+    return (world - 1) / world if collective in SPLIT else 1.0

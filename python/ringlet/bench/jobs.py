@@ -1,0 +1,235 @@
+"""The processes of one library: started once, told what to measure, stopped or killed.
+
+Ranks connect to a unix socket in a private folder and then wait in a read. A job is all ranks of a library in one
+world; ringlet and gloo are started rank by rank, an MPI library through its own mpiexec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import peers
+from .cases import MPI_PEERS
+from .errors import BenchError
+
+_STOP_S = 10.0
+_RANKS = Path(__file__).parent / "ranks"
+
+
+class Job:
+    """One library's ranks. Not thread-safe; killed by `Jobs`."""
+
+    def __init__(self, name: str, world: int, commands: list[list[str]], env: dict[str, str], folder: Path) -> None:
+        self.name, self.world = name, world
+        self.version = self.transport = ""
+        self._folder, self._log = folder, folder / (name.replace("/", "-") + ".log")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: dict[int, Connection] = {}
+        with open(self._log, "wb") as log:
+            for command in commands:
+                self._processes.append(
+                    subprocess.Popen(
+                        command, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+
+    def attach(self, connection: Connection, hello: dict[str, Any]) -> None:
+        connection.pid = hello["pid"]
+        self._connections[hello["rank"]] = connection
+
+    @property
+    def attached(self) -> bool:
+        return len(self._connections) == self.world
+
+    def check_alive(self) -> None:
+        """Raise if a process ended while others still wait for it."""
+        for process in self._processes:
+            if process.poll() is not None:
+                raise self._died(f"ended with status {process.returncode} before its ranks were ready")
+
+    def await_ready(self, timeout_s: float) -> None:
+        ready = self._answers(timeout_s, "start")
+        self.version, self.transport = ready[0]["version"], ready[0]["transport"]
+
+    def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """Give all ranks a command, return their answers in rank order."""
+        line = json.dumps(command).encode() + b"\n"
+        for rank, connection in self._connections.items():
+            try:
+                connection.socket.sendall(line)
+            except OSError as error:
+                raise self._died(f"rank {rank} is gone ({error})") from error
+        return self._answers(timeout_s, command["do"])
+
+    def stop(self) -> None:
+        """End in order; what does not is left to `kill`."""
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.socket.sendall(b'{"do": "stop"}\n')
+        until = time.monotonic() + _STOP_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+
+    def kill(self) -> None:
+        """End what is left of it: mpiexec first in order, so that it removes its files, then everything."""
+        running = [process for process in self._processes if process.poll() is None]
+        shared_files = {file for connection in self._connections.values() for file in connection.shared_files()}
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + _STOP_S / 5
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for connection in self._connections.values():
+            connection.socket.close()
+            # Open MPI puts ranks in process groups of their own. The folder's name tells ours from a reused pid.
+            with contextlib.suppress(OSError):
+                if os.fsencode(self._folder) in Path(f"/proc/{connection.pid}/cmdline").read_bytes():
+                    os.kill(connection.pid, signal.SIGKILL)
+        # What a killed MPI cannot remove any more.
+        for file in shared_files:
+            file.unlink(missing_ok=True)
+
+    def _answers(self, timeout_s: float, doing: str) -> list[dict[str, Any]]:
+        until, answers = time.monotonic() + timeout_s, {}
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in self._connections.items():
+                selector.register(connection.socket, selectors.EVENT_READ, rank)
+            while True:
+                for rank, connection in self._connections.items():
+                    if rank not in answers and (answer := connection.take()):
+                        if "error" in answer:
+                            raise self._died(f"rank {rank} failed during {doing}:\n{answer['error']}")
+                        answers[rank] = answer
+                if len(answers) == self.world:
+                    return [answers[rank] for rank in range(self.world)]
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    silent = sorted(set(self._connections) - set(answers))
+                    raise self._died(f"{doing}: no answer from ranks {silent} after {timeout_s:.0f} s (--timeout)")
+                for key, _ in ready:
+                    if not self._connections[key.data].receive():
+                        raise self._died(f"rank {key.data} died during {doing}")
+
+    def _died(self, what: str) -> BenchError:
+        said = self._log.read_text(errors="replace").strip().splitlines()[-15:]
+        return BenchError(f"{self.name}, {self.world} ranks: {what}" + "".join(f"\n  | {line}" for line in said))
+
+
+class Connection:
+    """Messages from one rank, a line each."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket, self.pid, self._buffer = connected, 0, b""
+
+    def shared_files(self) -> set[Path]:
+        """The files under /dev/shm that the rank has mapped; none once it has ended."""
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+            return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
+        return set()
+
+    def receive(self) -> bool:
+        """Read what has come, waiting for something; False if the rank is gone."""
+        try:
+            received = self.socket.recv(1 << 16)
+        except ConnectionError:
+            received = b""
+        self._buffer += received
+        return bool(received)
+
+    def take(self) -> dict[str, Any] | None:
+        """The oldest message received whole, or None."""
+        line, separator, rest = self._buffer.partition(b"\n")
+        if not separator:
+            return None
+        self._buffer = rest
+        return json.loads(line)
+
+
+class Jobs:
+    """All libraries of one world, as a context: whatever happens inside, no process outlives it."""
+
+    def __init__(self, names: Iterable[str], world: int, timeout_s: float) -> None:
+        self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
+        self._jobs: dict[str, Job] = {}
+
+    def __enter__(self) -> dict[str, Job]:
+        self._folder = Path(tempfile.mkdtemp(prefix="ringlet-bench-"))
+        try:
+            path = self._folder / "socket"
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+                listener.listen(self._world * len(self._names))
+                for name in self._names:
+                    commands, env = _commands(name, self._world, self._folder)
+                    self._jobs[name] = Job(name, self._world, commands, env, self._folder)
+                self._accept(listener)
+            for job in self._jobs.values():
+                job.await_ready(self._timeout_s)
+        except BaseException:
+            self._kill()
+            raise
+        return self._jobs
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None:
+            for job in self._jobs.values():
+                job.stop()
+        self._kill()
+
+    def _accept(self, listener: socket.socket) -> None:
+        until = time.monotonic() + self._timeout_s
+        listener.settimeout(0.2)
+        while waiting := [job for job in self._jobs.values() if not job.attached]:
+            for job in waiting:
+                job.check_alive()
+            if time.monotonic() > until:
+                raise BenchError(f"{waiting[0].name}: its ranks did not start within {self._timeout_s:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                connected, _ = listener.accept()
+                connected.settimeout(self._timeout_s)
+                connection = Connection(connected)
+                while (hello := connection.take()) is None and connection.receive():
+                    pass
+                if hello:
+                    self._jobs[hello["job"]].attach(connection, hello)
+
+    def _kill(self) -> None:
+        for job in self._jobs.values():
+            job.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _commands(name: str, world: int, folder: Path) -> tuple[list[list[str]], dict[str, str]]:
+    """The commands that start a job's ranks, and the variables they get."""
+    library, socket_path = name.partition("/")[0], str(folder / "socket")
+    # One thread a rank, as torchrun sets; files that a killed MPI leaves go with the folder.
+    env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    if library in MPI_PEERS:
+        # The folder that holds this package's `ranks`, which the peers' own Python imports without ringlet or torch.
+        env |= {"RINGLET_BENCH_RANKS": str(_RANKS), "PYTHONPATH": ""} | peers.environment(library, world)
+        return [peers.command(library, world, name, socket_path)], env
+    package_root = str(Path(__file__).resolve().parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+    store = str(folder / (name.replace("/", "-") + ".store"))
+    start = [sys.executable, "-m", "ringlet.bench.ranks.torch_ranks", name]
+    return [[*start, str(rank), str(world), socket_path, store] for rank in range(world)], env

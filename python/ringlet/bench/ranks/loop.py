@@ -1,0 +1,176 @@
+"""What a rank does: wait for the controller, prepare a case, time it, answer; the same code for every library.
+
+**How a call is timed.** A *sample* is a batch of calls, back to back, between two readings of the clock, divided by
+their number; batches keep the clock (some 50 ns) out of small calls, and are of one call from 20 µs on. A rank reports
+the minimum, median and 99th percentile of its samples; a result is the *maximum over ranks* of each (nccl-tests
+averages over ranks). Before the samples the ranks meet at their own library's barrier and make one batch untimed.
+
+In place, the calls of a timed loop reduce what the previous one left, as in nccl-tests: sums grow until they overflow,
+which costs nothing. They do not start from zeros, for some processors treat lines of zeros apart.
+
+While a rank waits for its turn it is blocked in a read, whatever its library would do in a barrier of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import data
+from .case import Case, buffer_elements
+
+# A buffer from this size on is given back after its measurement, so that the libraries do not all hold one.
+KEEP_BYTES = 32 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+class Library(Protocol):
+    """One library, on one rank."""
+
+    rank: int
+    transport: str
+    version: str
+
+    def refusal(self, case: Case) -> str | None:
+        """Why this library cannot run the case, the same on all ranks, or None."""
+
+    def allocate(self, elements: int, case: Case) -> Any: ...
+
+    def write(self, buffer: Any, table: np.ndarray) -> None:
+        """Repeat the table over the buffer."""
+
+    def read(self, buffer: Any) -> np.ndarray: ...
+
+    def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
+        """The call to time, its arguments bound; `output` is None in place and where a rank receives nothing."""
+
+    def barrier(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Rank:
+    """Answers the controller's commands for one library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._buffers: dict[tuple[str, int, str, str], Any] = {}
+        self._call: Callable[[], object] = lambda: None
+        self._bytes = 0
+
+    def prepare(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Fresh data, one checked call, warm-up; tells what a call takes, in µs."""
+        case, library = Case(**command["case"]), self._library
+        refusal = library.refusal(case)
+        if refusal:
+            return {"refused": refusal}
+        source, output = self._take_buffers(case)
+        if source is not None:
+            library.write(source, data.input_table(case, library.rank, command["seed"]))
+        self._call = library.bind(case, source, output)
+        library.barrier()
+        self._call()
+        wrong = None
+        if command["check"]:
+            result = source if output is None else output
+            segments = data.expected(case, library.rank, command["seed"])
+            tolerance = 4e-3 if case.op == "avg" else 0.0
+            wrong = data.count_wrong(library.read(result), segments, tolerance) if segments else 0
+        library.barrier()
+        warm = samples_us(self._call, command["warmup"], 1)
+        return {"estimate_us": float(np.median(warm[len(warm) // 2 :])), "wrong": wrong, "transport": library.transport}
+
+    def measure(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Time the prepared call."""
+        self._library.barrier()
+        for _ in range(command["batch"]):
+            self._call()
+        spent = np.sort(samples_us(self._call, command["samples"], command["batch"]))
+        if self._bytes >= KEEP_BYTES:
+            self._forget()
+        last = len(spent) - 1
+        return {"min": spent[0], "p50": spent[last // 2], "p99": spent[-(-last * 99 // 100)]}
+
+    def _forget(self) -> None:
+        self._call = lambda: None
+        self._buffers.clear()
+
+    def _take_buffers(self, case: Case) -> tuple[Any, Any]:
+        """The case's buffers, those of the last case where they fit, so that algorithms of one size share them."""
+        wanted = {}
+        for role, elements in zip(("input", "output"), buffer_elements(case, self._library.rank), strict=True):
+            if elements:
+                wanted[role] = (role, elements, case.dtype, case.memory)
+        # Ordinary and registered buffers of one size live side by side.
+        sizes = {(key[1], key[2]) for key in wanted.values()}
+        if any((key[1], key[2]) not in sizes for key in self._buffers):
+            self._forget()
+        self._bytes = case.bytes
+        for key in wanted.values():
+            if key not in self._buffers:
+                self._buffers[key] = self._library.allocate(key[1], case)
+        found = {role: self._buffers[key] for role, key in wanted.items()}
+        return found.get("input"), found.get("output")
+
+
+def samples_us(call: Callable[[], object], samples: int, batch: int) -> list[float]:
+    """Microseconds per call, of each sample of `batch` calls."""
+    clock, spent = time.perf_counter_ns, [0] * samples
+    gc.collect()
+    gc.disable()
+    try:
+        for index in range(samples):
+            start = clock()
+            for _ in itertools.repeat(None, batch):
+                call()
+            spent[index] = clock() - start
+    finally:
+        gc.enable()
+    return [ns / (1000 * batch) for ns in spent]
+
+
+def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -> None:
+    """Connect to the controller and obey it until it says stop; if it goes away, end at once."""
+    _die_with_parent()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    stream = connection.makefile("rwb")
+
+    def answer(message: dict[str, Any]) -> None:
+        stream.write(json.dumps(message).encode() + b"\n")
+        stream.flush()
+
+    answer({"job": job, "rank": rank, "pid": os.getpid()})
+    try:
+        library = make_library()
+        answer({"version": library.version, "transport": library.transport})
+        worker = Rank(library)
+        for line in stream:
+            command = json.loads(line)
+            if command["do"] == "stop":
+                library.close()
+                return
+            answer(worker.prepare(command) if command["do"] == "prepare" else worker.measure(command))
+    except Exception:
+        with contextlib.suppress(OSError):
+            answer({"error": traceback.format_exc()})
+    # Peers may wait for us in a collective: no orderly end is possible.
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,149 @@
+"""A rank of ringlet (through its own interface or torch.distributed) or of gloo (through torch.distributed)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from . import data
+from .case import NUMPY_DTYPES, ROOT, Case
+from .loop import serve
+
+_TIMEOUT_S = 120
+
+
+class _Torch:
+    """What all three share: tensors."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.transport = "tcp"
+        self.version = f"torch {torch.__version__}"
+
+    def refusal(self, case: Case) -> str | None:
+        return None
+
+    def allocate(self, elements: int, case: Case) -> torch.Tensor:
+        dtype = getattr(torch, case.dtype)
+        if case.memory == "registered":
+            import ringlet
+
+            return ringlet.empty(elements, dtype=dtype)
+        return torch.empty(elements, dtype=dtype)
+
+    def write(self, buffer: torch.Tensor, table: np.ndarray) -> None:
+        if _name(buffer) in NUMPY_DTYPES:
+            data.fill(buffer.numpy(), table)
+        else:
+            values = np.empty(buffer.numel(), dtype=np.float32)
+            data.fill(values, table)
+            buffer.copy_(torch.from_numpy(values))
+
+    def read(self, buffer: torch.Tensor) -> np.ndarray:
+        return buffer.numpy() if _name(buffer) in NUMPY_DTYPES else buffer.float().numpy()
+
+
+class TorchDistributed(_Torch):
+    """`torch.distributed` on any backend."""
+
+    def __init__(self, backend: str, rank: int, world: int, store: str) -> None:
+        super().__init__(rank)
+        if backend == "ringlet":
+            import ringlet
+
+            self.version = f"ringlet {ringlet.__version__}, torch {torch.__version__}"
+            self.transport = "shared_memory"
+        timeout = timedelta(seconds=_TIMEOUT_S)
+        dist.init_process_group(
+            backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
+        )
+        self._backend = backend
+
+    def refusal(self, case: Case) -> str | None:
+        if self._backend == "gloo" and case.op == "avg":
+            return "gloo has no average"
+        return None
+
+    def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
+        blocks = None if output is None else list(output.chunk(case.world))
+        parts = None if source is None else list(source.chunk(case.world))
+        op = getattr(dist.ReduceOp, case.op.upper(), None)
+        return {
+            "all_reduce": functools.partial(dist.all_reduce, source, op=op),
+            "broadcast": functools.partial(dist.broadcast, source, src=ROOT),
+            "reduce": functools.partial(dist.reduce, source, dst=ROOT, op=op),
+            "reduce_scatter": functools.partial(dist.reduce_scatter_tensor, output, source, op=op),
+            "all_gather": functools.partial(dist.all_gather_into_tensor, output, source),
+            "gather": functools.partial(dist.gather, source, blocks, dst=ROOT),
+            "scatter": functools.partial(dist.scatter, output, parts if self.rank == ROOT else None, src=ROOT),
+            "all_to_all": functools.partial(dist.all_to_all_single, output, source),
+        }[case.collective]
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Ringlet(_Torch):
+    """ringlet's own interface."""
+
+    def __init__(self, rank: int, world: int, store: str) -> None:
+        super().__init__(rank)
+        import ringlet
+
+        self._ringlet = ringlet
+        ringlet.init(rank=rank, world=world, store=dist.FileStore(store, world))
+        self.transport = ringlet.group().transport
+        self.version = f"ringlet {ringlet.__version__}"
+
+    def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
+        ringlet = self._ringlet
+        # `auto` is the default: not passing it measures what a user types.
+        chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
+        return {
+            "all_reduce": functools.partial(ringlet.all_reduce, source, op=case.op, **chosen),
+            "broadcast": functools.partial(ringlet.broadcast, source, root=ROOT, **chosen),
+            "reduce": functools.partial(ringlet.reduce, source, root=ROOT, op=case.op, **chosen),
+            "reduce_scatter": functools.partial(ringlet.reduce_scatter, output, source, op=case.op, **chosen),
+            "all_gather": functools.partial(ringlet.all_gather, output, source, **chosen),
+            "gather": functools.partial(ringlet.gather, output, source, root=ROOT, **chosen),
+            "scatter": functools.partial(ringlet.scatter, output, source, root=ROOT, **chosen),
+            "all_to_all": functools.partial(ringlet.all_to_all, output, source, **chosen),
+        }[case.collective]
+
+    def barrier(self) -> None:
+        self._ringlet.barrier()
+
+    def close(self) -> None:
+        self._ringlet.finalize()
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def main(arguments: list[str]) -> None:
+    """job, rank, world, the controller's socket, the store's file."""
+    job, rank, world, path, store = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3], arguments[4]
+    torch.set_num_threads(1)
+    library, _, via = job.partition("/")
+
+    def make() -> Ringlet | TorchDistributed:
+        if via == "api":
+            return Ringlet(rank, world, store)
+        return TorchDistributed(library, rank, world, store)
+
+    serve(job, rank, path, make)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,154 @@
+"""Results for people: a table in nccl-tests' columns, the summary of ratios, and the results page in Markdown.
+
+Times are in microseconds and bandwidths in GB/s (10^9), medians over rounds of the median and the 99th percentile of
+a measurement. rich draws them where it is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from .cases import format_bytes
+from .results import Comparison, Meta, Row, compare, config_of, median_rows, wrong_elements
+
+
+@dataclass(frozen=True)
+class Table:
+    """Title, column names and rows of text; the first `left` columns are words."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    left: int = 1
+
+
+def measurements(rows: list[Row], meta: Meta) -> list[Table]:
+    """One table per world: a line per size and configuration."""
+    merged, tables = median_rows(rows), []
+    for world in sorted({row["world"] for row in merged}):
+        lines = []
+        for row in (row for row in merged if row["world"] == world):
+            lines.append(
+                [
+                    str(config_of(row)), row["transport"],
+                    str(row["bytes"]), str(row["count"]), row["dtype"], row["op"],
+                    _time(row["time_us_min"]), _time(row["time_us_p50"]), _time(row["time_us_p99"]),
+                    f"{row['algbw_gbps']:.3g}", f"{row['busbw_gbps']:.3g}",
+                    "n/a" if row["wrong"] is None else str(row["wrong"]),
+                ]
+            )  # fmt: skip
+        columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
+        first = next(row for row in merged if row["world"] == world)
+        where = f"{world} ranks{_oversubscribed(world, meta)}"
+        title = f"{first['collective']}, {where}, medians of {first['round']} rounds"
+        tables.append(Table(title, [*columns, "algbw", "busbw", "#wrong"], lines, left=2))
+    return tables
+
+
+def summary(rows: list[Row], meta: Meta) -> list[Table]:
+    """One table per world and set of rivals: how many times faster each configuration is, size by size."""
+    tables = []
+    groups: dict[tuple[int, str], list[Comparison]] = {}
+    for comparison in compare(rows):
+        groups.setdefault((comparison.world, comparison.rivals), []).append(comparison)
+    for (world, rivals), comparisons in sorted(groups.items()):
+        sizes = sorted({size for comparison in comparisons for size in comparison.ratios})
+        lines = [
+            [format_bytes(size)] + [_ratio(comparison.ratios.get(size)) for comparison in comparisons] for size in sizes
+        ]
+        lines.append(["geometric mean"] + [_ratio(comparison.geometric_mean) for comparison in comparisons])
+        present = sorted({row["library"] for row in rows if row["world"] == world} - {"ringlet"})
+        among = f" ({', '.join(name for name in present if name != 'gloo')})" if rivals == "best MPI" else ""
+        title = f"time of {rivals}{among} / time of ringlet, {world} ranks{_oversubscribed(world, meta)}"
+        columns = ["size", *(str(comparison.config).removeprefix("ringlet ") for comparison in comparisons)]
+        tables.append(Table(title + ": median over rounds of ratios within a round", columns, lines))
+    return tables
+
+
+def show(rows: list[Row], meta: Meta) -> None:
+    """Print everything."""
+    for table in [*measurements(rows, meta), *summary(rows, meta)]:
+        _print(table)
+    wrong = wrong_elements(rows)
+    if wrong:
+        print(f"{wrong} wrong elements", file=sys.stderr)
+
+
+def markdown(rows: list[Row], meta: Meta) -> str:
+    """The results page: circumstances, then the summary, then every measurement."""
+    machine = meta.get("machine", {})
+    facts = [
+        ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
+                     f"Linux {machine.get('kernel')}"),
+        ("command", f"`{meta.get('command')}`"),
+        ("commit", str(meta.get("commit"))),
+        ("date", str(meta.get("date"))),
+        ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
+    ]  # fmt: skip
+    facts += [(f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()]
+    facts += [(f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()]
+    what = rows[0]["collective"] if rows else "nothing"
+    lines = [f"# {what} on {machine.get('name')}, {str(meta.get('date'))[:10]}", ""]
+    lines += ["Written by `ringlet bench --report`.", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in facts]
+    rounds = 1 + max((row["round"] for row in rows), default=0)
+    lines += [
+        "",
+        f"Libraries interleaved, {rounds} rounds; wrong elements: {wrong_elements(rows)}. Times are medians over "
+        "rounds, in microseconds; a time is the maximum over ranks. Bandwidths in GB/s.",
+    ]
+    for table in [*summary(rows, meta), *measurements(rows, meta)]:
+        lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
+        lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
+        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _print(table: Table) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table as RichTable
+    except ImportError:
+        _print_plain(table)
+        return
+    # A table cut to 80 columns would lose figures where output goes to a file.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
+    for index, column in enumerate(table.columns):
+        drawn.add_column(column, justify="left" if index < table.left else "right", overflow="fold")
+    for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
+        style = "red" if table.columns[-1] == "#wrong" and row[-1] not in ("0", "n/a") else None
+        last = following is not None and _section(table, row) != _section(table, following)
+        drawn.add_row(*row, style=style, end_section=last)
+    console.print(drawn)
+
+
+def _section(table: Table, row: list[str]) -> str:
+    if "size (B)" not in table.columns:
+        return ""
+    return row[table.columns.index("size (B)")]
+
+
+def _print_plain(table: Table) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
+    print(f"\n# {table.title}")
+    for row in [table.columns, *table.rows]:
+        cells = [
+            cell.ljust(width) if index < table.left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _oversubscribed(world: int, meta: Meta) -> str:
+    cores = meta.get("machine", {}).get("cores", world)
+    return f" on {cores} cores (oversubscribed)" if world > cores else ""
+
+
+def _time(us: float) -> str:
+    return f"{us:.2f}" if us < 100 else f"{us:.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

@@ -1,0 +1,179 @@
+"""Results on disk, and what they say: medians over rounds, and ratios paired within a round.
+
+FILE.jsonl holds one object a line with the keys of `KEYS`; what belongs to the whole run (hardware, command, commit,
+versions) lies beside it in FILE.meta.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .cases import MPI_PEERS, PEERS, Config
+from .errors import BenchError
+from .run import Outcome, Row
+
+KEYS = (
+    "library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op",
+    "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "round",
+)  # fmt: skip
+RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",)}
+
+Meta = dict[str, Any]
+
+
+def config_of(row: Row) -> Config:
+    return Config(row["library"], row["algorithm"], row["memory"], row["via"])
+
+
+def median_rows(rows: Iterable[Row]) -> list[Row]:
+    """One row per case and configuration: medians over rounds, wrong elements summed, `round` the number of rounds."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[(row["world"], row["collective"], row["dtype"], row["op"], row["bytes"], config_of(row))].append(row)
+    found = []
+    for same in groups.values():
+        merged = dict(same[0])
+        for key in ("time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps"):
+            merged[key] = statistics.median(row[key] for row in same)
+        merged["wrong"] = None if same[0]["wrong"] is None else sum(row["wrong"] for row in same)
+        merged["round"] = len(same)
+        found.append(merged)
+    return sorted(found, key=lambda row: (row["world"], row["bytes"], _place(config_of(row))))
+
+
+def _place(config: Config) -> tuple[Any, ...]:
+    """Where a configuration stands among others: ringlet first, registered memory first."""
+    peer = PEERS.index(config.library) if config.library in PEERS else -1
+    return (peer, config.via, config.memory != "registered", config.algorithm != "auto", config.algorithm)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """rivals' time / ours: how many times faster one of ringlet's configurations is, at each size."""
+
+    world: int
+    config: Config
+    rivals: str
+    ratios: dict[int, float]
+
+    @property
+    def geometric_mean(self) -> float:
+        return math.exp(statistics.fmean(math.log(ratio) for ratio in self.ratios.values()))
+
+
+def compare(rows: Iterable[Row]) -> list[Comparison]:
+    """Per size the median over rounds of (fastest rival's p50 / ringlet's p50), both of the same round."""
+    rows = list(rows)
+    found = []
+    ours: dict[tuple[int, Config], dict[tuple[int, int], float]] = defaultdict(dict)
+    for row in rows:
+        if row["library"] == "ringlet":
+            ours[(row["world"], config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
+    for rivals, names in RIVALS.items():
+        best: dict[tuple[int, int, int], float] = {}
+        for row in rows:
+            if row["library"] in names:
+                key = (row["world"], row["bytes"], row["round"])
+                best[key] = min(row["time_us_p50"], best.get(key, math.inf))
+        for (world, config), times in ours.items():
+            pairs: dict[int, list[float]] = defaultdict(list)
+            for (size, round_), time in times.items():
+                if (world, size, round_) in best:
+                    pairs[size].append(best[(world, size, round_)] / time)
+            if pairs:
+                medians = {size: statistics.median(pairs[size]) for size in sorted(pairs)}
+                found.append(Comparison(world, config, rivals, medians))
+    return found
+
+
+def wrong_elements(rows: Iterable[Row]) -> int:
+    return sum(row["wrong"] or 0 for row in rows)
+
+
+@contextlib.contextmanager
+def recorder(path: Path | None) -> Iterator[Callable[[Row | None], None]]:
+    """Writes rows as they come, so that a run that breaks off leaves what it measured."""
+    if path is None:
+        yield lambda row: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        yield lambda row: print(json.dumps(row), file=file, flush=True) if row else None
+
+
+def write_meta(path: Path, meta: Meta) -> None:
+    path.with_suffix(".meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def read(path: Path) -> tuple[list[Row], Meta]:
+    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{path}: {error}") from error
+    beside = path.with_suffix(".meta.json")
+    return rows, json.loads(beside.read_text()) if beside.exists() else {}
+
+
+def circumstances(outcome: Outcome) -> Meta:
+    """Hardware, command, commit and versions: what a figure must be read with."""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine(),
+        "command": "ringlet " + shlex.join(sys.argv[1:]),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version(), **outcome.versions},
+        "settings": outcome.settings,
+        "refused": outcome.refused,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, kernel; `name` is short enough for a file name."""
+    model = platform.processor() or platform.machine()
+    hypervisor = False
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name":
+            model = value
+        hypervisor |= key == "flags" and "hypervisor" in value.split()
+    cores = len(os.sched_getaffinity(0))
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    words = [word for word in model.replace("(R)", "").replace("(TM)", "").lower().split() if word not in ("cpu", "@")]
+    name = "-".join("".join(letter for letter in word if letter.isalnum()) for word in words[:3])
+    return {
+        "name": f"{name}-{cores}-cores",
+        "processor": model + (" (virtual machine)" if hypervisor else ""),
+        "cores": cores,
+        "memory_gib": round(memory_gib),
+        "kernel": platform.release(),
+    }
+
+
+def _commit() -> str:
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changed = " with uncommitted changes" if git("status", "--porcelain", "-uno") else ""
+        return commit + changed if commit else "unknown"
+    except OSError:
+        return "unknown"

@@ -1,0 +1,131 @@
+"""Runs a sweep: all libraries at once, measured in turns.
+
+    for each round: for each size: for each library and way of using it, in an order drawn anew: one measurement
+
+so that what is compared is measured within a second, and a machine that drifts drifts for all. A measurement is one
+checked call, warm-up, and as many calls as fill `sample_ms`, by the same rule for every library.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from . import peers
+from .cases import MPI_PEERS, Config, Sweep, bus_factor
+from .jobs import Job, Jobs
+from .ranks.case import Case
+
+# From this duration on, a sample is one call.
+_SAMPLE_US = 20.0
+_MAX_BATCH = 100
+_MIN_SAMPLES, _MAX_CALLS = 5, 20000
+# Large calls need no long warm-up: their plan is made and their pages are touched by the first.
+_LARGE_BYTES, _LARGE_WARMUP = 16 << 20, 2
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """What a sweep gave: `rows`, in the order measured, with exactly the keys of the JSON lines."""
+
+    rows: list[Row] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+# (row just measured or None if refused, measurements done, measurements in all)
+Watcher = Callable[[Row | None, int, int], None]
+
+
+def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome:
+    """Measure everything. Raises BenchError, with nothing left running, if a rank dies or a peer is missing."""
+    peers.require(sweep.peers)
+    outcome, configs = Outcome(), sweep.configs()
+    total = sum(len(sweep.cases(world, config)) for world in sweep.worlds for config in configs) * sweep.rounds
+    done = 0
+    for world in sweep.worlds:
+        with Jobs((config.job for config in configs), world, sweep.timeout_s) as jobs:
+            _describe(outcome, jobs)
+            for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
+                row = None
+                if str(config) not in outcome.refused:
+                    row = _measure(sweep, jobs[config.job], config, case, turn, outcome)
+                    if row:
+                        row["round"] = round_
+                        outcome.rows.append(row)
+                done += 1
+                watch(row, done, total)
+    return outcome
+
+
+def turns(sweep: Sweep, world: int, configs: list[Config]) -> Iterator[tuple[Config, Case, int]]:
+    """Who is measured when: every configuration once per (round, size), in an order of its own each time."""
+    cases = {config: sweep.cases(world, config) for config in configs}
+    shuffler = random.Random(0)
+    for round_ in range(sweep.rounds):
+        for index in range(len(cases[configs[0]]) if configs else 0):
+            order = list(configs)
+            shuffler.shuffle(order)
+            for config in order:
+                yield config, cases[config][index], round_
+
+
+def plan_samples(sweep: Sweep, call_us: float) -> tuple[int, int]:
+    """(samples, calls per sample) for a call that takes `call_us`."""
+    call_us = max(call_us, 0.05)
+    calls = sweep.iterations or min(_MAX_CALLS, math.ceil(sweep.sample_ms * 1000 / call_us))
+    batch = max(1, min(_MAX_BATCH, math.ceil(_SAMPLE_US / call_us), calls))
+    return max(calls // batch, 1 if sweep.iterations else _MIN_SAMPLES), batch
+
+
+def _measure(sweep: Sweep, job: Job, config: Config, case: Case, turn: int, outcome: Outcome) -> Row | None:
+    warmup = min(sweep.warmup, _LARGE_WARMUP) if case.bytes >= _LARGE_BYTES else sweep.warmup
+    told = asdict(case) | {"op": sweep.op}
+    command = {"do": "prepare", "case": told, "seed": turn, "warmup": warmup, "check": sweep.check}
+    prepared = job.ask(command, sweep.timeout_s)
+    if "refused" in prepared[0]:
+        outcome.refused[str(config)] = prepared[0]["refused"]
+        return None
+    estimate_us = max(answer["estimate_us"] for answer in prepared)
+    if not sweep.iterations and estimate_us * _MAX_BATCH < sweep.sample_ms * 1000:
+        # A few single calls, each with the clock's cost and after a pause, say little about many short ones.
+        batch = plan_samples(sweep, estimate_us)[1]
+        timed = job.ask({"do": "measure", "samples": _MIN_SAMPLES, "batch": batch}, sweep.timeout_s)
+        estimate_us = max(answer["p50"] for answer in timed)
+    samples, batch = plan_samples(sweep, estimate_us)
+    timed = job.ask({"do": "measure", "samples": samples, "batch": batch}, sweep.timeout_s)
+    least, median, high = (max(answer[key] for answer in timed) for key in ("min", "p50", "p99"))
+    algbw = case.bytes / median / 1000
+    return {
+        "library": config.library,
+        "collective": case.collective,
+        "algorithm": case.algorithm,
+        "transport": prepared[0]["transport"],
+        "memory": case.memory,
+        "via": case.via,
+        "world": case.world,
+        "bytes": case.bytes,
+        "count": case.count,
+        "dtype": case.dtype,
+        "op": case.op,
+        "time_us_min": round(least, 4),
+        "time_us_p50": round(median, 4),
+        "time_us_p99": round(high, 4),
+        "algbw_gbps": float(f"{algbw:.5g}"),
+        "busbw_gbps": float(f"{algbw * bus_factor(case.collective, case.world):.5g}"),
+        "wrong": sum(answer["wrong"] for answer in prepared) if sweep.check else None,
+    }
+
+
+def _describe(outcome: Outcome, jobs: dict[str, Job]) -> None:
+    for name, job in jobs.items():
+        library = name.partition("/")[0]
+        outcome.versions[library] = job.version
+        if library in MPI_PEERS:
+            outcome.settings[f"{library}, {job.world} ranks"] = peers.describe(library, job.world)

@@ -1,0 +1,238 @@
+"""The collectives, on torch CPU tensors and numpy arrays: contiguous, of a dtype of csrc/base/dtype.h.
+
+What they share: `group` is the default group where not given. `algorithm` is a name of `ringlet.algorithms()`, or
+"auto". `timeout` (seconds or timedelta) is the group's where not given. With `async_op=True` a call returns a Work at
+once; the tensors must not be touched until its wait() has returned. Every rank of the group makes the same calls
+in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both calls), PeerLost,
+Timeout, SystemError; the first error that involves other ranks poisons the group, and later calls raise it again.
+Ops: sum, avg, product, min, max, band, bor, bxor, premul_sum (which multiplies this rank's input by `scale` first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy
+import torch
+
+from ringlet import _C
+from ringlet.errors import InvalidUsage
+from ringlet.group import Group, as_timedelta, current
+
+Array = Any  # torch.Tensor or numpy.ndarray
+Timeout = float | timedelta | None
+
+
+def all_reduce(
+    tensor: Array,
+    op: str = "sum",
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    scale: float = 1.0,
+    output: Array | None = None,
+) -> Any:
+    """Combines the ranks' tensors (any shape, the same on all) elementwise; every rank gets the same bits.
+
+    In place, or into `output` (same elements and dtype). Returns the result, or a Work with `async_op`.
+    Sources: Patarasuk and Yuan 2009 (ring), Thakur et al. 2005 (butterfly, halving_doubling), Träff 2024 (circulant).
+    """
+    if type(tensor) is not torch.Tensor:
+        tensor = as_tensor(tensor)
+    target = tensor if output is None else as_tensor(output)
+    limit = 0 if timeout is None else _milliseconds(timeout)
+    work = _C.all_reduce((group or current()).handle, target, tensor, op, algorithm, 0, limit, scale, async_op)
+    return work if async_op else target
+
+
+def ring_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
+    """`all_reduce` by the ring: 2(p-1) rounds, 2(p-1)/p of the bytes sent per rank (Patarasuk and Yuan 2009)."""
+    return all_reduce(tensor, op, algorithm="ring", **options)
+
+
+def butterfly_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
+    """`all_reduce` by recursive doubling: ceil(log2 p) rounds (+2 where p is no power of two), one summation tree for
+    every element, so that an element's bits do not depend on its place (Thakur et al. 2005, §4.1)."""
+    return all_reduce(tensor, op, algorithm="butterfly", **options)
+
+
+def reduce_scatter(
+    output: Array,
+    input: Array,
+    op: str = "sum",
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    scale: float = 1.0,
+) -> Any:
+    """Combines the ranks' inputs (world blocks of n elements) and leaves block r, n elements, in rank r's output."""
+    return _call(_C.reduce_scatter, output, input, op, algorithm, 0, group, async_op, timeout, scale)
+
+
+def all_gather(
+    output: Array,
+    input: Array,
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Any:
+    """Lays the ranks' inputs (n elements each) one after the other into every rank's output (world * n)."""
+    return _call(_C.all_gather, output, input, "sum", algorithm, 0, group, async_op, timeout)
+
+
+def broadcast(
+    tensor: Array,
+    root: int = 0,
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Any:
+    """Overwrites every rank's tensor with the root's (a rank of the group)."""
+    return _call(_C.broadcast, tensor, tensor, "sum", algorithm, root, group, async_op, timeout)
+
+
+def reduce(
+    tensor: Array,
+    root: int = 0,
+    op: str = "sum",
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    scale: float = 1.0,
+) -> Any:
+    """Combines the ranks' tensors into the root's, in place; the others' stay as they are."""
+    return _call(_C.reduce, tensor, tensor, op, algorithm, root, group, async_op, timeout, scale)
+
+
+def gather(
+    output: Array | None,
+    input: Array,
+    root: int = 0,
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Any:
+    """Lays the ranks' inputs (n elements each) one after the other into the root's output (world * n; None elsewhere)."""
+    return _call(_C.gather, output, input, "sum", algorithm, root, group, async_op, timeout)
+
+
+def scatter(
+    output: Array,
+    input: Array | None,
+    root: int = 0,
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Any:
+    """Hands block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output."""
+    return _call(_C.scatter, output, input, "sum", algorithm, root, group, async_op, timeout)
+
+
+def all_to_all(
+    output: Array,
+    input: Array,
+    *,
+    algorithm: str = "auto",
+    group: Group | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> Any:
+    """Block j of rank i's input becomes block i of rank j's output (world blocks of n elements; no overlap)."""
+    return _call(_C.all_to_all, output, input, "sum", algorithm, 0, group, async_op, timeout)
+
+
+def barrier(*, group: Group | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
+    """Returns when every rank of the group has called it (Hensgen, Finkel and Manber 1988: dissemination)."""
+    return _call(_C.barrier, None, None, "sum", "auto", 0, group, async_op, timeout)
+
+
+def send(
+    tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
+) -> Any:
+    """Sends a tensor to a rank, which receives one of the same dtype and count. Returns when it may be written again."""
+    return _message(tensor, peer, True, group, async_op, timeout)
+
+
+def recv(
+    tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
+) -> Any:
+    """Receives from a rank into `tensor`; messages of one pair arrive in the order in which they were sent."""
+    return _message(tensor, peer, False, group, async_op, timeout)
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialized contiguous CPU tensor in registered memory: peers read it where it lies.
+
+    size: as torch.empty's. Raises SystemError when the registered heap (RINGLET_HEAP_MIB) has no room.
+    """
+    sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    return _C.empty(list(sizes), dtype or torch.get_default_dtype())  # type: ignore[arg-type]
+
+
+def is_registered(tensor: Array) -> bool:
+    """Whether peers can read this tensor where it lies."""
+    return _C.is_registered(as_tensor(tensor))
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """A torch tensor that shares the array's memory. Raises InvalidUsage for what cannot be shared."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if isinstance(array, numpy.ndarray):
+        if not array.flags.c_contiguous:
+            raise InvalidUsage(f"array of shape {array.shape} is not C-contiguous; pass numpy.ascontiguousarray(it)")
+        if not array.flags.writeable:
+            raise InvalidUsage("array is read-only; pass a copy")
+        try:
+            return torch.from_numpy(array)
+        except TypeError as error:
+            raise InvalidUsage(f"array of dtype {array.dtype}: {error}") from error
+    raise InvalidUsage(f"a {type(array).__name__} is neither a torch tensor nor a numpy array")
+
+
+def _milliseconds(timeout: float | timedelta) -> int:
+    return max(1, round(as_timedelta(timeout).total_seconds() * 1000))
+
+
+def _call(
+    entry: Any,
+    output: Array | None,
+    input: Array | None,
+    op: str,
+    algorithm: str,
+    root: int,
+    group: Group | None,
+    async_op: bool,
+    timeout: Timeout,
+    scale: float = 1.0,
+) -> Any:
+    target = None if output is None else as_tensor(output)
+    source = None if input is None else as_tensor(input)
+    limit = 0 if timeout is None else _milliseconds(timeout)
+    work = entry((group or current()).handle, target, source, op, algorithm, root, limit, scale, bool(async_op))
+    return work if async_op else target
+
+
+def _message(
+    tensor: Array, peer: int, sending: bool, group: Group | None, async_op: bool, timeout: Timeout
+) -> Any:
+    array = as_tensor(tensor)
+    limit = 0 if timeout is None else _milliseconds(timeout)
+    work = _C.message((group or current()).handle, array, peer, sending, limit, bool(async_op))
+    return work if async_op else array

@@ -1,0 +1,179 @@
+"""Groups: which ranks communicate, how they meet, and the default group of this process (or thread)."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ringlet import _C
+from ringlet.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+_generations = itertools.count()
+
+
+class Group:
+    """Ranks that communicate. Made by `init` and `new_group`; calls take it as `group=`.
+
+    rank, world: this rank's place. ranks: their ranks in the default group. transport: "shared_memory" or "threads".
+    """
+
+    def __init__(self, handle: _C.Group, name: str, store: Store | None, ranks: Sequence[int]):
+        self.handle = handle
+        self.name = name
+        self.store = store
+        self.ranks = tuple(ranks)
+        self.rank: int = handle.rank
+        self.world: int = handle.world
+        self.transport: str = handle.transport
+        self._children = itertools.count()
+        self._closed = False
+
+    def close(self, patience: timedelta = timedelta(seconds=2)) -> None:
+        """Leaves the group: pending calls complete, or are ended after `patience`. Later calls raise InvalidUsage."""
+        if not self._closed:
+            self._closed = True
+            self.handle.close(patience)
+
+    def abort(self, reason: str) -> None:
+        """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
+        self.handle.abort(reason)
+
+    def __repr__(self) -> str:
+        return f"<ringlet.Group {self.name!r}: rank {self.rank} of {self.world}, {self.transport}>"
+
+
+class _Default(threading.local):
+    """The default group: of the thread where ranks are threads, else of the process."""
+
+    group: Group | None = None
+
+
+_of_thread = _Default()
+_of_process: Group | None = None
+
+
+def current() -> Group:
+    """The default group. Raises InvalidUsage before `init`."""
+    group = _of_thread.group or _of_process
+    if group is None:
+        raise InvalidUsage("no group yet: call ringlet.init() first (under torchrun, or with rank=, world= and store=)")
+    return group
+
+
+def init(
+    rank: int | None = None,
+    world: int | None = None,
+    store: Store | None = None,
+    *,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    transport: str = "shared_memory",
+    name: str = "default",
+) -> Group:
+    """Joins the default group.
+
+    rank, world: from RANK and WORLD_SIZE (torchrun sets them) where not given. store: a torch.distributed store that all
+    ranks share; made from MASTER_ADDR and MASTER_PORT where not given (none is needed for a world of one, or for
+    threads). timeout: seconds or timedelta; of the meeting and, unless a call says otherwise, of every call.
+    transport: "shared_memory" (ranks are processes of one host) or "threads" (ranks are threads that use the same `name`).
+
+    Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
+    """
+    global _of_process
+    if (_of_thread.group if transport == "threads" else _of_process) is not None:
+        raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
+    rank = _from_environment("RANK", rank)
+    world = _from_environment("WORLD_SIZE", world)
+    limit = as_timedelta(timeout)
+    if transport == "threads":
+        handle = _C.Group.threads(name, rank, world, limit)
+        _of_thread.group = Group(handle, name, None, range(world))
+        return _of_thread.group
+    if transport != "shared_memory":
+        raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
+    if store is None:
+        store = _store_from_environment(rank, world, limit)
+    key = f"ringlet/{name}/{next(_generations)}"
+    handle = _C.Group.shared_memory(store, key, rank, world, limit)
+    _of_process = Group(handle, name, store, range(world))
+    return _of_process
+
+
+def finalize() -> None:
+    """Leaves the default group, if there is one. Called at exit too."""
+    global _of_process
+    if _of_thread.group is not None:
+        _of_thread.group.close()
+        _of_thread.group = None
+    elif _of_process is not None:
+        _of_process.close()
+        _of_process = None
+
+
+def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None) -> Group | None:
+    """A group of some ranks of the default group, in the order given. Every rank of the default group calls it,
+    with the same ranks and in the same order of calls; those outside get None.
+
+    ranks: distinct, of the default group. timeout: seconds or timedelta; the default group's where not given.
+    """
+    parent = current()
+    members = list(ranks)
+    if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
+        raise InvalidUsage(f"new_group: ranks {members} are not distinct ranks of a group of {parent.world}")
+    number = next(parent._children)
+    if parent.rank not in members:
+        return None
+    limit = parent.handle.timeout if timeout is None else as_timedelta(timeout)
+    place, world = members.index(parent.rank), len(members)
+    name = f"{parent.name}/{number}"
+    if parent.transport == "threads":
+        handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
+    else:
+        handle = _C.Group.shared_memory(parent.store, f"ringlet/{name}/{members}", place, world, limit)
+    return Group(handle, name, parent.store, members)
+
+
+def as_timedelta(timeout: timedelta | float) -> timedelta:
+    """Seconds or timedelta as timedelta; InvalidUsage for one that is not positive."""
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit <= timedelta(0):
+        raise InvalidUsage(f"timeout {timeout!r} is not positive")
+    return limit
+
+
+def _from_environment(variable: str, given: int | None) -> int:
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
+    if text is None:
+        raise InvalidUsage(f"no {variable.lower()}: give it, or start with torchrun, which sets {variable}")
+    if not text.isdigit():
+        raise InvalidUsage(f'{variable}="{text}" is not a number')
+    return int(text)
+
+
+def _store_from_environment(rank: int, world: int, timeout: timedelta) -> Store:
+    if world == 1:
+        return dist.HashStore()
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if address is None or port is None:
+        raise InvalidUsage("no store: give store=, or start with torchrun, which sets MASTER_ADDR and MASTER_PORT")
+    # Under torchrun the agent already serves the store at that address.
+    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = dist.TCPStore(address, int(port), world, serve, timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"ringlet/attempt-{attempt}", store)
+
+
+atexit.register(finalize)

@@ -1,0 +1,118 @@
+"""The closed forms that every registered schedule is held to: rounds, bytes, roundings and summation orders.
+
+p is the world, S the bytes (ringlet.schedule.collectives says of what), q the largest power of two <= p. To add an
+algorithm is to add its row here; the prover says "none" for one that has no row. Sources: the algorithm's C++ file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """`rounds(p)` of the busiest rank; `sent(p)` in units of S, of the busiest rank; `depth(p)` roundings; `trees(p)`.
+
+    Where nothing is summed, depth and trees are 0. The texts are for people.
+    """
+
+    rounds: Callable[[int], int]
+    sent: Callable[[int], Fraction]
+    depth: Callable[[int], int]
+    trees: Callable[[int], int]
+    rounds_text: str
+    sent_text: str
+
+
+def ceil_log2(p: int) -> int:
+    return (p - 1).bit_length()
+
+
+def floor_log2(p: int) -> int:
+    return p.bit_length() - 1
+
+
+def folded(p: int) -> int:
+    """1 where a butterfly folds: p is no power of two."""
+    return int(p & (p - 1) != 0)
+
+
+def share(p: int) -> Fraction:
+    """(p-1)/p"""
+    return Fraction(p - 1, p)
+
+
+def several(p: int) -> int:
+    """0 for one rank alone, else 1."""
+    return int(p > 1)
+
+
+def ring_trees(p: int) -> int:
+    """A chain starts at each rank; with two ranks both chains are the same sum."""
+    return p if p > 2 else 1
+
+
+def odd_part(p: int) -> int:
+    """What is left of p without its factors of two: the circulant's trees, as the prover found them."""
+    return p // (p & -p)
+
+
+def one(p: int) -> int:
+    return 1
+
+
+def none(p: int) -> int:
+    return 0
+
+
+def _sends(units: int) -> Callable[[int], Fraction]:
+    return lambda p: units * share(p)
+
+
+CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
+    ("ring", "all_reduce"): ClosedForm(
+        lambda p: 2 * (p - 1), _sends(2), lambda p: p - 1, ring_trees, "2(p-1)", "2S(p-1)/p"
+    ),
+    ("butterfly", "all_reduce"): ClosedForm(
+        lambda p: floor_log2(p) + 2 * folded(p),
+        lambda p: Fraction(floor_log2(p) + folded(p)),
+        ceil_log2,
+        one,
+        "log2 q (+2)",
+        "S log2 q (+S)",
+    ),
+    ("halving_doubling", "all_reduce"): ClosedForm(
+        lambda p: 2 * floor_log2(p) + 2 * folded(p),
+        lambda p: 2 * share(1 << floor_log2(p)) + folded(p),
+        ceil_log2,
+        one,
+        "2 log2 q (+2)",
+        "2S(q-1)/q (+S)",
+    ),
+    ("circulant", "all_reduce"): ClosedForm(
+        lambda p: 2 * ceil_log2(p), _sends(2), ceil_log2, odd_part, "2 ceil(log2 p)", "2S(p-1)/p"
+    ),
+    ("one_shot", "all_reduce"): ClosedForm(several, lambda p: Fraction(p - 1), several, one, "1", "S(p-1)"),
+    ("two_shot", "all_reduce"): ClosedForm(lambda p: 2 * several(p), _sends(2), several, one, "2", "2S(p-1)/p"),
+    ("star", "all_reduce"): ClosedForm(
+        lambda p: 2 * several(p), lambda p: Fraction(p - 1), several, one, "2", "S(p-1)"
+    ),
+    ("ring", "reduce_scatter"): ClosedForm(lambda p: p - 1, _sends(1), lambda p: p - 1, ring_trees, "p-1", "S(p-1)/p"),
+    ("circulant", "reduce_scatter"): ClosedForm(ceil_log2, _sends(1), ceil_log2, odd_part, "ceil(log2 p)", "S(p-1)/p"),
+    ("two_shot", "reduce_scatter"): ClosedForm(several, _sends(1), several, one, "1", "S(p-1)/p"),
+    ("ring", "all_gather"): ClosedForm(lambda p: p - 1, _sends(1), none, none, "p-1", "S(p-1)/p"),
+    ("circulant", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
+    ("two_shot", "all_gather"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
+    ("tree", "broadcast"): ClosedForm(
+        ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
+    ),
+    ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
+    ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
+    ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
+    ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
+    ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
+    ("pairwise", "all_to_all"): ClosedForm(one, _sends(1), none, none, "1", "S(p-1)/p"),
+    ("dissemination", "barrier"): ClosedForm(ceil_log2, lambda p: Fraction(0), none, none, "ceil(log2 p)", "0"),
+}

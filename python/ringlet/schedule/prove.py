@@ -1,0 +1,269 @@
+"""The prover: what a schedule computes, established for all ranks and chunks by symbolic execution.
+
+Values are expression trees over the ranks' contributions, not sets: sets lose order and double additions. `prove`
+establishes, or raises a ScheduleError that names rank, round and chunk:
+
+- every step lies inside the buffer and names an existing peer;
+- the k-th send from a to b meets a k-th receive of the same chunks, and no send or receive is left over;
+- no write under a read: no recv or copy onto a chunk that the same round reads, no two writes to one chunk other than
+  several reduces;
+- no deadlock, by one execution without buffers (ringlet.schedule.execute says why one is enough);
+- every contribution exactly once in every output chunk, and nothing else in it;
+- the same tree, up to commutation, wherever a chunk is an output: the same bits on all ranks;
+- rounds, bytes, roundings and number of trees as the closed forms say (ringlet.schedule.closed_forms).
+
+It shares no code with the engines, and states what collectives promise by itself (ringlet.schedule.collectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ringlet import schedule as schedules
+from ringlet.schedule import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.closed_forms import CLOSED_FORMS
+from ringlet.schedule.collectives import (
+    COLLECTIVES,
+    DIVIDED,
+    REDUCTIONS,
+    ROOTED,
+    input_chunks,
+    output_chunks,
+    promised,
+    required_parts,
+)
+from ringlet.schedule.cost import counts
+from ringlet.schedule.execute import Execution, execute
+from ringlet.schedule.messages import Message, pair_messages
+from ringlet.schedule.trees import ranks_in
+
+ALL_ROOTS_UP_TO = 16
+VERBS = ("send", "recv", "reduce", "copy")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was established of one schedule. `sent` is in units of S, of the rank that sends most."""
+
+    algorithm: str
+    collective: str
+    world: int
+    root: int
+    rounds: int
+    sent: Fraction
+    depth: int  # roundings from a rank's input to the result, at most
+    trees: int  # different summation orders; 1: an element's bits do not depend on its place; 0: nothing is summed
+    closed_form: bool  # False: there is none on file; a wrong one raises
+
+
+def prove(schedule: Schedule) -> Proof:
+    """Proves one schedule, registered or made by hand; raises ScheduleError where it is wrong."""
+    try:
+        _check_shape(schedule)
+        for rank, rounds in enumerate(schedule.ranks):
+            for index, round in enumerate(rounds):
+                _check_steps(schedule, rank, index, round)
+                _check_hazards(rank, index, round)
+        messages = pair_messages(schedule)
+        for message in messages:
+            _check_message(schedule, message)
+        execution = execute(schedule, messages)
+        results = _check_outputs(schedule, execution)
+        _check_barrier(schedule, execution)
+        return _measured(schedule, execution, results)
+    except ScheduleError as error:
+        error.schedule = schedule.name
+        raise
+
+
+def prove_all(
+    worlds: Iterable[int],
+    progress: Callable[[int, int, str], None] | None = None,
+    algorithm: str | None = None,
+    collective: str | None = None,
+) -> list[Proof]:
+    """Proves every registered schedule, or those of one name or collective, for every world.
+
+    Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
+    the last root above. `progress(done, total, name)` is called before each proof and once at the end.
+    Raises the first ScheduleError; ValueError where nothing registered has that name.
+    """
+    rows = [(a, c) for a, c, _ in schedules.algorithms() if algorithm in (None, a) and collective in (None, c)]
+    if not rows:
+        known = ", ".join(f"{a} {c}" for a, c, _ in schedules.algorithms())
+        wanted = " ".join(filter(None, (algorithm, collective)))
+        raise ValueError(f"nothing registered is called {wanted}; known: {known}")
+    worlds = list(worlds)
+    cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
+    proofs = []
+    for done, (a, c, world, root) in enumerate(cases):
+        if progress:
+            progress(done, len(cases), f"{a} {c}")
+        proofs.append(prove(schedules.schedule(a, c, world=world, root=root)))
+    if progress:
+        progress(len(cases), len(cases), "")
+    return proofs
+
+
+def roots(collective: str, world: int) -> Iterator[int]:
+    """The roots for which `prove_all` proves a collective."""
+    if collective not in ROOTED:
+        return iter([0])
+    if world <= ALL_ROOTS_UP_TO:
+        return iter(range(world))
+    return iter([0, 1, world // 2, world - 1])
+
+
+def _check_shape(schedule: Schedule) -> None:
+    collective, world, root, parts = schedule.collective, schedule.world, schedule.root, schedule.parts
+    if collective not in COLLECTIVES:
+        raise ScheduleError(0, None, None, f"there is no collective {collective!r}; known: {', '.join(COLLECTIVES)}")
+    if world < 1 or len(schedule.ranks) != world or not 0 <= root < world:
+        text = f"world {world}, root {root} and {len(schedule.ranks)} ranks do not go together"
+        raise ScheduleError(0, None, None, text)
+    if parts < 1 or required_parts(collective, world) not in (None, parts):
+        text = f"{collective}, world {world}, has {required_parts(collective, world) or 'some'} parts, not {parts}"
+        raise ScheduleError(0, None, None, text)
+    for rank in range(world):
+        place = (collective, rank, world, root, parts)
+        if schedule.inputs[rank] != input_chunks(*place) or schedule.outputs[rank] != output_chunks(*place):
+            text = f"input {schedule.inputs[rank]} and output {schedule.outputs[rank]} should be "
+            text += f"{input_chunks(*place)} and {output_chunks(*place)} (first chunk, count)"
+            raise ScheduleError(rank, None, schedule.inputs[rank][0], text)
+
+
+def _check_steps(schedule: Schedule, rank: int, index: int, round: Round) -> None:
+    world, parts = schedule.world, schedule.parts
+    for step in round.steps:
+        if step.verb not in VERBS:
+            raise ScheduleError(rank, index, step.first, f"there is no verb {step.verb!r}; known: {', '.join(VERBS)}")
+        if not _inside(step.first, step.count, parts):
+            raise ScheduleError(rank, index, step.first, f"{step} lies outside the {parts} parts")
+        if step.verb == "copy":
+            if not _inside(step.peer, step.count, parts):
+                raise ScheduleError(rank, index, step.peer, f"{step} lies outside the {parts} parts")
+        elif not 0 <= step.peer < world:
+            text = f"{step}: there is no rank {step.peer} in a world of {world}"
+            raise ScheduleError(rank, index, step.first, text)
+        elif step.peer == rank:
+            raise ScheduleError(rank, index, step.first, f"{step}: a rank has no messages with itself; copy is local")
+
+
+def _inside(first: int, count: int, parts: int) -> bool:
+    return first >= 0 and count >= 0 and first + count <= parts
+
+
+def _check_hazards(rank: int, index: int, round: Round) -> None:
+    """No write under a read in one round; sending and reducing a chunk is legal (the butterfly)."""
+    sent: dict[int, Step] = {}
+    copied: dict[int, Step] = {}
+    for step in round.steps:
+        if step.verb in ("send", "copy"):
+            reads = sent if step.verb == "send" else copied
+            reads.update(dict.fromkeys(step.chunks, step))
+    written: dict[int, Step] = {}
+    for step in round.steps:
+        if step.verb == "send":
+            continue
+        targets = range(step.peer, step.peer + step.count) if step.verb == "copy" else step.chunks
+        for chunk in targets:
+            under = copied.get(chunk) or (sent.get(chunk) if step.verb != "reduce" else None)
+            if under:
+                raise ScheduleError(rank, index, chunk, f"write under a read: '{step}' overwrites what '{under}' reads")
+            other = written.get(chunk)
+            if other and not step.verb == other.verb == "reduce":
+                raise ScheduleError(rank, index, chunk, f"two writes to one chunk: '{other}' and '{step}'")
+            written[chunk] = step
+
+
+def _check_message(schedule: Schedule, message: Message) -> None:
+    sent, received = message.sent, message.received
+    other = f"rank {message.target} in its round {message.target_round}"
+    if sent.count != received.count:
+        text = f"'{sent}' has {sent.count} chunks; it meets '{received}' of {other}, which takes {received.count}"
+        raise ScheduleError(message.source, message.source_round, sent.first, text)
+    if schedule.collective in DIVIDED and sent.first != received.first:
+        text = f"'{sent}' meets '{received}' of {other}; a chunk of {schedule.collective} keeps its index"
+        raise ScheduleError(message.source, message.source_round, sent.first, text)
+
+
+def _check_outputs(schedule: Schedule, execution: Execution) -> list[int]:
+    """Every output holds what was promised; returns the trees, one for each output chunk of each rank."""
+    trees = execution.trees
+    first_seen: dict[int, tuple[int, int]] = {}  # chunk -> (rank, tree)
+    found = []
+    for rank, (first, count) in enumerate(schedule.outputs):
+        for chunk in range(first, first + count):
+            origin, ranks = promised(schedule.collective, rank, chunk, schedule.world, schedule.root)
+            value = execution.values[rank][chunk]
+            round = execution.written[rank].get(chunk)
+            if value is None:
+                raise ScheduleError(rank, round, chunk, "no step writes this output chunk")
+            if value[0] != origin:
+                text = f"ends with what was chunk {value[0]}, not chunk {origin}"
+                raise ScheduleError(rank, round, chunk, text)
+            _check_contributions(rank, round, chunk, trees.ranks[value[1]], ranks)
+            found.append(value[1])
+            other, tree = first_seen.setdefault(chunk, (rank, value[1]))
+            if tree != value[1] and schedule.collective in REDUCTIONS:
+                text = f"different bits: summed as {trees.text(value[1])}, on rank {other} as {trees.text(tree)}"
+                raise ScheduleError(rank, round, chunk, text)
+    return found
+
+
+def _check_contributions(rank: int, round: int | None, chunk: int, ranks: int, wanted: int) -> None:
+    lacks, extra = ranks_in(wanted & ~ranks), ranks_in(ranks & ~wanted)
+    if lacks:
+        raise ScheduleError(rank, round, chunk, f"ends without the contribution of rank {_listed(lacks)}")
+    if extra:
+        raise ScheduleError(rank, round, chunk, f"ends with an uncalled-for contribution of rank {_listed(extra)}")
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _check_barrier(schedule: Schedule, execution: Execution) -> None:
+    if schedule.collective != "barrier":
+        return
+    for rank, heard in enumerate(execution.heard):
+        missing = ranks_in(((1 << schedule.world) - 1) & ~heard)
+        if missing:
+            last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
+            raise ScheduleError(rank, last, None, f"leaves the barrier without news of rank {_listed(missing)}")
+
+
+def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> Proof:
+    summed = schedule.collective in REDUCTIONS
+    counted = counts(schedule)
+    proof = Proof(
+        algorithm=schedule.algorithm,
+        collective=schedule.collective,
+        world=schedule.world,
+        root=schedule.root,
+        rounds=counted.rounds,
+        sent=max(counted.sent),
+        depth=max((execution.trees.depth[tree] for tree in results), default=0),
+        trees=len(set(results)) if summed else 0,
+        closed_form=(schedule.algorithm, schedule.collective) in CLOSED_FORMS,
+    )
+    if proof.closed_form:
+        _check_closed_form(schedule, proof, counted.sent.index(proof.sent))
+    return proof
+
+
+def _check_closed_form(schedule: Schedule, proof: Proof, busiest: int) -> None:
+    form, p = CLOSED_FORMS[schedule.algorithm, schedule.collective], schedule.world
+    longest = [len(rounds) for rounds in schedule.ranks].index(proof.rounds)
+    expected = [
+        (longest, "rounds", proof.rounds, form.rounds(p)),
+        (busiest, "S sent", proof.sent, form.sent(p)),
+        (0, "roundings", proof.depth, form.depth(p)),
+        (0, "trees", proof.trees, form.trees(p)),
+    ]
+    for rank, what, found, formula in expected:
+        if found != formula:
+            last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
+            raise ScheduleError(rank, last, None, f"{found} {what}, where the closed form says {formula}")
