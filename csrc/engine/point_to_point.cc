@@ -99,13 +99,14 @@ void Transfer::finish(bool patient) {
     const std::atomic<uint32_t>& word = watched();
     const uint32_t seen = word.load(std::memory_order_acquire);
     if (advance()) return;  // something came between the two looks
+    if (waiter_.spin(word, seen + 1, patient)) continue;
     Waiting waiting;
     waiting.peer = message_.peer;
     waiting.timeout = message_.timeout;
     waiting.reached = [&] { return word.load(std::memory_order_acquire) != seen; };
     waiting.sleep = [&](int64_t nanoseconds) { sleep_on(word, seen, nanoseconds); };
     waiting.story = [&] { return story(); };
-    waiter_.wait(waiting, patient);
+    waiter_.wait(waiting);
   }
 }
 

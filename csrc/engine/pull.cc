@@ -63,6 +63,7 @@ void PullEngine::run(const Call& call, bool patient) {
   call_ = &call;
   slab_index_ = 0;
   slabs_ = 1;
+  comparing_ = false;
   const size_t size = element_size(call.dtype);
   const bool divided = is_divided(call.collective);
   const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
@@ -73,6 +74,7 @@ void PullEngine::run(const Call& call, bool patient) {
   first_epoch_ = epoch_ + 1;
   begin_epoch();
   announce(call, registered);
+  comparing_ = true;
   const bool in_place = !small && agree_on_place();
   const Plan& plan = plan_for(call, in_place);
   bind(plan, in_place);
@@ -162,7 +164,10 @@ void PullEngine::run_slab(const Plan& plan, size_t begin, size_t count, bool las
   for (size_t i = 0; i < end; ++i) {
     const PlanStep& step = plan.steps[i];
     switch (step.kind) {
-      case PlanStep::Kind::publish: publish(at(epoch_, step.stage)); break;
+      case PlanStep::Kind::publish:
+        if (step.stage == kCompleted) comparing_ = false;  // from here on peers may announce their next call but one
+        publish(at(epoch_, step.stage));
+        break;
       case PlanStep::Kind::wait: wait_for(step.peer, at(epoch_, step.stage)); break;
       case PlanStep::Kind::combine: combine(plan, step, slab); break;
     }
@@ -224,16 +229,11 @@ void PullEngine::publish(uint64_t value) {
 
 void PullEngine::wait_for(int peer, uint64_t target) {
   const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
-  uint64_t value = progress.load(std::memory_order_acquire);
-  if (value < target) {
-    for (int i = 0; i < 100 && value < target; ++i) value = progress.load(std::memory_order_acquire);
-    if (value < target) {
-      wait_slowly(peer, target);
-      value = progress.load(std::memory_order_acquire);
-    }
+  if (progress.load(std::memory_order_acquire) < target && !waiter_.spin(progress, target, patient_)) {
+    wait_slowly(peer, target);
   }
-  seen_[peer] = value;
-  if (slab_index_ == 0 && target > at(first_epoch_, 0) && call_ != nullptr) compare(peer);
+  seen_[peer] = progress.load(std::memory_order_acquire);
+  if (comparing_) compare(peer);
 }
 
 void PullEngine::compare(int peer) {
@@ -260,14 +260,14 @@ void PullEngine::wait_slowly(int peer, uint64_t target) {
   // A peer in another call may never come to where this rank waits for it; what it announced tells at once.
   waiting.check = [&] {
     const uint64_t value = progress.load(std::memory_order_acquire);
-    if (call_ != nullptr && slab_index_ == 0 && target > at(first_epoch_, 0) && value > at(first_epoch_, 0)) compare(peer);
+    if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
   };
   waiting.story = [&] {
     const uint32_t stage = static_cast<uint32_t>(target - at(epoch_, 0));
     const bool in_round = target >= at(epoch_, ready(0)) && stage < kCompleted;
     return story() + (in_round ? ", round " + std::to_string(stage - ready(0)) : ", at its start");
   };
-  waiter_.wait(waiting, patient_);
+  waiter_.wait(waiting);
 }
 
 std::string PullEngine::story() const {

@@ -62,6 +62,7 @@ class PullEngine {
   const Call* call_ = nullptr;
   Announcement announcement_;
   uint64_t first_epoch_ = 0;
+  bool comparing_ = false;  // peers' announcements of this call can be read
   size_t slab_index_ = 0, slabs_ = 1;
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;

@@ -7,21 +7,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kSpins = 3000;         // about 100 us: longer than any round of a small message between running ranks
-constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
 constexpr int kYields = 200;
 // Longest sleep at a stretch. A wake-up can be missed while the waker's store is still in its store buffer (there is
 // no fence on the publishing path), so this bounds what a miss costs; it is also how often failures are looked for.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 std::string seconds(std::chrono::steady_clock::duration d) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
@@ -30,12 +20,7 @@ std::string seconds(std::chrono::steady_clock::duration d) {
 
 }  // namespace
 
-void Waiter::wait(const Waiting& waiting, bool patient) {
-  const bool shared = transport_.oversubscribed() || patient;
-  for (int i = 0, spins = shared ? kSpinsWhenShared : kSpins; i < spins; ++i) {
-    if (waiting.reached()) return;
-    relax();
-  }
+void Waiter::wait(const Waiting& waiting) {
   for (int i = 0; i < kYields; ++i) {
     if (waiting.reached()) return;
     ::sched_yield();

@@ -30,8 +30,20 @@ class Waiter {
  public:
   explicit Waiter(Transport& transport) : transport_(transport) {}
 
-  /// Returns when waiting.reached(); throws otherwise. `patient` threads give their processor up soon.
-  void wait(const Waiting& waiting, bool patient);
+  /// Spins a while on a counter that only grows; whether it got to `target`. `patient` threads spin little: they must not
+  /// take the processor from the rank's own computation.
+  template <typename T>
+  bool spin(const std::atomic<T>& word, T target, bool patient) const {
+    const int spins = patient || transport_.oversubscribed() ? kSpinsWhenShared : kSpins;
+    for (int i = 0; i < spins; ++i) {
+      if (word.load(std::memory_order_acquire) >= target) return true;
+      if (i > kBusySpins) relax();
+    }
+    return false;
+  }
+
+  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise.
+  void wait(const Waiting& waiting);
 
   /// Publishes the error, remembers it for later calls, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
@@ -45,6 +57,18 @@ class Waiter {
   void abort(const std::string& reason);
 
  private:
+  static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
+  static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
+  static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
+
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
   [[noreturn]] void raise();
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 

@@ -11,6 +11,8 @@
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace ringlet {
@@ -32,6 +34,17 @@ struct Portable {
   static void fence() {}
 #endif
 
+#if defined(__aarch64__)
+  static void widen_half(Word words, Float* values) {
+    const auto halves = (float16x8_t)words;
+    values[0] = vcvt_f32_f16(vget_low_f16(halves));
+    values[1] = vcvt_f32_f16(vget_high_f16(halves));
+  }
+  static Word narrow_half(const Float* values) {
+    const auto half = [](Float value) { return vcvt_f16_f32((float32x4_t)canonical<Portable>(value)); };
+    return (Word)vcombine_f16(half(values[0]), half(values[1]));
+  }
+#else
   static void widen_half(Word words, Float* values) {
     values[0] = widen<Portable, kHalf>(words & 0xffffu);
     values[1] = widen<Portable, kHalf>(words >> 16);
@@ -39,6 +52,7 @@ struct Portable {
   static Word narrow_half(const Float* values) {
     return narrow<Portable, kHalf>(values[0]) | narrow<Portable, kHalf>(values[1]) << 16;
   }
+#endif
 };
 
 }  // namespace

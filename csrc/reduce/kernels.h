@@ -15,6 +15,10 @@ namespace {
 
 // Below this an unaligned vector store costs less than the part vector that would align it.
 inline constexpr size_t kLongBytes = 1024;
+// The processor's own prefetcher stops at a page's end, and small floats compute too long for reads to overlap without
+// help: 2 KiB ahead was best on a Xeon with AMX (64 MiB of bfloat16, AVX2: up to three times faster), and free in cache.
+inline constexpr size_t kPrefetchBytes = 2048;
+inline constexpr int kLineBytes = 64;
 
 template <class E>
 using ScalarOf = std::remove_reference_t<decltype(typename E::Value{}[0])>;
@@ -41,21 +45,21 @@ RINGLET_INLINE void divide(int divisor, typename E::Value* values) {
   }
 }
 
-/// kVectors results at byte `at`. kSources 0 is the general case; otherwise n == kSources, no scale, no divisor.
+/// kVectors results at byte `at`; load(p, v) is the v-th vector at p. kSources 0 is the general case; otherwise n == kSources, no scale, no divisor.
 template <class Machine, class E, class Op, int kSources, int kVectors, class Load>
 RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs, size_t at, Load load,
                             Words<Machine>* results) {
   constexpr bool kLinear = kSources == 0 && std::is_same_v<Op, Sum>;
   typename E::Value values[kVectors][E::kParts];
   for (int v = 0; v < kVectors; ++v) {
-    E::unpack(load(srcs[0] + at + v * Machine::kBytes), values[v]);
+    E::unpack(load(srcs[0] + at, v), values[v]);
     if (kLinear && args.scaled_source == 0) scale<E>(args, values[v]);
   }
   const int n = kSources != 0 ? kSources : args.n;
   for (int source = 1; source < n; ++source) {
     for (int v = 0; v < kVectors; ++v) {
       typename E::Value next[E::kParts];
-      E::unpack(load(srcs[source] + at + v * Machine::kBytes), next);
+      E::unpack(load(srcs[source] + at, v), next);
       if (kLinear && args.scaled_source == source) scale<E>(args, next);
       for (int i = 0; i < E::kParts; ++i) values[v][i] = Op::template apply<E>(values[v][i], next[i]);
     }
@@ -100,10 +104,14 @@ void reduce(const ReduceArgs& args) {
   for (int i = 0; i < kSources; ++i) fixed[i] = args.srcs[i];
   const std::byte* const* srcs = kSources != 0 ? fixed : args.srcs;
   Output<Machine> output = {args.dst, args.dst2};
-  const auto load = [](const std::byte* p) { return read<Words<Machine>>(p); };
+  const auto load = [](const std::byte* p, int v) { return read<Words<Machine>>(p + v * kBytes); };
+  const auto load_ahead = [](const std::byte* p, int v) __attribute__((always_inline)) {
+    if (v * kBytes % kLineBytes == 0) __builtin_prefetch(p + v * kBytes + kPrefetchBytes);
+    return read<Words<Machine>>(p + v * kBytes);
+  };
   const auto do_part = [&](size_t at, size_t size) __attribute__((always_inline)) {
     Words<Machine> result[1];
-    const auto load_part = [size](const std::byte* p) { return Machine::load_part(p, size); };
+    const auto load_part = [size](const std::byte* p, int) { return Machine::load_part(p, size); };
     combine<Machine, E, Op, kSources, 1>(args, srcs, at, load_part, result);
     output.store_part(at, result[0], size);
   };
@@ -119,7 +127,7 @@ void reduce(const ReduceArgs& args) {
   }
   for (; at + kVectors * kBytes <= bytes; at += kVectors * kBytes) {
     Words<Machine> results[kVectors];
-    combine<Machine, E, Op, kSources, kVectors>(args, srcs, at, load, results);
+    combine<Machine, E, Op, kSources, kVectors>(args, srcs, at, load_ahead, results);
     for (int v = 0; v < kVectors; ++v) output.store(at + v * kBytes, results[v]);
   }
   for (; at + kBytes <= bytes; at += kBytes) {

@@ -193,10 +193,36 @@ def gradients_unused_everywhere_stay_untouched(rank, world):
     GradientReducer(model, find_unused_parameters=True, **SMALL)
     model(data(rank), "b").backward()
     assert model.a.weight.grad is None and model.b.weight.grad is not None
-    model(data(rank), "a").backward()
-    before = [p.grad.clone() for p in model.b.parameters()]  # three equal thirds need not add up to a whole
-    model(data(rank), "a").backward()
-    assert all(torch.equal(p.grad, old) for p, old in zip(model.b.parameters(), before, strict=True))
+    for fresh in (False, True):
+        for place, parameter in enumerate(model.b.parameters()):
+            # each rank's own value, in the bucket or beside it
+            parameter.grad = torch.full_like(parameter, rank + place) if fresh else parameter.grad.fill_(rank + place)
+        model(data(rank), "a").backward()
+        for place, parameter in enumerate(model.b.parameters()):
+            assert torch.equal(parameter.grad, torch.full_like(parameter, rank + place))
+
+
+@check
+def gradients_that_are_there_already_count(rank, world):
+    model = Branches()
+    GradientReducer(model, find_unused_parameters=True, **SMALL)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 6.0 * rank)
+    replica = copy.deepcopy(model)
+    model(data(rank), "a" if rank == 0 else "b").backward()
+    expected = expected_average(replica, world, loss=lambda m, r, step: m(data(r, step), "a" if r == 0 else "b"))
+    assert_gradients(model, [gradient + 3.0 * (world - 1) for gradient in expected])
+
+
+@check
+def used_inside_no_sync_and_then_dropped(rank, world):
+    model = Branches()
+    reducer = GradientReducer(model, find_unused_parameters=True, **SMALL)
+    with reducer.no_sync():
+        model(data(rank), "ab").backward()
+    model.zero_grad()
+    model(data(rank), "b").backward()
+    assert model.a.weight.grad is None
 
 
 @check
@@ -214,12 +240,13 @@ def used_only_inside_no_sync_is_reduced(rank, world):
 def hooks_in_different_orders_and_one_rebuild(rank, world):
     model = Branches()
     reducer = GradientReducer(model, **SMALL)
-    names = "ab" if rank == 0 else "ba"
+    names = "ba" if rank == 0 else "ab"  # rank 0's is not the order of registration
     expected = expected_average(model, world, loss=lambda m, r, step: m(data(r, step), "ab"))
     for step in range(3):
         model.zero_grad()
         model(data(rank), names).backward()
         assert_gradients(model, expected)
+        assert len(set(storages(model))) == len(reducer.stats()["bucket_bytes"])
         stats = reducer.stats()
         everyone = [None] * world
         dist.all_gather_object(everyone, (stats["ready_order"], stats["bucket_parameters"]))

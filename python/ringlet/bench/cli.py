@@ -80,7 +80,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    """Run it. 0: done; 1: wrong elements, or a rank died; 2: it cannot run as asked."""
+    """Run it. 0: done; 1: wrong elements, or a rank died; 2: cannot run as asked; 130: interrupted."""
     try:
         sweep = None if args.source else build_sweep(args)
         if sweep:
@@ -99,6 +99,9 @@ def bench_command(args: argparse.Namespace) -> int:
     except BenchError as error:
         print(f"ringlet bench: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("ringlet bench: interrupted", file=sys.stderr)
+        return 130
     return 1 if results.wrong_elements(rows) else 0
 
 

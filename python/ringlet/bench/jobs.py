@@ -38,6 +38,7 @@ class Job:
         self._folder, self._log = folder, folder / (name.replace("/", "-") + ".log")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: dict[int, Connection] = {}
+        self._shared_files: set[Path] = set()
         with open(self._log, "wb") as log:
             for command in commands:
                 self._processes.append(
@@ -64,6 +65,7 @@ class Job:
     def await_ready(self, timeout_s: float) -> None:
         ready = self._answers(timeout_s, "start")
         self.version, self.transport = ready[0]["version"], ready[0]["transport"]
+        self._note_shared_files()
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Give all ranks a command, return their answers in rank order."""
@@ -88,7 +90,7 @@ class Job:
     def kill(self) -> None:
         """End what is left of it: mpiexec first in order, so that it removes its files, then everything."""
         running = [process for process in self._processes if process.poll() is None]
-        shared_files = {file for connection in self._connections.values() for file in connection.shared_files()}
+        self._note_shared_files()
         for process in running:
             process.terminate()
         until = time.monotonic() + _STOP_S / 5
@@ -105,8 +107,12 @@ class Job:
                 if os.fsencode(self._folder) in Path(f"/proc/{connection.pid}/cmdline").read_bytes():
                     os.kill(connection.pid, signal.SIGKILL)
         # What a killed MPI cannot remove any more.
-        for file in shared_files:
+        for file in self._shared_files:
             file.unlink(missing_ok=True)
+
+    def _note_shared_files(self) -> None:
+        for connection in self._connections.values():
+            self._shared_files |= connection.shared_files()
 
     def _answers(self, timeout_s: float, doing: str) -> list[dict[str, Any]]:
         until, answers = time.monotonic() + timeout_s, {}

@@ -1,0 +1,89 @@
+// The registered heap: allocation, reuse, read-only peers, forked children.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <random>
+
+#include "base/error.h"
+#include "check.h"
+#include "memory/heap.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr size_t kHeapBytes = size_t{64} << 20;
+
+void blocks_do_not_overlap() {
+  Heap heap(kHeapBytes);
+  std::mt19937 random(7);
+  std::vector<std::pair<std::byte*, size_t>> blocks;
+  for (int i = 0; i < 2000; ++i) {
+    if (blocks.size() > 40 || (!blocks.empty() && random() % 3 == 0)) {
+      const size_t k = random() % blocks.size();
+      const auto [block, bytes] = blocks[k];
+      CHECK_EQ(static_cast<int>(block[0]), static_cast<int>(block[bytes - 1]));
+      heap.free(block);
+      blocks.erase(blocks.begin() + static_cast<long>(k));
+    } else {
+      const size_t bytes = 1 + random() % (random() % 10 == 0 ? 3'000'000 : 5'000);
+      std::byte* block = heap.allocate(bytes);
+      CHECK_EQ(reinterpret_cast<uintptr_t>(block) % 64, uintptr_t{0});
+      std::memset(block, static_cast<int>(i % 251), bytes);
+      blocks.emplace_back(block, bytes);
+    }
+  }
+  for (const auto& [block, bytes] : blocks) heap.free(block);
+  CHECK_EQ(heap.allocated_bytes(), size_t{0});
+  std::byte* all = heap.allocate(kHeapBytes);  // everything has grown together again
+  CHECK(heap.locate(all, kHeapBytes).has_value());
+  const std::string message = CHECK_THROWS(SystemError, heap.allocate(1));
+  CHECK(message.find("RINGLET_HEAP_MIB") != std::string::npos);
+  heap.free(all);
+}
+
+void freed_memory_goes_back() {
+  Heap heap(kHeapBytes);
+  std::byte* block = heap.allocate(size_t{40} << 20);
+  block[0] = std::byte{1};
+  heap.free(block);
+  CHECK_EQ(static_cast<int>(heap.allocate(size_t{40} << 20)[0]), 0);
+}
+
+void peers_cannot_write() {
+  Heap heap(kHeapBytes);
+  heap.allocate(64)[0] = std::byte{42};
+  const Descriptor theirs = heap.read_only_descriptor();
+  const Mapping seen(theirs.get(), kHeapBytes, Mapping::Access::read_only);
+  CHECK_EQ(static_cast<int>(seen.base()[0]), 42);
+  CHECK_THROWS(SystemError, Mapping(theirs.get(), kHeapBytes, Mapping::Access::read_write));
+}
+
+void a_forked_child_has_its_own() {
+  const auto parents = Heap::process();
+  std::byte* block = parents->allocate(64);
+  block[0] = std::byte{7};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    parents->free(block);  // must not reach the parent's heap
+    const bool own = Heap::process() != parents && static_cast<int>(block[0]) == 7;
+    ::_exit(own ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  CHECK(parents->allocate(64) != block);
+}
+
+}  // namespace
+
+int main() {
+  blocks_do_not_overlap();
+  freed_memory_goes_back();
+  peers_cannot_write();
+  a_forked_child_has_its_own();
+  return check_result("memory");
+}
