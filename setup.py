@@ -1,32 +1,67 @@
 """Hands the build over to CMake, which holds the one source list; pyproject.toml holds everything else."""
 
+import filecmp
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).parent.resolve()
+# One build folder per interpreter, kept, so that a second build compiles only what changed.
+BUILD = ROOT / "build" / str(sys.implementation.cache_tag)
+# cmake and ninja may have been installed beside this interpreter, whose environment need not be active.
+SEARCH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
 class CMakeBuild(build_ext):
     def build_extension(self, ext):
-        target = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
-        # One build folder per interpreter, kept, so that a second build compiles only what changed.
-        build = ROOT / "build" / f"{sys.implementation.cache_tag}"
-        # CMake remembers the generator a folder was made with; ninja is taken where it is.
-        generator = ["-G", "Ninja"] if shutil.which("ninja") and not (build / "Makefile").exists() else []
-        configure = ["cmake", "-S", str(ROOT), "-B", str(build), *generator]
+        cmake = shutil.which("cmake", path=SEARCH)
+        if cmake is None:
+            sys.exit("ringlet's build needs CMake >= 3.20 on PATH (pip install cmake)")
+        configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), *self._generator()]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release", "-DRINGLET_BINDINGS=ON"]
         subprocess.run(configure, check=True)
-        jobs = str(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-        subprocess.run(["cmake", "--build", str(build), "--target", "_C", "-j", jobs], check=True)
-        built = next(build.glob("_C*.so"))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(built, target)
+        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        subprocess.run([cmake, "--build", str(BUILD), "--target", "ringlet_package", "-j", jobs], check=True)
+        target = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
+        for built, place in (
+            (BUILD / target.name, target),
+            (BUILD / "libringlet_cuda.so", target.with_name("libringlet_cuda.so")),
+        ):
+            if built.exists():
+                replace(built, place)
+            else:
+                place.unlink(missing_ok=True)  # built by an earlier nvcc, which is gone
+
+    def copy_extensions_to_source(self):
+        for built in pathlib.Path(self.build_lib, "ringlet").glob("*.so"):
+            replace(built, ROOT / "python" / "ringlet" / built.name)
+
+    def _generator(self):
+        """CMake remembers the generator that a folder was made with; a new one gets ninja where it is there."""
+        ninja = shutil.which("ninja", path=SEARCH)
+        if (BUILD / "Makefile").exists() or ninja is None:
+            return []
+        return ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
 
 
-setup(ext_modules=[Extension("ringlet._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+def replace(built, place):
+    """Never writes into a library that a running process has mapped: that would crash it."""
+    if place.exists() and filecmp.cmp(built, place, shallow=False):
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    shutil.copy2(built, fresh)
+    os.replace(fresh, place)
+
+
+setup(
+    license="Apache-2.0",  # here and not in pyproject.toml, where setuptools before 77 and from 2027 disagree on its form
+    ext_modules=[Extension("ringlet._C", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -21,13 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import ringlet
 import torch
 import torch.distributed as dist
 from char_transformer import CharTransformer, Size, Text, loss_of
 from demo_report import draw_picture, print_modes, print_sizes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import ringlet
 
 MODES = {
     "ring": "reducer, ring",

@@ -19,10 +19,10 @@ def print_modes(modes: dict[str, dict], titles: dict[str, str]) -> None:
 
 def medians(rows: list[dict]) -> dict[str, dict[int, float]]:
     """Microseconds by column ("ring", "butterfly", "gloo") and bytes: the median over rounds of each round's median."""
-    times: dict[str, dict[int, list[float]]] = {}
+    times: dict[str, dict[int, list[float]]] = {"ring": {}, "butterfly": {}, "gloo": {}}
     for row in rows:
         column = row["algorithm"] if row["library"] == "ringlet" else row["library"]
-        times.setdefault(column, {}).setdefault(row["bytes"], []).append(row["time_us_p50"])
+        times[column].setdefault(row["bytes"], []).append(row["time_us_p50"])
     return {column: {size: statistics.median(v) for size, v in by.items()} for column, by in times.items()}
 
 

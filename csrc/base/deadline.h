@@ -13,7 +13,8 @@ class Deadline {
   static Deadline after(std::chrono::milliseconds timeout) {
     const auto now = Clock::now();
     // A timeout too large to add (torch's "no timeout" is huge) means: never.
-    return timeout > Clock::time_point::max() - now ? Deadline(Clock::time_point::max()) : Deadline(now + timeout);
+    const auto most = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::time_point::max() - now);
+    return timeout > most ? Deadline(Clock::time_point::max()) : Deadline(now + timeout);
   }
 
   bool passed() const { return Clock::now() >= at_; }

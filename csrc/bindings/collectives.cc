@@ -115,10 +115,8 @@ PyObject* collective(PyObject* const* args, Collective which) {
     if (input != nullptr) (*keep)[1] = *input;
     return as_python(group.start(call, std::move(keep)));
   }
-  if (group.world() == 1) {
-    group.run(call);
-  } else {
-    const py::gil_scoped_release unlocked;
+  {
+    const py::gil_scoped_release unlocked;  // in a world of one too: pending calls need the GIL to let their tensors go
     group.run(call);
   }
   Py_RETURN_NONE;

@@ -112,16 +112,17 @@ struct Sum {
 /// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each product rounded.
 template <class E, class V>
 inline V complex_product(V x, V y) {
-  typename E::Bits lane{}, negative{};
-  constexpr int kLanes = sizeof(V) / sizeof(x[0]);
-  for (int i = 0; i < kLanes; ++i) {
-    lane[i] = i;
-    negative[i] = i % 2 == 0 ? decltype(lane[0] + 0u){1} << (8 * sizeof(x[0]) - 1) : 0;
+  V real{}, imaginary{}, crossed{};
+  typename E::Bits negative{};
+#pragma GCC unroll 16
+  for (size_t i = 0; i < sizeof(V) / sizeof(x[0]); i += 2) {  // compilers make permutations of this
+    real[i] = real[i + 1] = x[i];
+    imaginary[i] = imaginary[i + 1] = x[i + 1];
+    crossed[i] = y[i + 1];
+    crossed[i + 1] = y[i];
+    negative[i] = decltype(negative[0] + 0u){1} << (8 * sizeof(x[0]) - 1);
   }
-  const V real = __builtin_shuffle(x, lane & ~(lane & 1));
-  const V imaginary = __builtin_shuffle(x, lane | 1);
-  const V crossed = imaginary * __builtin_shuffle(y, lane ^ 1);
-  return real * y + (V)((typename E::Bits)crossed ^ negative);
+  return real * y + (V)((typename E::Bits)(imaginary * crossed) ^ negative);
 }
 
 struct Product {
@@ -135,8 +136,8 @@ struct Product {
   }
 };
 
-/// Of two floats that are neither less nor greater, the bits' union is right for all: equal numbers are their own union, of
-/// -0 and +0 it is -0, and with a NaN among them it is a NaN.
+/// Of two floats that are neither less nor greater, the bits' union is right for all: equal numbers are their own union,
+/// of -0 and +0 it is -0, and with a NaN among them it is a NaN.
 struct Min {
   template <class E, class V>
   static V apply(V a, V b) {

@@ -16,7 +16,7 @@ namespace {
 // Below this an unaligned vector store costs less than the part vector that would align it.
 inline constexpr size_t kLongBytes = 1024;
 // The processor's own prefetcher stops at a page's end, and small floats compute too long for reads to overlap without
-// help: 2 KiB ahead was best on a Xeon with AMX (64 MiB of bfloat16, AVX2: up to three times faster), and free in cache.
+// help: 2 KiB ahead was best on a Xeon with AMX (bfloat16 beyond the cache on AVX2: two times faster), and free in cache.
 inline constexpr size_t kPrefetchBytes = 2048;
 inline constexpr int kLineBytes = 64;
 
@@ -45,7 +45,8 @@ RINGLET_INLINE void divide(int divisor, typename E::Value* values) {
   }
 }
 
-/// kVectors results at byte `at`; load(p, v) is the v-th vector at p. kSources 0 is the general case; otherwise n == kSources, no scale, no divisor.
+/// kVectors results at byte `at`; load(p, v) is the v-th vector at p. kSources 0 is the general case; otherwise
+/// n == kSources, no scale, no divisor.
 template <class Machine, class E, class Op, int kSources, int kVectors, class Load>
 RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs, size_t at, Load load,
                             Words<Machine>* results) {

@@ -1,8 +1,8 @@
 // One processor level's kernels, and the choice among levels. Internal to csrc/reduce and its test.
 //
-// Contract: every level gives the same bits for every dtype, operation and input. To keep that true whatever the operand
-// order and machine, a computed NaN is always the positive quiet NaN (0x7fc00000, bfloat16 0x7fc0, float16 0x7e00,
-// float8 0x7f), and min(-0, +0) is -0, max(-0, +0) is +0. A plain copy (n == 1) keeps every bit.
+// Contract: every level gives the same bits for every dtype, operation and input. To keep that true whatever the order
+// of operands and the machine, a computed NaN is always the positive quiet NaN (0x7fc00000, bfloat16 0x7fc0, float16
+// 0x7e00, float8 0x7f), and min(-0, +0) is -0, max(-0, +0) is +0. A plain copy (n == 1) keeps every bit.
 // Ownership: constants. Thread safety: everything here may be called from any thread.
 #pragma once
 
@@ -26,8 +26,8 @@ const Level& avx512_level() noexcept;  ///< x86-64 builds only
 /// The levels this processor can run, the best first; "portable" is always the last.
 const std::vector<const Level*>& available_levels();
 
-/// The level called `wanted`, or the best where `wanted` is null or empty. InvalidUsage where the name is unknown or the
-/// processor cannot run it.
+/// The level called `wanted`, or the best where `wanted` is null or empty. InvalidUsage where the name is unknown or
+/// the processor cannot run it.
 const Level& choose_level(const char* wanted);
 
 /// InvalidUsage where RINGLET_CPU_KERNELS asks for what is not there; to be called once before the first group. The

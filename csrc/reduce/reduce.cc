@@ -7,6 +7,10 @@
 #include "base/error.h"
 #include "reduce/level.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace ringlet {
 namespace {
 
@@ -16,7 +20,9 @@ std::vector<const Level*> find_levels() {
   std::vector<const Level*> levels;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  unsigned eax, ebx, ecx = 0, edx;  // older compilers cannot ask for f16c by name
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (avx2 && avx512) levels.push_back(&avx512_level());

@@ -7,14 +7,15 @@ from typing import Any
 import torch.distributed as dist
 
 from ringlet import _C
+from ringlet.group import meeting_key
 
 NAME = "ringlet"
 
 
 def _make(options: Any, _pg_options: Any) -> _C.Backend:
-    return _C.make_backend(
-        options.store, f"ringlet/{options.group_id}", options.group_rank, options.group_size, options.timeout
-    )
+    rank, store = options.group_rank, options.store
+    key = meeting_key(store, f"ringlet/{options.group_id}", rank)
+    return _C.make_backend(store, key, rank, options.group_size, options.timeout)
 
 
 def register() -> None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
-_generations = itertools.count()
-
 
 class Group:
     """Ranks that communicate. Made by `init` and `new_group`; calls take it as `group=`.
@@ -104,8 +102,7 @@ def init(
         raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
     if store is None:
         store = _store_from_environment(rank, world, limit)
-    key = f"ringlet/{name}/{next(_generations)}"
-    handle = _C.Group.shared_memory(store, key, rank, world, limit)
+    handle = _C.Group.shared_memory(store, meeting_key(store, f"ringlet/{name}", rank), rank, world, limit)
     _of_process = Group(handle, name, store, range(world))
     return _of_process
 
@@ -140,8 +137,15 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     if parent.transport == "threads":
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
-        handle = _C.Group.shared_memory(parent.store, f"ringlet/{name}/{members}", place, world, limit)
+        key = meeting_key(parent.store, f"ringlet/{name}/{members}", place)
+        handle = _C.Group.shared_memory(parent.store, key, place, world, limit)
     return Group(handle, name, parent.store, members)
+
+
+def meeting_key(store: Store, name: str, rank: int) -> str:
+    """Where this rank's next meeting of that name takes place. The store counts the meetings, so that one never sees
+    what another left, and ranks agree whatever else their processes joined before."""
+    return f"{name}/{store.add(f'{name}/meetings/{rank}', 1)}"
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:

@@ -1,7 +1,8 @@
 // A scalar reference for reductions that shares no code with the kernels.
 //
-// Small floats are decoded and encoded by arithmetic on doubles (never by bit tricks); results round through volatile, so
-// that no compiler can fuse a product into a sum. float8_e4m3fn saturates and computed NaNs are one NaN: see reduce/level.h.
+// Small floats are decoded and encoded by arithmetic on doubles (never by bit tricks); results round through volatile,
+// so that no compiler can fuse a product into a sum. float8_e4m3fn saturates and computed NaNs are one NaN: see
+// reduce/level.h.
 // Thread safety: pure functions.
 #pragma once
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, check, data, expected_average, loss_of, mlp
-from ringlet.errors import InvalidUsage
-from ringlet.reducer import GradientReducer
 from torch import nn
+
+from ringlet import GradientReducer, InvalidUsage
 
 
 @check

@@ -1,6 +1,7 @@
 """Bucket assignment: which gradient goes where, as pure data."""
 
 import pytest
+
 from ringlet.buckets import ALIGNMENT_BYTES, Caps, Entry, assign
 from ringlet.errors import InvalidUsage
 

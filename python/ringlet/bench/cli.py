@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -146,6 +147,9 @@ def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
 
 
 def _measure(sweep: Sweep, path: Path | None) -> tuple[list[Row], results.Meta]:
+    load = os.getloadavg()[0]
+    if load > len(os.sched_getaffinity(0)) / 2:
+        print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
     # A plain SIGTERM would end this process without ending the ranks.
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -160,7 +164,7 @@ def _measure(sweep: Sweep, path: Path | None) -> tuple[list[Row], results.Meta]:
         signal.signal(signal.SIGTERM, before)
     for name, reason in outcome.refused.items():
         print(f"{name} was not measured: {reason}", file=sys.stderr)
-    meta = results.circumstances(outcome)
+    meta = results.circumstances(outcome, load)
     if path:
         results.write_meta(path, meta)
     return outcome.rows, meta

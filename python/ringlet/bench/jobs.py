@@ -123,7 +123,8 @@ class Job:
                 for rank, connection in self._connections.items():
                     if rank not in answers and (answer := connection.take()):
                         if "error" in answer:
-                            raise self._died(f"rank {rank} failed during {doing}:\n{answer['error']}")
+                            told = f"rank {rank} failed during {doing}: {answer['error']}"
+                            raise self._died(f"{told}\n{answer['traceback']}")
                         answers[rank] = answer
                 if len(answers) == self.world:
                     return [answers[rank] for rank in range(self.world)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,8 @@ def plot(rows: list[Row], path: Path) -> None:
             what = f"{merged[0]['collective']}, {world} ranks, {merged[0]['dtype']}"
             _dress(left, f"{what}: time (median; less is better)", _duration, merged)
             _dress(right, f"{what}: bus bandwidth (more is better)", lambda gbps: f"{gbps:g} GB/s", merged)
-        axes[0][0].legend(frameon=False, fontsize=9)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
         figure.savefig(path, dpi=130)
         plt.close(figure)
 
@@ -80,7 +82,7 @@ def _dress(axis: Any, title: str, tell: Callable[[float], str], rows: list[Row])
     sizes = sorted({row["bytes"] for row in rows})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    shown = sizes[:: max(1, len(sizes) // 8)]
+    shown = sizes[:: math.ceil(len(sizes) / 8)]
     axis.set_xticks(shown, [format_bytes(size) for size in shown], fontsize=8)
     axis.minorticks_off()
     axis.set_xlabel("message size")

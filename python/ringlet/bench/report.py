@@ -6,8 +6,9 @@ a measurement. rich draws them where it is installed.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cases import format_bytes
 from .results import Comparison, Meta, Row, compare, config_of, median_rows, wrong_elements
@@ -41,7 +42,7 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
         columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
         first = next(row for row in merged if row["world"] == world)
         where = f"{world} ranks{_oversubscribed(world, meta)}"
-        title = f"{first['collective']}, {where}, medians of {first['round']} rounds"
+        title = f"{first['collective']} of {first['dtype']}, {where}, medians of {first['round']} rounds"
         tables.append(Table(title, [*columns, "algbw", "busbw", "#wrong"], lines, left=2))
     return tables
 
@@ -84,6 +85,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         ("command", f"`{meta.get('command')}`"),
         ("commit", str(meta.get("commit"))),
         ("date", str(meta.get("date"))),
+        ("load average before", str(meta.get("load_before"))),
         ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
     ]  # fmt: skip
     facts += [(f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()]
@@ -106,22 +108,57 @@ def markdown(rows: list[Row], meta: Meta) -> str:
 
 
 def _print(table: Table) -> None:
-    try:
-        from rich.console import Console
-        from rich.table import Table as RichTable
-    except ImportError:
-        _print_plain(table)
-        return
-    # A table cut to 80 columns would lose figures where output goes to a file.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
+    # Where output goes to a file, a table cut to 80 columns would lose figures.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
+    print(f"\n# {table.title}")
+    for part in _fitted(table, width):
+        try:
+            _print_rich(part, width)
+        except ImportError:
+            _print_plain(part)
+
+
+def _width(table: Table) -> int:
+    """Columns of the screen that the table takes, its headers broken at spaces."""
+    headers = [max(column.split(), key=len) for column in table.columns]
+    return sum(3 + max(map(len, cells)) for cells in zip(headers, *table.rows, strict=True)) + 1
+
+
+def _fitted(table: Table, width: int) -> list[Table]:
+    """The table without as many of the less telling columns as it takes to fit; a summary in parts, side by side."""
+
+    def keep(columns: list[int]) -> Table:
+        rows = [[row[index] for index in columns] for row in table.rows]
+        return Table(table.title, [table.columns[index] for index in columns], rows, table.left)
+
+    if table.columns[-1] != "#wrong":
+        parts, places = [], [0]
+        for index in range(1, len(table.columns)):
+            if len(places) > 1 and _width(keep([*places, index])) > width:
+                parts.append(keep(places))
+                places = [0]
+            places.append(index)
+        return [*parts, keep(places)]
+    for column in ("transport", "count", "type", "redop", "algbw", "min (us)"):
+        if _width(table) > width:
+            left = table.left - (column == "transport")
+            table = keep([index for index, name in enumerate(table.columns) if name != column])
+            table = replace(table, left=left)
+    return [table]
+
+
+def _print_rich(table: Table, width: int) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    drawn = RichTable()
     for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="left" if index < table.left else "right", overflow="fold")
+        drawn.add_column(column, justify="left" if index < table.left else "right")
     for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
         style = "red" if table.columns[-1] == "#wrong" and row[-1] not in ("0", "n/a") else None
         last = following is not None and _section(table, row) != _section(table, following)
         drawn.add_row(*row, style=style, end_section=last)
-    console.print(drawn)
+    Console(width=width).print(drawn)
 
 
 def _section(table: Table, row: list[str]) -> str:
@@ -132,7 +169,6 @@ def _section(table: Table, row: list[str]) -> str:
 
 def _print_plain(table: Table) -> None:
     widths = [max(len(cell) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
-    print(f"\n# {table.title}")
     for row in [table.columns, *table.rows]:
         cells = [
             cell.ljust(width) if index < table.left else cell.rjust(width)
@@ -151,4 +187,4 @@ def _time(us: float) -> str:
 
 
 def _ratio(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}x"
+    return "" if ratio is None else f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"

@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .cases import MPI_PEERS, PEERS, Config
+from .cases import MPI_PEERS, PEERS, Config, bus_factor
 from .errors import BenchError
 from .run import Outcome, Row
 
@@ -47,8 +47,10 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
     found = []
     for same in groups.values():
         merged = dict(same[0])
-        for key in ("time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps"):
+        for key in ("time_us_min", "time_us_p50", "time_us_p99"):
             merged[key] = statistics.median(row[key] for row in same)
+        merged["algbw_gbps"] = merged["bytes"] / merged["time_us_p50"] / 1000
+        merged["busbw_gbps"] = merged["algbw_gbps"] * bus_factor(merged["collective"], merged["world"])
         merged["wrong"] = None if same[0]["wrong"] is None else sum(row["wrong"] for row in same)
         merged["round"] = len(same)
         found.append(merged)
@@ -97,7 +99,7 @@ def compare(rows: Iterable[Row]) -> list[Comparison]:
             if pairs:
                 medians = {size: statistics.median(pairs[size]) for size in sorted(pairs)}
                 found.append(Comparison(world, config, rivals, medians))
-    return found
+    return sorted(found, key=lambda comparison: (comparison.world, _place(comparison.config)))
 
 
 def wrong_elements(rows: Iterable[Row]) -> int:
@@ -129,13 +131,14 @@ def read(path: Path) -> tuple[list[Row], Meta]:
     return rows, json.loads(beside.read_text()) if beside.exists() else {}
 
 
-def circumstances(outcome: Outcome) -> Meta:
-    """Hardware, command, commit and versions: what a figure must be read with."""
+def circumstances(outcome: Outcome, load: float) -> Meta:
+    """Hardware, command, commit and versions: what a figure must be read with. `load`: its average before the run."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
         "command": "ringlet " + shlex.join(sys.argv[1:]),
         "commit": _commit(),
+        "load_before": round(load, 2),
         "versions": {"python": platform.python_version(), **outcome.versions},
         "settings": outcome.settings,
         "refused": outcome.refused,

@@ -164,9 +164,9 @@ def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -
                 library.close()
                 return
             answer(worker.prepare(command) if command["do"] == "prepare" else worker.measure(command))
-    except Exception:
+    except Exception as error:
         with contextlib.suppress(OSError):
-            answer({"error": traceback.format_exc()})
+            answer({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
     # Peers may wait for us in a collective: no orderly end is possible.
     sys.stderr.flush()
     os._exit(1)

@@ -17,6 +17,7 @@ from .case import NUMPY_DTYPES, ROOT, Case
 from .loop import serve
 
 _TIMEOUT_S = 120
+_NOT_IN_GLOO = ("float8_e4m3fn", "float8_e5m2", "int16")
 
 
 class _Torch:
@@ -67,8 +68,12 @@ class TorchDistributed(_Torch):
         self._backend = backend
 
     def refusal(self, case: Case) -> str | None:
-        if self._backend == "gloo" and case.op == "avg":
+        if self._backend != "gloo":
+            return None
+        if case.op == "avg":
             return "gloo has no average"
+        if case.dtype in _NOT_IN_GLOO or (case.dtype.startswith("complex") and case.op != "sum"):
+            return f"gloo has no {case.op} of {case.dtype}"
         return None
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
@@ -102,7 +107,7 @@ class Ringlet(_Torch):
 
         self._ringlet = ringlet
         ringlet.init(rank=rank, world=world, store=dist.FileStore(store, world))
-        self.transport = ringlet.group().transport
+        self.transport = ringlet.current().transport
         self.version = f"ringlet {ringlet.__version__}"
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:

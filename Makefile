@@ -1,0 +1,135 @@
+# One door to everything. The environment goes to .venv, builds to build/, results to out/; a second run does only what changed.
+#   PYTHON=python3.12 make test     another interpreter (after `make clean`)
+#   JOBS=1 make test                fewer compilers at once
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+SWEEPS ?= main oversubscribed torch
+TORCH := 2.13.0
+VENV := .venv
+STAMPS := $(VENV)/stamps
+# The environment's own tools come first, by their absolute path: recipes need no activation.
+BIN := $(CURDIR)/$(VENV)/bin
+INSIDE := PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTHON_FILES := python tests examples benchmarks csrc/bindings setup.py
+DRAW_ALL := import pathlib, sys; from ringlet import schedule as s; \
+  [pathlib.Path(sys.argv[1], f"{c}-{a}.svg").write_text(s(a, c, world=4).svg(), encoding="utf-8") for a, c, _ in s.algorithms()]
+SAY = @printf '\n== %s\n'
+
+# An importable torch of the range that pyproject.toml names is used as it is.
+FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
+FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
+
+.PHONY: help demo test bench check peers lint docs-pictures clean
+.PHONY: extension install cpp-test python-test sanitizers asan tsan
+
+help:
+	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
+	@echo "make test           build, then run the C++ and Python tests"
+	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
+	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
+	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
+	@echo "make lint           ruff, clang-format and mypy"
+	@echo "make docs-pictures  draw every schedule again, to docs/pictures/"
+	@echo "make clean          remove what all of these made"
+
+demo: install
+	$(SAY) "demo"
+	@$(INSIDE) python examples/demo.py
+
+test: cpp-test python-test
+
+bench: install peers
+	$(SAY) "benchmark"
+	@mkdir -p out
+	@for sweep in $(SWEEPS); do \
+	  $(INSIDE) python -m ringlet bench --sweep $$sweep --json out/$$sweep.jsonl --plot out/$$sweep.svg --report out/$$sweep.md; \
+	done
+
+check: lint sanitizers
+
+peers: $(STAMPS)/tools
+	$(SAY) "MPI peers"
+	@PYTHON=$(BIN)/python bash benchmarks/make_peers.sh
+
+lint: $(STAMPS)/lint
+	$(SAY) "lint"
+	@$(BIN)/ruff check $(PYTHON_FILES)
+	@$(BIN)/ruff format --check $(PYTHON_FILES)
+	@$(BIN)/clang-format --dry-run --Werror $$(find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	@$(BIN)/mypy
+
+docs-pictures: install
+	$(SAY) "pictures"
+	@mkdir -p docs/pictures
+	@$(INSIDE) python -c '$(DRAW_ALL)' docs/pictures
+
+clean:
+	rm -rf build dist out .venv .venv-peers .pytest_cache .ruff_cache .mypy_cache python/*.egg-info python/ringlet/*.so
+	find csrc python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# --- the environment
+
+$(STAMPS)/torch:
+	$(SAY) "environment: $(VENV)"
+	@$(PYTHON) -c '$(FITTING_PYTHON)' || { echo "ringlet needs Python >= 3.10; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true). Name another: PYTHON=python3.12 make" >&2; exit 1; }
+	@if $(PYTHON) -c '$(FITTING_TORCH)' 2>/dev/null; then \
+	  echo "using the torch that $(PYTHON) has"; \
+	  $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  outer=$$($(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parent.parent)'); \
+	  $(BIN)/python -c '$(FITTING_TORCH)' 2>/dev/null || \
+	    echo "$$outer" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-outer-environment.pth"; \
+	else \
+	  $(PYTHON) -m venv $(VENV); \
+	  $(PIP) install torch==$(TORCH); \
+	fi
+	@$(BIN)/python -c '$(FITTING_TORCH); print("torch", torch.__version__)'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
+	$(SAY) "build and test tools"
+	@$(PIP) install -q numpy pytest ninja rich matplotlib 'setuptools>=64' wheel
+	@$(INSIDE) cmake --version 2>/dev/null | awk '/version/ { split($$3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 20) }' || $(PIP) install -q cmake
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/tools pyproject.toml
+	$(SAY) "lint tools"
+	@$(PIP) install -q $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
+	@touch $@
+
+# --- builds; ninja knows what is out of date
+
+extension: $(STAMPS)/tools
+	$(SAY) "extension"
+	@$(INSIDE) python setup.py -q build_ext --inplace
+
+install: extension $(STAMPS)/installed
+
+$(STAMPS)/installed: setup.py pyproject.toml $(STAMPS)/tools | extension
+	@$(INSIDE) $(PIP) install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+cpp-test: $(STAMPS)/tools
+	$(SAY) "C++ tests"
+	@$(INSIDE) cmake --preset release > /dev/null
+	@$(INSIDE) cmake --build --preset release
+	@$(INSIDE) ctest --preset release
+
+python-test: install
+	$(SAY) "Python tests"
+	@$(INSIDE) python -m pytest
+
+sanitizers: asan tsan
+
+# No suppressions. The first finding ends the test.
+asan tsan: $(STAMPS)/tools
+	$(SAY) "C++ tests under $@"
+	@$(INSIDE) cmake --preset $@ > /dev/null
+	@$(INSIDE) cmake --build --preset $@
+	@$(INSIDE) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ctest --preset $@

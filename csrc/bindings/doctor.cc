@@ -1,0 +1,59 @@
+// What `ringlet doctor` reads from the core: the build, the CPU kernels, the GPU.
+#include <pybind11/pybind11.h>
+#include <torch/version.h>
+
+#include "bindings/module.h"
+#include "engine/gpu.h"
+#include "reduce/level.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+py::dict build_info() {
+  py::dict info;
+#if defined(__clang__)
+  info["compiler"] = "clang " __clang_version__;
+#else
+  info["compiler"] = "gcc " __VERSION__;
+#endif
+  info["torch"] = TORCH_VERSION;
+  info["cxx11_abi"] = _GLIBCXX_USE_CXX11_ABI != 0;
+  info["python"] = PY_VERSION;
+#if defined(NDEBUG)
+  info["assertions"] = false;
+#else
+  info["assertions"] = true;
+#endif
+  return info;
+}
+
+py::dict kernels() {
+  py::list available;
+  for (const Level* level : available_levels()) available.append(level->name);
+  return py::dict(py::arg("chosen") = cpu_kernels(), py::arg("available") = available);
+}
+
+py::dict gpu() {
+  GpuStatus status;
+  {
+    const py::gil_scoped_release unlocked;  // the driver's start takes seconds
+    status = gpu_status();
+  }
+  return py::dict(py::arg("state") = status.state, py::arg("detail") = status.detail, py::arg("advice") = status.advice,
+                  py::arg("runtime_version") = status.runtime_version,
+                  py::arg("driver_version") = status.driver_version, py::arg("devices") = status.devices);
+}
+
+}  // namespace
+
+void bind_doctor(py::module_& m) {
+  m.def("build_info", &build_info, "dict(compiler, torch, cxx11_abi, python, assertions): what this was built with");
+  m.def("kernels", &kernels, "dict(chosen, available): the CPU kernels of this machine, the best first");
+  m.def("gpu_status", &gpu,
+        "dict(state, detail, advice, runtime_version, driver_version, devices); opens the CUDA library where there is "
+        "one. state: ready, not built, not loaded, no driver, no device or error.");
+}
+
+}  // namespace ringlet

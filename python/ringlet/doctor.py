@@ -1,0 +1,238 @@
+"""`ringlet doctor`: what was built, what works on this machine, and what to do about what does not.
+
+A finding is tried, not read off: the transports run a real all-reduce on two ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ringlet import _C
+from ringlet.bench import peers
+from ringlet.bench.cases import MPI_PEERS
+
+WORLD = 2
+TIMEOUT_S = 30.0
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+# The same on every architecture that Linux gained after 2011; x86-64 has its own.
+MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: "ok", "absent" (nothing needs it), "poor" (it works, but slowly) or "fails". advice: what to do."""
+
+    part: str
+    name: str
+    state: str
+    told: str
+    advice: str = ""
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds `doctor`; its `run` returns 1 where something that ringlet needs does not work."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="tell what works here, and what to do about the rest",
+        description="Tries what was built on this machine: transports, CPU kernels, GPU parts. Exit code 1 where something "
+        "that ringlet needs does not work.",
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the findings to FILE")
+    parser.set_defaults(run=doctor_command)
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        print(_line(finding), flush=True)
+    fails = [finding for finding in findings if finding.state == "fails"]
+    _print_advice(findings)
+    if args.json:
+        report = {"ok": not fails, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if fails else 0
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in the order in which one rests on another."""
+    yield from _build()
+    yield from _host()
+    yield from _kernels()
+    yield _transport("threads", _try_threads)
+    yield _transport("shared_memory", _try_processes)
+    yield from _gpu()
+    yield from _peers()
+
+
+def _build() -> Iterator[Finding]:
+    info = _C.build_info()
+    told = f"{ringlet.__version__}, {info['compiler']}, for Python {info['python']} and torch {info['torch']}"
+    yield Finding("build", "ringlet", "ok", told)
+    there, built = torch.__version__.partition("+")[0], info["torch"].partition("+")[0]
+    abi = torch.compiled_with_cxx11_abi()
+    advice = "" if (there, abi) == (built, info["cxx11_abi"]) else "build ringlet again for this torch"
+    told = f"{torch.__version__}, C++11 ABI {'on' if abi else 'off'}"
+    yield Finding("build", "torch", "fails" if advice else "ok", told + (f", built for {built}" * bool(advice)), advice)
+
+
+def _host() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("host", "cores", "ok", f"{cores} of {os.cpu_count()} usable, {platform.machine()}")
+    advice = "memory that peers map needs memfd_create: Linux 3.17, or a sandbox that lets it through"
+    yield _host_call("memfd", "fails", lambda: os.memfd_create("ringlet-doctor"), advice)
+    advice = "without pidfd_open (Linux 5.3) a dead rank is not seen while a child that it forked lives"
+    yield _host_call("pidfd", "poor", lambda: os.pidfd_open(os.getpid()), advice)
+    supported = ctypes.CDLL(None, use_errno=True).syscall(MEMBARRIER_CALL, 0, 0, 0)
+    told = f"commands {supported:#x}" if supported >= 0 else os.strerror(ctypes.get_errno())
+    yield Finding("host", "membarrier", "ok" if supported >= 0 else "absent", told)
+    yield _huge_pages()
+
+
+def _host_call(name: str, otherwise: str, attempt: Callable[[], int], advice: str) -> Finding:
+    """Whether a system call that makes a descriptor works; `otherwise` is the state if not."""
+    try:
+        os.close(attempt())
+    except OSError as error:
+        return Finding("host", name, otherwise, str(error), advice)
+    return Finding("host", name, "ok", "works")
+
+
+def _huge_pages() -> Finding:
+    name = "huge pages"
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return Finding("host", name, "absent", f"no {HUGE_PAGES}")
+    told = f"shmem_enabled = {chosen}"
+    if chosen in ("advise", "always", "within_size", "force"):
+        return Finding("host", name, "ok", told)
+    return Finding("host", name, "poor", told, f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}")
+
+
+def _kernels() -> Iterator[Finding]:
+    found = _C.kernels()
+    told = f"{found['chosen']} of {', '.join(found['available'])}"
+    wanted = os.environ.get("RINGLET_CPU_KERNELS")
+    if wanted and wanted != found["chosen"]:
+        advice = f"RINGLET_CPU_KERNELS={wanted} is not one of these; set another or unset it"
+        yield Finding("kernels", "CPU", "fails", told, advice)
+    elif found["chosen"] == "portable" and platform.machine() == "x86_64":
+        advice = "this processor (or virtual machine) lacks AVX2, F16C or FMA; 16-bit sums are much slower without"
+        yield Finding("kernels", "CPU", "poor", told, advice)
+    else:
+        yield Finding("kernels", "CPU", "ok", told)
+
+
+def _transport(name: str, attempt: Callable[[], str]) -> Finding:
+    with _progress(f"trying {name} on {WORLD} ranks"):
+        try:
+            return Finding("transport", name, "ok", attempt())
+        except Exception as error:  # whatever a rank raised, of any library, is the finding
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    advice = "see the host's findings above" if name == "shared_memory" else "build ringlet again"
+    return Finding("transport", name, "fails", reason, advice)
+
+
+def _try_threads() -> str:
+    ringlet.spawn(_add_up, WORLD, transport="threads", timeout=TIMEOUT_S)
+    return f"all_reduce on {WORLD} threads is right"
+
+
+def _try_processes() -> str:
+    with tempfile.TemporaryDirectory(prefix="ringlet-doctor-") as folder:
+        ringlet.spawn(_add_up_both_ways, WORLD, (folder,), timeout=TIMEOUT_S)
+    return f'all_reduce on {WORLD} processes is right, also through torch.distributed ("{ringlet.backend.NAME}")'
+
+
+def _add_up(rank: int) -> None:
+    """Sums 1, 2, ... over the ranks, in registered and in ordinary memory."""
+    for values in (ringlet.empty(1 << 16), torch.empty(1 << 16)):
+        values.fill_(rank + 1)
+        ringlet.all_reduce(values)
+        _check(values)
+
+
+def _add_up_both_ways(rank: int, folder: str) -> None:
+    _add_up(rank)
+    dist.init_process_group(
+        ringlet.backend.NAME, store=dist.FileStore(f"{folder}/store", WORLD), rank=rank, world_size=WORLD
+    )
+    values = torch.full((1 << 16,), rank + 1.0)
+    dist.all_reduce(values)
+    dist.destroy_process_group()
+    _check(values)
+
+
+def _check(values: torch.Tensor) -> None:
+    wanted = WORLD * (WORLD + 1) / 2
+    if not bool((values == wanted).all()):
+        raise ringlet.Error(f"all_reduce gave {values.unique().tolist()[:4]} where every element must be {wanted}")
+
+
+def _gpu() -> Iterator[Finding]:
+    with _progress("asking the GPU"):
+        gpu = _C.gpu_status()
+    state = {"ready": "ok", "error": "fails", "not loaded": "fails"}.get(gpu["state"], "absent")
+    versions = [
+        f"{what} {version // 1000}.{version % 1000 // 10}"
+        for what, version in (("CUDA runtime", gpu["runtime_version"]), ("driver for CUDA", gpu["driver_version"]))
+        if version
+    ]
+    yield Finding("gpu", "CUDA", state, ", ".join([gpu["state"], *filter(None, [gpu["detail"]]), *versions]), gpu["advice"])
+
+
+def _peers() -> Iterator[Finding]:
+    gloo = dist.is_gloo_available()
+    yield Finding("peers", "gloo", "ok" if gloo else "absent", "part of this torch" if gloo else "not in this torch")
+    there = peers.installed()
+    for name in MPI_PEERS:
+        if name in there:
+            yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
+        else:
+            where = peers.repository() or "ringlet's repository"
+            yield Finding("peers", name, "absent", "not installed", f"only to compare with: run `make peers` in {where}")
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.part:<10} {finding.name:<14} {finding.state:<7} {finding.told}"
+
+
+def _print_advice(findings: list[Finding]) -> None:
+    """Advice that several findings share is said once."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.advice:
+            names.setdefault(finding.advice, []).append(finding.name)
+    if names:
+        print("\nwhat to do:")
+    for advice, whose in names.items():
+        print(f"  {', '.join(whose)}: {advice}")
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Says on a terminal what is being tried, and takes it back."""
+    stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    print(f"\r{text} ...", end="", file=stream, flush=True)
+    try:
+        yield
+    finally:
+        print(f"\r{' ' * (len(text) + 4)}\r", end="", file=stream, flush=True)

@@ -1,0 +1,211 @@
+"""Ranks for tests: processes that stay, or threads in one of them. They join a group and run a function.
+
+Importing torch takes seconds, so the processes are forked from one server that has imported it, and serve the whole
+session. Every run makes a new group, so a poisoned one harms nobody. A process that dies or hangs is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import ringlet
+import torch
+import torch.distributed as dist
+
+WORLDS = (1, 2, 3, 5, 8)
+TRANSPORTS = ("shared_memory", "threads")
+HANG_SECONDS = 120
+LIMITED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass
+class Outcome:
+    """What became of one rank: `value`, or the `kind` of its exception ("died", "hung": of its process)."""
+
+    rank: int
+    value: Any = None
+    kind: str | None = None
+    message: str = ""
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.kind or 'well'}: {self.traceback or self.message or self.value}"
+
+
+@dataclass
+class Task:
+    function: Callable[..., Any]
+    rank: int
+    world: int
+    args: tuple[Any, ...]
+    join: str
+    store: str
+    timeout: float
+
+
+@contextlib.contextmanager
+def membership(task: Task) -> Iterator[None]:
+    """What `join` means: a ringlet group of processes or threads, torch.distributed on a backend, or nothing."""
+    limit = timedelta(seconds=task.timeout)
+    if task.join in ("shared_memory", "threads"):
+        store = dist.FileStore(task.store, task.world) if task.join == "shared_memory" else None
+        ringlet.init(task.rank, task.world, store, transport=task.join, timeout=limit, name=task.store)
+        try:
+            yield
+        finally:
+            ringlet.finalize()
+    elif task.join.startswith("dist:"):
+        store = dist.FileStore(task.store, task.world)
+        backend = task.join.removeprefix("dist:")
+        dist.init_process_group(backend, store=store, rank=task.rank, world_size=task.world, timeout=limit)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    else:
+        yield
+
+
+def carry_out(task: Task) -> Outcome:
+    try:
+        with membership(task):
+            return Outcome(task.rank, task.function(task.rank, task.world, *task.args))
+    except (Exception, pytest.fail.Exception) as error:
+        return Outcome(task.rank, None, type(error).__name__, str(error), traceback.format_exc())
+
+
+def carry_out_on_threads(task: Task) -> list[Outcome]:
+    outcomes: list[Any] = [None] * task.world
+
+    def run(rank: int) -> None:
+        mine = Task(task.function, rank, task.world, task.args, task.join, task.store, task.timeout)
+        outcomes[rank] = carry_out(mine)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(task.world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def serve(connection: multiprocessing.connection.Connection) -> None:
+    """The life of one process of the pool."""
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool's end
+        while True:
+            task = connection.recv()
+            connection.send(carry_out_on_threads(task) if task.join == "threads" else carry_out(task))
+
+
+class Worker:
+    def __init__(self, context: Any):
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        self.connection.close()  # the process sees the end of its tasks
+        self.process.join(5)
+        self.process.kill()
+        self.process.join()
+
+
+class Pool:
+    """Processes that take a module-level function; the first `world` of them are the ranks of a run."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._workers: list[Worker] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.nn.parallel", "ringlet", "numpy", "pytest"])
+
+    def run(
+        self, function: Callable[..., Any], world: int, *args: Any, join: str = "shared_memory", timeout: float = 60
+    ) -> list[Outcome]:
+        """`function(rank, world, *args)` on every rank; what became of each, errors included.
+
+        join: "shared_memory" or "threads" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
+        """
+        processes = 1 if join == "threads" else world
+        workers = self._staff(processes)
+        store = str(self._folder / f"store-{next(self._numbers)}")
+        for rank, worker in enumerate(workers):
+            worker.connection.send(Task(function, rank, world, args, join, store, timeout))
+        outcomes = self._collect(workers)
+        return outcomes[0] if isinstance(outcomes[0], list) else outcomes
+
+    def values(self, function: Callable[..., Any], world: int, *args: Any, **options: Any) -> list[Any]:
+        """What `function` returned on every rank; fails the test where a rank did not return."""
+        outcomes = self.run(function, world, *args, **options)
+        failed = [outcome for outcome in outcomes if outcome.kind is not None]
+        # A rank that fails its own check takes its peers with it: the cause first.
+        failed.sort(key=lambda outcome: outcome.kind in ("PeerLost", "Timeout"))
+        if failed:
+            pytest.fail("\n".join(map(str, failed)), pytrace=False)
+        return [outcome.value for outcome in outcomes]
+
+    def processes(self, world: int) -> list[Any]:
+        """The processes of the next run of `world` ranks, for tests that stop or kill them."""
+        return [worker.process for worker in self._staff(world)]
+
+    def end(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+
+    def _staff(self, processes: int) -> list[Worker]:
+        before = {name: os.environ.get(name) for name in LIMITED}
+        os.environ.update(LIMITED)
+        try:
+            for index in range(processes):
+                if index == len(self._workers):
+                    self._workers.append(Worker(self._context))
+                elif not self._workers[index].process.is_alive():
+                    self._workers[index].end()
+                    self._workers[index] = Worker(self._context)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        return self._workers[:processes]
+
+    def _collect(self, workers: list[Worker]) -> list[Any]:
+        outcomes: list[Any] = [None] * len(workers)
+        deadline = time.monotonic() + HANG_SECONDS
+        waiting = {worker.connection: rank for rank, worker in enumerate(workers)}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    outcomes[rank] = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    workers[rank].process.join()
+                    outcomes[rank] = Outcome(rank, None, "died", f"exit code {workers[rank].process.exitcode}")
+            if not ready:
+                for connection in [connection for connection in waiting]:
+                    rank = waiting.pop(connection)
+                    os.kill(workers[rank].process.pid, 6)  # SIGABRT: faulthandler prints where it hangs
+                    workers[rank].process.join()
+                    outcomes[rank] = Outcome(rank, None, "hung", f"no answer in {HANG_SECONDS} s")
+        return outcomes

@@ -1,0 +1,372 @@
+"""The benchmark measures what it says: cases, data that shows faults, turns, pairing, and ranks that die."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ringlet.bench import peers, report, results
+from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, parse_bytes, sizes
+from ringlet.bench.cli import add_parsers, build_sweep
+from ringlet.bench.errors import BenchError
+from ringlet.bench.jobs import Job, Jobs
+from ringlet.bench.ranks import data
+from ringlet.bench.ranks.case import COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
+from ringlet.bench.run import plan_samples, run, turns
+
+ROOT = Path(__file__).parents[2]
+SMALL = Sweep(begin_bytes=4, end_bytes=4096, factor=32, rounds=2, sample_ms=1.0, memory=("ordinary",))
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parsers(parser.add_subparsers())
+    return parser.parse_args(["bench", *words])
+
+
+def bench(*words: str) -> int:
+    args = parse(*words)
+    return args.run(args)
+
+
+# ---- cases
+
+
+def test_sizes_are_whole_elements_and_blocks() -> None:
+    assert sizes(Sweep(begin_bytes=1, end_bytes=100, factor=4), 2) == [(4, 1), (16, 4), (64, 16)]
+    assert sizes(Sweep(begin_bytes=4, end_bytes=64, factor=4, collective="all_gather"), 3) == [(12, 1), (60, 5)]
+    assert [parse_bytes(text) for text in ("4", "64K", "256M", "1GiB")] == [4, 65536, 256 << 20, 1 << 30]
+    assert [format_bytes(size) for size in (4, 3000, 65536, 256 << 20)] == ["4 B", "3000 B", "64 KiB", "256 MiB"]
+    with pytest.raises(BenchError, match="is not a size"):
+        parse_bytes("4 apples")
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("reduce_scatter", 4) == bus_factor("all_gather", 4) == bus_factor("all_to_all", 4) == 0.75
+    assert bus_factor("broadcast", 4) == bus_factor("reduce", 4) == 1.0
+
+
+def test_flags_override_the_sweep_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('worlds = [4, 8]\npeers = ["gloo"]\nend_bytes = "1M"\nrounds = 7\n')
+    sweep = build_sweep(parse("--sweep", str(file), "--nproc", "2", "-c", "0"))
+    assert (sweep.worlds, sweep.peers, sweep.end_bytes, sweep.rounds, sweep.check) == (
+        (2,),
+        ("gloo",),
+        1 << 20,
+        7,
+        False,
+    )
+    file.write_text("ronuds = 7\n")
+    with pytest.raises(BenchError, match="ronuds"):
+        build_sweep(parse("--sweep", str(file)))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "benchmarks" / "sweeps").glob("*.toml")])
+def test_shipped_sweeps_are_valid(name: str) -> None:
+    sweep = build_sweep(parse("--sweep", name))
+    assert any(config.library == "ringlet" for config in sweep.configs())
+    assert any(config.library != "ringlet" for config in sweep.configs())
+
+
+@pytest.mark.parametrize("bad", [{"peers": ("nccl",)}, {"memory": ("pinned",)}, {"worlds": (0,)}, {"factor": 1}])
+def test_a_sweep_that_cannot_run_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(BenchError):
+        replace(SMALL, **bad)  # type: ignore[arg-type]
+
+
+def test_through_torch_there_is_no_choice_of_algorithm() -> None:
+    configs = replace(SMALL, algorithms=("ring", "butterfly"), via=("api", "torch"), peers=("gloo", "mpich")).configs()
+    assert [str(config) for config in configs] == [
+        "ringlet ring, ordinary", "ringlet butterfly, ordinary", "ringlet auto, ordinary, via torch", "gloo", "mpich",
+    ]  # fmt: skip
+
+
+# ---- data
+
+
+def exchanged(case: Case, seed: int) -> list[np.ndarray | None]:
+    """What each rank must receive, computed the plain way from what each rank sends."""
+    inputs = []
+    for rank in range(case.world):
+        buffer = np.empty(buffer_elements(case, rank)[0], dtype=case.dtype)
+        data.fill(buffer, data.input_table(case, rank, seed))
+        inputs.append(buffer)
+    blocks = [buffer.reshape(-1, case.count) for buffer in inputs]
+    root_only = [None] * (case.world - 1)
+    if case.collective in ("all_reduce", "reduce", "reduce_scatter"):
+        total = np.sum(inputs, axis=0).astype(case.dtype)
+        if case.collective == "reduce_scatter":
+            return list(total.reshape(case.world, -1))
+        return [total] * case.world if case.collective == "all_reduce" else [total, *root_only]
+    if case.collective == "broadcast":
+        return [inputs[0]] * case.world
+    if case.collective == "scatter":
+        return list(blocks[0])
+    if case.collective == "all_to_all":
+        return [np.concatenate([sent[rank] for sent in blocks]) for rank in range(case.world)]
+    everything = np.concatenate(inputs)
+    return [everything] * case.world if case.collective == "all_gather" else [everything, *root_only]
+
+
+def a_case(collective: str, world: int, count: int, dtype: str = "float32", op: str = "sum") -> Case:
+    blocks = 1 if collective in IN_PLACE else world
+    return Case(collective, "ring", "ordinary", "api", world, count * blocks * ITEM_BYTES[dtype], count, dtype, op)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("world", "count"), [(1, 5), (2, 1), (3, 4099), (5, 10000)])
+def test_expected_results(collective: str, world: int, count: int) -> None:
+    case = a_case(collective, world, count)
+    for rank, result in enumerate(exchanged(case, seed=3)):
+        segments = data.expected(case, rank, 3)
+        if result is None:
+            assert segments == []
+            continue
+        assert sum(elements for _, _, elements in segments) == len(result)
+        assert data.count_wrong(result, segments) == 0
+        broken = result.copy()
+        broken[-1] += 1
+        assert data.count_wrong(broken, segments) == 1
+
+
+def test_faults_show() -> None:
+    case = a_case("all_reduce", 4, 1 << 16)
+    (result, *_), segments = exchanged(case, seed=1), data.expected(case, 0, 1)
+    assert result is not None
+    swapped = np.concatenate([result[1 << 15 :], result[: 1 << 15]])
+    assert data.count_wrong(swapped, segments) > 30000, "blocks in the wrong places"
+    assert data.count_wrong(result, data.expected(case, 0, 2)) > 30000, "the result of the call before"
+    assert data.count_wrong(np.full_like(result, np.nan), segments) == 1 << 16
+    assert data.count_wrong(result[:-7], segments) == 7, "a short result"
+
+
+@pytest.mark.parametrize("op", ["avg", "product", "min", "max", "bxor"])
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_reductions_fit_their_dtype(op: str, dtype: str) -> None:
+    case = a_case("all_reduce", 5, 100, dtype, op)
+    inputs = np.array([data.input_table(case, rank, 0) for rank in range(5)])
+    plain = {"avg": np.mean, "product": np.prod, "min": np.min, "max": np.max, "bxor": np.bitwise_xor.reduce}[op]
+    assert np.array_equal(data.reduced_table(case, 0), plain(inputs, axis=0))
+    assert data.reduced_table(case, 0).max() <= 127
+
+
+# ---- turns and pairs
+
+
+def test_every_configuration_has_one_turn_per_round_and_size() -> None:
+    sweep = replace(SMALL, peers=("gloo", "openmpi", "mpich"), rounds=4)
+    configs = sweep.configs()
+    taken = list(turns(sweep, 2, configs))
+    assert set(Counter((config, case.bytes, round_) for config, case, round_ in taken).values()) == {1}
+    # What is compared is adjacent: the turns of one (round, size) follow each other.
+    groups = [(round_, case.bytes) for _, case, round_ in taken]
+    changes = sum(before != after for before, after in itertools.pairwise(groups))
+    assert changes == len(set(groups)) - 1
+    firsts = {taken[index][0] for index in range(0, len(taken), len(configs))}
+    assert len(firsts) > 1, "the order changes"
+
+
+@pytest.mark.parametrize("call_us", [0.0, 0.3, 19.0, 21.0, 150.0, 2e5])
+def test_measurements_are_of_bounded_length(call_us: float) -> None:
+    samples, batch = plan_samples(Sweep(sample_ms=50), call_us)
+    assert samples >= 5 and (batch == 1 or call_us < 20) and batch <= 100
+    assert samples * batch * call_us <= max(50e3 * 1.1, 5 * call_us)
+    assert plan_samples(Sweep(iterations=30), 1e6) == (30, 1)
+
+
+def a_row(library: str, time: float, round_: int, size: int = 4, **other: object) -> dict[str, object]:
+    row = {
+        "library": library, "collective": "all_reduce", "algorithm": "auto", "transport": "t", "memory": "ordinary",
+        "via": "api", "world": 2, "bytes": size, "count": size // 4, "dtype": "float32", "op": "sum",
+        "time_us_min": time, "time_us_p50": time, "time_us_p99": time, 
+        "algbw_gbps": 1.0, "busbw_gbps": 1.0, "wrong": 0, "round": round_,
+    }  # fmt: skip
+    return row | other
+
+
+def test_ratios_are_paired_within_a_round_against_the_best_peer() -> None:
+    rows = []
+    for round_, drift in enumerate((1.0, 10.0, 1.0)):
+        rows += [
+            a_row("ringlet", 2 * drift, round_),
+            a_row("mpich", 8 * drift, round_),
+            a_row("openmpi", 6 * drift, round_),
+        ]
+        rows += [a_row("ringlet", 5 * drift, round_, size=16), a_row("mpich", 60 * drift, round_, size=16)]
+    (found,) = results.compare(rows)
+    assert found.rivals == "best MPI" and found.ratios == {4: 3.0, 16: 12.0}
+    assert found.geometric_mean == pytest.approx(6.0)
+
+
+def test_compare_script(tmp_path: Path) -> None:
+    def files(*scales: float) -> list[str]:
+        names = []
+        for scale in scales:
+            path = tmp_path / f"{scale}.jsonl"
+            rows = [a_row(library, scale, round_) for round_ in range(3) for library in ("ringlet", "gloo")]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            names.append(str(path))
+        return names
+
+    def compare(*words: str) -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, str(ROOT / "benchmarks" / "compare.py"), *words]
+        return subprocess.run(script, capture_output=True, text=True, check=False)
+
+    assert compare(*files(2.0, 1.0)).returncode == 0
+    slower = compare(*files(1.0, 2.0))
+    assert slower.returncode == 1 and "0.500x  SLOWER" in slower.stdout
+    assert compare(*files(1.0, 2.0), "--relative-to", "gloo").returncode == 0, "drift divides out"
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps(a_row("ringlet", 1.0, 0, wrong=3)) + "\n")
+    assert compare(files(1.0)[0], str(other)).returncode == 2
+
+
+# ---- end to end
+
+
+def test_gloo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out" / "all.jsonl"
+    flags = ["--algorithms", "none", "--peers", "gloo", "-b", "4", "-e", "4K", "-f", "32", "--rounds", "2", "--ms", "1"]
+    assert bench(*flags, "--json", str(file), "--report", str(tmp_path / "report.md")) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [tuple(row) for row in rows] == [results.KEYS] * 6
+    assert {(row["bytes"], row["count"], row["round"]) for row in rows} == {
+        (size, size // 4, round_) for size in (4, 128, 4096) for round_ in (0, 1)
+    }
+    assert all(row["wrong"] == 0 and 0 < row["time_us_min"] <= row["time_us_p50"] <= row["time_us_p99"] for row in rows)
+    meta = json.loads(file.with_suffix(".meta.json").read_text())
+    assert meta["machine"]["cores"] >= 1 and meta["commit"] and "gloo" in meta["versions"]
+    assert "busbw" in capsys.readouterr().out
+    page = (tmp_path / "report.md").read_text()
+    assert "| hardware |" in page and "| commit |" in page and "| command |" in page
+    again = tmp_path / "again.md"
+    assert bench("--from", str(file), "--report", str(again)) == 0
+    assert again.read_text() == page
+
+
+def test_every_collective_end_to_end() -> None:
+    """On ranks that are started once: ringlet's registered and ordinary memory, and gloo."""
+    with Jobs(["ringlet/api", "gloo/torch"], 3, 60.0) as jobs:
+        for seed, collective in enumerate(COLLECTIVES):
+            for name, memory in (
+                ("ringlet/api", "registered"),
+                ("ringlet/api", "ordinary"),
+                ("gloo/torch", "ordinary"),
+            ):
+                case = replace(
+                    a_case(collective, 3, 10000), algorithm="auto", memory=memory, via=name.partition("/")[2]
+                )
+                command = {"do": "prepare", "case": asdict(case), "seed": seed, "warmup": 1, "check": True}
+                prepared = jobs[name].ask(command, 60.0)
+                assert [answer["wrong"] for answer in prepared] == [0, 0, 0], (collective, name, memory)
+                timed = jobs[name].ask({"do": "measure", "samples": 4, "batch": 3}, 60.0)
+                assert all(0 < answer["min"] <= answer["p50"] <= answer["p99"] for answer in timed)
+
+
+def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
+    outcome = run(replace(SMALL, memory=("registered", "ordinary"), via=("torch",), peers=("gloo",)))
+    assert {row["transport"] for row in outcome.rows} == {"shared_memory", "tcp"}
+    assert results.wrong_elements(outcome.rows) == 0
+    (first, second) = results.compare(outcome.rows)
+    assert {first.config.memory, second.config.memory} == {"registered", "ordinary"} and first.rivals == "gloo"
+    pytest.importorskip("matplotlib")
+    from ringlet.bench.plot import plot
+
+    plot(outcome.rows, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
+
+
+@pytest.mark.parametrize("peer", peers.installed())
+@pytest.mark.parametrize("world", [2, 4])
+def test_mpi_end_to_end(peer: str, world: int) -> None:
+    outcome = run(replace(SMALL, worlds=(world,), algorithms=(), peers=(peer,), rounds=1))
+    assert [row["library"] for row in outcome.rows] == [peer] * 3
+    assert results.wrong_elements(outcome.rows) == 0
+
+
+def test_what_a_library_cannot_do_is_told() -> None:
+    outcome = run(replace(SMALL, algorithms=(), peers=("gloo",), op="avg"))
+    assert outcome.rows == [] and outcome.refused == {"gloo": "gloo has no average"}
+
+
+def test_wrong_elements_fail_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wrong.jsonl"
+    file.write_text(json.dumps(a_row("ringlet", 1.0, 0, wrong=3)) + "\n")
+    assert bench("--from", str(file)) == 1
+    assert "3 wrong elements" in capsys.readouterr().err
+
+
+# ---- what goes wrong
+
+
+def test_a_named_peer_that_is_missing_stops_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "repository", lambda: tmp_path)
+    with pytest.raises(BenchError, match="no environment for mpich: run `make peers`"):
+        run(replace(SMALL, peers=("gloo", "mpich")))
+    assert bench("--peers", "mpich") == 2
+
+
+def test_a_peer_not_named_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "repository", lambda: tmp_path)
+    assert build_sweep(parse()).peers == ("gloo",)
+    assert "run `make peers`" in capsys.readouterr().err
+
+
+def processes_of(jobs: Jobs) -> list[int]:
+    """Processes whose command line names the jobs' private folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(jobs._folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", ["gloo/torch", "ringlet/api"])
+def test_a_rank_that_dies_ends_everything(name: str) -> None:
+    jobs = Jobs([name], 2, 60.0)
+    with pytest.raises(BenchError, match=rf"{name}, 2 ranks: rank 1 (died|is gone)"), jobs as started:
+        assert len(processes_of(jobs)) == 2
+        started[name]._processes[1].kill()
+        started[name]._processes[1].wait()
+        started[name].ask({"do": "measure", "samples": 1, "batch": 1}, 60.0)
+    assert processes_of(jobs) == []
+    assert not jobs._folder.exists()
+
+
+def test_a_rank_that_fails_says_why() -> None:
+    case = Config("ringlet", "nosuch", "ordinary", "api")
+    with pytest.raises(BenchError, match=r"ringlet/api, 2 ranks: rank \d failed during prepare:[\s\S]*nosuch"):
+        run(replace(SMALL, algorithms=(case.algorithm,)))
+
+
+def test_a_job_that_does_not_start_says_what_it_printed(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "import sys; sys.exit('no libmpi here')"]
+    job = Job("mpich/mpi4py", 1, [program], {}, tmp_path)
+    job._processes[0].wait()
+    with pytest.raises(BenchError, match=r"mpich/mpi4py, 1 ranks: ended with status 1[\s\S]*no libmpi here"):
+        job.check_alive()
+    job.kill()
+
+
+def test_plain_table_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for module in ("rich.console", "rich.table"):
+        monkeypatch.setitem(sys.modules, module, None)
+    report.show([a_row("ringlet", 2.0, 0), a_row("gloo", 9.0, 0)], {"machine": {"cores": 1}})
+    printed = capsys.readouterr().out
+    assert "all_reduce of float32, 2 ranks on 1 cores (oversubscribed)" in printed and "4.50x" in printed

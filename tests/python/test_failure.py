@@ -1,0 +1,338 @@
+"""What a failure of one rank becomes on the others: the right kind of error, in time, naming what happened."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import time
+
+import pytest
+import ringlet
+import torch
+import torch.distributed as dist
+from ranks import TRANSPORTS
+
+PROMISE_SECONDS = 1.0
+
+
+# --- a rank is killed -----------------------------------------------------------------------------------------------
+
+
+def die(stamp: str) -> None:
+    """Writes the time and ends this process as kill -9 does."""
+    pathlib.Path(stamp).write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises_peer_lost(act, stamp: str, victim: int) -> str:
+    with pytest.raises(ringlet.PeerLost) as caught:
+        act()
+    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    assert late < PROMISE_SECONDS, f"PeerLost {late:.2f} s after the kill"
+    assert f"the process of rank {victim} is gone" in str(caught.value)
+    return str(caught.value)
+
+
+def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
+    victim = world - 1
+    count = 16 << 20 if moment == "middle" else 1000
+    tensor = ringlet.empty(count).fill_(1)
+    ringlet.barrier()
+    if rank == victim:
+        if moment == "middle":
+            ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True)
+            while tensor[0] == 1 and tensor[count // 2] == 1 and tensor[-1] == 1:
+                pass  # until the first results are there
+        die(stamp)
+
+    def act():
+        if mode == "sync":
+            ringlet.all_reduce(tensor, algorithm=algorithm)
+        else:
+            works = [ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True) for _ in range(4)]
+            works[0].wait()
+
+    text = raises_peer_lost(act, stamp, victim)
+    assert f"rank {rank} of {world} in all_reduce #1 ({algorithm}, sum, float32, {count} elements)" in text
+    for _ in range(2):
+        with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+            ringlet.all_reduce(torch.ones(3))
+    with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+        ringlet.send(torch.ones(3), (rank + 1) % world)
+
+
+def survivors(outcomes, victim):
+    """Fails the test unless exactly the victim died."""
+    wrong = [outcome for outcome in outcomes if outcome.kind != ("died" if outcome.rank == victim else None)]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("moment", ["before", "middle"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "two_shot"])
+def test_killed_in_all_reduce(pool, tmp_path, world, moment, mode, algorithm):
+    arguments = (str(tmp_path / "stamp"), moment, mode, algorithm)
+    survivors(pool.run(lose_a_peer_in_all_reduce, world, *arguments), world - 1)
+
+
+def lose_a_peer_elsewhere(rank, world, stamp, what):
+    victim = world - 1
+    ringlet.barrier()
+    if rank == victim:
+        die(stamp)
+    big = torch.ones(1 << 20)
+    acts = {
+        "recv": lambda: ringlet.recv(big, victim),
+        "send": lambda: ringlet.send(big, victim),  # more than fits in the slabs
+        "send registered": lambda: ringlet.send(ringlet.empty(1 << 20), victim),
+        "async recv": lambda: ringlet.recv(big, victim, async_op=True).wait(),
+        "barrier": ringlet.barrier,
+        "broadcast": lambda: ringlet.broadcast(big, victim),
+        "gather": lambda: ringlet.gather(torch.ones(world << 20) if rank == 0 else None, big),
+    }
+    if what == "gather" and rank != 0:  # only the root misses the victim at once
+        acts["gather"] = lambda: (ringlet.gather(None, big), ringlet.barrier())
+    raises_peer_lost(acts[what], stamp, victim)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("what", ["recv", "send", "send registered", "async recv", "barrier", "broadcast", "gather"])
+def test_killed_in_other_calls(pool, tmp_path, world, what):
+    survivors(pool.run(lose_a_peer_elsewhere, world, str(tmp_path / "stamp"), what), world - 1)
+
+
+def lose_a_peer_in_backend(rank, world, stamp, what):
+    victim = world - 1
+    dist.barrier()
+    if rank == victim:
+        die(stamp)
+    tensor = torch.ones(1 << 18)
+    acts = {
+        "sync": lambda: dist.all_reduce(tensor),
+        "async": lambda: dist.all_reduce(tensor, async_op=True).wait(),
+        "recv": lambda: dist.recv(tensor, victim),
+        "future": lambda: dist.all_reduce(tensor, async_op=True).get_future().wait(),
+    }
+    with pytest.raises(RuntimeError, match=f"the process of rank {victim} is gone") as caught:
+        acts[what]()
+    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    assert late < PROMISE_SECONDS, f"{late:.2f} s after the kill"
+    if what != "future":  # a Future keeps the message of an error, not its class
+        assert type(caught.value) is ringlet.PeerLost
+    with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+        dist.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("what", ["sync", "async", "recv", "future"])
+def test_killed_in_the_backend(pool, tmp_path, world, what):
+    arguments = (str(tmp_path / "stamp"), what)
+    survivors(pool.run(lose_a_peer_in_backend, world, *arguments, join="dist:ringlet"), world - 1)
+
+
+# --- a rank leaves, or fails outside --------------------------------------------------------------------------------
+
+
+def leave_early(rank, world):
+    ringlet.all_reduce(torch.ones(10))
+    if rank == world - 1:
+        ringlet.finalize()
+        return
+    with pytest.raises(ringlet.PeerLost, match=rf"rank {world - 1} left the group|reported: .* left the group"):
+        ringlet.all_reduce(torch.ones(10))
+
+
+def abort_pending(rank, world):
+    if rank == 0:
+        work = ringlet.all_reduce(torch.ones(10), async_op=True)
+        ringlet.current().abort("rank 0 has had enough")
+        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
+            work.wait()
+        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
+            ringlet.all_reduce(torch.ones(10))
+    else:
+        with pytest.raises(ringlet.PeerLost, match="left the group"):
+            for _ in range(3):
+                ringlet.all_reduce(torch.ones(10))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("function", [leave_early, abort_pending])
+def test_a_rank_that_goes(pool, transport, world, function):
+    pool.values(function, world, join=transport)
+
+
+# --- a rank is stuck ------------------------------------------------------------------------------------------------
+
+LIMIT = 0.4
+
+
+def stall(rank, world, store, what, algorithm):
+    """The last rank does something else until the others have had their Timeout."""
+    others = dist.FileStore(store, world)
+    ringlet.all_reduce(torch.ones(1))
+    if rank == world - 1:
+        others.wait([f"done {q}" for q in range(world - 1)])
+        return ""
+    start = time.monotonic()
+    with pytest.raises(ringlet.Timeout) as caught:
+        if what == "sync":
+            ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT)
+        elif what == "async":
+            ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT, async_op=True).wait()
+        else:
+            ringlet.recv(torch.ones(1000), world - 1, timeout=LIMIT)
+    waited = time.monotonic() - start
+    others.set(f"done {rank}", "")
+    assert LIMIT - 0.05 <= waited < LIMIT + PROMISE_SECONDS, f"Timeout after {waited} s"
+    with pytest.raises(ringlet.Timeout, match="this group failed before"):
+        ringlet.all_reduce(torch.ones(1000))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("what", "algorithm"), [("sync", "ring"), ("async", "ring"), ("sync", "one_shot")])
+def test_stalled_rank_times_out(pool, tmp_path, transport, world, what, algorithm):
+    *texts, _ = pool.values(stall, world, str(tmp_path / "others"), what, algorithm, join=transport)
+    for rank, text in enumerate(texts):
+        call = rf"rank {rank} of {world} in all_reduce #1 \({algorithm}, sum, float32, 1000 elements\), 0 of 4000 bytes"
+        assert re.match(call + r" done, round \d", text), text
+        assert f"waited 0.4 s for rank {world - 1}" in text or "reported: rank" in text, text
+    assert any(f"waited 0.4 s for rank {world - 1}" in text for text in texts)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stalled_sender_times_out(pool, tmp_path, transport):
+    text, _ = pool.values(stall, 2, str(tmp_path / "others"), "recv", "", join=transport)
+    wanted = "rank 0 of 2 in recv from rank 1 (1000 elements of float32), 0 of 4000 bytes done: waited 0.4 s for rank 1"
+    assert text.startswith(wanted), text
+
+
+def wait_briefly(rank, world, store):
+    others = dist.FileStore(store, world)
+    if rank == 0:
+        work = ringlet.all_reduce(tensor := torch.ones(10), async_op=True)
+        with pytest.raises(ringlet.Timeout, match="not complete after 50 ms of waiting; it goes on"):
+            work.wait(0.05)
+        assert not work.done()
+        others.set("tried", "")
+        work.wait(30)
+    else:
+        others.wait(["tried"])
+        ringlet.all_reduce(tensor := torch.ones(10))
+    assert tensor.tolist() == [world] * 10
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_wait_that_times_out_leaves_the_call_running(pool, tmp_path, transport):
+    pool.values(wait_briefly, 2, str(tmp_path / "others"), join=transport)
+
+
+# --- calls that do not match ----------------------------------------------------------------------------------------
+
+MISMATCHES = {
+    "op": (lambda x: ringlet.all_reduce(x, "sum"), lambda x: ringlet.all_reduce(x, "max"), ("sum", "max")),
+    "dtype": (
+        lambda x: ringlet.all_reduce(x),
+        lambda x: ringlet.all_reduce(x.to(torch.int32)),
+        ("float32", "int32"),
+    ),
+    "same bytes": (
+        lambda x: ringlet.all_reduce(x),
+        lambda x: ringlet.all_reduce(x.to(torch.bfloat16).repeat(2)),
+        ("float32", "bfloat16"),
+    ),
+    "count": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.all_reduce(x.repeat(2)), ("elements", "elements")),
+    "no elements": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.all_reduce(x[:0]), ("elements", " 0 elements")),
+    "algorithm": (
+        lambda x: ringlet.all_reduce(x, algorithm="ring"),
+        lambda x: ringlet.all_reduce(x, algorithm="butterfly"),
+        ("ring", "butterfly"),
+    ),
+    "broadcast root": (lambda x: ringlet.broadcast(x, 0), lambda x: ringlet.broadcast(x, 1), ("root 0", "root 1")),
+    "broadcast tree root": (
+        lambda x: ringlet.broadcast(x, 0, algorithm="tree"),
+        lambda x: ringlet.broadcast(x, 1, algorithm="tree"),
+        ("root 0", "root 1"),
+    ),
+    "reduce root": (lambda x: ringlet.reduce(x, 0), lambda x: ringlet.reduce(x, 1), ("root 0", "root 1")),
+    "scatter root": (
+        lambda x: ringlet.scatter(x, x.repeat(world_of()), 0) if rank_of() == 0 else ringlet.scatter(x, None, 0),
+        lambda x: ringlet.scatter(x, x.repeat(world_of()), 1) if rank_of() == 1 else ringlet.scatter(x, None, 1),
+        ("root 0", "root 1"),
+    ),
+    "gather root": (
+        lambda x: ringlet.gather(x.repeat(world_of()) if rank_of() == 0 else None, x, 0),
+        lambda x: ringlet.gather(x.repeat(world_of()) if rank_of() == 1 else None, x, 1),
+        ("root 0", "root 1"),
+    ),
+    "order": (
+        lambda x: (ringlet.all_reduce(x), ringlet.broadcast(x, 0)),
+        lambda x: (ringlet.broadcast(x, 0), ringlet.all_reduce(x)),
+        ("all_reduce #", "broadcast #"),
+    ),
+    "collective": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.barrier(), ("all_reduce #", "barrier #")),
+    "async": (
+        lambda x: [ringlet.all_reduce(x, async_op=True) for _ in range(3)][-1].wait(),
+        lambda x: [ringlet.all_reduce(x, op, async_op=True) for op in ("sum", "min", "sum")][-1].wait(),
+        ("sum", "min"),
+    ),
+}
+
+
+def rank_of() -> int:
+    return ringlet.current().rank
+
+
+def world_of() -> int:
+    return ringlet.current().world
+
+
+def mismatch(rank, world, name, count):
+    """Rank 1 does the other thing; twice the matching call before, so that both parities have been used."""
+    first, second, words = MISMATCHES[name]
+    for _ in range(2):
+        ringlet.all_reduce(torch.ones(3))
+    tensor = torch.ones(count)
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        (second if rank == 1 else first)(tensor)
+        ringlet.barrier()  # a rank that needs nothing of the others for its own call hears of it here
+    text = str(caught.value)
+    assert "calls do not match: rank" in text and "all ranks of a group must make the same calls" in text, text
+    for word in words:
+        assert word in text, text
+    with pytest.raises(ringlet.InvalidUsage, match="this group failed before"):
+        ringlet.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("count", [4, 30_000])
+def test_calls_that_differ_are_named_on_every_rank(pool, transport, world, count):
+    wrong = []
+    for name in MISMATCHES:
+        outcomes = pool.run(mismatch, world, name, count, join=transport, timeout=20)
+        wrong += [f"{name}: {outcome}" for outcome in outcomes if outcome.kind is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+def mismatched_message(rank, world):
+    """The sender, whose message fits into a slab, hears of it in its next call."""
+    both = "rank 0 sends 10 elements of float32, rank 1 receives 12 elements of float32"
+    if rank == 0:
+        ringlet.send(torch.ones(10), 1)
+        with pytest.raises(ringlet.InvalidUsage, match=both):
+            ringlet.recv(torch.ones(10), 1)
+    else:
+        with pytest.raises(ringlet.InvalidUsage, match=both):
+            ringlet.recv(torch.ones(12), 0)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_that_differ(pool, transport):
+    pool.values(mismatched_message, 2, join=transport)

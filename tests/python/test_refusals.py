@@ -1,0 +1,322 @@
+"""Calls that cannot be right are refused before anything moves, with advice; and the end of a group leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pathlib
+import threading
+
+import numpy
+import pytest
+import ringlet
+import torch
+import torch.distributed as dist
+from ringlet import _C
+
+ONES = torch.ones(6)
+
+# (what, call of (rank, world), what the message says); every one of InvalidUsage, with a group of two
+REFUSED = [
+    ("not contiguous", lambda r, w: ringlet.all_reduce(torch.ones(4, 4).t()), r"not contiguous \(sizes .*\.contiguous"),
+    ("every second", lambda r, w: ringlet.all_reduce(torch.ones(9)[::2]), "not contiguous"),
+    ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta, .* ringlet doctor"),
+    ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse; make it dense"),
+    ("dtype", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "ringlet has no dtype UInt16"),
+    ("list", lambda r, w: ringlet.all_reduce([1.0, 2.0]), "a list is neither a torch tensor nor a numpy array"),
+    ("none", lambda r, w: ringlet.all_reduce(None), "a NoneType is neither"),
+    ("numpy strided", lambda r, w: ringlet.all_reduce(numpy.ones((4, 4)).T), "not C-contiguous; pass numpy.ascontig"),
+    ("numpy read-only", lambda r, w: ringlet.all_reduce(read_only()), "read-only; pass a copy"),
+    ("numpy dtype", lambda r, w: ringlet.all_reduce(numpy.array(["a"])), "array of dtype <U1"),
+    ("algorithm", lambda r, w: ringlet.all_reduce(ONES, algorithm="rings"), 'no algorithm "rings".*auto, ring, butterf'),
+    ("other's", lambda r, w: ringlet.broadcast(ONES, algorithm="ring"), 'broadcast has no algorithm "ring".*tree, star'),
+    ("algorithm none", lambda r, w: ringlet.all_reduce(ONES, algorithm=None), "algorithm must be a string"),
+    ("op", lambda r, w: ringlet.all_reduce(ONES, "mean"), 'op "mean" is not one of sum, avg, product'),
+    ("op number", lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
+    ("root", lambda r, w: ringlet.broadcast(ONES, 2), "root 2 is not a rank of a group of 2"),
+    ("root below", lambda r, w: ringlet.reduce(ONES, -1), "root -1 is not a rank"),
+    ("timeout", lambda r, w: ringlet.all_reduce(ONES, timeout=0), "timeout 0 is not positive"),
+    ("timeout below", lambda r, w: ringlet.barrier(timeout=-1.5), "timeout -1.5 is not positive"),
+    ("overlap", lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input overlap"),
+    ("same", lambda r, w: ringlet.all_to_all(ONES, ONES), "all_to_all: output and input overlap"),
+    ("all_gather size", lambda r, w: ringlet.all_gather(torch.ones(7), torch.ones(3)), "output has 7 elements, 6 elements"),
+    ("all_gather dtype", lambda r, w: ringlet.all_gather(torch.ones(6), torch.ones(3).int()), "output is Float, input is Int"),
+    ("scatter odd", lambda r, w: ringlet.reduce_scatter(torch.ones(3), torch.ones(7)), "7 elements do not divide into 2"),
+    ("scatter size", lambda r, w: ringlet.reduce_scatter(torch.ones(4), ONES), "output has 4 elements, 3 elements"),
+    ("to all odd", lambda r, w: ringlet.all_to_all(torch.ones(7), torch.ones(7)), "7 elements do not divide into 2"),
+    ("out of place", lambda r, w: ringlet.all_reduce(ONES, output=torch.ones(5)), "output has 5 elements"),
+    ("gather nothing", lambda r, w: ringlet.gather(None, ONES, r), "gather: this rank must give an output tensor"),
+    ("scatter nothing", lambda r, w: ringlet.scatter(ONES, None, r), "scatter: this rank must give an input tensor"),
+    ("to itself", lambda r, w: ringlet.send(ONES, r), r"send to rank \d: rank \d of 2 has no such peer"),
+    ("from nobody", lambda r, w: ringlet.recv(ONES, 5), "recv from rank 5: rank . of 2 has no such peer"),
+    ("message strided", lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
+    ("init again", lambda r, w: ringlet.init(r, w, dist.HashStore()), "init.. was called before; ringlet.finalize"),
+    ("group twice", lambda r, w: ringlet.new_group([0, 0]), "not distinct ranks of a group of 2"),
+    ("group of nobody", lambda r, w: ringlet.new_group([]), "not distinct ranks"),
+    ("group outside", lambda r, w: ringlet.new_group([0, 2]), "not distinct ranks"),
+    ("group timeout", lambda r, w: ringlet.new_group([0, 1], timeout=0), "timeout 0 is not positive"),
+    ("empty", lambda r, w: ringlet.empty(-3), "negative"),
+]
+
+
+def read_only() -> numpy.ndarray:
+    array = numpy.ones(4)
+    array.flags.writeable = False
+    return array
+
+
+def refusals(rank: int, world: int) -> None:
+    wrong = []
+    ordinary = ringlet.all_reduce
+    for name, act, says in REFUSED:
+        for attempt in (act,):
+            try:
+                with pytest.raises(ringlet.InvalidUsage, match=says):
+                    attempt(rank, world)
+            except (Exception, pytest.fail.Exception) as error:
+                wrong.append(f"{name}: {type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
+    assert ordinary(torch.ones(2)).tolist() == [2, 2], "the group works on, and nobody is out of step"
+    with pytest.raises(ValueError, match="op"):  # InvalidUsage is a ValueError and a RuntimeError
+        ringlet.all_reduce(ONES, "mean")
+    assert ringlet.current().handle.sequence == 1
+
+
+def test_what_cannot_be_right_is_refused(pool):
+    pool.values(refusals, 2)
+
+
+def around_a_group(rank: int, world: int, store: str) -> None:
+    for act in (lambda: ringlet.all_reduce(ONES), ringlet.barrier, ringlet.current, lambda: ringlet.new_group([0])):
+        with pytest.raises(ringlet.InvalidUsage, match="no group yet: call ringlet.init"):
+            act()
+    ringlet.finalize()  # nothing to leave
+    for wrong, says in (
+        ({"rank": 2, "world": 2}, "rank 2 of world 2 does not exist"),
+        ({"rank": -1, "world": 2}, "rank -1 of world 2 does not exist"),
+        ({"rank": 0, "world": 0}, "rank 0 of world 0 does not exist"),
+        ({"rank": 0, "world": 2, "timeout": 0}, "timeout 0 is not positive"),
+        ({"rank": 0, "world": 2, "transport": "pigeon"}, 'transport "pigeon" is not one of shared_memory, threads'),
+        ({"world": 2}, "no rank: give it, or start with torchrun"),
+        ({"rank": 0}, "no world_size: give it, or start with torchrun"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=says):
+            ringlet.init(**{"store": dist.HashStore(), **wrong})
+    with pytest.raises(ringlet.InvalidUsage, match="no store: give store=, or start with torchrun"):
+        ringlet.init(0, 2)
+    group = ringlet.init(rank, world, dist.FileStore(store, world))
+    assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
+    work = ringlet.all_reduce(torch.ones(4), async_op=True)
+    ringlet.finalize()
+    work.wait()
+    for act in (lambda: ringlet.all_reduce(ONES, group=group), lambda: ringlet.send(ONES, 1 - rank, group=group)):
+        with pytest.raises(ringlet.InvalidUsage, match="on a group that was closed"):
+            act()
+    with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
+        ringlet.all_reduce(ONES)
+    ringlet.finalize()
+
+
+def test_before_and_after_a_group(pool, tmp_path, monkeypatch):
+    pool.values(around_a_group, 2, str(tmp_path / "store"), join="nothing")
+
+
+def missing_rank(rank: int, world: int, store: str) -> str:
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.init(rank, world + 1, dist.FileStore(store, world + 1), timeout=0.5)
+    return str(caught.value)
+
+
+def missing_thread(rank: int, world: int) -> str:
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.init(0, 2, transport="threads", timeout=0.2, name="incomplete")
+    assert "rank 0 waited in vain for thread(s) of rank 1" in str(caught.value)
+    with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
+        ringlet.current()
+
+
+def test_a_rank_that_does_not_come_is_named(pool, tmp_path):
+    for text in pool.values(missing_rank, 2, str(tmp_path / "store"), join="nothing"):
+        assert "has that rank failed or not started?" in text and "/2" in text, text
+    pool.values(missing_thread, 1, join="nothing")
+
+
+# --- spawn ----------------------------------------------------------------------------------------------------------
+
+
+def fails_on_rank_one(rank: int, folder: str) -> None:
+    ringlet.barrier()
+    if rank == 1:
+        raise KeyError("the reason")
+    pathlib.Path(folder, f"{rank}").touch()
+    ringlet.all_reduce(torch.ones(10))
+
+
+def dies_on_rank_one(rank: int, folder: str) -> None:
+    ringlet.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    ringlet.all_reduce(torch.ones(10))
+
+
+def adds(rank: int, folder: str) -> None:
+    total = ringlet.all_reduce(torch.full((3,), rank + 1.0))
+    pathlib.Path(folder, f"{rank}").write_text(f"{total.tolist()} {ringlet.current().transport}")
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
+def test_spawn_runs_ranks(tmp_path, transport):
+    ringlet.spawn(adds, 2, (str(tmp_path),), transport=transport)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert texts == {str(rank): f"[3.0, 3.0, 3.0] {transport}" for rank in range(2)}
+    with pytest.raises(ringlet.InvalidUsage, match="nprocs=0"):
+        ringlet.spawn(adds, 0)
+
+
+def test_spawn_shows_the_traceback_of_the_rank_that_failed(tmp_path):
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException) as caught:
+        ringlet.spawn(fails_on_rank_one, 2, (str(tmp_path),))
+    assert 'KeyError: \'the reason\'' in str(caught.value) and "in fails_on_rank_one" in str(caught.value)
+    assert caught.value.error_index == 1
+    assert multiprocessing.active_children() == [] or all("Fork" in p.name for p in multiprocessing.active_children())
+
+
+def test_spawn_tells_which_rank_died(tmp_path):
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL") as caught:
+        ringlet.spawn(dies_on_rank_one, 2, (str(tmp_path),))
+    assert caught.value.error_index == 1
+
+
+def test_spawned_threads_show_the_traceback_of_the_rank_that_failed(tmp_path):
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="rank 1 of 3 .a thread. failed:") as caught:
+            ringlet.spawn(fails_on_rank_one, 3, (str(tmp_path),), transport="threads")
+        assert "KeyError: 'the reason'" in str(caught.value) and isinstance(caught.value.__cause__, KeyError)
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------------------
+
+
+def descriptors() -> list[str]:
+    names = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{entry}").split(":")[0])
+        except FileNotFoundError:
+            continue  # the listing's own
+    return sorted(names)
+
+
+def mappings() -> int:
+    return sum("ringlet-heap" in line for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
+
+
+def come_and_go(rank: int, world: int, folder: str, how: str) -> None:
+    """Groups made and left again and again, in good order or not; what the process holds stays as after the first."""
+    held = []
+    for cycle in range(20):
+        store = dist.FileStore(f"{folder}/{how}-{cycle}", world)
+        if how == "backend":
+            dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
+            dist.all_reduce(torch.ones(100_000), async_op=True).wait()
+            dist.send(torch.ones(5), 1) if rank == 0 else dist.recv(torch.ones(5), 0)
+            dist.destroy_process_group()
+        else:
+            ringlet.init(rank, world, store)
+            ringlet.all_reduce(ringlet.empty(300_000).fill_(1), async_op=True).wait()
+            ringlet.all_reduce(torch.ones(300_000))
+            part = ringlet.new_group([1, 0])
+            work = ringlet.recv(torch.ones(4), 1 - part.rank, group=part, async_op=True)
+            ringlet.send(torch.ones(4), 1 - part.rank, group=part)
+            work.wait()
+            if how == "mismatch":
+                with pytest.raises(ringlet.InvalidUsage):
+                    ringlet.all_reduce(torch.ones(50_000 + rank), timeout=20)
+            ringlet.finalize()
+            del part, work
+        del store
+        gc.collect()
+        held.append((descriptors(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task"))))
+    assert held[1] == held[-1], f"after the second cycle {held[1]}, after the last {held[-1]}"
+
+
+@pytest.mark.parametrize("how", ["good order", "mismatch", "backend"])
+def test_groups_leave_nothing_in_the_process(pool, tmp_path, how):
+    pool.values(come_and_go, 2, str(tmp_path), how, join="nothing")
+
+
+def resident_kib() -> int:
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1])
+    raise AssertionError("no RssShmem")
+
+
+def memory_given_back(rank: int, world: int, folder: str) -> None:
+    sizes = []
+    for cycle in range(4):
+        before = _C.heap()["allocated_bytes"]
+        ringlet.init(rank, world, dist.FileStore(f"{folder}/{cycle}", world))
+        kept = ringlet.empty(8 << 20).fill_(1)
+        ringlet.all_reduce(kept)
+        ringlet.all_reduce(torch.ones(8 << 20))
+        assert _C.heap()["allocated_bytes"] >= before + (32 << 20)
+        ringlet.barrier()
+        ringlet.finalize()
+        del kept
+        gc.collect()
+        sizes.append((_C.heap()["allocated_bytes"] - before, resident_kib()))
+    # A group keeps its control page (a few KiB), so that peers that look late see that it left; its stages go.
+    allocated, resident = sizes[-1]
+    assert allocated < 16 << 20 and resident - sizes[0][1] < 2048, sizes
+
+
+def test_memory_of_a_group_is_given_back(pool, tmp_path):
+    pool.values(memory_given_back, 2, str(tmp_path), join="nothing")
+
+
+def forgotten_handles(rank: int, world: int) -> int:
+    """Work handles and tensors dropped at once live until their call is done, and no longer."""
+    before = _C.heap()["allocated_bytes"]
+    for _ in range(30):
+        ringlet.all_reduce(ringlet.empty(200_000).fill_(1), async_op=True)
+    ringlet.all_reduce(torch.ones(1))
+    ringlet.barrier(async_op=True).wait()
+    gc.collect()
+    return _C.heap()["allocated_bytes"] - before
+
+
+def test_dropped_handles_let_their_tensors_go(pool):
+    assert pool.values(forgotten_handles, 2) == [0, 0]
+
+
+def ringlet_sockets() -> list[str]:
+    return [line for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "ringlet-" in line]
+
+
+def killed_while_meeting(rank: int, world: int, store: str) -> None:
+    if rank == 1:
+        dist.FileStore(store, world).wait(["here"])
+        os.kill(os.getpid(), 9)
+    dist.FileStore(store, world).set("here", "")
+    with pytest.raises(ringlet.Timeout):
+        ringlet.init(rank, world, dist.FileStore(store, world), timeout=0.5)
+
+
+def test_nothing_is_left_on_the_machine(pool, tmp_path):
+    """After groups that ended well, that failed, and processes that were killed, in use and while meeting."""
+    before = set(os.listdir("/dev/shm"))
+    pool.run(killed_while_meeting, 2, str(tmp_path / "store"), join="nothing")
+    pool.run(die_in_use, 3)
+    pool.values(come_and_go, 2, str(tmp_path), "mismatch", join="nothing")
+    assert {name for name in os.listdir("/dev/shm") if name not in before and not name.startswith("sem.")} == set()
+    assert ringlet_sockets() == []
+
+
+def die_in_use(rank: int, world: int) -> None:
+    ringlet.all_reduce(torch.ones(10))
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(ringlet.PeerLost):
+        ringlet.all_reduce(torch.ones(10))
