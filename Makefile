@@ -20,13 +20,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := python tests examples benchmarks csrc/bindings setup.py
 DRAW_ALL := import pathlib, sys; from ringlet import schedule as s; \
   [pathlib.Path(sys.argv[1], f"{c}-{a}.svg").write_text(s(a, c, world=4).svg(), encoding="utf-8") for a, c, _ in s.algorithms()]
+CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
 SAY = @printf '\n== %s\n'
 
 # An importable torch of the range that pyproject.toml names is used as it is.
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test bench check peers lint docs-pictures clean
+.PHONY: help demo test bench check peers lint format docs-pictures clean
 .PHONY: extension install cpp-test python-test sanitizers asan tsan
 
 help:
@@ -36,6 +37,7 @@ help:
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
 	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
 	@echo "make lint           ruff, clang-format and mypy"
+	@echo "make format         what of lint can be put right by itself"
 	@echo "make docs-pictures  draw every schedule again, to docs/pictures/"
 	@echo "make clean          remove what all of these made"
 
@@ -62,8 +64,14 @@ lint: $(STAMPS)/lint
 	$(SAY) "lint"
 	@$(BIN)/ruff check $(PYTHON_FILES)
 	@$(BIN)/ruff format --check $(PYTHON_FILES)
-	@$(BIN)/clang-format --dry-run --Werror $$(find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	@$(BIN)/mypy
+
+format: $(STAMPS)/lint
+	$(SAY) "format"
+	@$(BIN)/ruff check -q --fix $(PYTHON_FILES) || true
+	@$(BIN)/ruff format $(PYTHON_FILES)
+	@$(BIN)/clang-format -i $(CPP_FILES)
 
 docs-pictures: install
 	$(SAY) "pictures"

@@ -61,7 +61,8 @@ def replace(built, place):
 
 
 setup(
-    license="Apache-2.0",  # here and not in pyproject.toml, where setuptools before 77 and from 2027 disagree on its form
+    # Not in pyproject.toml, where setuptools before 77 and from 2027 on disagree on its form.
+    license="Apache-2.0",
     ext_modules=[Extension("ringlet._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

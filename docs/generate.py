@@ -1,4 +1,4 @@
-"""Draws docs/pictures and writes the tables of docs/algorithms.md, all from the schedules themselves.
+"""Draws docs/pictures, and writes the tables of the pages: from the schedules themselves and the constants in csrc/.
 
     make docs-pictures          (or: python docs/generate.py)
 
@@ -7,6 +7,7 @@ Deterministic: the same schedules give the same bytes. tests/python/test_docs.py
 
 from __future__ import annotations
 
+import re
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,23 @@ DOCS = Path(__file__).parent
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
 MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
+# Constants that a user may want to know: name, file in csrc/, what it limits.
+LIMITS = [
+    ("kSmallBytes", "engine/pull.h", "up to this size every message is staged, also in registered memory"),
+    ("kStagedSlabBytes", "engine/pull.cc", "a slab, where stages are used"),
+    ("kInPlaceSlabBytes", "engine/pull.cc", "a slab in place, where no rank uses a stage"),
+    ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
+    ("kTinyBytes", "transport/control.h", "up to this size a one-chunk message lies beside the progress counter"),
+    ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
+    ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
+    ("kInPlaceBytes", "engine/point_to_point.cc", "from this size on, a registered tensor is sent without a copy"),
+    ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
+    ("kSpins", "engine/wait.h", "looks before a wait yields"),
+    ("kSpinsWhenShared", "engine/wait.h", "the same where ranks outnumber processors, and on progress threads"),
+    ("kYields", "engine/wait.cc", "yields before a wait sleeps"),
+    ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
+    ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
+]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"
 
@@ -32,27 +50,36 @@ def pictures() -> dict[str, str]:
     return found
 
 
-def tables() -> dict[str, str]:
-    """Name of a table -> its Markdown."""
+def tables() -> dict[str, dict[str, str]]:
+    """Page -> name of a table in it -> the table's Markdown."""
     rows = [(a, c) for a, c, _ in algorithms()]
+    reductions = [row for row in rows if row[1] == "all_reduce"]
     return {
-        "all_reduce": _table([row for row in rows if row[1] == "all_reduce"], with_collective=False),
-        "others": _table([row for row in rows if row[1] != "all_reduce"], with_collective=True),
+        "algorithms.md": {
+            "all_reduce": _algorithms(reductions, with_collective=False),
+            "others": _algorithms([row for row in rows if row not in reductions], with_collective=True),
+            "auto": _rules(),
+        },
+        "architecture.md": {"limits": _limits()},
     }
 
 
-def _table(rows: list[tuple[str, str]], with_collective: bool) -> str:
+def _table(lines: list[list[str]]) -> str:
+    """Markdown of a header and its lines."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
+
+
+def _algorithms(rows: list[tuple[str, str]], with_collective: bool) -> str:
     worlds = ", ".join(map(str, WORLDS))
     columns = ["algorithm", "rounds", "bytes sent", f"rounds at p = {worlds}", f"bytes sent / S at p = {worlds}"]
     columns += [f"depth at p = {worlds}", f"trees at p = {worlds}"]
     lines = [["collective", *columns] if with_collective else columns]
-    lines.append(["---"] * len(lines[0]))
     for algorithm, collective in rows:
         proofs = [prove(schedule(algorithm, collective, world=world)) for world in WORLDS]
         form = CLOSED_FORMS[algorithm, collective]
         cells = [f"`{algorithm}`", form.rounds_text, form.sent_text, *_proved(proofs, collective in REDUCTIONS)]
         lines.append([f"`{collective}`", *cells] if with_collective else cells)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return _table(lines)
 
 
 def _proved(proofs: list[Proof], summed: bool) -> list[str]:
@@ -65,28 +92,69 @@ def _proved(proofs: list[Proof], summed: bool) -> list[str]:
     return [cell([p.rounds for p in proofs]), cell([p.sent for p in proofs]), *sums]
 
 
-def with_tables(page: str) -> str:
+def _rules() -> str:
+    """The selector's rules, in its order."""
+    rules = re.findall(r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"\}", _source("comm/selector.cc"))
+    lines = [["collective", "bytes up to", "ranks up to", "algorithm"]]
+    for collective, most, world, algorithm in rules:
+        size = "any" if most == "kAnyBytes" else _amount("Bytes", most)
+        lines.append([f"`{collective}`", size, "any" if world == "kAnyWorld" else world, f"`{algorithm}`"])
+    return _table(lines)
+
+
+def _limits() -> str:
+    lines = [["constant", "value", "what it says"]]
+    for name, path, told in LIMITS:
+        found = re.search(rf"constexpr [\w:]+ {name} = ([^;]+);", _source(path))
+        if not found:
+            raise ValueError(f"csrc/{path} has no constant {name}")
+        lines.append([f"[`{name}`](../csrc/{path})", _amount(name, found[1]), told])
+    return _table(lines)
+
+
+def _source(path: str) -> str:
+    return (DOCS.parent / "csrc" / path).read_text(encoding="utf-8")
+
+
+def _amount(name: str, expression: str) -> str:
+    """`size_t{256} << 10` of something called ...Bytes -> "256 KiB"."""
+    if expression.endswith("ms"):
+        return f"{expression.removesuffix('ms')} ms"
+    number, _, shift = re.sub(r"size_t\{(\d+)\}|'", r"\1", expression).partition("<<")
+    value = int(number) << int(shift or 0)
+    if name.endswith("Nanoseconds"):
+        return f"{value / 1e6:g} ms"
+    if not name.endswith("Bytes"):
+        return str(value)
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value % size == 0:
+            return f"{value // size} {unit}"
+    return f"{value} bytes"
+
+
+def with_tables(page: str, found: dict[str, str]) -> str:
     """The page with the text between each table's marks written anew. ValueError where a mark is missing."""
-    for name, table in tables().items():
+    for name, table in found.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = page.partition(begin + "\n")
-        _, found, after = rest.partition(end)
-        if not found:
+        _, marked, after = rest.partition(end)
+        if not marked:
             raise ValueError(f"no marks of the table {name!r} in the page")
         page = f"{before}{begin}\n{table}{end}{after}"
     return page
 
 
 def main() -> int:
-    folder, page = DOCS / "pictures", DOCS / "algorithms.md"
+    folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
     drawn = pictures()
     for stale in {path.name for path in folder.glob("*.svg")} - drawn.keys():
         (folder / stale).unlink()
     for name, svg in drawn.items():
         (folder / name).write_text(svg, encoding="utf-8")
-    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{len(drawn)} pictures in {folder}, {len(tables())} tables in {page}")
+    for page, found in tables().items():
+        (DOCS / page).write_text(with_tables((DOCS / page).read_text(encoding="utf-8"), found), encoding="utf-8")
+    print(f"{len(drawn)} pictures in {folder}, tables in {', '.join(tables())}")
     return 0
 
 

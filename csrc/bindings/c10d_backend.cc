@@ -7,7 +7,7 @@
 #include "bindings/module.h"
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
-#include "comm/selector.h"
+#include "engine/selector.h"
 #include "transport/shared_memory.h"
 
 namespace py = pybind11;

@@ -13,7 +13,7 @@
 #include "bindings/module.h"
 #include "bindings/tensors.h"
 #include "comm/communicator.h"
-#include "comm/selector.h"
+#include "engine/selector.h"
 
 namespace py = pybind11;
 
@@ -91,6 +91,26 @@ PyObject* as_python(std::shared_ptr<Work> work) { return py::cast(std::move(work
 
 using Kept = std::array<at::Tensor, 2>;
 
+/// Small calls keep the GIL until a wait gives the processor up: letting it go and taking it again costs more than most
+/// of them do. Ranks that are threads must let it go at once, since the rank they wait for needs it.
+constexpr size_t kKeepGilBytes = size_t{64} << 10;
+
+void run(Communicator& group, const Call& call) {
+  static const RuntimeHooks hooks{[]() -> void* { return PyEval_SaveThread(); },
+                                  [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
+  const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(group.world());
+  if (group.ranks_are_threads() || call.count * element_size(call.dtype) * blocks > kKeepGilBytes) {
+    const py::gil_scoped_release unlocked;
+    group.run(call);
+    return;
+  }
+  struct Reset {
+    ~Reset() { runtime_hooks = nullptr; }
+  } reset;
+  runtime_hooks = &hooks;
+  group.run(call);
+}
+
 PyObject* collective(PyObject* const* args, Collective which) {
   auto& group = *py::handle(args[0]).cast<Communicator*>();
   const char* what = name(which);
@@ -115,10 +135,7 @@ PyObject* collective(PyObject* const* args, Collective which) {
     if (input != nullptr) (*keep)[1] = *input;
     return as_python(group.start(call, std::move(keep)));
   }
-  {
-    const py::gil_scoped_release unlocked;  // in a world of one too: pending calls need the GIL to let their tensors go
-    group.run(call);
-  }
+  run(group, call);
   Py_RETURN_NONE;
 }
 
@@ -155,6 +172,64 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   return nullptr;
 }
 
+// The default group, which lives as long as it is set here; of the thread where ranks are threads.
+Communicator* default_of_process = nullptr;
+thread_local Communicator* default_of_thread = nullptr;
+
+/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false where it is not that.
+bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
+  Communicator* group = default_of_thread != nullptr ? default_of_thread : default_of_process;
+  if (group == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
+  PyObject* op = positional == 2 ? args[1] : nullptr;
+  PyObject* algorithm = nullptr;
+  const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "keyword");
+    if (keyword == "algorithm") {
+      algorithm = args[positional + i];
+    } else if (keyword == "op" && op == nullptr) {
+      op = args[positional + i];
+    } else {
+      return false;
+    }
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(args[0]);
+  check_tensor(tensor, "all_reduce", "given");
+  Call call;
+  call.collective = Collective::all_reduce;
+  call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;
+  call.algorithm = algorithm != nullptr ? named_algorithm(call.collective, text_of(algorithm, "algorithm")) : nullptr;
+  call.dtype = dtype_of(tensor);
+  call.count = static_cast<size_t>(tensor.numel());
+  call.input = call.output = data_of(tensor);
+  run(*group, call);
+  return true;
+}
+
+PyObject* general_all_reduce = nullptr;  // the Python function that takes every argument
+
+PyObject* all_reduce_shortcut(PyObject*, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
+  return guarded(0, 0, [&]() -> PyObject* {
+    if (!plain_all_reduce(args, positional, keywords)) {
+      return PyObject_Vectorcall(general_all_reduce, args, static_cast<size_t>(positional), keywords);
+    }
+    return Py_NewRef(args[0]);
+  });
+}
+
+/// `function` (Python's all_reduce) with a shortcut for the plain call; its name, signature and text stay.
+py::object with_shortcut(const py::function& function) {
+  static std::string text;
+  const auto signature = py::module_::import("inspect").attr("signature")(function);
+  text = "all_reduce" + py::str(signature.attr("replace")(py::arg("return_annotation") = py::none())).cast<std::string>();
+  text = text.substr(0, text.find(" -> ")) + "\n--\n\n" + py::str(function.attr("__doc__")).cast<std::string>();
+  static PyMethodDef method{"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&all_reduce_shortcut)),
+                            METH_FASTCALL | METH_KEYWORDS, nullptr};
+  method.ml_doc = text.c_str();
+  general_all_reduce = py::function(function).release().ptr();
+  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&method, nullptr, function.attr("__module__").ptr()));
+}
+
 template <Collective which>
 PyObject* entry(PyObject*, PyObject* const* args, Py_ssize_t given) {
   return guarded(given, 9, [&] { return collective(args, which); });
@@ -186,6 +261,11 @@ void bind_collectives(py::module_& m) {
       {nullptr, nullptr, 0, nullptr},
   };
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
+  m.def("with_shortcut", &with_shortcut);
+  m.def(
+      "set_default",
+      [](Communicator* group, bool of_thread) { (of_thread ? default_of_thread : default_of_process) = group; },
+      py::arg("group").none(true), py::arg("of_thread"));
 }
 
 }  // namespace ringlet

@@ -1,9 +1,9 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "comm/progress.h"
-#include "comm/selector.h"
 
 namespace ringlet {
 namespace {
@@ -40,6 +40,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       world_(transport_->world()),
+      ranks_are_threads_(std::string_view(transport_->name()) == "threads"),
       timeout_(timeout),
       waiter_(*transport_),
       engine_(*transport_, waiter_) {}
@@ -56,10 +57,6 @@ void Communicator::prepare(Call& call) {
     throw InvalidUsage(std::string(name(call.collective)) + ": root " + std::to_string(call.root) +
                        " is not a rank of a group of " + std::to_string(world_));
   }
-  if (call.algorithm == nullptr) {
-    const size_t parts = is_divided(call.collective) ? 1 : static_cast<size_t>(world_);
-    call.algorithm = choose_algorithm(call.collective, call.count * element_size(call.dtype) * parts, world_);
-  }
   if (call.collective == Collective::all_to_all && call.count > 0) {
     const size_t bytes = call.count * element_size(call.dtype) * static_cast<size_t>(world_);
     if (overlap(call.input, bytes, call.output, bytes)) {
@@ -74,6 +71,7 @@ void Communicator::run(Call call) {
   const InUse in_use(busy_);
   prepare(call);
   if (pending(collectives_)) {
+    const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
     collectives_->submit([this, call] { run_now(call, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
     return;
   }
@@ -127,6 +125,7 @@ void Communicator::run(Message message) {
   prepare(message);
   auto& thread = message.sending ? sends_ : receives_;
   if (pending(thread)) {
+    const OutsideRuntime outside;
     start(message, nullptr)->wait(std::chrono::hours(24 * 365));
     return;
   }

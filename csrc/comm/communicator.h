@@ -31,11 +31,12 @@ class Communicator {
   int rank() const { return rank_; }
   int world() const { return world_; }
   const char* transport() const { return transport_->name(); }
+  bool ranks_are_threads() const { return ranks_are_threads_; }
   uint64_t sequence() const { return sequence_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// call.algorithm null: the selector's choice; call.timeout zero: the group's. Throws what wait.h lists.
+  /// call.timeout zero: the group's. Throws what wait.h lists.
   void run(Call call);
   std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
 
@@ -60,6 +61,7 @@ class Communicator {
   std::unique_ptr<Transport> transport_;
   const int rank_;
   const int world_;
+  const bool ranks_are_threads_;
   std::chrono::milliseconds timeout_;
   Waiter waiter_;
   PullEngine engine_;

@@ -6,6 +6,7 @@ namespace {
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
 // Bits of a signature: collective 0-7, algorithm 8-15, dtype 16-23, op 24-31, root 32-55, valid 62, registered 63.
+constexpr uint64_t kAuto = 0xff;
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
 }  // namespace
@@ -21,7 +22,8 @@ size_t output_elements(const Call& call, int rank, int world) noexcept {
 }
 
 uint64_t signature_of(const Call& call, bool registered) noexcept {
-  return static_cast<uint64_t>(call.collective) | static_cast<uint64_t>(index_of(*call.algorithm)) << 8 |
+  const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
+  return static_cast<uint64_t>(call.collective) | algorithm << 8 |
          static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
          static_cast<uint64_t>(call.root) << 32 | kValid | (registered ? kRegistered : 0);
 }
@@ -34,10 +36,10 @@ bool same_call(const Announcement& a, const Announcement& b) noexcept {
 
 std::string describe(const Announcement& a, uint64_t sequence) {
   if ((a.signature & kValid) == 0) return "no call yet";
-  const auto field = [&](int shift) { return static_cast<int>(a.signature >> shift & 0xff); };
+  const auto field = [&](int shift) { return a.signature >> shift & 0xff; };
   const auto collective = static_cast<Collective>(field(0));
-  std::string text = std::string(name(collective)) + " #" + std::to_string(sequence) + " (" +
-                     algorithms()[static_cast<size_t>(field(8))].name;
+  const char* algorithm = field(8) == kAuto ? "auto" : algorithms()[field(8)].name;
+  std::string text = std::string(name(collective)) + " #" + std::to_string(sequence) + " (" + algorithm;
   if (is_reduction(collective)) text += std::string(", ") + name(static_cast<ReduceOp>(field(24)));
   if (collective != Collective::barrier) {
     text += std::string(", ") + name(static_cast<DType>(field(16))) + ", " + std::to_string(a.count) + " elements";

@@ -17,7 +17,7 @@ namespace ringlet {
 
 struct Call {
   Collective collective = Collective::barrier;
-  const Algorithm* algorithm = nullptr;
+  const Algorithm* algorithm = nullptr;  ///< null: the selector's choice
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   int root = 0;

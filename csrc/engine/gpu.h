@@ -9,8 +9,9 @@
 
 namespace ringlet {
 
+/// state is "ready", or the first thing missing: "not built", "not loaded", "no driver", "no device", "error".
 struct GpuStatus {
-  std::string state{};      ///< "ready", or the first thing missing: "not built", "not loaded", "no driver", "no device", "error"
+  std::string state{};
   std::string detail{};     ///< the device's name, or what refused
   std::string advice{};     ///< what to do; empty where the state is "ready"
   int runtime_version = 0;  ///< of the CUDA runtime built in, e.g. 13000; 0 where there is none

@@ -22,16 +22,20 @@ struct Item {
   std::vector<Reader> needs;    // the sources' ranks and the rounds in which they send
 };
 
-bool stages(const Placement& placement) {
+int stages(const Placement& placement) {
+  int used = 0;
+  const auto note = [&](Space space) {
+    if (space == Space::stage_a) used = std::max(used, 1);
+    if (space == Space::stage_b) used = 2;
+  };
   for (const PlacedRound& round : placement.rounds) {
     for (const ChunkState& state : round.before) {
-      if (is_stage(state.own) || is_stage(state.shared)) return true;
+      note(state.own);
+      note(state.shared);
     }
-    for (const PlacedWrite& write : round.writes) {
-      if (is_stage(write.to)) return true;
-    }
+    for (const PlacedWrite& write : round.writes) note(write.to);
   }
-  return false;
+  return used;
 }
 
 class Planner {
@@ -44,7 +48,7 @@ class Planner {
       placements_.push_back(place_chunks(schedules_[q], algorithm.collective, there, in_place));
       inputs.push_back(input_chunks(algorithm.collective, there, schedules_[q].parts));
     }
-    for (const Placement& placement : placements_) plan_.uses_stage |= stages(placement);
+    for (const Placement& placement : placements_) plan_.stages = std::max(plan_.stages, stages(placement));
     matches_ = match_steps(schedules_);
     if (is_reduction(algorithm.collective)) contributions_ = count_contributions(schedules_, matches_, inputs);
     plan_.parts = schedules_[place.rank].parts;

@@ -47,7 +47,7 @@ struct Plan {
   int parts = 1;
   int rounds = 0;
   bool in_place = false;
-  bool uses_stage = false;  // on any rank: all ranks cut the message into the same slabs
+  int stages = 0;  // that any rank uses: all ranks cut the message into the same slabs and lay them in the same places
   std::vector<PlanStep> steps;
   size_t body = 0;  // steps from here on are waits for readers of this rank's tensors: at the end of the last slab
   std::vector<Source> sources;

@@ -106,7 +106,7 @@ void Transfer::finish(bool patient) {
     waiting.reached = [&] { return word.load(std::memory_order_acquire) != seen; };
     waiting.sleep = [&](int64_t nanoseconds) { sleep_on(word, seen, nanoseconds); };
     waiting.story = [&] { return story(); };
-    waiter_.wait(waiting);
+    waiter_.wait(waiting, patient);
   }
 }
 

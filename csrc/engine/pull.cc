@@ -3,13 +3,15 @@
 #include <algorithm>
 
 #include "base/partition.h"
+#include "engine/selector.h"
 
 namespace ringlet {
 namespace {
 
-// A slab and its stages stay in a core's second-level cache; in place, where nothing is staged, a slab may be larger.
+// Stages of a slab fit in a core's second-level cache with room to spare. In place nothing is staged, and a slab should
+// rather be larger than that cache: lines that have left their writer's cache are read faster than those still in it.
 constexpr size_t kStagedSlabBytes = size_t{256} << 10;
-constexpr size_t kInPlaceSlabBytes = size_t{1} << 20;
+constexpr size_t kInPlaceSlabBytes = size_t{4} << 20;
 // Results of messages this large are not in the cache any more when the caller reads them.
 constexpr size_t kStreamingBytes = size_t{8} << 20;
 // Two epochs that count as complete before the first: flow control needs no special case.
@@ -17,30 +19,36 @@ constexpr uint64_t kFirstEpoch = 2;
 
 }  // namespace
 
-/// Where the chunks of the slab in progress lie.
+/// Where the chunks of the slab in progress lie. A slab is the same piece of every chunk, so slabs never change which
+/// chunk an element belongs to: its bits depend on the message, not on how the engine cuts it.
 struct PullEngine::Slab {
-  Slab(const Call& call, const Plan& plan, size_t begin, size_t count)
+  Slab(const Call& call, const Plan& plan)
       : divided(is_divided(call.collective)),
         size(element_size(call.dtype)),
         block(call.count),
-        begin(begin),
-        count(count),
-        partition(count, static_cast<size_t>(plan.parts)) {}
+        partition(call.count, static_cast<size_t>(plan.parts)) {}
 
-  size_t in_tensor(int chunk) const { return (begin + (divided ? partition.offset(chunk) : chunk * block)) * size; }
-  size_t in_stage(int chunk) const { return (divided ? partition.offset(chunk) : chunk * count) * size; }
+  size_t longest_chunk() const { return divided ? partition.size(0) : block; }
+  size_t in_tensor(int chunk) const { return ((divided ? partition.offset(chunk) : chunk * block) + begin) * size; }
+  size_t in_stage(int chunk) const { return (whole ? partition.offset(chunk) : chunk * width) * size; }
+  size_t stage_bytes(int parts) const { return round_up((whole ? block : width * static_cast<size_t>(parts)) * size, 64); }
+  /// Elements of this slab in chunks [chunk, chunk + chunks), which are neighbours in memory.
   size_t elements(int chunk, int chunks) const {
-    return divided ? partition.offset(chunk + chunks) - partition.offset(chunk) : count * static_cast<size_t>(chunks);
+    if (whole) return partition.offset(chunk + chunks) - partition.offset(chunk);
+    const size_t length = divided ? partition.size(chunk) : block;
+    return length <= begin ? 0 : std::min(width, length - begin);
   }
+  /// How many chunks one step may take at once: all of them while their pieces touch.
+  int stride(int chunks) const { return whole ? chunks : 1; }
 
   bool divided;
   size_t size;
-  size_t block;  // elements of a chunk in a blocked tensor
-  size_t begin;
-  size_t count;
+  size_t block;  // elements of the divided buffer, or of one block
   Partition partition;
-  int parity = 0;
-  bool tiny = false;
+  size_t begin = 0;    // in every chunk
+  size_t width = 0;    // of every chunk
+  bool whole = false;  // a divided buffer in one slab
+  size_t stage[2] = {0, 0};  // where the stages start, from the region's start
 };
 
 PullEngine::PullEngine(Transport& transport, Waiter& waiter)
@@ -76,17 +84,20 @@ void PullEngine::run(const Call& call, bool patient) {
   announce(call, registered);
   comparing_ = true;
   const bool in_place = !small && agree_on_place();
-  const Plan& plan = plan_for(call, in_place);
+  const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, world_, in_place});
+  const Plan& plan = plan_for(algorithm, call.root, in_place);
   bind(plan, in_place);
   streaming_ = whole >= kStreamingBytes;
 
-  const size_t limit = in_place && !plan.uses_stage ? kInPlaceSlabBytes : kStagedSlabBytes;
-  const size_t unit = size * (divided ? 1 : static_cast<size_t>(plan.parts));
-  const size_t step = std::max<size_t>(1, limit / unit);
-  slabs_ = std::max<size_t>(1, ceil_div(call.count, step));
-  for (size_t begin = 0; slab_index_ < slabs_; ++slab_index_, begin += step) {
+  const size_t limit = in_place && plan.stages == 0 ? kInPlaceSlabBytes : kStagedSlabBytes;
+  Slab slab(call, plan);
+  slab.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
+  slabs_ = std::max<size_t>(1, ceil_div(slab.longest_chunk(), slab.width));
+  slab.whole = divided && slabs_ == 1;
+  for (; slab_index_ < slabs_; ++slab_index_, slab.begin += slab.width) {
     if (slab_index_ > 0) begin_epoch();
-    run_slab(plan, begin, std::min(step, call.count - begin), slab_index_ + 1 == slabs_);
+    take_stages(plan, slab);
+    run_slab(plan, slab, slab_index_ + 1 == slabs_);
   }
   call_ = nullptr;
 }
@@ -122,15 +133,15 @@ bool PullEngine::agree_on_place() {
   return all;
 }
 
-const Plan& PullEngine::plan_for(const Call& call, bool in_place) {
-  const size_t quick = 2 * static_cast<size_t>(index_of(*call.algorithm)) + (in_place ? 1 : 0);
-  if (call.root == 0 && quick_[quick] != nullptr) return *quick_[quick];
-  std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(call.root)];
+const Plan& PullEngine::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+  const size_t quick = 2 * static_cast<size_t>(index_of(algorithm)) + (in_place ? 1 : 0);
+  if (root == 0 && quick_[quick] != nullptr) return *quick_[quick];
+  std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
   if (!plan) {
-    plan = std::make_unique<Plan>(make_plan(*call.algorithm, {rank_, world_, call.root}, in_place));
+    plan = std::make_unique<Plan>(make_plan(algorithm, {rank_, world_, root}, in_place));
     pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
   }
-  if (call.root == 0) quick_[quick] = plan.get();
+  if (root == 0) quick_[quick] = plan.get();
   return *plan;
 }
 
@@ -156,10 +167,18 @@ void PullEngine::bind(const Plan& plan, bool in_place) {
   }
 }
 
-void PullEngine::run_slab(const Plan& plan, size_t begin, size_t count, bool last) {
-  Slab slab(*call_, plan, begin, count);
-  slab.parity = static_cast<int>(epoch_ & 1);
-  slab.tiny = plan.parts == 1 && count * slab.size <= Control::kTinyBytes;
+/// Reuse is safe: the stages of the two epochs that may be in progress are less than a third of the room.
+void PullEngine::take_stages(const Plan& plan, Slab& slab) {
+  if (plan.stages == 0) return;
+  static_assert(RegionLayout::kStageBytes >= 8 * kStagedSlabBytes);
+  const size_t bytes = slab.stage_bytes(plan.parts), all = bytes * static_cast<size_t>(plan.stages);
+  if (stage_cursor_ + all > RegionLayout::kStageBytes) stage_cursor_ = 0;
+  slab.stage[0] = transport_.layout().stages() + stage_cursor_;
+  slab.stage[1] = slab.stage[0] + bytes;
+  stage_cursor_ += all;
+}
+
+void PullEngine::run_slab(const Plan& plan, const Slab& slab, bool last) {
   const size_t end = last ? plan.steps.size() : plan.body;
   for (size_t i = 0; i < end; ++i) {
     const PlanStep& step = plan.steps[i];
@@ -175,18 +194,12 @@ void PullEngine::run_slab(const Plan& plan, size_t begin, size_t count, bool las
 }
 
 void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& slab) {
-  const auto stage = [&](int rank, Space space) -> const std::byte* {
-    const int index = space == Space::stage_a ? 0 : 1;
-    if (slab.tiny && index == 0) return transport_.control(rank).tiny[slab.parity];
-    return transport_.link(rank).region + transport_.layout().stage(slab.parity, index);
-  };
-  const auto address = [&](int rank, Space space, int chunk) {
+  const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
     if (space == Space::input) return inputs_[rank] + slab.in_tensor(chunk);
     if (space == Space::output) return outputs_[rank] + slab.in_tensor(chunk);
-    return stage(rank, space) + slab.in_stage(chunk);
+    return transport_.link(rank).region + slab.stage[space == Space::stage_a ? 0 : 1] + slab.in_stage(chunk);
   };
-  // Chunks of a blocked tensor lie apart, so they are taken one by one; a divided one's are neighbours.
-  const int stride = slab.divided ? step.chunks : 1;
+  const int stride = slab.stride(step.chunks);
   for (int c = 0; c < step.chunks; c += stride) {
     const size_t elements = slab.elements(step.chunk + c, stride);
     if (elements == 0) continue;
@@ -267,7 +280,7 @@ void PullEngine::wait_slowly(int peer, uint64_t target) {
     const bool in_round = target >= at(epoch_, ready(0)) && stage < kCompleted;
     return story() + (in_round ? ", round " + std::to_string(stage - ready(0)) : ", at its start");
   };
-  waiter_.wait(waiting);
+  waiter_.wait(waiting, patient_);
 }
 
 std::string PullEngine::story() const {

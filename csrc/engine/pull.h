@@ -21,8 +21,9 @@ namespace ringlet {
 
 class PullEngine {
  public:
-  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered.
-  static constexpr size_t kSmallBytes = 16 << 10;
+  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered: no agreement and no wait
+  /// for readers at the end, and lines that stay with their writer instead of going back and forth between caches.
+  static constexpr size_t kSmallBytes = size_t{1} << 20;
 
   PullEngine(Transport& transport, Waiter& waiter);
 
@@ -35,12 +36,13 @@ class PullEngine {
  private:
   struct Slab;
 
-  const Plan& plan_for(const Call& call, bool in_place);
+  const Plan& plan_for(const Algorithm& algorithm, int root, bool in_place);
   void begin_epoch();
   void announce(const Call& call, bool registered);
   bool agree_on_place();
   void bind(const Plan& plan, bool in_place);
-  void run_slab(const Plan& plan, size_t begin, size_t count, bool last);
+  void run_slab(const Plan& plan, const Slab& slab, bool last);
+  void take_stages(const Plan& plan, Slab& slab);
   void combine(const Plan& plan, const PlanStep& step, const Slab& slab);
   void publish(uint64_t value);
   void wait_for(int peer, uint64_t target);
@@ -64,6 +66,7 @@ class PullEngine {
   uint64_t first_epoch_ = 0;
   bool comparing_ = false;  // peers' announcements of this call can be read
   size_t slab_index_ = 0, slabs_ = 1;
+  size_t stage_cursor_ = 0;  // where the next slab's stages start; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   bool streaming_ = false;

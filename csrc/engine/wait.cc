@@ -3,6 +3,9 @@
 #include <sched.h>
 
 namespace ringlet {
+
+thread_local const RuntimeHooks* runtime_hooks = nullptr;
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -20,8 +23,9 @@ std::string seconds(std::chrono::steady_clock::duration d) {
 
 }  // namespace
 
-void Waiter::wait(const Waiting& waiting) {
-  for (int i = 0; i < kYields; ++i) {
+void Waiter::wait(const Waiting& waiting, bool patient) {
+  const OutsideRuntime outside;
+  for (int i = 0; i < (patient ? 0 : kYields); ++i) {
     if (waiting.reached()) return;
     ::sched_yield();
   }

@@ -17,6 +17,29 @@
 
 namespace ringlet {
 
+/// What the caller's runtime wants done around a wait that gives the processor up: Python lets go of the GIL.
+struct RuntimeHooks {
+  void* (*leave)();
+  void (*enter)(void*);
+};
+extern thread_local const RuntimeHooks* runtime_hooks;
+
+/// Outside the caller's runtime for as long as it lives.
+class OutsideRuntime {
+ public:
+  OutsideRuntime() : hooks_(runtime_hooks), state_(hooks_ != nullptr ? hooks_->leave() : nullptr) { runtime_hooks = nullptr; }
+  ~OutsideRuntime() {
+    if (hooks_ != nullptr) hooks_->enter(state_);
+    runtime_hooks = hooks_;
+  }
+  OutsideRuntime(const OutsideRuntime&) = delete;
+  OutsideRuntime& operator=(const OutsideRuntime&) = delete;
+
+ private:
+  const RuntimeHooks* hooks_;
+  void* state_;
+};
+
 struct Waiting {
   int peer;
   std::chrono::milliseconds timeout;
@@ -42,8 +65,9 @@ class Waiter {
     return false;
   }
 
-  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise.
-  void wait(const Waiting& waiting);
+  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Patient threads sleep at once: one
+  /// that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
+  void wait(const Waiting& waiting, bool patient);
 
   /// Publishes the error, remembers it for later calls, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);

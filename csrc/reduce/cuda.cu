@@ -14,7 +14,8 @@ __global__ void write_answer(int* to) { *to = kAnswer; }
 cudaError_t describe_device(RingletCudaFacts* facts) {
   cudaDeviceProp properties;
   if (const cudaError_t refused = cudaGetDeviceProperties(&properties, 0); refused != cudaSuccess) return refused;
-  std::snprintf(facts->device, sizeof facts->device, "%s, sm_%d%d", properties.name, properties.major, properties.minor);
+  std::snprintf(facts->device, sizeof facts->device, "%s, sm_%d%d", properties.name, properties.major,
+                properties.minor);
   return cudaSuccess;
 }
 

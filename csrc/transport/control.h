@@ -37,12 +37,10 @@ enum class Presence : uint32_t { starting, present, left };
 
 struct Control {
   static constexpr size_t kMessageBytes = 1536;
-  static constexpr size_t kTinyBytes = 8;
 
-  // One line: a peer that sees the progress has what it compares and a tiny message at hand.
+  // One line: a peer that sees the progress has what it compares at hand.
   alignas(64) std::atomic<uint64_t> progress;
   Announcement calls[2];  // by parity of the call's first epoch
-  std::byte tiny[2][kTinyBytes];  // by parity of the epoch: a stage for messages that fit
   alignas(64) AnnouncementDetail details[2];
   // The rest changes seldom, so peers keep its lines in their caches.
   alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake

@@ -58,7 +58,7 @@ class SharedMemory final : public Transport {
   SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), watches_(world), maps_(world) {
     region_ = heap_->allocate(layout_.bytes());
     // A used block of the heap holds old bytes; counters must start at zero before any peer looks.
-    std::memset(region_, 0, layout_.stage(0, 0));
+    std::memset(region_, 0, layout_.stages());
   }
 
   void connect(Store& store, const std::string& name, const Deadline& deadline) {
@@ -96,7 +96,7 @@ class SharedMemory final : public Transport {
     pollfd wait{watches_[peer].get(), POLLIN, 0};
     return peer == rank_ || ::poll(&wait, 1, 0) == 0;
   }
-  void retire() noexcept override { heap_->discard(region_ + layout_.stage(0, 0), layout_.bytes() - layout_.stage(0, 0)); }
+  void retire() noexcept override { heap_->discard(region_ + layout_.stages(), layout_.bytes() - layout_.stages()); }
 
  private:
   Card read_card(const std::string& text, int rank, uint64_t host) const {

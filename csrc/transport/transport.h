@@ -23,20 +23,19 @@ struct Link {
 
 /// Where things lie in a region; the same for all ranks of a group.
 struct RegionLayout {
-  static constexpr size_t kStageBytes = size_t{1} << 20;    // one stage; two per epoch parity
+  // Stages of successive slabs follow each other through this many bytes and start again. A stage written over soon
+  // is still in its readers' caches, and taking lines back from there costs twice what taking them from a shared cache does.
+  static constexpr size_t kStageBytes = size_t{4} << 20;
   static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point slab; two per peer
   static constexpr size_t kControlBytes = 4096;
 
   explicit RegionLayout(int world) : world(world) {}
   size_t channel(int peer) const { return kControlBytes + static_cast<size_t>(peer) * sizeof(Channel); }
-  size_t stage(int parity, int index) const { return stages() + (2 * parity + index) * kStageBytes; }
-  size_t message(int peer, int parity) const { return stages() + 4 * kStageBytes + (2 * peer + parity) * kMessageBytes; }
+  size_t stages() const { return (channel(world) + 4095) / 4096 * 4096; }
+  size_t message(int peer, int parity) const { return stages() + kStageBytes + (2 * peer + parity) * kMessageBytes; }
   size_t bytes() const { return message(world, 0); }
 
   int world;
-
- private:
-  size_t stages() const { return (channel(world) + 4095) / 4096 * 4096; }
 };
 
 class Transport {

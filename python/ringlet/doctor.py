@@ -31,7 +31,7 @@ from ringlet.bench.cases import MPI_PEERS
 WORLD = 2
 TIMEOUT_S = 30.0
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-# The same on every architecture that Linux gained after 2011; x86-64 has its own.
+# x86-64 has numbers of its own; aarch64 and later architectures share theirs.
 MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
 
 
@@ -51,8 +51,8 @@ def add_parsers(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="tell what works here, and what to do about the rest",
-        description="Tries what was built on this machine: transports, CPU kernels, GPU parts. Exit code 1 where something "
-        "that ringlet needs does not work.",
+        description="Tries transports, CPU kernels and GPU parts on this machine. Exit code 1 where something that "
+        "ringlet needs does not work.",
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the findings to FILE")
     parser.set_defaults(run=doctor_command)
@@ -124,7 +124,8 @@ def _huge_pages() -> Finding:
     told = f"shmem_enabled = {chosen}"
     if chosen in ("advise", "always", "within_size", "force"):
         return Finding("host", name, "ok", told)
-    return Finding("host", name, "poor", told, f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}")
+    advice = f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}"
+    return Finding("host", name, "poor", told, advice)
 
 
 def _kernels() -> Iterator[Finding]:
@@ -196,7 +197,8 @@ def _gpu() -> Iterator[Finding]:
         for what, version in (("CUDA runtime", gpu["runtime_version"]), ("driver for CUDA", gpu["driver_version"]))
         if version
     ]
-    yield Finding("gpu", "CUDA", state, ", ".join([gpu["state"], *filter(None, [gpu["detail"]]), *versions]), gpu["advice"])
+    told = ", ".join(filter(None, [gpu["state"], gpu["detail"], *versions]))
+    yield Finding("gpu", "CUDA", state, told, gpu["advice"])
 
 
 def _peers() -> Iterator[Finding]:
@@ -208,7 +210,8 @@ def _peers() -> Iterator[Finding]:
             yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
         else:
             where = peers.repository() or "ringlet's repository"
-            yield Finding("peers", name, "absent", "not installed", f"only to compare with: run `make peers` in {where}")
+            advice = f"only to compare with: run `make peers` in {where}"
+            yield Finding("peers", name, "absent", "not installed", advice)
 
 
 def _line(finding: Finding) -> str:

@@ -97,6 +97,7 @@ def init(
     if transport == "threads":
         handle = _C.Group.threads(name, rank, world, limit)
         _of_thread.group = Group(handle, name, None, range(world))
+        _C.set_default(handle, True)
         return _of_thread.group
     if transport != "shared_memory":
         raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
@@ -104,6 +105,7 @@ def init(
         store = _store_from_environment(rank, world, limit)
     handle = _C.Group.shared_memory(store, meeting_key(store, f"ringlet/{name}", rank), rank, world, limit)
     _of_process = Group(handle, name, store, range(world))
+    _C.set_default(handle, False)
     return _of_process
 
 
@@ -111,9 +113,11 @@ def finalize() -> None:
     """Leaves the default group, if there is one. Called at exit too."""
     global _of_process
     if _of_thread.group is not None:
+        _C.set_default(None, True)
         _of_thread.group.close()
         _of_thread.group = None
     elif _of_process is not None:
+        _C.set_default(None, False)
         _of_process.close()
         _of_process = None
 

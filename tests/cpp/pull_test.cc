@@ -4,7 +4,7 @@
 
 #include "base/partition.h"
 #include "check.h"
-#include "comm/selector.h"
+#include "engine/selector.h"
 #include "ranks.h"
 
 using namespace ringlet;

@@ -12,7 +12,12 @@ import pytest
 def ringlet(*arguments, timeout=120, **environment):
     command = [sys.executable, "-m", "ringlet", *map(str, arguments)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, check=False, env=os.environ | {"COLUMNS": "100"} | environment
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=os.environ | {"COLUMNS": "100"} | environment,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done

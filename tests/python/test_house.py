@@ -42,7 +42,10 @@ TRACKED_BYTES = 1 << 20
 def tracked():
     """Every file that git has or would take, relative to the root."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     paths = {pathlib.Path(name) for name in listed.stdout.decode().split("\0") if name}
     return tuple(sorted(path for path in paths if (ROOT / path).is_file()))
@@ -119,19 +122,25 @@ def test_cmake_lists_every_source():
     here = {path.as_posix() for path in sources(".cc", ".cu", under="csrc/")}
     report([f"not in CMakeLists.txt: {name}" for name in sorted(here - listed)])
     tests = re.search(r"set\(RINGLET_TESTS ([^)]*)\)", cmake)[1].split()
-    suites = {path.stem.removesuffix("_test") for path in sources(".cc", under="tests/cpp/") if path.stem.endswith("_test")}
+    suites = {
+        path.stem.removesuffix("_test") for path in sources(".cc", under="tests/cpp/") if path.stem.endswith("_test")
+    }
     assert set(tests) == suites
 
 
 def without_comments_and_strings(code):
     """The same length and lines, with what is no code blanked out."""
-    pattern = r'R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
+    pattern = (
+        r'R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
+    )
     return re.sub(pattern, lambda found: re.sub(r"[^\n]", " ", found[0]), code, flags=re.DOTALL)
 
 
 def cpp_functions(code):
     """(first line, lines, head) of every function body that is not inside another."""
-    code = re.sub(r"(?m)^[ \t]*#(?:\\\n|.)*", lambda found: re.sub(r"[^\n]", " ", found[0]), without_comments_and_strings(code))
+    code = re.sub(
+        r"(?m)^[ \t]*#(?:\\\n|.)*", lambda found: re.sub(r"[^\n]", " ", found[0]), without_comments_and_strings(code)
+    )
     head_start, function_depth, depth, function = 0, None, 0, None
     for place, letter in enumerate(code):
         if letter == "{":
@@ -139,7 +148,10 @@ def cpp_functions(code):
             head = code[head_start:place].strip()
             holds_more = re.search(r"\b(namespace|struct|class|union|enum)\b", re.sub(r"template\s*<[^{]*?>", "", head))
             if function_depth is None and "(" in head and not holds_more and not head.endswith("="):
-                function_depth, function = depth, (code.count("\n", 0, place - len(code[head_start:place].lstrip())) + 1, head)
+                function_depth, function = (
+                    depth,
+                    (code.count("\n", 0, place - len(code[head_start:place].lstrip())) + 1, head),
+                )
         elif letter == "}":
             if depth == function_depth:
                 yield function[0], code.count("\n", 0, place) + 2 - function[0], function[1]
@@ -236,7 +248,9 @@ def test_python_functions_are_short():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > FUNCTION_LINES:
-                    violations.append(f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES}")
+                    violations.append(
+                        f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES}"
+                    )
     report(violations)
 
 
@@ -250,7 +264,9 @@ def test_python_functions_take_few_parameters():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = [a.arg for a in node.args.posonlyargs + node.args.args if a.arg not in ("self", "cls")]
                 if len(names) > PARAMETERS:
-                    violations.append(f"{path}:{node.lineno}: {node.name} takes {len(names)} by position: {', '.join(names)}")
+                    violations.append(
+                        f"{path}:{node.lineno}: {node.name} takes {len(names)} by position: {', '.join(names)}"
+                    )
     report(violations)
 
 
@@ -259,7 +275,9 @@ def test_cpp_functions_are_short():
     for path in sources(".h", ".cc", ".cu"):
         for first, lines, head in cpp_functions(text_of(path)):
             if lines > FUNCTION_LINES:
-                violations.append(f"{path}:{first}: {lines} lines, more than {FUNCTION_LINES}: {' '.join(head.split())[:80]}")
+                violations.append(
+                    f"{path}:{first}: {lines} lines, more than {FUNCTION_LINES}: {' '.join(head.split())[:80]}"
+                )
     report(violations)
 
 
@@ -296,7 +314,13 @@ def test_no_file_has(what, pattern):
 
 
 def test_tracked_files_are_small():
-    report([f"{path}: {(ROOT / path).stat().st_size} bytes" for path in tracked() if (ROOT / path).stat().st_size > TRACKED_BYTES])
+    report(
+        [
+            f"{path}: {(ROOT / path).stat().st_size} bytes"
+            for path in tracked()
+            if (ROOT / path).stat().st_size > TRACKED_BYTES
+        ]
+    )
 
 
 def test_readme_names_the_two_commands():
@@ -307,9 +331,15 @@ def test_readme_names_the_two_commands():
 def test_decisions_are_numbered_and_those_cited_exist():
     decisions = [path for path in tracked() if path.parts[:2] == ("docs", "decisions")]
     violations = [f"{p}: not NNNN-title.md" for p in decisions if not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", p.name)]
-    violations += [f"{p}: does not open with '# {p.name[:4]}: '" for p in decisions if not text_of(p).startswith(f"# {p.name[:4]}: ")]
+    violations += [
+        f"{p}: does not open with '# {p.name[:4]}: '"
+        for p in decisions
+        if not text_of(p).startswith(f"# {p.name[:4]}: ")
+    ]
     numbers = [path.name[:4] for path in decisions]
-    violations += [f"two decisions are numbered {number}" for number in sorted({n for n in numbers if numbers.count(n) > 1})]
+    violations += [
+        f"two decisions are numbered {number}" for number in sorted({n for n in numbers if numbers.count(n) > 1})
+    ]
     for path in sources(".py", ".h", ".cc", ".cu", ".md", ".txt", ".toml", ".yaml"):
         cited = set(re.findall(r"docs/decisions/(\d{4})", text_of(path))) - set(numbers)
         violations += [f"{path}: cites docs/decisions/{number}, which is not there" for number in sorted(cited)]

@@ -37,7 +37,8 @@ class _Torch:
             import ringlet
 
             return ringlet.empty(elements, dtype=dtype)
-        return torch.empty(elements, dtype=dtype)
+        # numpy's allocation, as the MPI peers' buffers are: it asks for huge pages where torch's does not.
+        return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def write(self, buffer: torch.Tensor, table: np.ndarray) -> None:
         if _name(buffer) in NUMPY_DTYPES:

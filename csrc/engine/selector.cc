@@ -1,4 +1,4 @@
-#include "comm/selector.h"
+#include "engine/selector.h"
 
 #include <array>
 #include <limits>
@@ -11,16 +11,21 @@ namespace {
 constexpr size_t kAnyBytes = std::numeric_limits<size_t>::max();
 constexpr int kAnyWorld = std::numeric_limits<int>::max();
 
+enum class Memory { any, staged };
+
 struct Rule {
   Collective collective;
   size_t up_to_bytes;
   int up_to_world;
   const char* algorithm;
+  Memory memory = Memory::any;
 };
 
 // First rule that fits. On one host every rank reads every other's memory at the same cost, so the fewest rounds win:
 // whole messages while they are small (each rank reads world times the message), pieces from then on.
 constexpr Rule kRules[] = {
+    // Two ranks move the same bytes either way through stages, and one_shot meets once where two_shot meets twice.
+    {Collective::all_reduce, kAnyBytes, 2, "one_shot", Memory::staged},
     {Collective::all_reduce, 32 << 10, 4, "one_shot"},
     {Collective::all_reduce, 8 << 10, 16, "one_shot"},
     {Collective::all_reduce, 2 << 10, kAnyWorld, "butterfly"},
@@ -50,12 +55,14 @@ const std::array<const Algorithm*, kRuleCount>& resolved() {
 
 }  // namespace
 
-const Algorithm* choose_algorithm(Collective collective, size_t bytes, int world) {
+const Algorithm* choose_algorithm(const Situation& situation) {
   for (size_t i = 0; i < kRuleCount; ++i) {
     const Rule& rule = kRules[i];
-    if (rule.collective == collective && bytes <= rule.up_to_bytes && world <= rule.up_to_world) return resolved()[i];
+    if (rule.collective != situation.collective || situation.bytes > rule.up_to_bytes) continue;
+    if (situation.world > rule.up_to_world || (rule.memory == Memory::staged && situation.in_place)) continue;
+    return resolved()[i];
   }
-  throw SystemError(std::string("no rule of the selector fits ") + name(collective));
+  throw SystemError(std::string("no rule of the selector fits ") + name(situation.collective));
 }
 
 const Algorithm* named_algorithm(Collective collective, std::string_view wanted) {
