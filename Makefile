@@ -5,6 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
@@ -17,9 +18,7 @@ STAMPS := $(VENV)/stamps
 BIN := $(CURDIR)/$(VENV)/bin
 INSIDE := PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTHON_FILES := python tests examples benchmarks csrc/bindings setup.py
-DRAW_ALL := import pathlib, sys; from ringlet import schedule as s; \
-  [pathlib.Path(sys.argv[1], f"{c}-{a}.svg").write_text(s(a, c, world=4).svg(), encoding="utf-8") for a, c, _ in s.algorithms()]
+PYTHON_FILES := python tests examples benchmarks docs csrc/bindings setup.py
 CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
 SAY = @printf '\n== %s\n'
 
@@ -38,7 +37,7 @@ help:
 	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
 	@echo "make lint           ruff, clang-format and mypy"
 	@echo "make format         what of lint can be put right by itself"
-	@echo "make docs-pictures  draw every schedule again, to docs/pictures/"
+	@echo "make docs-pictures  draw docs/pictures/ again, and the tables of the pages"
 	@echo "make clean          remove what all of these made"
 
 demo: install
@@ -74,9 +73,8 @@ format: $(STAMPS)/lint
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
 docs-pictures: install
-	$(SAY) "pictures"
-	@mkdir -p docs/pictures
-	@$(INSIDE) python -c '$(DRAW_ALL)' docs/pictures
+	$(SAY) "pictures and tables"
+	@$(INSIDE) python docs/generate.py
 
 clean:
 	rm -rf build dist out .venv .venv-peers .pytest_cache .ruff_cache .mypy_cache python/*.egg-info python/ringlet/*.so

@@ -27,7 +27,6 @@ LIMITS = [
     ("kStagedSlabBytes", "engine/pull.cc", "a slab, where stages are used"),
     ("kInPlaceSlabBytes", "engine/pull.cc", "a slab in place, where no rank uses a stage"),
     ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
-    ("kTinyBytes", "transport/control.h", "up to this size a one-chunk message lies beside the progress counter"),
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
     ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
     ("kInPlaceBytes", "engine/point_to_point.cc", "from this size on, a registered tensor is sent without a copy"),
@@ -94,11 +93,12 @@ def _proved(proofs: list[Proof], summed: bool) -> list[str]:
 
 def _rules() -> str:
     """The selector's rules, in its order."""
-    rules = re.findall(r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"\}", _source("comm/selector.cc"))
-    lines = [["collective", "bytes up to", "ranks up to", "algorithm"]]
-    for collective, most, world, algorithm in rules:
+    row = r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"(?:, Memory::(\w+))?\}"
+    lines = [["collective", "bytes up to", "ranks up to", "memory", "algorithm"]]
+    for collective, most, world, algorithm, memory in re.findall(row, _source("engine/selector.cc")):
         size = "any" if most == "kAnyBytes" else _amount("Bytes", most)
-        lines.append([f"`{collective}`", size, "any" if world == "kAnyWorld" else world, f"`{algorithm}`"])
+        ranks = "any" if world == "kAnyWorld" else world
+        lines.append([f"`{collective}`", size, ranks, memory or "any", f"`{algorithm}`"])
     return _table(lines)
 
 

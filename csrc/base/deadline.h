@@ -18,6 +18,7 @@ class Deadline {
   }
 
   bool passed() const { return Clock::now() >= at_; }
+  bool passed_by(std::chrono::milliseconds more) const { return Clock::now() - more >= at_; }
   std::chrono::milliseconds left() const {
     const auto now = Clock::now();
     if (now >= at_) return std::chrono::milliseconds(0);

@@ -5,7 +5,10 @@ namespace {
 
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
-// Bits of a signature: collective 0-7, algorithm 8-15, dtype 16-23, op 24-31, root 32-55, valid 62, registered 63.
+// Bits of a signature: collective 0-7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history 48-61, valid 62,
+// registered 63.
+constexpr int kHistoryShift = 48;
+constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 0xff;
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
@@ -21,17 +24,27 @@ size_t output_elements(const Call& call, int rank, int world) noexcept {
   return call.count * static_cast<size_t>(chunks.count);
 }
 
-uint64_t signature_of(const Call& call, bool registered) noexcept {
+uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
   const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
   return static_cast<uint64_t>(call.collective) | algorithm << 8 |
          static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
-         static_cast<uint64_t>(call.root) << 32 | kValid | (registered ? kRegistered : 0);
+         static_cast<uint64_t>(call.root) << 32 | (history << kHistoryShift & kHistory) | kValid |
+         (registered ? kRegistered : 0);
 }
 
 bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }
 
 bool same_call(const Announcement& a, const Announcement& b) noexcept {
   return ((a.signature ^ b.signature) & ~kRegistered) == 0 && a.count == b.count;
+}
+
+bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept {
+  return ((a.signature ^ b.signature) & ~(kRegistered | kHistory)) == 0 && a.count == b.count;
+}
+
+uint64_t history_after(uint64_t history, const Announcement& a) noexcept {
+  const uint64_t mixed = (history ^ (a.signature & ~(kRegistered | kHistory)) ^ a.count << 20) * 0x9e3779b97f4a7c15u;
+  return mixed ^ mixed >> 32;
 }
 
 std::string describe(const Announcement& a, uint64_t sequence) {
@@ -44,7 +57,7 @@ std::string describe(const Announcement& a, uint64_t sequence) {
   if (collective != Collective::barrier) {
     text += std::string(", ") + name(static_cast<DType>(field(16))) + ", " + std::to_string(a.count) + " elements";
   }
-  if (has_root(collective)) text += ", root " + std::to_string(a.signature >> 32 & 0xffffff);
+  if (has_root(collective)) text += ", root " + std::to_string(a.signature >> 32 & 0xffff);
   return text + ")";
 }
 

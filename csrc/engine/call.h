@@ -34,9 +34,13 @@ size_t input_elements(const Call& call, int rank, int world) noexcept;
 size_t output_elements(const Call& call, int rank, int world) noexcept;
 
 /// Packs collective, algorithm, dtype, op and root; `registered` says that peers may read input and output in place.
-uint64_t signature_of(const Call& call, bool registered) noexcept;
+/// `history` stands for all calls before: ranks that parted in a call in which neither needed the other (broadcasts from
+/// two roots) find out in the next one in which they meet.
+uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept;
+uint64_t history_after(uint64_t history, const Announcement& announcement) noexcept;
 bool registered_in(uint64_t signature) noexcept;
 bool same_call(const Announcement& a, const Announcement& b) noexcept;  ///< all but the memory
+bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept;
 
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
 std::string describe(const Announcement& announcement, uint64_t sequence);

@@ -11,6 +11,8 @@ namespace {
 // Stages of a slab fit in a core's second-level cache with room to spare. In place nothing is staged, and a slab should
 // rather be larger than that cache: lines that have left their writer's cache are read faster than those still in it.
 constexpr size_t kStagedSlabBytes = size_t{256} << 10;
+// Ranks that take turns on a processor pay for every meeting with a round of turns: fewer, larger slabs.
+constexpr size_t kStagedSlabBytesInTurns = size_t{1} << 20;
 constexpr size_t kInPlaceSlabBytes = size_t{4} << 20;
 // Results of messages this large are not in the cache any more when the caller reads them.
 constexpr size_t kStreamingBytes = size_t{8} << 20;
@@ -75,7 +77,7 @@ void PullEngine::run(const Call& call, bool patient) {
   const size_t size = element_size(call.dtype);
   const bool divided = is_divided(call.collective);
   const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
-  const bool small = whole <= kSmallBytes;
+  const bool small = whole <= (world_ == 2 ? kSmallBytesOfTwo : kSmallBytes);
   const bool registered = !small && call.op != ReduceOp::premul_sum &&
                           transport_.locate(call.input, input_elements(call, rank_, world_) * size).has_value() &&
                           transport_.locate(call.output, output_elements(call, rank_, world_) * size).has_value();
@@ -89,8 +91,8 @@ void PullEngine::run(const Call& call, bool patient) {
   bind(plan, in_place);
   streaming_ = whole >= kStreamingBytes;
 
-  const size_t limit = in_place && plan.stages == 0 ? kInPlaceSlabBytes : kStagedSlabBytes;
   Slab slab(call, plan);
+  const size_t limit = slab_limit(plan);
   slab.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
   slabs_ = std::max<size_t>(1, ceil_div(slab.longest_chunk(), slab.width));
   slab.whole = divided && slabs_ == 1;
@@ -110,10 +112,12 @@ void PullEngine::begin_epoch() {
 }
 
 void PullEngine::announce(const Call& call, bool registered) {
-  announcement_ = {signature_of(call, registered), call.count};
   Control& control = transport_.control();
-  control.calls[epoch_ & 1] = announcement_;
   AnnouncementDetail& detail = control.details[epoch_ & 1];
+  detail.previous = announcement_;
+  announcement_ = {signature_of(call, registered, history_), call.count};
+  history_ = history_after(history_, announcement_);
+  control.calls[epoch_ & 1] = announcement_;
   detail.sequence = call.sequence;
   if (registered) {
     detail.input = transport_.locate(call.input, 0).value_or(0);
@@ -167,12 +171,22 @@ void PullEngine::bind(const Plan& plan, bool in_place) {
   }
 }
 
-/// Reuse is safe: the stages of the two epochs that may be in progress are less than a third of the room.
+size_t PullEngine::slab_limit(const Plan& plan) const {
+  if (plan.stages == 0) return kInPlaceSlabBytes;
+  const size_t wanted = transport_.oversubscribed() ? kStagedSlabBytesInTurns : kStagedSlabBytes;
+  return std::min(wanted, RegionLayout::kStageBytes / (4 * static_cast<size_t>(plan.stages)));
+}
+
+/// Reuse is safe: what a slab overwrites is at least two epochs old. A slab takes at most a quarter of the room
+/// (slab_limit), so going round never meets the slab before; going back early is done only where it does not either.
 void PullEngine::take_stages(const Plan& plan, Slab& slab) {
   if (plan.stages == 0) return;
-  static_assert(RegionLayout::kStageBytes >= 8 * kStagedSlabBytes);
   const size_t bytes = slab.stage_bytes(plan.parts), all = bytes * static_cast<size_t>(plan.stages);
-  if (stage_cursor_ + all > RegionLayout::kStageBytes) stage_cursor_ = 0;
+  // Ranks that share a processor share its cache too: there the stages of few slabs should stay in it.
+  const size_t room = transport_.oversubscribed() ? 4 * all : RegionLayout::kStageBytes;
+  const bool full = stage_cursor_ + all > RegionLayout::kStageBytes;
+  if (full || (stage_cursor_ + all > room && all <= last_stage_)) stage_cursor_ = 0;
+  last_stage_ = stage_cursor_;
   slab.stage[0] = transport_.layout().stages() + stage_cursor_;
   slab.stage[1] = slab.stage[0] + bytes;
   stage_cursor_ += all;
@@ -231,6 +245,8 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
 void PullEngine::publish(uint64_t value) {
   Control& control = transport_.control();
   control.progress.store(value, std::memory_order_release);
+  // Where sleeping is the rule, no wake-up may be missed; elsewhere the fence would cost every round more than a rare miss.
+  if (transport_.oversubscribed()) std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int q = 0; q < world_; ++q) {
     // Lines that change only when someone falls asleep: they stay in this core's cache.
     if (transport_.control(q).sleeping_on.load(std::memory_order_relaxed) == 1 + static_cast<uint32_t>(rank_)) {
@@ -253,11 +269,16 @@ void PullEngine::compare(int peer) {
   const Control& control = transport_.control(peer);
   const Announcement& theirs = control.calls[first_epoch_ & 1];
   if (same_call(theirs, announcement_)) [[likely]] return;
+  const AnnouncementDetail& detail = control.details[first_epoch_ & 1];
+  const bool before = same_but_for_history(theirs, announcement_);
+  const std::string in = before ? " was in " : " is in ";
+  const auto call = [&](const Announcement& now, const AnnouncementDetail& of) {
+    return before ? describe(of.previous, of.sequence - 1) : describe(now, of.sequence);
+  };
   waiter_.fail(ErrorKind::invalid_usage,
-               "calls do not match: rank " + std::to_string(rank_) + " is in " + describe(announcement_, call_->sequence) +
-                   ", rank " + std::to_string(peer) + " is in " +
-                   describe(theirs, control.details[first_epoch_ & 1].sequence) +
-                   "; all ranks of a group must make the same calls in the same order");
+               "calls do not match: rank " + std::to_string(rank_) + in +
+                   call(announcement_, transport_.control().details[first_epoch_ & 1]) + ", rank " + std::to_string(peer) +
+                   in + call(theirs, detail) + "; all ranks of a group must make the same calls in the same order");
 }
 
 void PullEngine::wait_slowly(int peer, uint64_t target) {
@@ -292,6 +313,7 @@ std::string PullEngine::story() const {
 }
 
 bool PullEngine::quiesce(std::chrono::milliseconds timeout) {
+  if (waiter_.failed()) return false;  // some peers will never be done
   const Deadline deadline = Deadline::after(timeout);
   for (int q = 0; q < world_; ++q) {
     const std::atomic<uint64_t>& progress = transport_.control(q).progress;

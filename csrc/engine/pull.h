@@ -2,7 +2,7 @@
 //
 // Contract: run() is a collective: every rank of the transport runs the same calls in the same order. It returns when
 // this rank's output is complete and its tensors may be written again, or throws (wait.h). Nothing is allocated and no lock is taken
-// once a plan exists. Messages up to kSmallBytes always go through stages, so that ranks need not agree first;
+// once a plan exists. Small messages always go through stages, so that ranks need not agree first;
 // larger ones are announced, and read in place where all ranks' tensors are registered.
 // Ownership: the transport outlives the engine. Thread safety: one thread at a time.
 #pragma once
@@ -22,8 +22,10 @@ namespace ringlet {
 class PullEngine {
  public:
   /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered: no agreement and no wait
-  /// for readers at the end, and lines that stay with their writer instead of going back and forth between caches.
-  static constexpr size_t kSmallBytes = size_t{1} << 20;
+  /// for readers at the end. Two ranks gain longer by it: staged, a line is written by one of them only, while in place
+  /// every line of both tensors goes back and forth between their caches.
+  static constexpr size_t kSmallBytes = size_t{32} << 10;
+  static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
 
   PullEngine(Transport& transport, Waiter& waiter);
 
@@ -42,6 +44,7 @@ class PullEngine {
   bool agree_on_place();
   void bind(const Plan& plan, bool in_place);
   void run_slab(const Plan& plan, const Slab& slab, bool last);
+  size_t slab_limit(const Plan& plan) const;
   void take_stages(const Plan& plan, Slab& slab);
   void combine(const Plan& plan, const PlanStep& step, const Slab& slab);
   void publish(uint64_t value);
@@ -63,10 +66,11 @@ class PullEngine {
   // Of the call in progress.
   const Call* call_ = nullptr;
   Announcement announcement_;
+  uint64_t history_ = 0;  // of all calls announced
   uint64_t first_epoch_ = 0;
   bool comparing_ = false;  // peers' announcements of this call can be read
   size_t slab_index_ = 0, slabs_ = 1;
-  size_t stage_cursor_ = 0;  // where the next slab's stages start; the same on all ranks
+  size_t stage_cursor_ = 0, last_stage_ = 0;  // where the next slab's stages start, and the last's; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   bool streaming_ = false;

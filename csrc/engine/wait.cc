@@ -10,11 +10,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kYields = 200;
+constexpr int kYields = 2000;
 // Longest sleep at a stretch. A wake-up can be missed while the waker's store is still in its store buffer (there is
 // no fence on the publishing path), so this bounds what a miss costs; it is also how often failures are looked for.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
+// At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
+constexpr auto kCourtesy = 100ms;
 
 std::string seconds(std::chrono::steady_clock::duration d) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
@@ -38,8 +40,8 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
     examine(waiting, deadline, look);
     transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
     waiting.sleep(kSleepNanoseconds);
-    transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
   }
+  transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
 }
 
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
@@ -69,6 +71,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     }
   }
   if (deadline.passed()) {
+    const bool peer_waits = transport_.control(waiting.peer).sleeping_on.load(std::memory_order_relaxed) != 0;
+    if (peer_waits && !deadline.passed_by(kCourtesy)) return;
     fail(ErrorKind::timeout, waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
                                  ", whose process is there; is it in other work, or stuck? (timeout= raises the limit)");
   }

@@ -74,8 +74,10 @@ class Waiter {
 
   /// Throws the error that poisoned the group, if one did.
   void raise_if_failed() {
-    if (failed_.load(std::memory_order_acquire)) raise();
+    if (failed()) raise();
   }
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
 
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);

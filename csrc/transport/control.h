@@ -31,6 +31,7 @@ struct AnnouncementDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
   uint64_t output = 0;
+  Announcement previous;   // the call before, for the message where ranks parted there
 };
 
 enum class Presence : uint32_t { starting, present, left };

@@ -185,3 +185,15 @@ def test_bitwise_operations_keep_signs(everyone):
     for number in numbers[1:]:
         wanted = [wanted[0] & number, wanted[1] | number, wanted[2] ^ number]
     assert results == [wanted] * world
+
+
+def same_name_again(rank: int, world: int, name: str) -> None:
+    for cycle in range(300):
+        ringlet.finalize()
+        ringlet.init(rank, world, transport="threads", name=name, timeout=20)
+        if cycle % 10 == 0:
+            assert ringlet.all_reduce(torch.ones(1)).item() == world
+
+
+def test_threads_meet_again_under_the_same_name(pool, tmp_path):
+    pool.values(same_name_again, 3, str(tmp_path), join="threads")
