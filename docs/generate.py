@@ -24,7 +24,9 @@ MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
 # Constants that a user may want to know: name, file in csrc/, what it limits.
 LIMITS = [
     ("kSmallBytes", "engine/pull.h", "up to this size every message is staged, also in registered memory"),
+    ("kSmallBytesOfTwo", "engine/pull.h", "the same in a world of two"),
     ("kStagedSlabBytes", "engine/pull.cc", "a slab, where stages are used"),
+    ("kStagedSlabBytesInTurns", "engine/pull.cc", "the same where ranks outnumber processors"),
     ("kInPlaceSlabBytes", "engine/pull.cc", "a slab in place, where no rank uses a stage"),
     ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
@@ -35,6 +37,7 @@ LIMITS = [
     ("kSpinsWhenShared", "engine/wait.h", "the same where ranks outnumber processors, and on progress threads"),
     ("kYields", "engine/wait.cc", "yields before a wait sleeps"),
     ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
+    ("kCourtesy", "engine/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
     ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
 ]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"

@@ -3,6 +3,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cmath>
+#include <optional>
+#include <variant>
+
 #include "base/error.h"
 #include "bindings/errors.h"
 #include "bindings/module.h"
@@ -35,6 +39,15 @@ void end_without_gil(Communicator* group) {
   } else {
     delete group;
   }
+}
+
+/// A timedelta, or seconds as float or int; none: never.
+using Limit = std::optional<std::variant<milliseconds, double>>;
+
+milliseconds milliseconds_of(const Limit& limit) {
+  if (!limit) return milliseconds::max();
+  if (const auto* exact = std::get_if<milliseconds>(&*limit)) return *exact;
+  return milliseconds(std::llround(std::get<double>(*limit) * 1000));
 }
 
 std::shared_ptr<Communicator> own(std::unique_ptr<Transport> transport, milliseconds timeout) {
@@ -86,9 +99,9 @@ void bind_group(py::module_& m) {
       .def("done", &Work::done, "Whether the call is complete (well or not).")
       .def(
           "wait",
-          [](Work& work, std::optional<milliseconds> timeout) {
+          [](Work& work, const Limit& timeout) {
             const py::gil_scoped_release unlocked;
-            work.wait(timeout.value_or(milliseconds::max()));
+            work.wait(milliseconds_of(timeout));
           },
           py::arg("timeout") = py::none(),
           "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import signal
 import tempfile
 import threading
 import traceback
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from ringlet import group as groups
 from ringlet.errors import InvalidUsage
@@ -36,22 +40,57 @@ def spawn(
         _spawn_threads(main, nprocs, args, timeout)
         return
     with tempfile.TemporaryDirectory(prefix="ringlet-") as folder:
-        store = str(pathlib.Path(folder) / "store")
-        torch.multiprocessing.spawn(_rank_main, (main, nprocs, store, args, transport, timeout), nprocs)
+        arguments = (main, nprocs, folder, args, transport, timeout)
+        context = torch.multiprocessing.start_processes(_rank_main, arguments, nprocs, join=False)
+        try:
+            while not context.join():
+                pass
+        except ProcessException as seen:
+            raise _cause(seen, context.processes, pathlib.Path(folder)) from None
+        finally:
+            for name in context.error_files:
+                pathlib.Path(name).unlink(missing_ok=True)
+
+
+def _cause(seen: ProcessException, processes: list[Any], folder: pathlib.Path) -> ProcessException:
+    """The failure that the others follow from: torch reports the rank whose process ended first."""
+    for rank, process in enumerate(processes):
+        if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:  # which torch sends to the others
+            name = signal.Signals(-process.exitcode).name
+            message = f"process {rank} terminated with signal {name}"
+            return ProcessExitedException(message, rank, process.pid, process.exitcode, name)
+    first = folder / "first failure"
+    if first.exists():
+        number, text = first.read_text().split("\n", 1)
+        message = f"\n\n-- Process {number} terminated with the following error:\n{text}"
+        return ProcessRaisedException(message, int(number), processes[int(number)].pid)
+    return seen
+
+
+def _note_failure(rank: int, folder: str) -> None:
+    """Keeps the traceback in hand if this rank is the first that failed; before the others see that it goes."""
+    own = pathlib.Path(folder, f"failure {rank}")
+    own.write_text(f"{rank}\n{traceback.format_exc()}")
+    with contextlib.suppress(FileExistsError):
+        os.link(own, pathlib.Path(folder, "first failure"))
 
 
 def _rank_main(
     rank: int,
     main: Callable[..., Any],
     world: int,
-    path: str,
+    folder: str,
     args: tuple[Any, ...],
     transport: str,
     timeout: timedelta | float,
 ) -> None:
-    groups.init(rank, world, dist.FileStore(path, world), transport=transport, timeout=timeout)
+    store = dist.FileStore(str(pathlib.Path(folder, "store")), world)
     try:
+        groups.init(rank, world, store, transport=transport, timeout=timeout)
         main(rank, *args)
+    except Exception:
+        _note_failure(rank, folder)
+        raise
     finally:
         groups.finalize()
 
@@ -63,12 +102,11 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
     def run(rank: int) -> None:
         try:
             groups.init(rank, world, transport="threads", timeout=timeout, name=name)
-            try:
-                main(rank, *args)
-            finally:
-                groups.finalize()
+            main(rank, *args)
         except BaseException as error:
-            failures.append((rank, error, traceback.format_exc()))
+            failures.append((rank, error, traceback.format_exc()))  # before the others see that this rank goes
+        finally:
+            groups.finalize()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(world)]
     for thread in threads:

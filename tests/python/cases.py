@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ringlet
 import torch
+
+import ringlet
 from exact_data import difference, input_of, result_of, scale_of
 
 MEMORIES = ("registered", "ordinary", "mixed")  # mixed: registered on some ranks only

@@ -22,9 +22,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import ringlet
 import torch
 import torch.distributed as dist
+
+import ringlet
 
 WORLDS = (1, 2, 3, 5, 8)
 TRANSPORTS = ("shared_memory", "threads")

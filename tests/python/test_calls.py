@@ -7,8 +7,9 @@ import pathlib
 
 import numpy
 import pytest
-import ringlet
 import torch
+
+import ringlet
 from cases import ALGORITHMS, MEMORIES, Checks, placed
 from exact_data import BITWISE, input_of
 from ranks import TRANSPORTS, WORLDS

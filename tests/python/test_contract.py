@@ -10,8 +10,9 @@ import itertools
 import random
 
 import pytest
-import ringlet
 import torch
+
+import ringlet
 from cases import (
     ALGORITHMS,
     BLOCKED,

@@ -10,9 +10,10 @@ import threading
 
 import numpy
 import pytest
-import ringlet
 import torch
 import torch.distributed as dist
+
+import ringlet
 from ringlet import _C
 
 ONES = torch.ones(6)
@@ -21,7 +22,7 @@ ONES = torch.ones(6)
 REFUSED = [
     ("not contiguous", lambda r, w: ringlet.all_reduce(torch.ones(4, 4).t()), r"not contiguous \(sizes .*\.contiguous"),
     ("every second", lambda r, w: ringlet.all_reduce(torch.ones(9)[::2]), "not contiguous"),
-    ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta, .* ringlet doctor"),
+    ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta, .*ringlet doctor"),
     ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse; make it dense"),
     ("dtype", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "ringlet has no dtype UInt16"),
     ("list", lambda r, w: ringlet.all_reduce([1.0, 2.0]), "a list is neither a torch tensor nor a numpy array"),
@@ -29,8 +30,16 @@ REFUSED = [
     ("numpy strided", lambda r, w: ringlet.all_reduce(numpy.ones((4, 4)).T), "not C-contiguous; pass numpy.ascontig"),
     ("numpy read-only", lambda r, w: ringlet.all_reduce(read_only()), "read-only; pass a copy"),
     ("numpy dtype", lambda r, w: ringlet.all_reduce(numpy.array(["a"])), "array of dtype <U1"),
-    ("algorithm", lambda r, w: ringlet.all_reduce(ONES, algorithm="rings"), 'no algorithm "rings".*auto, ring, butterf'),
-    ("other's", lambda r, w: ringlet.broadcast(ONES, algorithm="ring"), 'broadcast has no algorithm "ring".*tree, star'),
+    (
+        "algorithm",
+        lambda r, w: ringlet.all_reduce(ONES, algorithm="rings"),
+        'no algorithm "rings".*auto, ring, butterf',
+    ),
+    (
+        "other's",
+        lambda r, w: ringlet.broadcast(ONES, algorithm="ring"),
+        'broadcast has no algorithm "ring".*tree, star',
+    ),
     ("algorithm none", lambda r, w: ringlet.all_reduce(ONES, algorithm=None), "algorithm must be a string"),
     ("op", lambda r, w: ringlet.all_reduce(ONES, "mean"), 'op "mean" is not one of sum, avg, product'),
     ("op number", lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
@@ -40,9 +49,21 @@ REFUSED = [
     ("timeout below", lambda r, w: ringlet.barrier(timeout=-1.5), "timeout -1.5 is not positive"),
     ("overlap", lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input overlap"),
     ("same", lambda r, w: ringlet.all_to_all(ONES, ONES), "all_to_all: output and input overlap"),
-    ("all_gather size", lambda r, w: ringlet.all_gather(torch.ones(7), torch.ones(3)), "output has 7 elements, 6 elements"),
-    ("all_gather dtype", lambda r, w: ringlet.all_gather(torch.ones(6), torch.ones(3).int()), "output is Float, input is Int"),
-    ("scatter odd", lambda r, w: ringlet.reduce_scatter(torch.ones(3), torch.ones(7)), "7 elements do not divide into 2"),
+    (
+        "all_gather size",
+        lambda r, w: ringlet.all_gather(torch.ones(7), torch.ones(3)),
+        "output has 7 elements, 6 elements",
+    ),
+    (
+        "all_gather dtype",
+        lambda r, w: ringlet.all_gather(torch.ones(6), torch.ones(3).int()),
+        "output is Float, input is Int",
+    ),
+    (
+        "scatter odd",
+        lambda r, w: ringlet.reduce_scatter(torch.ones(3), torch.ones(7)),
+        "7 elements do not divide into 2",
+    ),
     ("scatter size", lambda r, w: ringlet.reduce_scatter(torch.ones(4), ONES), "output has 4 elements, 3 elements"),
     ("to all odd", lambda r, w: ringlet.all_to_all(torch.ones(7), torch.ones(7)), "7 elements do not divide into 2"),
     ("out of place", lambda r, w: ringlet.all_reduce(ONES, output=torch.ones(5)), "output has 5 elements"),
@@ -68,16 +89,14 @@ def read_only() -> numpy.ndarray:
 
 def refusals(rank: int, world: int) -> None:
     wrong = []
-    ordinary = ringlet.all_reduce
     for name, act, says in REFUSED:
-        for attempt in (act,):
-            try:
-                with pytest.raises(ringlet.InvalidUsage, match=says):
-                    attempt(rank, world)
-            except (Exception, pytest.fail.Exception) as error:
-                wrong.append(f"{name}: {type(error).__name__}: {error}")
+        try:
+            with pytest.raises(ringlet.InvalidUsage, match=says):
+                act(rank, world)
+        except (Exception, pytest.fail.Exception) as error:
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
-    assert ordinary(torch.ones(2)).tolist() == [2, 2], "the group works on, and nobody is out of step"
+    assert ringlet.all_reduce(torch.ones(2)).tolist() == [2, 2], "the group works on, and nobody is out of step"
     with pytest.raises(ValueError, match="op"):  # InvalidUsage is a ValueError and a RuntimeError
         ringlet.all_reduce(ONES, "mean")
     assert ringlet.current().handle.sequence == 1
@@ -177,9 +196,9 @@ def test_spawn_runs_ranks(tmp_path, transport):
 def test_spawn_shows_the_traceback_of_the_rank_that_failed(tmp_path):
     with pytest.raises(torch.multiprocessing.ProcessRaisedException) as caught:
         ringlet.spawn(fails_on_rank_one, 2, (str(tmp_path),))
-    assert 'KeyError: \'the reason\'' in str(caught.value) and "in fails_on_rank_one" in str(caught.value)
+    assert "KeyError: 'the reason'" in str(caught.value) and "in fails_on_rank_one" in str(caught.value)
     assert caught.value.error_index == 1
-    assert multiprocessing.active_children() == [] or all("Fork" in p.name for p in multiprocessing.active_children())
+    assert not [child for child in multiprocessing.active_children() if "ForkServer" not in child.name]  # the pool's
 
 
 def test_spawn_tells_which_rank_died(tmp_path):
@@ -236,9 +255,10 @@ def come_and_go(rank: int, world: int, folder: str, how: str) -> None:
             ringlet.finalize()
             del part, work
         del store
-        gc.collect()
-        held.append((descriptors(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task"))))
-    assert held[1] == held[-1], f"after the second cycle {held[1]}, after the last {held[-1]}"
+        if cycle in (1, 19):
+            gc.collect()
+            held.append((descriptors(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task"))))
+    assert held[0] == held[1], f"after the second cycle {held[0]}, after the last {held[1]}"
 
 
 @pytest.mark.parametrize("how", ["good order", "mismatch", "backend"])
