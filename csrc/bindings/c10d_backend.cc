@@ -3,6 +3,8 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "bindings/module.h"
 #include "bindings/tensors.h"
@@ -238,6 +240,20 @@ C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
   at::Tensor flat = flat_for(inputs.at(0), static_cast<size_t>(getSize()), output, "reduce_scatter");
   pack(inputs[0], flat);
   return _reduce_scatter_base(output, flat, options);
+}
+
+C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  const auto uneven = [](const std::vector<int64_t>& splits) {
+    return std::adjacent_find(splits.begin(), splits.end(), std::not_equal_to<>()) != splits.end();
+  };
+  if (uneven(output_splits) || uneven(input_splits)) throw InvalidUsage("all_to_all: uneven splits are not supported yet");
+  if (input.numel() != output.numel() || input.numel() % getSize() != 0 || output.scalar_type() != input.scalar_type()) {
+    throw InvalidUsage("all_to_all: output and input must have one size, a multiple of the world, and one dtype");
+  }
+  return issue({.collective = Collective::all_to_all, .type = OpType::ALLTOALL_BASE, .title = "ringlet:all_to_all",
+                .output = output, .input = input, .count = static_cast<size_t>(input.numel() / getSize()),
+                .timeout = options.timeout, .async = options.asyncOp, .results = {output}});
 }
 
 C10dBackend::Handle C10dBackend::barrier(const c10d::BarrierOptions& options) {

@@ -14,6 +14,7 @@
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
 #include "memory/heap.h"
+#include "reduce/level.h"
 #include "reduce/reduce.h"
 #include "transport/shared_memory.h"
 #include "transport/threads.h"
@@ -26,6 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 
 void check_place(int rank, int world) {
+  check_cpu_kernels();  // a bad RINGLET_CPU_KERNELS is told before the first group is made
   if (world < 1 || rank < 0 || rank >= world) {
     throw InvalidUsage("rank " + std::to_string(rank) + " of world " + std::to_string(world) + " does not exist");
   }

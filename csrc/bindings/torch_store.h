@@ -22,7 +22,9 @@ class TorchStore final : public Store {
       const std::vector<uint8_t> value = store_->get(key);
       return std::string(value.begin(), value.end());
     } catch (const std::exception& error) {
-      throw Timeout("the store did not give \"" + key + "\" in time: has that rank failed or not started? (" + error.what() + ")");
+      const std::string what = error.what();
+      throw Timeout("the store did not give \"" + key + "\" in time: has that rank failed or not started? (" +
+                    what.substr(0, what.find('\n')) + ")");
     }
   }
 

@@ -161,7 +161,7 @@ class Planner {
     bool finish = false;
     if (item.reduces) {
       const ChunkState& own = placed(place_.rank, r).before[item.chunk];
-      item.sources.push_back({place_.rank, item.chunk, own.own, own.raw});
+      item.sources.push_back({place_.rank, item.chunk, own.own, own.raw, is_stage(own.shared) ? own.shared : Space::none});
       std::sort(item.sources.begin(), item.sources.end(), [](const Source& a, const Source& b) { return a.rank < b.rank; });
       finish = contributions_[place_.rank][r + 1][item.chunk] == place_.world;
     }
@@ -232,7 +232,7 @@ class Planner {
     for (int i = 0; i < last.sources; ++i) {
       const Source& before = plan_.sources[last.first_source + i];
       const Source& now = item.sources[i];
-      if (before.rank != now.rank || before.space != now.space || before.raw != now.raw ||
+      if (before.rank != now.rank || before.space != now.space || before.raw != now.raw || before.staged != now.staged ||
           before.chunk + last.chunks != now.chunk) {
         return false;
       }

@@ -22,7 +22,8 @@ struct Source {
   int rank;
   int chunk;
   Space space;
-  bool raw;  // the rank's unmodified input: premul_sum scales it (own rank's only)
+  bool raw;  // the rank's unmodified input: premul_sum scales it (own rank's only) ...
+  Space staged = Space::none;  // ... or, where it was published, takes it as the peers see it: scaled and rounded
 };
 
 struct PlanStep {

@@ -229,8 +229,10 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
     args.streaming = streaming_ && !step.read_later && !step.tee;
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
-      pointers_[i] = address(source.rank, source.space, source.chunk + c);
-      if (source.raw && source.rank == rank_ && call_->op == ReduceOp::premul_sum) args.scaled_source = i;
+      const bool scaled = source.raw && source.rank == rank_ && call_->op == ReduceOp::premul_sum;
+      const bool published = scaled && source.staged != Space::none;
+      pointers_[i] = address(source.rank, published ? source.staged : source.space, source.chunk + c);
+      if (scaled && !published) args.scaled_source = i;
     }
     const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
     if (!plain) {

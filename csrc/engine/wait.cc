@@ -11,8 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kYields = 2000;
-// Longest sleep at a stretch. A wake-up can be missed while the waker's store is still in its store buffer (there is
-// no fence on the publishing path), so this bounds what a miss costs; it is also how often failures are looked for.
+// Longest sleep at a stretch: how often failures are looked for. It also bounds what a missed wake-up costs, which can
+// happen where the publishing path has no fence (PullEngine::publish) and its store is still in the store buffer.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
 // At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.

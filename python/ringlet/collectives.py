@@ -1,6 +1,6 @@
 """The collectives, on torch CPU tensors and numpy arrays: contiguous, of a dtype of csrc/base/dtype.h.
 
-What they share: `group` is the default group where not given. `algorithm` is a name of `ringlet.algorithms()`, or
+What they share: `group` is the default group where not given. `algorithm` is a name of `ringlet.schedule.algorithms()`, or
 "auto". `timeout` (seconds or timedelta) is the group's where not given. With `async_op=True` a call returns a Work at
 once; the tensors must not be touched until its wait() has returned. Every rank of the group makes the same calls
 in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both calls), PeerLost,
@@ -19,7 +19,7 @@ import torch
 
 from ringlet import _C
 from ringlet.errors import InvalidUsage
-from ringlet.group import Group, as_timedelta, current
+from ringlet.group import Group, as_timedelta, current, has_default
 
 Array = Any  # torch.Tensor or numpy.ndarray
 Timeout = float | timedelta | None
@@ -190,8 +190,9 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
 
 
 def is_registered(tensor: Array) -> bool:
-    """Whether peers can read this tensor where it lies."""
-    return _C.is_registered(as_tensor(tensor))
+    """Whether peers can read this tensor where it lies: any tensor where ranks are threads, else one of `empty`."""
+    group = current() if has_default() else None
+    return (group is not None and group.transport == "threads") or _C.is_registered(as_tensor(tensor))
 
 
 def as_tensor(array: Array) -> torch.Tensor:

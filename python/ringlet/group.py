@@ -70,6 +70,11 @@ def current() -> Group:
     return group
 
 
+def has_default() -> bool:
+    """Whether `init` was called (by this thread, where ranks are threads)."""
+    return _of_thread.group is not None or _of_process is not None
+
+
 def init(
     rank: int | None = None,
     world: int | None = None,

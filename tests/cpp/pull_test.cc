@@ -80,6 +80,33 @@ void every_algorithm(int world, bool share_addresses) {
   for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
+/// Scaled inputs of a 16-bit type: what one rank adds unrounded and another rounded would differ in the last bit.
+void scaled_sums_agree(int world) {
+  constexpr size_t kCount = 20000;
+  std::vector<std::vector<uint16_t>> results(static_cast<size_t>(world), std::vector<uint16_t>(kCount));
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective != Collective::all_reduce) continue;
+    const auto errors = run_ranks(world, false, [&](Communicator& group) {
+      auto& mine = results[static_cast<size_t>(group.rank())];
+      for (size_t i = 0; i < kCount; ++i) {
+        mine[i] = static_cast<uint16_t>(0x3f80 + (i * 37 + static_cast<size_t>(group.rank()) * 101) % 128);  // 1 to 2
+      }
+      Call call;
+      call.collective = Collective::all_reduce;
+      call.algorithm = &algorithm;
+      call.dtype = DType::bfloat16;
+      call.op = ReduceOp::premul_sum;
+      call.scale = 0.3 + 0.17 * group.rank();
+      call.count = kCount;
+      call.input = reinterpret_cast<const std::byte*>(mine.data());
+      call.output = reinterpret_cast<std::byte*>(mine.data());
+      group.run(call);
+    });
+    for (const std::string& error : errors) CHECK_EQ(error, "");
+    for (const auto& result : results) CHECK(result == results[0]);
+  }
+}
+
 void point_to_point(bool share_addresses) {
   const auto errors = run_ranks(3, share_addresses, [&](Communicator& group) {
     const int rank = group.rank();
@@ -126,6 +153,7 @@ int main() {
     every_algorithm(world, true);
     every_algorithm(world, false);
   }
+  for (const int world : {2, 3, 5}) scaled_sums_agree(world);
   point_to_point(true);
   point_to_point(false);
   asynchronous();
