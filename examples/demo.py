@@ -23,12 +23,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from char_transformer import CharTransformer, Size, Text, loss_of
-from demo_report import draw_picture, print_modes, print_sizes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from char_transformer import CharTransformer, Size, Text, loss_of
+from demo_report import draw_picture, print_modes, print_sizes
 
 MODES = {
     "ring": "reducer, ring",

@@ -19,9 +19,10 @@ mpi4py.rc.threads = False
 sys.path.append(os.path.dirname(os.environ["RINGLET_BENCH_RANKS"]))
 
 from mpi4py import MPI  # noqa: E402
-from ranks import data  # noqa: E402
 from ranks.case import ROOT, Case  # noqa: E402
 from ranks.loop import serve  # noqa: E402
+
+from ranks import data  # noqa: E402
 
 DATATYPES = {
     "float64": MPI.DOUBLE, "float32": MPI.FLOAT, "int64": MPI.INT64_T, "int32": MPI.INT32_T, "int16": MPI.INT16_T,

@@ -8,15 +8,15 @@ size_t element_size(DType dtype) noexcept {
 }
 
 const char* name(DType dtype) noexcept {
-  static constexpr const char* kNames[kDTypes] = {
-      "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64",
-      "int32",   "int16",   "int8",    "uint8",    "bool",          "complex64",   "complex128"};
+  static constexpr const char* kNames[kDTypes] = {"float64",     "float32", "float16",   "bfloat16",  "float8_e4m3fn",
+                                                  "float8_e5m2", "int64",   "int32",     "int16",     "int8",
+                                                  "uint8",       "bool",    "complex64", "complex128"};
   return kNames[static_cast<int>(dtype)];
 }
 
 const char* name(ReduceOp op) noexcept {
-  static constexpr const char* kNames[kReduceOps] = {"sum", "avg", "product", "min",       "max",
-                                                     "band", "bor", "bxor",   "premul_sum"};
+  static constexpr const char* kNames[kReduceOps] = {"sum",  "avg", "product", "min",       "max",
+                                                     "band", "bor", "bxor",    "premul_sum"};
   return kNames[static_cast<int>(op)];
 }
 

@@ -9,8 +9,20 @@
 namespace ringlet {
 
 enum class DType : uint8_t {
-  float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2,
-  int64, int32, int16, int8, uint8, boolean, complex64, complex128,
+  float64,
+  float32,
+  float16,
+  bfloat16,
+  float8_e4m3fn,
+  float8_e5m2,
+  int64,
+  int32,
+  int16,
+  int8,
+  uint8,
+  boolean,
+  complex64,
+  complex128,
 };
 inline constexpr int kDTypes = 14;
 
@@ -18,11 +30,11 @@ enum class ReduceOp : uint8_t { sum, avg, product, min, max, band, bor, bxor, pr
 inline constexpr int kReduceOps = 9;
 
 size_t element_size(DType dtype) noexcept;
-const char* name(DType dtype) noexcept;   ///< torch's names: "float32", "bfloat16", "bool", ...
-const char* name(ReduceOp op) noexcept;   ///< "sum", "avg", "product", ...
+const char* name(DType dtype) noexcept;  ///< torch's names: "float32", "bfloat16", "bool", ...
+const char* name(ReduceOp op) noexcept;  ///< "sum", "avg", "product", ...
 
-bool is_floating(DType dtype) noexcept;   ///< float64 down to float8; not complex
-bool is_integral(DType dtype) noexcept;   ///< int8..int64, uint8; not bool
+bool is_floating(DType dtype) noexcept;  ///< float64 down to float8; not complex
+bool is_integral(DType dtype) noexcept;  ///< int8..int64, uint8; not bool
 bool is_complex(DType dtype) noexcept;
 
 /// Whether `op` is defined on `dtype`: sum and product everywhere (on bool: or, and); avg on all but bool

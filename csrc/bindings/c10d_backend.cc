@@ -45,14 +45,16 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
 }
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call) {
-  if (tensors.size() != 1) throw InvalidUsage(std::string(call) + ": one tensor a rank, got " + std::to_string(tensors.size()));
+  if (tensors.size() != 1)
+    throw InvalidUsage(std::string(call) + ": one tensor a rank, got " + std::to_string(tensors.size()));
   return tensors[0];
 }
 
 /// One flat registered tensor for a list of equal ones; InvalidUsage where they differ.
 at::Tensor flat_for(const std::vector<at::Tensor>& list, size_t world, const at::Tensor& block, const char* call) {
   if (list.size() != world) {
-    throw InvalidUsage(std::string(call) + ": a list of " + std::to_string(list.size()) + " tensors for " + std::to_string(world) + " ranks");
+    throw InvalidUsage(std::string(call) + ": a list of " + std::to_string(list.size()) + " tensors for " +
+                       std::to_string(world) + " ranks");
   }
   for (const at::Tensor& tensor : list) {
     if (tensor.numel() != block.numel() || tensor.scalar_type() != block.scalar_type()) {
@@ -87,7 +89,7 @@ struct C10dBackend::Issue {
   const char* title;
   at::Tensor output{};  // undefined where this rank has none
   at::Tensor input{};
-  size_t count = 0;     // elements of the buffer, or of one block
+  size_t count = 0;  // elements of the buffer, or of one block
   Reduction reduction{ReduceOp::sum};
   int root = 0;
   std::chrono::milliseconds timeout{0};
@@ -131,7 +133,8 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   call.timeout = issue.timeout;
   Tensors profiled;
   if (issue.input.defined()) profiled.push_back(issue.input);
-  auto handle = c10::make_intrusive<C10dWork>(getRank(), issue.type, issue.title, issue.results, group_->sequence(), profiled);
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), Title{issue.type, issue.title, group_->sequence()},
+                                              issue.results, profiled);
   if (!issue.async) {
     group_->run(call);
     if (issue.deliver) issue.deliver();
@@ -146,17 +149,29 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
 C10dBackend::Handle C10dBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only(tensors, "broadcast");
   const bool root = options.rootRank == getRank();
-  return issue({.collective = Collective::broadcast, .type = OpType::BROADCAST, .title = "ringlet:broadcast",
-                .output = tensor, .input = root ? tensor : at::Tensor(), .count = static_cast<size_t>(tensor.numel()),
-                .root = static_cast<int>(options.rootRank), .timeout = options.timeout, .async = options.asyncOp,
+  return issue({.collective = Collective::broadcast,
+                .type = OpType::BROADCAST,
+                .title = "ringlet:broadcast",
+                .output = tensor,
+                .input = root ? tensor : at::Tensor(),
+                .count = static_cast<size_t>(tensor.numel()),
+                .root = static_cast<int>(options.rootRank),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
                 .results = {tensor}});
 }
 
 C10dBackend::Handle C10dBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
-  return issue({.collective = Collective::all_reduce, .type = OpType::ALLREDUCE, .title = "ringlet:all_reduce",
-                .output = tensor, .input = tensor, .count = static_cast<size_t>(tensor.numel()),
-                .reduction = reduction_of(options.reduceOp), .timeout = options.timeout, .async = options.asyncOp,
+  return issue({.collective = Collective::all_reduce,
+                .type = OpType::ALLREDUCE,
+                .title = "ringlet:all_reduce",
+                .output = tensor,
+                .input = tensor,
+                .count = static_cast<size_t>(tensor.numel()),
+                .reduction = reduction_of(options.reduceOp),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
                 .results = {tensor}});
 }
 
@@ -173,35 +188,61 @@ C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10
 C10dBackend::Handle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "reduce");
   const bool root = options.rootRank == getRank();
-  return issue({.collective = Collective::reduce, .type = OpType::REDUCE, .title = "ringlet:reduce",
-                .output = root ? tensor : at::Tensor(), .input = tensor, .count = static_cast<size_t>(tensor.numel()),
-                .reduction = reduction_of(options.reduceOp), .root = static_cast<int>(options.rootRank),
-                .timeout = options.timeout, .async = options.asyncOp, .results = {tensor}});
+  return issue({.collective = Collective::reduce,
+                .type = OpType::REDUCE,
+                .title = "ringlet:reduce",
+                .output = root ? tensor : at::Tensor(),
+                .input = tensor,
+                .count = static_cast<size_t>(tensor.numel()),
+                .reduction = reduction_of(options.reduceOp),
+                .root = static_cast<int>(options.rootRank),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
+                .results = {tensor}});
 }
 
-C10dBackend::Handle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+C10dBackend::Handle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) {
   if (output.numel() != input.numel() * getSize() || output.scalar_type() != input.scalar_type()) {
     throw InvalidUsage("all_gather: the output must have world times the input's elements, and its dtype");
   }
-  return issue({.collective = Collective::all_gather, .type = OpType::_ALLGATHER_BASE, .title = "ringlet:all_gather",
-                .output = output, .input = input, .count = static_cast<size_t>(input.numel()), .timeout = options.timeout,
-                .async = options.asyncOp, .results = {output}});
+  return issue({.collective = Collective::all_gather,
+                .type = OpType::_ALLGATHER_BASE,
+                .title = "ringlet:all_gather",
+                .output = output,
+                .input = input,
+                .count = static_cast<size_t>(input.numel()),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
+                .results = {output}});
 }
 
 C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only(inputs, "all_gather");
   const Tensors list = outputs.at(0);
   const at::Tensor flat = flat_for(list, static_cast<size_t>(getSize()), input, "all_gather");
-  return issue({.collective = Collective::all_gather, .type = OpType::ALLGATHER, .title = "ringlet:all_gather", .output = flat,
-                .input = input, .count = static_cast<size_t>(input.numel()), .timeout = options.timeout,
-                .async = options.asyncOp, .results = list, .deliver = [flat, list] { unpack(flat, list); }});
+  return issue({.collective = Collective::all_gather,
+                .type = OpType::ALLGATHER,
+                .title = "ringlet:all_gather",
+                .output = flat,
+                .input = input,
+                .count = static_cast<size_t>(input.numel()),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
+                .results = list,
+                .deliver = [flat, list] { unpack(flat, list); }});
 }
 
 C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const at::Tensor& input = only(inputs, "gather");
-  Issue call{.collective = Collective::gather, .type = OpType::GATHER, .title = "ringlet:gather", .input = input,
-             .count = static_cast<size_t>(input.numel()), .root = static_cast<int>(options.rootRank),
-             .timeout = options.timeout, .async = options.asyncOp};
+  Issue call{.collective = Collective::gather,
+             .type = OpType::GATHER,
+             .title = "ringlet:gather",
+             .input = input,
+             .count = static_cast<size_t>(input.numel()),
+             .root = static_cast<int>(options.rootRank),
+             .timeout = options.timeout,
+             .async = options.asyncOp};
   if (options.rootRank == getRank()) {
     const Tensors list = outputs.at(0);
     const at::Tensor flat = flat_for(list, static_cast<size_t>(getSize()), input, "gather");
@@ -214,9 +255,15 @@ C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c
 
 C10dBackend::Handle C10dBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
   const at::Tensor& output = only(outputs, "scatter");
-  Issue call{.collective = Collective::scatter, .type = OpType::SCATTER, .title = "ringlet:scatter", .output = output,
-             .count = static_cast<size_t>(output.numel()), .root = static_cast<int>(options.rootRank),
-             .timeout = options.timeout, .async = options.asyncOp, .results = {output}};
+  Issue call{.collective = Collective::scatter,
+             .type = OpType::SCATTER,
+             .title = "ringlet:scatter",
+             .output = output,
+             .count = static_cast<size_t>(output.numel()),
+             .root = static_cast<int>(options.rootRank),
+             .timeout = options.timeout,
+             .async = options.asyncOp,
+             .results = {output}};
   if (options.rootRank == getRank()) {
     call.input = flat_for(inputs.at(0), static_cast<size_t>(getSize()), output, "scatter");
     pack(inputs[0], call.input);
@@ -229,36 +276,55 @@ C10dBackend::Handle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Te
   if (input.numel() != output.numel() * getSize() || output.scalar_type() != input.scalar_type()) {
     throw InvalidUsage("reduce_scatter: the input must have world times the output's elements, and its dtype");
   }
-  return issue({.collective = Collective::reduce_scatter, .type = OpType::_REDUCE_SCATTER_BASE,
-                .title = "ringlet:reduce_scatter", .output = output, .input = input,
-                .count = static_cast<size_t>(output.numel()), .reduction = reduction_of(options.reduceOp),
-                .timeout = options.timeout, .async = options.asyncOp, .results = {output}});
+  return issue({.collective = Collective::reduce_scatter,
+                .type = OpType::_REDUCE_SCATTER_BASE,
+                .title = "ringlet:reduce_scatter",
+                .output = output,
+                .input = input,
+                .count = static_cast<size_t>(output.numel()),
+                .reduction = reduction_of(options.reduceOp),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
+                .results = {output}});
 }
 
-C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) {
+C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
+                                                const c10d::ReduceScatterOptions& options) {
   at::Tensor output = only(outputs, "reduce_scatter");
   at::Tensor flat = flat_for(inputs.at(0), static_cast<size_t>(getSize()), output, "reduce_scatter");
   pack(inputs[0], flat);
   return _reduce_scatter_base(output, flat, options);
 }
 
-C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options) {
   const auto uneven = [](const std::vector<int64_t>& splits) {
     return std::adjacent_find(splits.begin(), splits.end(), std::not_equal_to<>()) != splits.end();
   };
-  if (uneven(output_splits) || uneven(input_splits)) throw InvalidUsage("all_to_all: uneven splits are not supported yet");
-  if (input.numel() != output.numel() || input.numel() % getSize() != 0 || output.scalar_type() != input.scalar_type()) {
+  if (uneven(output_splits) || uneven(input_splits))
+    throw InvalidUsage("all_to_all: uneven splits are not supported yet");
+  if (input.numel() != output.numel() || input.numel() % getSize() != 0 ||
+      output.scalar_type() != input.scalar_type()) {
     throw InvalidUsage("all_to_all: output and input must have one size, a multiple of the world, and one dtype");
   }
-  return issue({.collective = Collective::all_to_all, .type = OpType::ALLTOALL_BASE, .title = "ringlet:all_to_all",
-                .output = output, .input = input, .count = static_cast<size_t>(input.numel() / getSize()),
-                .timeout = options.timeout, .async = options.asyncOp, .results = {output}});
+  return issue({.collective = Collective::all_to_all,
+                .type = OpType::ALLTOALL_BASE,
+                .title = "ringlet:all_to_all",
+                .output = output,
+                .input = input,
+                .count = static_cast<size_t>(input.numel() / getSize()),
+                .timeout = options.timeout,
+                .async = options.asyncOp,
+                .results = {output}});
 }
 
 C10dBackend::Handle C10dBackend::barrier(const c10d::BarrierOptions& options) {
-  return issue({.collective = Collective::barrier, .type = OpType::BARRIER, .title = "ringlet:barrier",
-                .timeout = options.timeout, .async = options.asyncOp});
+  return issue({.collective = Collective::barrier,
+                .type = OpType::BARRIER,
+                .title = "ringlet:barrier",
+                .timeout = options.timeout,
+                .async = options.asyncOp});
 }
 
 namespace {
@@ -269,9 +335,10 @@ Message message_of(const at::Tensor& tensor, int peer, bool sending) {
 }
 
 c10::intrusive_ptr<c10d::Work> start_message(Communicator& group, const at::Tensor& tensor, const Message& message) {
-  auto handle = c10::make_intrusive<C10dWork>(group.rank(), message.sending ? OpType::SEND : OpType::RECV,
-                                              message.sending ? "ringlet:send" : "ringlet:recv",
-                                              std::vector<at::Tensor>{tensor}, group.sequence(), std::vector<at::Tensor>{tensor});
+  const Title title{message.sending ? OpType::SEND : OpType::RECV, message.sending ? "ringlet:send" : "ringlet:recv",
+                    group.sequence()};
+  const std::vector<at::Tensor> tensors{tensor};
+  auto handle = c10::make_intrusive<C10dWork>(group.rank(), title, tensors, tensors);
   C10dWork::follow(handle, *group.start(message, std::make_shared<at::Tensor>(tensor)), {});
   return handle;
 }
@@ -294,7 +361,8 @@ C10dBackend::Handle C10dBackend::recv(Tensors& tensors, int peer, int) {
 }
 
 at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
-  return empty_registered({size}, options.dtype_opt() ? c10::typeMetaToScalarType(*options.dtype_opt()) : c10::ScalarType::Float);
+  return empty_registered(
+      {size}, options.dtype_opt() ? c10::typeMetaToScalarType(*options.dtype_opt()) : c10::ScalarType::Float);
 }
 
 void bind_c10d(py::module_& m) {
@@ -302,8 +370,8 @@ void bind_c10d(py::module_& m) {
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.");
-  m.def("make_backend", &make_backend, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-        py::call_guard<py::gil_scoped_release>());
+  m.def("make_backend", &make_backend, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
+        py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace ringlet

@@ -32,7 +32,8 @@ class C10dBackend final : public c10d::Backend {
   Handle gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
   Handle scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
   Handle reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
-  Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                              const c10d::ReduceScatterOptions& options) override;
   Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   Handle send(Tensors& tensors, int peer, int tag) override;

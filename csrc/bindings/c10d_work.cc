@@ -4,11 +4,11 @@
 
 namespace ringlet {
 
-C10dWork::C10dWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence,
+C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs,
                    const std::vector<at::Tensor>& profiled)
-    : c10d::Work(rank, type, title, profiled),
+    : c10d::Work(rank, title.type, title.text, profiled),
       outputs_(std::move(outputs)),
-      sequence_(sequence),
+      sequence_(title.sequence),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& work, std::function<void()> deliver) {
@@ -39,8 +39,9 @@ bool C10dWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
     cv_.wait(lock, complete);
   } else if (!cv_.wait_for(lock, timeout, complete)) {
-    throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " + std::to_string(rank_) +
-                  " is not complete after " + std::to_string(timeout.count()) + " ms of waiting; it goes on");
+    throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " +
+                  std::to_string(rank_) + " is not complete after " + std::to_string(timeout.count()) +
+                  " ms of waiting; it goes on");
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;

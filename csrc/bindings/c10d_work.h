@@ -7,10 +7,16 @@
 
 namespace ringlet {
 
+/// What profilers and error messages call it.
+struct Title {
+  c10d::OpType type;
+  const char* text;
+  uint64_t sequence;
+};
+
 class C10dWork final : public c10d::Work {
  public:
-  C10dWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence,
-           const std::vector<at::Tensor>& profiled);
+  C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled);
 
   /// Completes this handle when `work` does. Copies results that go elsewhere first, in the completing thread.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& work, std::function<void()> deliver);

@@ -55,10 +55,13 @@ std::string elements(size_t count) { return std::to_string(count) + " elements";
 void bind_tensors(Call& call, const Communicator& group, const at::Tensor* output, const at::Tensor* input) {
   const char* what = name(call.collective);
   const int rank = group.rank(), world = group.world();
-  const bool wants_input = input_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
-  const bool wants_output = output_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
+  const bool wants_input =
+      input_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
+  const bool wants_output =
+      output_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
   if (wants_input && input == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an input tensor");
-  if (wants_output && output == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
+  if (wants_output && output == nullptr)
+    throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
   const at::Tensor* any = wants_input ? input : output;
   if (any == nullptr) return;  // a barrier
   call.dtype = dtype_of(*any);
@@ -68,7 +71,8 @@ void bind_tensors(Call& call, const Communicator& group, const at::Tensor* outpu
   const size_t blocks = wants_input ? input_elements(unit, rank, world) : output_elements(unit, rank, world);
   const size_t numel = static_cast<size_t>(any->numel());
   if (numel % blocks != 0) {
-    throw InvalidUsage(std::string(what) + ": " + elements(numel) + " do not divide into " + std::to_string(blocks) + " equal blocks");
+    throw InvalidUsage(std::string(what) + ": " + elements(numel) + " do not divide into " + std::to_string(blocks) +
+                       " equal blocks");
   }
   call.count = numel / blocks;
   if (wants_input && wants_output) {
@@ -78,8 +82,8 @@ void bind_tensors(Call& call, const Communicator& group, const at::Tensor* outpu
                          c10::toString(input->scalar_type()));
     }
     if (static_cast<size_t>(output->numel()) != expected) {
-      throw InvalidUsage(std::string(what) + ": the output has " + elements(static_cast<size_t>(output->numel())) + ", " +
-                         elements(expected) + " are needed for an input of " + elements(numel) + " and " +
+      throw InvalidUsage(std::string(what) + ": the output has " + elements(static_cast<size_t>(output->numel())) +
+                         ", " + elements(expected) + " are needed for an input of " + elements(numel) + " and " +
                          std::to_string(world) + " ranks");
     }
   }
@@ -144,9 +148,9 @@ PyObject* message(PyObject* const* args) {
   const bool sending = args[3] == Py_True;
   const at::Tensor* tensor = tensor_of(args[1], sending ? "send" : "recv", "given");
   if (tensor == nullptr) throw InvalidUsage(std::string(sending ? "send" : "recv") + ": no tensor given");
-  const Message message{static_cast<int>(PyLong_AsLong(args[2])),   sending,
-                        dtype_of(*tensor),                          static_cast<size_t>(tensor->numel()),
-                        data_of(*tensor),                           milliseconds(PyLong_AsLongLong(args[4]))};
+  const Message message{
+      static_cast<int>(PyLong_AsLong(args[2])), sending,          dtype_of(*tensor),
+      static_cast<size_t>(tensor->numel()),     data_of(*tensor), milliseconds(PyLong_AsLongLong(args[4]))};
   if (PyErr_Occurred()) return nullptr;
   if (args[5] == Py_True) return as_python(group.start(message, std::make_shared<Kept>(Kept{*tensor, {}})));
   const py::gil_scoped_release unlocked;
@@ -221,7 +225,8 @@ PyObject* all_reduce_shortcut(PyObject*, PyObject* const* args, Py_ssize_t posit
 py::object with_shortcut(const py::function& function) {
   static std::string text;
   const auto signature = py::module_::import("inspect").attr("signature")(function);
-  text = "all_reduce" + py::str(signature.attr("replace")(py::arg("return_annotation") = py::none())).cast<std::string>();
+  text =
+      "all_reduce" + py::str(signature.attr("replace")(py::arg("return_annotation") = py::none())).cast<std::string>();
   text = text.substr(0, text.find(" -> ")) + "\n--\n\n" + py::str(function.attr("__doc__")).cast<std::string>();
   static PyMethodDef method{"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&all_reduce_shortcut)),
                             METH_FASTCALL | METH_KEYWORDS, nullptr};

@@ -56,8 +56,8 @@ std::shared_ptr<Communicator> own(std::unique_ptr<Transport> transport, millisec
   return {new Communicator(std::move(transport), timeout), end_without_gil};
 }
 
-std::shared_ptr<Communicator> make_shared_memory(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
-                                                 int world, milliseconds timeout) {
+std::shared_ptr<Communicator> make_shared_memory(c10::intrusive_ptr<c10d::Store> store, const std::string& name,
+                                                 int rank, int world, milliseconds timeout) {
   check_place(rank, world);
   TorchStore rendezvous(std::move(store));
   return own(connect_shared_memory(rendezvous, name, rank, world, Deadline::after(timeout)), timeout);
@@ -85,8 +85,8 @@ void bind_group(py::module_& m) {
   });
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Group")
-      .def_static("shared_memory", &make_shared_memory, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world"),
-                  py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_static("shared_memory", &make_shared_memory, py::arg("store"), py::arg("name"), py::arg("rank"),
+                  py::arg("world"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
       .def_static("threads", &make_threads, py::arg("name"), py::arg("rank"), py::arg("world"), py::arg("timeout"),
                   py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &Communicator::rank)

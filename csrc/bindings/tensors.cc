@@ -15,13 +15,20 @@ struct Row {
   DType dtype;
 };
 constexpr Row kRows[] = {
-    {c10::ScalarType::Float, DType::float32},       {c10::ScalarType::BFloat16, DType::bfloat16},
-    {c10::ScalarType::Half, DType::float16},        {c10::ScalarType::Double, DType::float64},
-    {c10::ScalarType::Float8_e4m3fn, DType::float8_e4m3fn}, {c10::ScalarType::Float8_e5m2, DType::float8_e5m2},
-    {c10::ScalarType::Long, DType::int64},          {c10::ScalarType::Int, DType::int32},
-    {c10::ScalarType::Short, DType::int16},         {c10::ScalarType::Char, DType::int8},
-    {c10::ScalarType::Byte, DType::uint8},          {c10::ScalarType::Bool, DType::boolean},
-    {c10::ScalarType::ComplexFloat, DType::complex64}, {c10::ScalarType::ComplexDouble, DType::complex128},
+    {c10::ScalarType::Float, DType::float32},
+    {c10::ScalarType::BFloat16, DType::bfloat16},
+    {c10::ScalarType::Half, DType::float16},
+    {c10::ScalarType::Double, DType::float64},
+    {c10::ScalarType::Float8_e4m3fn, DType::float8_e4m3fn},
+    {c10::ScalarType::Float8_e5m2, DType::float8_e5m2},
+    {c10::ScalarType::Long, DType::int64},
+    {c10::ScalarType::Int, DType::int32},
+    {c10::ScalarType::Short, DType::int16},
+    {c10::ScalarType::Char, DType::int8},
+    {c10::ScalarType::Byte, DType::uint8},
+    {c10::ScalarType::Bool, DType::boolean},
+    {c10::ScalarType::ComplexFloat, DType::complex64},
+    {c10::ScalarType::ComplexDouble, DType::complex128},
 };
 
 }  // namespace
@@ -30,9 +37,10 @@ DType dtype_of(const at::Tensor& tensor) {
   for (const Row& row : kRows) {
     if (row.scalar_type == tensor.scalar_type()) return row.dtype;
   }
-  throw InvalidUsage(std::string("ringlet has no dtype ") + c10::toString(tensor.scalar_type()) +
-                     "; view the tensor as one it has (float64/32/16, bfloat16, float8_e4m3fn, float8_e5m2, int64/32/16/8, "
-                     "uint8, bool, complex64, complex128)");
+  throw InvalidUsage(
+      std::string("ringlet has no dtype ") + c10::toString(tensor.scalar_type()) +
+      "; view the tensor as one it has (float64/32/16, bfloat16, float8_e4m3fn, float8_e5m2, int64/32/16/8, "
+      "uint8, bool, complex64, complex128)");
 }
 
 c10::ScalarType scalar_type_of(DType dtype) noexcept {
@@ -49,16 +57,20 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role) 
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != c10::kStrided) refuse("is sparse; make it dense first");
   if (!tensor.is_cpu()) {
-    refuse("is on " + tensor.device().str() + ", and this build of ringlet moves host memory only (see `ringlet doctor`)");
+    refuse("is on " + tensor.device().str() +
+           ", and this build of ringlet moves host memory only (see `ringlet doctor`)");
   }
   if (!tensor.is_contiguous()) {
     std::ostringstream strides;
-    strides << "is not contiguous (sizes " << tensor.sizes() << ", strides " << tensor.strides() << "); pass .contiguous()";
+    strides << "is not contiguous (sizes " << tensor.sizes() << ", strides " << tensor.strides()
+            << "); pass .contiguous()";
     refuse(strides.str());
   }
 }
 
-std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())); }
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
+}
 
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   size_t bytes = c10::elementSize(dtype);
@@ -68,8 +80,9 @@ at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   }
   const std::shared_ptr<Heap> heap = Heap::process();
   std::byte* memory = heap->allocate(bytes);
-  return at::from_blob(memory, sizes, [heap](void* pointer) { heap->free(static_cast<std::byte*>(pointer)); },
-                       at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      memory, sizes, [heap](void* pointer) { heap->free(static_cast<std::byte*>(pointer)); },
+      at::TensorOptions().dtype(dtype));
 }
 
 }  // namespace ringlet

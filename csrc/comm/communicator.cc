@@ -13,7 +13,8 @@ class InUse {
  public:
   explicit InUse(std::atomic<bool>& busy) : busy_(busy) {
     if (busy_.exchange(true, std::memory_order_acquire)) {
-      throw InvalidUsage("two threads call one group at the same time; give each thread a group of its own, or use async_op");
+      throw InvalidUsage(
+          "two threads call one group at the same time; give each thread a group of its own, or use async_op");
     }
   }
   ~InUse() { busy_.store(false, std::memory_order_release); }
@@ -51,7 +52,8 @@ void Communicator::prepare(Call& call) {
   waiter_.raise_if_failed();
   if (closed_) throw InvalidUsage(std::string(name(call.collective)) + " on a group that was closed");
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
-    throw InvalidUsage(std::string(name(call.collective)) + ": " + name(call.op) + " is not defined for " + name(call.dtype));
+    throw InvalidUsage(std::string(name(call.collective)) + ": " + name(call.op) + " is not defined for " +
+                       name(call.dtype));
   }
   if (call.root < 0 || call.root >= world_) {
     throw InvalidUsage(std::string(name(call.collective)) + ": root " + std::to_string(call.root) +
@@ -115,8 +117,9 @@ void Communicator::prepare(Message& message) {
   waiter_.raise_if_failed();
   if (closed_) throw InvalidUsage("send or recv on a group that was closed");
   if (message.peer < 0 || message.peer >= world_ || message.peer == rank_) {
-    throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " + std::to_string(message.peer) +
-                       ": rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " has no such peer");
+    throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " +
+                       std::to_string(message.peer) + ": rank " + std::to_string(rank_) + " of " +
+                       std::to_string(world_) + " has no such peer");
   }
   if (message.timeout.count() <= 0) message.timeout = timeout_;
 }

@@ -35,10 +35,10 @@ class ProgressThread {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Job> jobs_;          // guarded by mutex_
-  bool stop_ = false;             // guarded by mutex_
+  std::deque<Job> jobs_;  // guarded by mutex_
+  bool stop_ = false;     // guarded by mutex_
   std::atomic<int> pending_{0};
-  std::thread thread_;            // last: starts when all else is there
+  std::thread thread_;  // last: starts when all else is there
 };
 
 }  // namespace ringlet

@@ -28,7 +28,7 @@ class Work {
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool done_ = false;            // guarded by mutex_, like the rest
+  bool done_ = false;  // guarded by mutex_, like the rest
   std::exception_ptr error_;
   Callback callback_;
 };

@@ -15,21 +15,22 @@ constexpr uint64_t kValid = uint64_t{1} << 62;
 }  // namespace
 
 size_t input_elements(const Call& call, int rank, int world) noexcept {
-  const Chunks chunks = input_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
+  const Chunks chunks =
+      input_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
   return call.count * static_cast<size_t>(chunks.count);
 }
 
 size_t output_elements(const Call& call, int rank, int world) noexcept {
-  const Chunks chunks = output_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
+  const Chunks chunks =
+      output_chunks(call.collective, {rank, world, call.root}, is_divided(call.collective) ? 1 : world);
   return call.count * static_cast<size_t>(chunks.count);
 }
 
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
   const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
-  return static_cast<uint64_t>(call.collective) | algorithm << 8 |
-         static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
-         static_cast<uint64_t>(call.root) << 32 | (history << kHistoryShift & kHistory) | kValid |
-         (registered ? kRegistered : 0);
+  return static_cast<uint64_t>(call.collective) | algorithm << 8 | static_cast<uint64_t>(call.dtype) << 16 |
+         static_cast<uint64_t>(call.op) << 24 | static_cast<uint64_t>(call.root) << 32 |
+         (history << kHistoryShift & kHistory) | kValid | (registered ? kRegistered : 0);
 }
 
 bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }

@@ -58,7 +58,8 @@ Matches match_steps(const std::vector<Schedule>& schedules) {
       }
     }
   }
-  if (sends.size() != recvs.size()) throw InvalidUsage("schedule: sends and receives do not match; run `ringlet prove`");
+  if (sends.size() != recvs.size())
+    throw InvalidUsage("schedule: sends and receives do not match; run `ringlet prove`");
   for (const auto& [lane, out] : sends) {
     const auto [from, to] = lane;
     const auto in = recvs.find(lane);

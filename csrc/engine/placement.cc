@@ -72,7 +72,8 @@ class Placer {
     const int next_write = Uses::next_after(uses_.writes[c], r);
     const bool last = next_write == kNever;
     // A value is read by peers in the rounds after r up to the one that overwrites it, which still sends the old one.
-    const bool sent = Uses::next_after(uses_.sends[c], r) <= next_write && Uses::next_after(uses_.sends[c], r) != kNever;
+    const bool sent =
+        Uses::next_after(uses_.sends[c], r) <= next_write && Uses::next_after(uses_.sends[c], r) != kNever;
     const bool output = c >= output_.first && c < output_.first + output_.count;
     const bool read_now = uses_.sent_in(c, r);
     PlacedWrite write;

@@ -37,9 +37,9 @@ struct PlacedWrite {
 };
 
 struct PlacedRound {
-  std::vector<ChunkState> before;      // by chunk, after this round's publishing copies
-  std::vector<int> published;          // chunks to copy from `own` to `shared` before the round is announced
-  std::vector<PlacedWrite> writes;     // by chunk; to == none: not written in this round
+  std::vector<ChunkState> before;   // by chunk, after this round's publishing copies
+  std::vector<int> published;       // chunks to copy from `own` to `shared` before the round is announced
+  std::vector<PlacedWrite> writes;  // by chunk; to == none: not written in this round
 };
 
 struct Placement {

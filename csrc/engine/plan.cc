@@ -161,12 +161,15 @@ class Planner {
     bool finish = false;
     if (item.reduces) {
       const ChunkState& own = placed(place_.rank, r).before[item.chunk];
-      item.sources.push_back({place_.rank, item.chunk, own.own, own.raw, is_stage(own.shared) ? own.shared : Space::none});
-      std::sort(item.sources.begin(), item.sources.end(), [](const Source& a, const Source& b) { return a.rank < b.rank; });
+      item.sources.push_back(
+          {place_.rank, item.chunk, own.own, own.raw, is_stage(own.shared) ? own.shared : Space::none});
+      std::sort(item.sources.begin(), item.sources.end(),
+                [](const Source& a, const Source& b) { return a.rank < b.rank; });
       finish = contributions_[place_.rank][r + 1][item.chunk] == place_.world;
     }
-    const bool read_later = write.later || is_stage(write.to) || placements_[place_.rank].after[item.chunk].own != write.to ||
-                            sent_after(item.chunk, r) || written_after(item.chunk, r);
+    const bool read_later = write.later || is_stage(write.to) ||
+                            placements_[place_.rank].after[item.chunk].own != write.to || sent_after(item.chunk, r) ||
+                            written_after(item.chunk, r);
     emit(item, write.to, write.tee, finish, read_later);
     if (write.later) late_.push_back({item.chunk, false, {{place_.rank, item.chunk, write.to, false}}, {}});
   }
@@ -232,8 +235,8 @@ class Planner {
     for (int i = 0; i < last.sources; ++i) {
       const Source& before = plan_.sources[last.first_source + i];
       const Source& now = item.sources[i];
-      if (before.rank != now.rank || before.space != now.space || before.raw != now.raw || before.staged != now.staged ||
-          before.chunk + last.chunks != now.chunk) {
+      if (before.rank != now.rank || before.space != now.space || before.raw != now.raw ||
+          before.staged != now.staged || before.chunk + last.chunks != now.chunk) {
         return false;
       }
     }
@@ -246,9 +249,9 @@ class Planner {
   std::vector<Placement> placements_;
   Matches matches_;
   Contributions contributions_;
-  std::vector<Readers> readers_;   // by chunk: peers that may still read what lies there
-  std::vector<uint32_t> known_;    // by peer: what this rank has already waited for
-  std::vector<Item> late_;         // results that go from a stage to the output at the end
+  std::vector<Readers> readers_;  // by chunk: peers that may still read what lies there
+  std::vector<uint32_t> known_;   // by peer: what this rank has already waited for
+  std::vector<Item> late_;        // results that go from a stage to the output at the end
   Plan plan_;
 };
 

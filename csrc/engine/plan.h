@@ -22,7 +22,7 @@ struct Source {
   int rank;
   int chunk;
   Space space;
-  bool raw;  // the rank's unmodified input: premul_sum scales it (own rank's only) ...
+  bool raw;                    // the rank's unmodified input: premul_sum scales it (own rank's only) ...
   Space staged = Space::none;  // ... or, where it was published, takes it as the peers see it: scaled and rounded
 };
 
@@ -30,13 +30,13 @@ struct PlanStep {
   enum class Kind : uint8_t { publish, wait, combine };
   Kind kind;
   Space to = Space::none;
-  bool tee = false;         // combine: to the output as well
-  bool finish = false;      // combine: all contributions are in: divide for avg
-  bool read_later = true;   // combine: peers or this rank read the result from `to` again
-  int peer = -1;            // wait
-  uint32_t stage = 0;       // publish, wait: of this epoch (transport/control.h)
-  int chunk = 0;            // combine: first chunk written
-  int chunks = 1;           // combine: that many, in step with every source's chunks
+  bool tee = false;        // combine: to the output as well
+  bool finish = false;     // combine: all contributions are in: divide for avg
+  bool read_later = true;  // combine: peers or this rank read the result from `to` again
+  int peer = -1;           // wait
+  uint32_t stage = 0;      // publish, wait: of this epoch (transport/control.h)
+  int chunk = 0;           // combine: first chunk written
+  int chunks = 1;          // combine: that many, in step with every source's chunks
   int first_source = 0;
   int sources = 0;
 };

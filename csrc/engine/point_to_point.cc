@@ -76,10 +76,10 @@ bool Transfer::advance_receive() {
 
 void Transfer::check(const SlabHeader& header) const {
   if (header.dtype == static_cast<uint64_t>(message_.dtype) && header.count == message_.count) return;
-  waiter_.fail(ErrorKind::invalid_usage,
-               "calls do not match: rank " + std::to_string(message_.peer) + " sends " +
-                   elements(static_cast<DType>(header.dtype), header.count) + ", rank " +
-                   std::to_string(transport_.rank()) + " receives " + elements(message_.dtype, message_.count));
+  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(message_.peer) + " sends " +
+                                             elements(static_cast<DType>(header.dtype), header.count) + ", rank " +
+                                             std::to_string(transport_.rank()) + " receives " +
+                                             elements(message_.dtype, message_.count));
 }
 
 const std::atomic<uint32_t>& Transfer::watched() const {

@@ -33,7 +33,9 @@ struct PullEngine::Slab {
   size_t longest_chunk() const { return divided ? partition.size(0) : block; }
   size_t in_tensor(int chunk) const { return ((divided ? partition.offset(chunk) : chunk * block) + begin) * size; }
   size_t in_stage(int chunk) const { return (whole ? partition.offset(chunk) : chunk * width) * size; }
-  size_t stage_bytes(int parts) const { return round_up((whole ? block : width * static_cast<size_t>(parts)) * size, 64); }
+  size_t stage_bytes(int parts) const {
+    return round_up((whole ? block : width * static_cast<size_t>(parts)) * size, 64);
+  }
   /// Elements of this slab in chunks [chunk, chunk + chunks), which are neighbours in memory.
   size_t elements(int chunk, int chunks) const {
     if (whole) return partition.offset(chunk + chunks) - partition.offset(chunk);
@@ -47,9 +49,9 @@ struct PullEngine::Slab {
   size_t size;
   size_t block;  // elements of the divided buffer, or of one block
   Partition partition;
-  size_t begin = 0;    // in every chunk
-  size_t width = 0;    // of every chunk
-  bool whole = false;  // a divided buffer in one slab
+  size_t begin = 0;          // in every chunk
+  size_t width = 0;          // of every chunk
+  bool whole = false;        // a divided buffer in one slab
   size_t stage[2] = {0, 0};  // where the stages start, from the region's start
 };
 
@@ -78,15 +80,20 @@ void PullEngine::run(const Call& call, bool patient) {
   const bool divided = is_divided(call.collective);
   const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
   const bool small = whole <= (world_ == 2 ? kSmallBytesOfTwo : kSmallBytes);
+  // A rank that has no input or no output, of a rooted collective, is in nobody's way.
+  const auto reachable = [&](const std::byte* pointer, size_t elements) {
+    return elements == 0 || transport_.locate(pointer, elements * size).has_value();
+  };
   const bool registered = !small && call.op != ReduceOp::premul_sum &&
-                          transport_.locate(call.input, input_elements(call, rank_, world_) * size).has_value() &&
-                          transport_.locate(call.output, output_elements(call, rank_, world_) * size).has_value();
+                          reachable(call.input, input_elements(call, rank_, world_)) &&
+                          reachable(call.output, output_elements(call, rank_, world_));
   first_epoch_ = epoch_ + 1;
   begin_epoch();
   announce(call, registered);
   comparing_ = true;
   const bool in_place = !small && agree_on_place();
-  const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, world_, in_place});
+  const Algorithm& algorithm =
+      call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, world_, in_place});
   const Plan& plan = plan_for(algorithm, call.root, in_place);
   bind(plan, in_place);
   streaming_ = whole >= kStreamingBytes;
@@ -158,7 +165,8 @@ void PullEngine::bind(const Plan& plan, bool in_place) {
   // A blocked tensor's first chunk need not be chunk 0 of the schedule; pointers are moved so that chunk c is at c blocks.
   const size_t block = is_divided(call.collective) ? 0 : call.count * element_size(call.dtype);
   const auto moved = [&](const std::byte* pointer, int first) {
-    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(pointer) - static_cast<size_t>(first) * block);
+    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(pointer) -
+                                              static_cast<size_t>(first) * block);
   };
   for (int q = 0; q < world_; ++q) {
     if (q != rank_ && !in_place) continue;
@@ -270,17 +278,18 @@ void PullEngine::wait_for(int peer, uint64_t target) {
 void PullEngine::compare(int peer) {
   const Control& control = transport_.control(peer);
   const Announcement& theirs = control.calls[first_epoch_ & 1];
-  if (same_call(theirs, announcement_)) [[likely]] return;
+  if (same_call(theirs, announcement_)) [[likely]]
+    return;
   const AnnouncementDetail& detail = control.details[first_epoch_ & 1];
   const bool before = same_but_for_history(theirs, announcement_);
   const std::string in = before ? " was in " : " is in ";
   const auto call = [&](const Announcement& now, const AnnouncementDetail& of) {
     return before ? describe(of.previous, of.sequence - 1) : describe(now, of.sequence);
   };
-  waiter_.fail(ErrorKind::invalid_usage,
-               "calls do not match: rank " + std::to_string(rank_) + in +
-                   call(announcement_, transport_.control().details[first_epoch_ & 1]) + ", rank " + std::to_string(peer) +
-                   in + call(theirs, detail) + "; all ranks of a group must make the same calls in the same order");
+  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
+                                             call(announcement_, transport_.control().details[first_epoch_ & 1]) +
+                                             ", rank " + std::to_string(peer) + in + call(theirs, detail) +
+                                             "; all ranks of a group must make the same calls in the same order");
 }
 
 void PullEngine::wait_slowly(int peer, uint64_t target) {
@@ -320,7 +329,8 @@ bool PullEngine::quiesce(std::chrono::milliseconds timeout) {
   for (int q = 0; q < world_; ++q) {
     const std::atomic<uint64_t>& progress = transport_.control(q).progress;
     for (uint64_t value; (value = progress.load(std::memory_order_acquire)) < at(epoch_ + 1, 0);) {
-      const bool gone = transport_.control(q).presence.load() == static_cast<uint32_t>(Presence::left) || !transport_.alive(q);
+      const bool gone =
+          transport_.control(q).presence.load() == static_cast<uint32_t>(Presence::left) || !transport_.alive(q);
       if (gone || deadline.passed()) return false;
       sleep_on(progress, value, 1'000'000);
     }

@@ -59,9 +59,9 @@ class PullEngine {
   const int world_;
   uint64_t epoch_ = 1;  // of the slab in progress
   bool patient_ = false;
-  std::vector<uint64_t> seen_;                  // by peer: progress last read
+  std::vector<uint64_t> seen_;  // by peer: progress last read
   std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
-  std::vector<const Plan*> quick_;              // by algorithm and place, for root 0
+  std::vector<const Plan*> quick_;  // by algorithm and place, for root 0
 
   // Of the call in progress.
   const Call* call_ = nullptr;
@@ -70,7 +70,8 @@ class PullEngine {
   uint64_t first_epoch_ = 0;
   bool comparing_ = false;  // peers' announcements of this call can be read
   size_t slab_index_ = 0, slabs_ = 1;
-  size_t stage_cursor_ = 0, last_stage_ = 0;  // where the next slab's stages start, and the last's; the same on all ranks
+  size_t stage_cursor_ = 0,
+         last_stage_ = 0;  // where the next slab's stages start, and the last's; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   bool streaming_ = false;

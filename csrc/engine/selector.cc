@@ -73,7 +73,8 @@ const Algorithm* named_algorithm(Collective collective, std::string_view wanted)
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective == collective) known += std::string(", ") + algorithm.name;
   }
-  throw InvalidUsage(std::string(name(collective)) + " has no algorithm \"" + std::string(wanted) + "\"; there are: " + known);
+  throw InvalidUsage(std::string(name(collective)) + " has no algorithm \"" + std::string(wanted) +
+                     "\"; there are: " + known);
 }
 
 }  // namespace ringlet

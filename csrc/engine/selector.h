@@ -12,7 +12,7 @@ namespace ringlet {
 
 struct Situation {
   Collective collective;
-  size_t bytes;   ///< of the schedule's whole buffer
+  size_t bytes;  ///< of the schedule's whole buffer
   int world;
   bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
 };

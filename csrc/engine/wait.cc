@@ -61,7 +61,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   const bool left = transport_.control(waiting.peer).presence.load(std::memory_order_acquire) ==
                     static_cast<uint32_t>(Presence::left);
   if (left && !waiting.reached()) {
-    fail(ErrorKind::peer_lost, waiting.story() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
+    fail(ErrorKind::peer_lost,
+         waiting.story() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
   }
   if (look_at_process) {
     for (int q = 0; q < transport_.world(); ++q) {
@@ -73,8 +74,9 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   if (deadline.passed()) {
     const bool peer_waits = transport_.control(waiting.peer).sleeping_on.load(std::memory_order_relaxed) != 0;
     if (peer_waits && !deadline.passed_by(kCourtesy)) return;
-    fail(ErrorKind::timeout, waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
-                                 ", whose process is there; is it in other work, or stuck? (timeout= raises the limit)");
+    fail(ErrorKind::timeout,
+         waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
+             ", whose process is there; is it in other work, or stuck? (timeout= raises the limit)");
   }
 }
 

@@ -27,7 +27,9 @@ extern thread_local const RuntimeHooks* runtime_hooks;
 /// Outside the caller's runtime for as long as it lives.
 class OutsideRuntime {
  public:
-  OutsideRuntime() : hooks_(runtime_hooks), state_(hooks_ != nullptr ? hooks_->leave() : nullptr) { runtime_hooks = nullptr; }
+  OutsideRuntime() : hooks_(runtime_hooks), state_(hooks_ != nullptr ? hooks_->leave() : nullptr) {
+    runtime_hooks = nullptr;
+  }
   ~OutsideRuntime() {
     if (hooks_ != nullptr) hooks_->enter(state_);
     runtime_hooks = hooks_;
@@ -44,9 +46,9 @@ struct Waiting {
   int peer;
   std::chrono::milliseconds timeout;
   std::function<bool()> reached;
-  std::function<void(int64_t)> sleep;         ///< at most that many nanoseconds, until something may have changed
-  std::function<void()> check;                ///< throws if the peer turns out to be in another call; may be empty
-  std::function<std::string()> story;         ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
+  std::function<void(int64_t)> sleep;  ///< at most that many nanoseconds, until something may have changed
+  std::function<void()> check;         ///< throws if the peer turns out to be in another call; may be empty
+  std::function<std::string()> story;  ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
 
 class Waiter {

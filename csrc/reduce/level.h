@@ -1,4 +1,4 @@
-// One processor level's kernels, and the choice among levels. Internal to csrc/reduce and its test.
+// One processor level's kernels, and the choice among levels.
 //
 // Contract: every level gives the same bits for every dtype, operation and input. To keep that true whatever the order
 // of operands and the machine, a computed NaN is always the positive quiet NaN (0x7fc00000, bfloat16 0x7fc0, float16

@@ -2,18 +2,7 @@
 //
 // Two shapes of buffer. *Divided* (all_reduce, broadcast, reduce): the caller's count elements are cut into
 // `parts` nearly equal chunks, so a chunk keeps its index wherever it goes. *Blocked* (the others): every chunk
-// has the caller's count elements, so any chunk may land in any other's place.
-//
-//   collective       parts   input at rank r      output at rank r
-//   all_reduce       any     all                  all
-//   reduce_scatter   world   all                  chunk r
-//   all_gather       world   chunk r              all
-//   broadcast        any     all, root only       all
-//   reduce           any     all                  all, root only
-//   gather           world   chunk r              all, root only
-//   scatter          world   all, root only       chunk r
-//   all_to_all       2 world chunks [0, world): block j is for rank j;   [world, 2 world): block i is from rank i
-//   barrier          1       none                 none
+// has the caller's count elements, so any chunk may land in any other's place. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +13,26 @@
 
 namespace ringlet {
 
+//   collective       parts   input at rank r      output at rank r
+//   all_reduce       any     all                  all
+//   reduce_scatter   world   all                  chunk r
+//   all_gather       world   chunk r              all
+//   broadcast        any     all, root only       all
+//   reduce           any     all                  all, root only
+//   gather           world   chunk r              all, root only
+//   scatter          world   all, root only       chunk r
+//   all_to_all       2 world chunks [0, world): block j is for rank j;   [world, 2 world): block i is from rank i
+//   barrier          1       none                 none
 enum class Collective : uint8_t {
-  all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  barrier,
 };
 inline constexpr int kCollectives = 9;
 

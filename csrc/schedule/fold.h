@@ -17,8 +17,11 @@ namespace ringlet {
 
 struct Fold {
   explicit Fold(const Place& place)
-      : size(static_cast<int>(std::bit_floor(static_cast<unsigned>(place.world)))), excess(place.world - size),
-        paired(place.rank < 2 * excess), sits_out(paired && place.rank % 2 == 0), partner(place.rank ^ 1),
+      : size(static_cast<int>(std::bit_floor(static_cast<unsigned>(place.world)))),
+        excess(place.world - size),
+        paired(place.rank < 2 * excess),
+        sits_out(paired && place.rank % 2 == 0),
+        partner(place.rank ^ 1),
         player(paired ? place.rank / 2 : place.rank - excess) {}
 
   int rank_of(int other_player) const { return other_player < excess ? 2 * other_player + 1 : other_player + excess; }
@@ -37,12 +40,12 @@ struct Fold {
     if (paired && !sits_out) schedule.round().send(partner, all);
   }
 
-  int size;       ///< players, a power of two
-  int excess;     ///< ranks that sit out
-  bool paired;    ///< this rank sits out or stands in for one that does
+  int size;     ///< players, a power of two
+  int excess;   ///< ranks that sit out
+  bool paired;  ///< this rank sits out or stands in for one that does
   bool sits_out;
-  int partner;    ///< the other rank of the pair, where paired
-  int player;     ///< this rank's number among the players, where it does not sit out
+  int partner;  ///< the other rank of the pair, where paired
+  int player;   ///< this rank's number among the players, where it does not sit out
 };
 
 }  // namespace ringlet

@@ -30,9 +30,7 @@ Schedule ring_reduce_scatter(const Place& place) {
   const Ring ring(place);
   Schedule schedule(place.world);
   for (int i = 0; i < place.world - 1; ++i) {
-    schedule.round()
-        .send(ring.next, ring.chunk(place.rank - 1 - i))
-        .reduce(ring.prev, ring.chunk(place.rank - 2 - i));
+    schedule.round().send(ring.next, ring.chunk(place.rank - 1 - i)).reduce(ring.prev, ring.chunk(place.rank - 2 - i));
   }
   return schedule;
 }

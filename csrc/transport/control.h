@@ -31,7 +31,7 @@ struct AnnouncementDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
   uint64_t output = 0;
-  Announcement previous;   // the call before, for the message where ranks parted there
+  Announcement previous;  // the call before, for the message where ranks parted there
 };
 
 enum class Presence : uint32_t { starting, present, left };
@@ -46,7 +46,7 @@ struct Control {
   // The rest changes seldom, so peers keep its lines in their caches.
   alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
   std::atomic<uint32_t> presence;
-  std::atomic<uint32_t> failed;       // 1 + ErrorKind; `message` is complete once it is set
+  std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
 
   void fail(ErrorKind kind, const char* text) noexcept;  // first call wins

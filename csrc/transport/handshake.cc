@@ -164,8 +164,8 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, int heap
   std::vector<Descriptor> calls;
   for (int q = 0; q < rank_; ++q) calls.push_back(call(peers[q], heap_descriptor));
   const auto fail = [&] {
-    throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                  " did not meet rank(s) " + missing(met) + " in time: have they failed or not started?");
+    throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " did not meet rank(s) " +
+                  missing(met) + " in time: have they failed or not started?");
   };
   for (int waiting = world_ - 1 - rank_; waiting > 0;) {
     pollfd wait{listener_.get(), POLLIN, 0};

@@ -63,7 +63,13 @@ class SharedMemory final : public Transport {
 
   void connect(Store& store, const std::string& name, const Deadline& deadline) {
     Handshake handshake(rank_, world_);
-    Card mine{kRegionVersion, host_identity(), heap_->id(), heap_->bytes(), *heap_->locate(region_, 1), handshake.token(), {}};
+    Card mine{kRegionVersion,
+              host_identity(),
+              heap_->id(),
+              heap_->bytes(),
+              *heap_->locate(region_, 1),
+              handshake.token(),
+              {}};
     std::strncpy(mine.socket_name, handshake.name().c_str(), sizeof mine.socket_name - 1);
     const auto key = [&](int rank) { return name + "/card/" + std::to_string(rank); };
     store.set(key(rank_), std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
@@ -102,7 +108,8 @@ class SharedMemory final : public Transport {
   Card read_card(const std::string& text, int rank, uint64_t host) const {
     Card card;
     if (text.size() != sizeof card) {
-      throw InvalidUsage("rank " + std::to_string(rank) + " published something else than ringlet's card: another version?");
+      throw InvalidUsage("rank " + std::to_string(rank) +
+                         " published something else than ringlet's card: another version?");
     }
     std::memcpy(&card, text.data(), sizeof card);
     if (card.version != kRegionVersion) {
@@ -110,8 +117,9 @@ class SharedMemory final : public Transport {
                          std::to_string(card.version) + ", here " + std::to_string(kRegionVersion) + ")");
     }
     if (card.host != host) {
-      throw InvalidUsage("rank " + std::to_string(rank) + " and rank " + std::to_string(rank_) +
-                         " are not on one host (or not in one network namespace); shared_memory joins the ranks of one host");
+      throw InvalidUsage(
+          "rank " + std::to_string(rank) + " and rank " + std::to_string(rank_) +
+          " are not on one host (or not in one network namespace); shared_memory joins the ranks of one host");
     }
     return card;
   }

@@ -75,9 +75,9 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
     hubs()[name] = hub;
   }
   if (hub->world != world || hub->joined[rank]) {
-    throw InvalidUsage("rank " + std::to_string(rank) + " of " + std::to_string(world) + " cannot join the threads group \"" +
-                       name + "\", which has world " + std::to_string(hub->world) +
-                       (hub->world == world ? " and that rank already" : ""));
+    throw InvalidUsage("rank " + std::to_string(rank) + " of " + std::to_string(world) +
+                       " cannot join the threads group \"" + name + "\", which has world " +
+                       std::to_string(hub->world) + (hub->world == world ? " and that rank already" : ""));
   }
   hub->joined[rank] = true;
   ++hub->count;

@@ -1,9 +1,9 @@
 """The collectives, on torch CPU tensors and numpy arrays: contiguous, of a dtype of csrc/base/dtype.h.
 
-What they share: `group` is the default group where not given. `algorithm` is a name of `ringlet.schedule.algorithms()`, or
+Shared: `group` is the default group where not given. `algorithm` is a name of `ringlet.schedule.algorithms()`, or
 "auto". `timeout` (seconds or timedelta) is the group's where not given. With `async_op=True` a call returns a Work at
 once; the tensors must not be touched until its wait() has returned. Every rank of the group makes the same calls
-in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both calls), PeerLost,
+in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both), PeerLost,
 Timeout, SystemError; the first error that involves other ranks poisons the group, and later calls raise it again.
 Ops: sum, avg, product, min, max, band, bor, bxor, premul_sum (which multiplies this rank's input by `scale` first).
 """
@@ -76,7 +76,18 @@ def reduce_scatter(
     scale: float = 1.0,
 ) -> Any:
     """Combines the ranks' inputs (world blocks of n elements) and leaves block r, n elements, in rank r's output."""
-    return _call(_C.reduce_scatter, output, input, op, algorithm, 0, group, async_op, timeout, scale)
+    return _call(
+        _C.reduce_scatter,
+        output,
+        input,
+        op=op,
+        algorithm=algorithm,
+        root=0,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+        scale=scale,
+    )
 
 
 def all_gather(
@@ -89,7 +100,17 @@ def all_gather(
     timeout: Timeout = None,
 ) -> Any:
     """Lays the ranks' inputs (n elements each) one after the other into every rank's output (world * n)."""
-    return _call(_C.all_gather, output, input, "sum", algorithm, 0, group, async_op, timeout)
+    return _call(
+        _C.all_gather,
+        output,
+        input,
+        op="sum",
+        algorithm=algorithm,
+        root=0,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def broadcast(
@@ -102,7 +123,17 @@ def broadcast(
     timeout: Timeout = None,
 ) -> Any:
     """Overwrites every rank's tensor with the root's (a rank of the group)."""
-    return _call(_C.broadcast, tensor, tensor, "sum", algorithm, root, group, async_op, timeout)
+    return _call(
+        _C.broadcast,
+        tensor,
+        tensor,
+        op="sum",
+        algorithm=algorithm,
+        root=root,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def reduce(
@@ -117,7 +148,18 @@ def reduce(
     scale: float = 1.0,
 ) -> Any:
     """Combines the ranks' tensors into the root's, in place; the others' stay as they are."""
-    return _call(_C.reduce, tensor, tensor, op, algorithm, root, group, async_op, timeout, scale)
+    return _call(
+        _C.reduce,
+        tensor,
+        tensor,
+        op=op,
+        algorithm=algorithm,
+        root=root,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+        scale=scale,
+    )
 
 
 def gather(
@@ -130,8 +172,18 @@ def gather(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Lays the ranks' inputs (n elements each) one after the other into the root's output (world * n; None elsewhere)."""
-    return _call(_C.gather, output, input, "sum", algorithm, root, group, async_op, timeout)
+    """Lays the ranks' inputs (n elements each) in rank order into the root's output (world * n; None elsewhere)."""
+    return _call(
+        _C.gather,
+        output,
+        input,
+        op="sum",
+        algorithm=algorithm,
+        root=root,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def scatter(
@@ -145,7 +197,17 @@ def scatter(
     timeout: Timeout = None,
 ) -> Any:
     """Hands block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output."""
-    return _call(_C.scatter, output, input, "sum", algorithm, root, group, async_op, timeout)
+    return _call(
+        _C.scatter,
+        output,
+        input,
+        op="sum",
+        algorithm=algorithm,
+        root=root,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def all_to_all(
@@ -158,26 +220,38 @@ def all_to_all(
     timeout: Timeout = None,
 ) -> Any:
     """Block j of rank i's input becomes block i of rank j's output (world blocks of n elements; no overlap)."""
-    return _call(_C.all_to_all, output, input, "sum", algorithm, 0, group, async_op, timeout)
+    return _call(
+        _C.all_to_all,
+        output,
+        input,
+        op="sum",
+        algorithm=algorithm,
+        root=0,
+        group=group,
+        async_op=async_op,
+        timeout=timeout,
+    )
 
 
 def barrier(*, group: Group | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
     """Returns when every rank of the group has called it (Hensgen, Finkel and Manber 1988: dissemination)."""
-    return _call(_C.barrier, None, None, "sum", "auto", 0, group, async_op, timeout)
+    return _call(
+        _C.barrier, None, None, op="sum", algorithm="auto", root=0, group=group, async_op=async_op, timeout=timeout
+    )
 
 
 def send(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
-    """Sends a tensor to a rank, which receives one of the same dtype and count. Returns when it may be written again."""
-    return _message(tensor, peer, True, group, async_op, timeout)
+    """Sends a tensor to a rank, which receives one of the same dtype and count; returns when it may be written."""
+    return _message(tensor, peer, sending=True, group=group, async_op=async_op, timeout=timeout)
 
 
 def recv(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
     """Receives from a rank into `tensor`; messages of one pair arrive in the order in which they were sent."""
-    return _message(tensor, peer, False, group, async_op, timeout)
+    return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -219,6 +293,7 @@ def _call(
     entry: Any,
     output: Array | None,
     input: Array | None,
+    *,
     op: str,
     algorithm: str,
     root: int,
@@ -234,9 +309,7 @@ def _call(
     return work if async_op else target
 
 
-def _message(
-    tensor: Array, peer: int, sending: bool, group: Group | None, async_op: bool, timeout: Timeout
-) -> Any:
+def _message(tensor: Array, peer: int, *, sending: bool, group: Group | None, async_op: bool, timeout: Timeout) -> Any:
     array = as_tensor(tensor)
     limit = 0 if timeout is None else _milliseconds(timeout)
     work = _C.message((group or current()).handle, array, peer, sending, limit, bool(async_op))

@@ -17,7 +17,7 @@ class Timeout(Error):
     """A wait reached its deadline while the peer's process was still there."""
 
 
-class SystemError(Error):  # noqa: A001 - the kind's name in both languages
+class SystemError(Error):
     """The operating system refused something; the message has its reason and what to do."""
 
 

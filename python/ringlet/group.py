@@ -18,7 +18,7 @@ from ringlet.errors import InvalidUsage
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-DEFAULT_TIMEOUT = timedelta(minutes=5)
+DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
 
 
 class Group:
@@ -86,10 +86,10 @@ def init(
 ) -> Group:
     """Joins the default group.
 
-    rank, world: from RANK and WORLD_SIZE (torchrun sets them) where not given. store: a torch.distributed store that all
+    rank, world: from RANK and WORLD_SIZE (set by torchrun) where not given. store: a torch.distributed store that all
     ranks share; made from MASTER_ADDR and MASTER_PORT where not given (none is needed for a world of one, or for
     threads). timeout: seconds or timedelta; of the meeting and, unless a call says otherwise, of every call.
-    transport: "shared_memory" (ranks are processes of one host) or "threads" (ranks are threads that use the same `name`).
+    transport: "shared_memory" (ranks are processes of one host) or "threads" (ranks are threads that use one `name`).
 
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
     """
@@ -143,7 +143,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     limit = parent.handle.timeout if timeout is None else as_timedelta(timeout)
     place, world = members.index(parent.rank), len(members)
     name = f"{parent.name}/{number}"
-    if parent.transport == "threads":
+    if parent.store is None:  # ranks are threads
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
         key = meeting_key(parent.store, f"ringlet/{name}/{members}", place)

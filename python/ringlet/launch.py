@@ -10,6 +10,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -40,8 +41,8 @@ def spawn(
         _spawn_threads(main, nprocs, args, timeout)
         return
     with tempfile.TemporaryDirectory(prefix="ringlet-") as folder:
-        arguments = (main, nprocs, folder, args, transport, timeout)
-        context = torch.multiprocessing.start_processes(_rank_main, arguments, nprocs, join=False)
+        job = _Job(main, args, nprocs, folder, transport, timeout)
+        context = torch.multiprocessing.start_processes(_rank_main, (job,), nprocs, join=False)
         try:
             while not context.join():
                 pass
@@ -75,21 +76,25 @@ def _note_failure(rank: int, folder: str) -> None:
         os.link(own, pathlib.Path(folder, "first failure"))
 
 
-def _rank_main(
-    rank: int,
-    main: Callable[..., Any],
-    world: int,
-    folder: str,
-    args: tuple[Any, ...],
-    transport: str,
-    timeout: timedelta | float,
-) -> None:
-    store = dist.FileStore(str(pathlib.Path(folder, "store")), world)
+@dataclass(frozen=True)
+class _Job:
+    """What every rank's process is told."""
+
+    main: Callable[..., Any]
+    args: tuple[Any, ...]
+    world: int
+    folder: str
+    transport: str
+    timeout: timedelta | float
+
+
+def _rank_main(rank: int, job: _Job) -> None:
+    store = dist.FileStore(str(pathlib.Path(job.folder, "store")), job.world)
     try:
-        groups.init(rank, world, store, transport=transport, timeout=timeout)
-        main(rank, *args)
+        groups.init(rank, job.world, store, transport=job.transport, timeout=job.timeout)
+        job.main(rank, *job.args)
     except Exception:
-        _note_failure(rank, folder)
+        _note_failure(rank, job.folder)
         raise
     finally:
         groups.finalize()

@@ -16,13 +16,13 @@ inline void check_report(bool ok, const char* file, int line, const std::string&
 
 #define CHECK(condition) check_report(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
 
-#define CHECK_EQ(a, b)                                                                          \
-  do {                                                                                          \
-    const auto check_a = (a);                                                                   \
-    const auto check_b = (b);                                                                   \
-    std::ostringstream check_text;                                                              \
-    check_text << #a " == " #b ": " << check_a << " against " << check_b;                       \
-    check_report(check_a == check_b, __FILE__, __LINE__, check_text.str());                     \
+#define CHECK_EQ(a, b)                                                      \
+  do {                                                                      \
+    const auto check_a = (a);                                               \
+    const auto check_b = (b);                                               \
+    std::ostringstream check_text;                                          \
+    check_text << #a " == " #b ": " << check_a << " against " << check_b;   \
+    check_report(check_a == check_b, __FILE__, __LINE__, check_text.str()); \
   } while (false)
 
 /// The message of the exception of type E that `act` throws; a failed check and "" where it throws none.

@@ -1,12 +1,13 @@
 // Plans under every order of events that their waits allow: ranks take steps in random order on a model of memory whose
 // cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed.
+#include "engine/plan.h"
+
 #include <array>
 #include <map>
 #include <random>
 #include <vector>
 
 #include "check.h"
-#include "engine/plan.h"
 #include "schedule/registry.h"
 #include "transport/control.h"
 
@@ -28,7 +29,8 @@ int area(Space space) { return space == Space::stage_a ? 1 : space == Space::sta
 
 class Model {
  public:
-  Model(const Algorithm& algorithm, int world, int root, bool in_place) : algorithm_(algorithm), world_(world), root_(root) {
+  Model(const Algorithm& algorithm, int world, int root, bool in_place)
+      : algorithm_(algorithm), world_(world), root_(root) {
     for (int q = 0; q < world; ++q) {
       ranks_.push_back({make_plan(algorithm, {q, world, root}, in_place), 0, kAnnounced, {}});
       parts_ = ranks_.back().plan.parts;
@@ -137,7 +139,9 @@ int main() {
           Model model(algorithm, world, root, in_place);
           const bool ended = model.run(seed);
           const bool right = ended && model.outputs_right();
-          if (!right) std::fprintf(stderr, "%s %s world %d %s seed %u\n", algorithm.name, name(algorithm.collective), world, in_place ? "in place" : "staged", seed);
+          if (!right)
+            std::fprintf(stderr, "%s %s world %d %s seed %u\n", algorithm.name, name(algorithm.collective), world,
+                         in_place ? "in place" : "staged", seed);
           CHECK(ended);
           CHECK(right);
         }

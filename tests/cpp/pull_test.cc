@@ -54,8 +54,8 @@ void try_call(Communicator& group, Call call, bool in_place) {
   CHECK_EQ(wrong, size_t{0});
   if (!same) CHECK(input == before);
   if (wrong != 0) {
-    std::fprintf(stderr, "  %s %s world %d count %zu root %d\n", name(call.collective), call.algorithm->name, world, call.count,
-                 call.root);
+    std::fprintf(stderr, "  %s %s world %d count %zu root %d\n", name(call.collective), call.algorithm->name, world,
+                 call.count, call.root);
   }
 }
 
@@ -114,7 +114,8 @@ void point_to_point(bool share_addresses) {
       std::vector<int> out(count), in(count, -1);
       for (size_t i = 0; i < count; ++i) out[i] = value(rank, i);
       const int next = (rank + 1) % 3, before = (rank + 2) % 3;
-      const auto sent = group.start({next, true, DType::int32, count, reinterpret_cast<std::byte*>(out.data()), {}}, nullptr);
+      const auto sent =
+          group.start({next, true, DType::int32, count, reinterpret_cast<std::byte*>(out.data()), {}}, nullptr);
       group.run({before, false, DType::int32, count, reinterpret_cast<std::byte*>(in.data()), {}});
       sent->wait(std::chrono::seconds(60));
       size_t wrong = 0;

@@ -22,7 +22,8 @@ inline std::vector<std::string> run_ranks(int world, bool share_addresses,
     threads.emplace_back([&, rank] {
       try {
         ringlet::Communicator group(
-            ringlet::join_threads(name, rank, world, ringlet::Deadline::after(std::chrono::seconds(60)), share_addresses),
+            ringlet::join_threads(name, rank, world, ringlet::Deadline::after(std::chrono::seconds(60)),
+                                  share_addresses),
             timeout);
         body(group);
       } catch (const ringlet::Error& error) {

@@ -96,8 +96,9 @@ void run_case(const Case& c, const Bytes& expected, size_t count, size_t offset,
   if (args.dst2 != nullptr) ok = ok && out2.holds(expected);
   if (!ok) {
     std::ostringstream what;
-    what << c.level->name << " " << name(c.dtype) << " " << name(c.op) << " n=" << n << " count=" << count << " offset="
-         << offset << " mode=" << mode << " divisor=" << c.finish.divisor << " scaled_source=" << c.finish.scaled_source;
+    what << c.level->name << " " << name(c.dtype) << " " << name(c.op) << " n=" << n << " count=" << count
+         << " offset=" << offset << " mode=" << mode << " divisor=" << c.finish.divisor
+         << " scaled_source=" << c.finish.scaled_source;
     check_report(false, __FILE__, __LINE__, what.str());
   }
 }
@@ -186,7 +187,8 @@ void test_float8_pairs(DType dtype, const Format& f) {
   }
   for (ReduceOp op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
     const Bytes expected = reference(dtype, op, srcs, {});
-    for (const Level* level : available_levels()) run_case({level, dtype, op, &srcs, {}}, expected, 65536, 0, kSeparate);
+    for (const Level* level : available_levels())
+      run_case({level, dtype, op, &srcs, {}}, expected, 65536, 0, kSeparate);
   }
   CHECK_EQ(encode(f, f.saturates ? 464.1 : 61440.0), f.saturates ? 0x7e : 0x7c);  // torch 2.13's limits
 }

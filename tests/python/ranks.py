@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import socket
 import threading
 import time
 import traceback
@@ -112,6 +113,15 @@ def serve(connection: multiprocessing.connection.Connection) -> None:
         while True:
             task = connection.recv()
             connection.send(carry_out_on_threads(task) if task.join == "threads" else carry_out(task))
+
+
+def free_ports(wanted: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(wanted)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
 
 
 class Worker:

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, check, data, expected_average, loss_of, mlp
 from torch import nn
 
+from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, check, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 
 

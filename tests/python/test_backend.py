@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 
 import pytest
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from exact_data import BITWISE, difference
+from ranks import free_ports
 
 WORLDS = (2, 3)
 COUNTS = (1, 1000, 200_000)
@@ -236,17 +236,12 @@ def test_the_groups_timeout(everyone, tmp_path):
     everyone(group_timeout, str(tmp_path / "others"), join="nothing")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def by_environment(rank: int, world: int, port: int) -> None:
+def by_environment(rank: int, world: int, ports: list[int]) -> None:
     """As torchrun starts it; several times in one process, by both spellings."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     try:
-        for backend in ("ringlet", "cpu:ringlet", "ringlet"):
+        for backend, port in zip(("ringlet", "cpu:ringlet", "ringlet"), ports, strict=True):
+            os.environ["MASTER_PORT"] = str(port)
             dist.init_process_group(backend)
             assert "ringlet" in dist.get_backend()
             tensor = torch.ones(1000)
@@ -261,7 +256,7 @@ def by_environment(rank: int, world: int, port: int) -> None:
 
 
 def test_environment_and_both_names(everyone):
-    everyone(by_environment, free_port(), join="nothing")
+    everyone(by_environment, free_ports(3), join="nothing")
 
 
 def again_on_one_store(rank: int, world: int, store: str) -> None:

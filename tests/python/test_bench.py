@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from ringlet.bench import peers, report, results
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, parse_bytes, sizes
 from ringlet.bench.cli import add_parsers, build_sweep

@@ -4,6 +4,7 @@ import dataclasses
 from fractions import Fraction
 
 import pytest
+
 import ringlet
 from ringlet.schedule import Round, Schedule, ScheduleError, Step
 from ringlet.schedule.prove import prove, prove_all

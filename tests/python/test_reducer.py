@@ -8,9 +8,10 @@ import json
 from datetime import timedelta
 
 import pytest
-import reducer_refusal_checks  # noqa: F401  (joins the list)
 import torch
 import torch.distributed as dist
+
+import reducer_refusal_checks  # noqa: F401  (joins the list)
 from reducer_checks import CHECKS
 
 

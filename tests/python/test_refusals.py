@@ -1,4 +1,4 @@
-"""Calls that cannot be right are refused before anything moves, with advice; and the end of a group leaves nothing behind."""
+"""Calls that cannot be right are refused before anything moves, with advice; a group's end leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import ringlet
 from ringlet import _C
+from ringlet import group as groups
 
 ONES = torch.ones(6)
 
@@ -108,7 +109,7 @@ def test_what_cannot_be_right_is_refused(pool):
 
 def around_a_group(rank: int, world: int, store: str) -> None:
     for act in (lambda: ringlet.all_reduce(ONES), ringlet.barrier, ringlet.current, lambda: ringlet.new_group([0])):
-        with pytest.raises(ringlet.InvalidUsage, match="no group yet: call ringlet.init"):
+        with pytest.raises(ringlet.InvalidUsage, match="no group yet: call ringlet"):
             act()
     ringlet.finalize()  # nothing to leave
     for wrong, says in (
@@ -172,6 +173,25 @@ def fails_on_rank_one(rank: int, folder: str) -> None:
     ringlet.all_reduce(torch.ones(10))
 
 
+def fails_first_and_goes_last(rank: int, folder: str, until: str) -> None:
+    """Rank 1 fails; the other hears of it and is gone before rank 1 is."""
+    others = dist.FileStore(f"{folder}/others", 2)
+    ringlet.barrier()
+    if rank == 1:
+        leave = groups.finalize
+
+        def leave_last() -> None:
+            leave()
+            others.wait([until])
+
+        groups.finalize = leave_last
+        raise KeyError("the reason")
+    try:
+        ringlet.all_reduce(torch.ones(10))
+    finally:
+        others.set("gone", "")
+
+
 def dies_on_rank_one(rank: int, folder: str) -> None:
     ringlet.barrier()
     if rank == 1:
@@ -209,9 +229,16 @@ def test_spawn_tells_which_rank_died(tmp_path):
 
 def test_spawned_threads_show_the_traceback_of_the_rank_that_failed(tmp_path):
     for _ in range(20):
-        with pytest.raises(RuntimeError, match="rank 1 of 3 .a thread. failed:") as caught:
+        with pytest.raises(RuntimeError, match=r"rank 1 of 3 .a thread. failed:") as caught:
             ringlet.spawn(fails_on_rank_one, 3, (str(tmp_path),), transport="threads")
         assert "KeyError: 'the reason'" in str(caught.value) and isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(("transport", "until"), [("shared_memory", "torch ends it"), ("threads", "gone")])
+def test_spawn_shows_the_first_failure_whoever_goes_first(tmp_path, monkeypatch, transport, until):
+    monkeypatch.setattr(groups, "finalize", groups.finalize)  # ranks that are threads replace it here
+    with pytest.raises(Exception, match="KeyError: 'the reason'"):
+        ringlet.spawn(fails_first_and_goes_last, 2, (str(tmp_path), until), transport=transport)
 
 
 # --- nothing is left behind -----------------------------------------------------------------------------------------

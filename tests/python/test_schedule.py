@@ -6,6 +6,7 @@ import xml.etree.ElementTree
 from fractions import Fraction
 
 import pytest
+
 import ringlet
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.cli import add_parsers, parse_worlds

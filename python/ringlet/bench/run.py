@@ -55,7 +55,11 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
                 if str(config) not in outcome.refused:
-                    row = _measure(sweep, jobs[config.job], config, case, turn, outcome)
+                    prepared = _prepare(sweep, jobs[config.job], case, turn)
+                    if "refused" in prepared[0]:
+                        outcome.refused[str(config)] = prepared[0]["refused"]
+                    else:
+                        row = _measure(sweep, jobs[config.job], config, case, prepared)
                     if row:
                         row["round"] = round_
                         outcome.rows.append(row)
@@ -84,14 +88,16 @@ def plan_samples(sweep: Sweep, call_us: float) -> tuple[int, int]:
     return max(calls // batch, 1 if sweep.iterations else _MIN_SAMPLES), batch
 
 
-def _measure(sweep: Sweep, job: Job, config: Config, case: Case, turn: int, outcome: Outcome) -> Row | None:
+def _prepare(sweep: Sweep, job: Job, case: Case, seed: int) -> list[dict[str, Any]]:
+    """Every rank's answer: what its check and warm-up saw, or why its library cannot do this."""
     warmup = min(sweep.warmup, _LARGE_WARMUP) if case.bytes >= _LARGE_BYTES else sweep.warmup
     told = asdict(case) | {"op": sweep.op}
-    command = {"do": "prepare", "case": told, "seed": turn, "warmup": warmup, "check": sweep.check}
-    prepared = job.ask(command, sweep.timeout_s)
-    if "refused" in prepared[0]:
-        outcome.refused[str(config)] = prepared[0]["refused"]
-        return None
+    return job.ask(
+        {"do": "prepare", "case": told, "seed": seed, "warmup": warmup, "check": sweep.check}, sweep.timeout_s
+    )
+
+
+def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[dict[str, Any]]) -> Row:
     estimate_us = max(answer["estimate_us"] for answer in prepared)
     if not sweep.iterations and estimate_us * _MAX_BATCH < sweep.sample_ms * 1000:
         # A few single calls, each with the clock's cost and after a pause, say little about many short ones.

@@ -1,0 +1,222 @@
+"""The public surface: names, docstrings, errors, registered tensors, a world of one; and an import does nothing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import numpy
+import pytest
+import torch
+
+import ringlet
+from exact_data import DTYPES
+from ranks import free_ports
+
+
+def test_every_public_name_is_there_and_documented():
+    assert len(set(ringlet.__all__)) == len(ringlet.__all__)
+    for name in ringlet.__all__:
+        thing = getattr(ringlet, name)
+        assert inspect.getdoc(thing), f"ringlet.{name} has no docstring"
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and callable(value) and thing.__module__.startswith("ringlet"):
+                assert inspect.getdoc(value), f"ringlet.{name}.{member} has no docstring"
+
+
+def test_errors_are_one_tree():
+    kinds = [ringlet.InvalidUsage, ringlet.PeerLost, ringlet.Timeout, ringlet.SystemError, ringlet.DeviceError]
+    assert all(issubclass(kind, ringlet.Error) for kind in kinds) and issubclass(ringlet.Error, RuntimeError)
+    assert issubclass(ringlet.InvalidUsage, ValueError)
+    for kind in kinds:
+        assert not any(issubclass(kind, other) for other in kinds if other is not kind)
+        assert kind.__module__ == "ringlet.errors" and kind.__doc__
+
+
+def test_empty_is_registered_memory():
+    for dtype in DTYPES:
+        for size in ((), (0,), (7,), (3, 4), (2, 0, 5)):
+            tensor = ringlet.empty(size, dtype=dtype)
+            assert (
+                tensor.shape == size and tensor.dtype == dtype and tensor.is_contiguous() and not tensor.requires_grad
+            )
+            assert ringlet.is_registered(tensor) or tensor.numel() == 0  # which has no address in torch
+    assert ringlet.empty(2, 3).shape == (2, 3) and ringlet.empty([2, 3]).shape == (2, 3)
+    assert ringlet.empty(torch.Size([4])).dtype == torch.get_default_dtype()
+    assert ringlet.empty(1 << 20).data_ptr() % (2 << 20) == 0, "large ones lie on huge pages"
+    assert ringlet.empty(1).data_ptr() % 64 == 0
+
+
+def test_what_counts_as_registered():
+    tensor = ringlet.empty(10, 10)
+    assert ringlet.is_registered(tensor[2:5]) and ringlet.is_registered(tensor.view(-1)[7:])
+    assert ringlet.is_registered(tensor.numpy()) and not ringlet.is_registered(tensor.clone())
+    assert not ringlet.is_registered(torch.ones(3)) and not ringlet.is_registered(numpy.ones(3))
+    parameter = torch.nn.Parameter(tensor)
+    (parameter.sum() * 2).backward()
+    assert ringlet.is_registered(parameter) and parameter.grad.unique().tolist() == [2.0]
+
+
+def test_registered_memory_is_given_back():
+    before = ringlet._C.heap()["allocated_bytes"]
+    kept = [ringlet.empty(1000 * i) for i in range(50)]
+    view = kept[30][5:]
+    assert ringlet._C.heap()["allocated_bytes"] >= before + 4 * 1000 * sum(range(50))
+    del kept
+    view.fill_(1)  # a view keeps its block
+    assert ringlet._C.heap()["allocated_bytes"] - before >= 4 * 30_000
+    del view
+    assert ringlet._C.heap()["allocated_bytes"] == before
+
+
+def run_python(program: str, **environment: str) -> str:
+    """What a program of a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_full_heap_says_what_to_do():
+    program = """
+import ringlet, torch
+try:
+    ringlet.empty(64 << 20, dtype=torch.uint8)
+except ringlet.SystemError as error:
+    print(error)
+kept = ringlet.empty(1 << 20, dtype=torch.uint8)
+del kept
+for _ in range(100):
+    ringlet.empty(10 << 20, dtype=torch.uint8).fill_(1)
+"""
+    text = run_python(program, RINGLET_HEAP_MIB="32")
+    assert text == (
+        "the registered heap (32 MiB) has no room for 67108864 bytes; free registered tensors or raise RINGLET_HEAP_MIB"
+    )
+
+
+def test_import_does_nothing_but_register_the_backend():
+    program = """
+import os, threading
+import torch, torch.distributed, numpy
+def state():
+    links = []
+    for entry in os.listdir("/proc/self/fd"):
+        try: links.append(os.readlink(f"/proc/self/fd/{entry}"))
+        except FileNotFoundError: pass
+    return len(os.listdir("/proc/self/task")), threading.active_count(), sorted(l for l in links if "/proc" not in l)
+before = state()
+import ringlet
+assert state() == before, (before, state())
+assert "ringlet-heap" not in open("/proc/self/maps").read()
+assert torch.distributed.Backend.RINGLET == "ringlet"
+assert torch.distributed.Backend.default_device_backend_map["cpu"] == "gloo", "the default stays"
+from ringlet import backend
+backend.register()
+print("well")
+"""
+    assert run_python(program) == "well"
+
+
+def test_schedules_can_be_called_and_listed():
+    found = ringlet.schedule("ring", "all_reduce", world=5)
+    assert (found.world, found.parts, found.rounds, len(found.ranks)) == (5, 5, 8, 5)
+    assert ringlet.schedule("ring", world=3).collective == "all_reduce"
+    names = [(name, collective) for name, collective, _ in ringlet.schedule.algorithms()]
+    assert len(set(names)) == len(names) and ("butterfly", "all_reduce") in names
+    for name, collective in names:
+        assert ringlet.schedule(name, collective, world=4).name == f"{name} {collective}, world 4"
+    with pytest.raises(ValueError, match="known: ring, butterfly"):
+        ringlet.schedule("rings", world=3)
+
+
+def world_of_one(rank: int, world: int) -> None:
+    values = torch.tensor([3.0, -1.0])
+    assert ringlet.all_reduce(values) is values and values.tolist() == [3.0, -1.0]
+    assert ringlet.all_reduce(values, "avg").tolist() == [3.0, -1.0]
+    assert ringlet.all_reduce(values.clone(), "premul_sum", scale=2.0).tolist() == [6.0, -2.0]
+    other = torch.zeros(2)
+    assert ringlet.all_reduce(values, output=other) is other and other.tolist() == [3.0, -1.0]
+    assert ringlet.ring_allreduce(values) is values and ringlet.butterfly_allreduce(values, op="max") is values
+    array = numpy.array([1, 2])
+    assert ringlet.all_reduce(array).tolist() == [1, 2]
+    work = ringlet.all_reduce(values, async_op=True)
+    assert isinstance(work, ringlet.Work)
+    work.wait()
+    for timeout in (5, 2.5, timedelta(seconds=1), None):
+        work.wait(timeout)
+        ringlet.all_reduce(values, timeout=timeout)
+    ringlet.barrier()
+    with pytest.raises(ringlet.InvalidUsage, match="has no such peer"):
+        ringlet.send(values, 0)
+    group = ringlet.new_group([0])
+    assert ringlet.all_reduce(values, group=group) is values
+    with pytest.raises(ringlet.InvalidUsage, match="min is not defined for complex64"):
+        ringlet.all_reduce(torch.ones(1, dtype=torch.complex64), "min")
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
+def test_world_of_one(pool, transport):
+    pool.values(world_of_one, 1, join=transport)
+
+
+def what_calls_return(rank: int, world: int) -> None:
+    values = torch.ones(world)
+    assert ringlet.all_reduce(values) is values
+    assert ringlet.all_reduce(values, op="max", algorithm="ring") is values
+    output = torch.zeros(1)
+    assert ringlet.reduce_scatter(output, values) is output
+    assert ringlet.all_gather(values, output) is values
+    assert ringlet.broadcast(values) is values and ringlet.reduce(values) is values
+    assert ringlet.gather(values if rank == 0 else None, output) is (values if rank == 0 else None)
+    assert ringlet.scatter(output, values if rank == 0 else None) is output
+    assert ringlet.all_to_all(values, values.clone()) is values
+    assert ringlet.barrier() is None
+    array = numpy.ones(3, dtype="float32")
+    assert isinstance(ringlet.all_reduce(array), torch.Tensor) and array.tolist() == [float(world)] * 3
+    with pytest.raises(TypeError):
+        ringlet.all_reduce(values, "sum", "ring")
+    with pytest.raises(TypeError):
+        ringlet.all_reduce(values, operation="sum")
+    grad = torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        assert ringlet.all_reduce(grad).tolist() == [float(world)] * 4
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
+def test_what_calls_return(pool, transport):
+    pool.values(what_calls_return, 2, join=transport)
+
+
+def from_environment(rank: int, world: int, port: int) -> None:
+    names = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    try:
+        group = ringlet.init()
+        assert (group.rank, group.world, group.transport, group.ranks) == (rank, world, "shared_memory", (0, 1, 2))
+        assert ringlet.all_reduce(torch.ones(2)).tolist() == [world] * 2
+        ringlet.barrier()
+        ringlet.finalize()
+        os.environ["RANK"] = "first"
+        with pytest.raises(ringlet.InvalidUsage, match='RANK="first" is not a number'):
+            ringlet.init()
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+def test_init_from_torchruns_environment(pool):
+    pool.values(from_environment, 3, free_ports(1)[0], join="nothing")
+
+
+def test_a_world_of_one_needs_nothing():
+    program = """
+import torch, ringlet
+ringlet.init(0, 1)
+print(ringlet.ring_allreduce(torch.arange(3.)).tolist(), ringlet.current())
+"""
+    assert run_python(program) == "[0.0, 1.0, 2.0] <ringlet.Group 'default': rank 0 of 1, shared_memory>"
