@@ -104,12 +104,19 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
     failures: list[tuple[int, BaseException, str]] = []
     name = f"spawn-{id(failures)}"
 
+    def note(rank: int, error: BaseException) -> None:
+        failures.append((rank, error, traceback.format_exc()))
+
     def run(rank: int) -> None:
         try:
             groups.init(rank, world, transport="threads", timeout=timeout, name=name)
+        except BaseException as error:
+            note(rank, error)
+            return
+        try:
             main(rank, *args)
         except BaseException as error:
-            failures.append((rank, error, traceback.format_exc()))  # before the others see that this rank goes
+            note(rank, error)  # before the others see that this rank goes
         finally:
             groups.finalize()
 
