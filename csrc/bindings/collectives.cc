@@ -224,10 +224,14 @@ PyObject* all_reduce_shortcut(PyObject*, PyObject* const* args, Py_ssize_t posit
 /// `function` (Python's all_reduce) with a shortcut for the plain call; its name, signature and text stay.
 py::object with_shortcut(const py::function& function) {
   static std::string text;
-  const auto signature = py::module_::import("inspect").attr("signature")(function);
-  text =
-      "all_reduce" + py::str(signature.attr("replace")(py::arg("return_annotation") = py::none())).cast<std::string>();
-  text = text.substr(0, text.find(" -> ")) + "\n--\n\n" + py::str(function.attr("__doc__")).cast<std::string>();
+  const py::module_ inspect = py::module_::import("inspect");
+  const py::object signature = inspect.attr("signature")(function);
+  py::list parameters;  // CPython reads a text signature back only without annotations
+  for (const py::handle parameter : signature.attr("parameters").attr("values")()) {
+    parameters.append(parameter.attr("replace")(py::arg("annotation") = inspect.attr("Parameter").attr("empty")));
+  }
+  text = "all_reduce" + py::str(inspect.attr("Signature")(parameters)).cast<std::string>() + "\n--\n\n" +
+         py::str(function.attr("__doc__")).cast<std::string>();
   static PyMethodDef method{"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&all_reduce_shortcut)),
                             METH_FASTCALL | METH_KEYWORDS, nullptr};
   method.ml_doc = text.c_str();

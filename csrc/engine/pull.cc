@@ -307,6 +307,7 @@ void PullEngine::wait_slowly(int peer, uint64_t target) {
     const uint64_t value = progress.load(std::memory_order_acquire);
     if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
   };
+  waiting.behind = [&] { return furthest_behind(); };
   waiting.story = [&] {
     const uint32_t stage = static_cast<uint32_t>(target - at(epoch_, 0));
     const bool in_round = target >= at(epoch_, ready(0)) && stage < kCompleted;
@@ -321,6 +322,21 @@ std::string PullEngine::story() const {
   text += " in " + describe(announcement_, call_->sequence);
   const size_t bytes = call_->count * element_size(call_->dtype);
   return text + ", " + std::to_string(bytes * slab_index_ / slabs_) + " of " + std::to_string(bytes) + " bytes done";
+}
+
+/// The rank that a chain of waits leads to: the one this rank waits for may be waiting itself.
+std::string PullEngine::furthest_behind() const {
+  int last = rank_;
+  uint64_t least = ~uint64_t{0};
+  for (int q = 0; q < world_; ++q) {
+    const uint64_t progress = transport_.control(q).progress.load(std::memory_order_acquire);
+    if (q != rank_ && progress < least) {
+      last = q;
+      least = progress;
+    }
+  }
+  return "; furthest behind is rank " + std::to_string(last) +
+         (least <= at(first_epoch_, 0) ? ", which has not made this call" : ", which is in this call");
 }
 
 bool PullEngine::quiesce(std::chrono::milliseconds timeout) {

@@ -52,6 +52,7 @@ class PullEngine {
   void wait_slowly(int peer, uint64_t target);
   void compare(int peer);
   std::string story() const;
+  std::string furthest_behind() const;
 
   Transport& transport_;
   Waiter& waiter_;

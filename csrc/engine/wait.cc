@@ -27,12 +27,14 @@ std::string seconds(std::chrono::steady_clock::duration d) {
 
 void Waiter::wait(const Waiting& waiting, bool patient) {
   const OutsideRuntime outside;
-  for (int i = 0; i < (patient ? 0 : kYields); ++i) {
+  const Deadline deadline = Deadline::after(waiting.timeout);
+  auto looked = Deadline::Clock::now();
+  // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
+  const auto yield_until = looked + kProcessCheckEvery;
+  for (int i = 0; i < (patient ? 0 : kYields) && Deadline::Clock::now() < yield_until; ++i) {
     if (waiting.reached()) return;
     ::sched_yield();
   }
-  const Deadline deadline = Deadline::after(waiting.timeout);
-  auto looked = Deadline::Clock::now();
   while (!waiting.reached()) {
     const auto now = Deadline::Clock::now();
     const bool look = now - looked >= kProcessCheckEvery;
@@ -72,11 +74,9 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     }
   }
   if (deadline.passed()) {
-    const bool peer_waits = transport_.control(waiting.peer).sleeping_on.load(std::memory_order_relaxed) != 0;
-    if (peer_waits && !deadline.passed_by(kCourtesy)) return;
-    fail(ErrorKind::timeout,
-         waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
-             ", whose process is there; is it in other work, or stuck? (timeout= raises the limit)");
+    fail(ErrorKind::timeout, waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
+                                 ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
+                                 "; is it in other work, or stuck? (timeout= raises the limit)");
   }
 }
 

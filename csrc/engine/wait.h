@@ -46,9 +46,10 @@ struct Waiting {
   int peer;
   std::chrono::milliseconds timeout;
   std::function<bool()> reached;
-  std::function<void(int64_t)> sleep;  ///< at most that many nanoseconds, until something may have changed
-  std::function<void()> check;         ///< throws if the peer turns out to be in another call; may be empty
-  std::function<std::string()> story;  ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
+  std::function<void(int64_t)> sleep;   ///< at most that many nanoseconds, until something may have changed
+  std::function<void()> check;          ///< throws if the peer turns out to be in another call; may be empty
+  std::function<std::string()> behind;  ///< "; furthest behind is rank 3, which ..."; may be empty
+  std::function<std::string()> story;   ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
 
 class Waiter {

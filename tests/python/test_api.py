@@ -220,3 +220,11 @@ ringlet.init(0, 1)
 print(ringlet.ring_allreduce(torch.arange(3.)).tolist(), ringlet.current())
 """
     assert run_python(program) == "[0.0, 1.0, 2.0] <ringlet.Group 'default': rank 0 of 1, shared_memory>"
+
+
+def test_the_shortcut_keeps_its_signature_and_text():
+    """all_reduce is a C function for the plain call; help() and inspect still see Python's."""
+    parameters = inspect.signature(ringlet.all_reduce).parameters
+    assert list(parameters)[:3] == ["tensor", "op", "algorithm"]
+    assert parameters["group"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "every rank gets the same bits" in inspect.getdoc(ringlet.all_reduce)
