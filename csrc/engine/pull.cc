@@ -254,12 +254,15 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
 
 void PullEngine::publish(uint64_t value) {
   Control& control = transport_.control();
-  control.progress.store(value, std::memory_order_release);
-  // Where sleeping is the rule, no wake-up may be missed; elsewhere the fence would cost every round more than a rare miss.
-  if (transport_.oversubscribed()) std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Where sleeping is the rule, no wake-up may be missed: the store and the looks for sleepers are then in one total
+  // order with the sleeper's. Elsewhere that would cost every round more than a rare miss (engine/wait.cc) does.
+  const bool strict = transport_.oversubscribed();
+  control.progress.store(value, strict ? std::memory_order_seq_cst : std::memory_order_release);
   for (int q = 0; q < world_; ++q) {
     // Lines that change only when someone falls asleep: they stay in this core's cache.
-    if (transport_.control(q).sleeping_on.load(std::memory_order_relaxed) == 1 + static_cast<uint32_t>(rank_)) {
+    const auto& sleeping_on = transport_.control(q).sleeping_on;
+    const uint32_t on = sleeping_on.load(strict ? std::memory_order_seq_cst : std::memory_order_relaxed);
+    if (on == 1 + static_cast<uint32_t>(rank_)) {
       wake_all(control.progress);
       break;
     }

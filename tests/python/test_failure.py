@@ -6,6 +6,8 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -77,6 +79,30 @@ def survivors(outcomes, victim):
 def test_killed_in_all_reduce(pool, tmp_path, world, moment, mode, algorithm):
     arguments = (str(tmp_path / "stamp"), moment, mode, algorithm)
     survivors(pool.run(lose_a_peer_in_all_reduce, world, *arguments), world - 1)
+
+
+def lose_a_peer_on_one_processor(rank, world, stamp, processor):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {processor})
+    try:
+        lose_a_peer_in_all_reduce(rank, world, stamp, "before", "sync", "ring")
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_killed_where_other_work_fills_the_processor(pool, tmp_path):
+    """Giving the processor up, as a wait does, may then take a time slice of each of the others."""
+    processor = min(os.sched_getaffinity(0))
+    endless = f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", endless], stdout=subprocess.PIPE) for _ in range(4)]
+    try:
+        for other in others:
+            other.stdout.readline()
+        survivors(pool.run(lose_a_peer_on_one_processor, 2, str(tmp_path / "stamp"), processor), 1)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
 
 
 def lose_a_peer_elsewhere(rank, world, stamp, what):
