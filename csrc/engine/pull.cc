@@ -257,12 +257,14 @@ void PullEngine::publish(uint64_t value) {
   // Where sleeping is the rule, no wake-up may be missed: the store and the looks for sleepers are then in one total
   // order with the sleeper's. Elsewhere that would cost every round more than a rare miss (engine/wait.cc) does.
   const bool strict = transport_.oversubscribed();
-  control.progress.store(value, strict ? std::memory_order_seq_cst : std::memory_order_release);
+  if (strict) {
+    control.progress.store(value, std::memory_order_seq_cst);
+  } else {
+    control.progress.store(value, std::memory_order_release);
+  }
   for (int q = 0; q < world_; ++q) {
     // Lines that change only when someone falls asleep: they stay in this core's cache.
-    const auto& sleeping_on = transport_.control(q).sleeping_on;
-    const uint32_t on = sleeping_on.load(strict ? std::memory_order_seq_cst : std::memory_order_relaxed);
-    if (on == 1 + static_cast<uint32_t>(rank_)) {
+    if (transport_.control(q).sleeping_on.load(std::memory_order_seq_cst) == 1 + static_cast<uint32_t>(rank_)) {
       wake_all(control.progress);
       break;
     }
