@@ -81,15 +81,18 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   }
   hub->joined[rank] = true;
   ++hub->count;
+  if (hub->count == world) hubs().erase(name);  // the name is free for the next group; the transports keep this hub
   hubs_changed.notify_all();
   while (hub->count < world) {
     if (deadline.passed()) {
-      throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing_ranks(*hub) +
+      const std::string missing = missing_ranks(*hub);
+      hub->joined[rank] = false;  // it may try again
+      --hub->count;
+      throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing +
                     " to join the group \"" + name + "\"");
     }
     hubs_changed.wait_for(lock, deadline.left());
   }
-  hubs().erase(name);  // the name is free for the next group; the transports keep this hub
   lock.unlock();
   return std::make_unique<Threads>(std::move(hub), rank, share_addresses);
 }

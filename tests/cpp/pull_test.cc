@@ -126,6 +126,19 @@ void point_to_point(bool share_addresses) {
   for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
+/// A rank whose join timed out may try again while others still wait for it.
+void join_again() {
+  const auto join = [](int rank, std::chrono::milliseconds patience) {
+    return join_threads("join-again", rank, 3, Deadline::after(patience));
+  };
+  std::thread second([&] { CHECK_EQ(join(1, std::chrono::seconds(60))->rank(), 1); });
+  CHECK_THROWS(Timeout, join(0, std::chrono::milliseconds(50)));
+  std::thread third([&] { CHECK_EQ(join(2, std::chrono::seconds(60))->rank(), 2); });
+  CHECK_EQ(join(0, std::chrono::seconds(60))->rank(), 0);
+  second.join();
+  third.join();
+}
+
 void asynchronous() {
   const auto errors = run_ranks(2, true, [&](Communicator& group) {
     constexpr int kCalls = 50;
@@ -157,6 +170,7 @@ int main() {
   for (const int world : {2, 3, 5}) scaled_sums_agree(world);
   point_to_point(true);
   point_to_point(false);
+  join_again();
   asynchronous();
   return check_result("pull");
 }
