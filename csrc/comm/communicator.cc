@@ -140,6 +140,7 @@ void Communicator::run_now(const Call& call, bool patient) {
 void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patient) {
   const size_t world = static_cast<size_t>(world_);
   blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
+  blocks.uneven = false;  // what a rank sees of the blocks tells nothing about the others'
   std::vector<int64_t> mine(2 * world), theirs(2 * world);
   for (size_t q = 0; q < world; ++q) {
     mine[2 * q] = static_cast<int64_t>(blocks.counts[q]);
