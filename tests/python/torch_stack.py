@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -77,13 +76,18 @@ def hybrid_fsdp(rank: int, world: int) -> list[float]:
     return [*losses, *sums(list(model.parameters()))]
 
 
+def compress_to_bf16(state, bucket):
+    """torch's hook, whose name DDP refuses on every backend but NCCL. DDP also reads annotations: text is refused."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
 def data_parallel(rank: int, world: int, hook: str) -> list[float]:
     model = network()
-    # PowerSGD's callbacks wait for calls that they make: with several buckets they take all of gloo's threads, for ever.
+    # PowerSGD's callbacks wait for calls that they make: with several buckets they take all of gloo's threads.
     buckets = {} if hook == "power_sgd" else {"bucket_cap_mb": 0.002}
     parallel = DistributedDataParallel(model, static_graph=hook == "static graph", **buckets)
     if hook == "bf16":
-        parallel.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        parallel.register_comm_hook(None, compress_to_bf16)
     elif "power_sgd" in hook:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -200,7 +204,14 @@ def meshes(rank: int, world: int) -> list[float]:
     return [*found, *tensor.tolist(), float(mesh.get_local_rank("row")), float(mesh.get_local_rank("column"))]
 
 
-EVERYTHING: dict[str, Callable[..., list[float]]] = {
-    function.__name__: function
-    for function in (fsdp, hybrid_fsdp, data_parallel, zero_optimizer, tensor_parallel, placements, compiled, meshes)
-}
+def in_debug_mode(rank: int, world: int, store: str, name: str, *args: str) -> list[float]:
+    """One of the functions above under TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares every call among ranks first."""
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        dist.init_process_group("ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world)
+        assert "Wrapper" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+        return globals()[name](rank, world, *args)
+    finally:
+        dist.destroy_process_group()
+        dist.set_debug_level(before)
