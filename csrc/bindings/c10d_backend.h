@@ -1,13 +1,14 @@
 // torch.distributed's backend "ringlet": c10d's virtuals on a Communicator.
 //
-// Contract: every call checks its tensors, then runs in the caller's thread (asyncOp false) or in issue order on the
-// group's progress thread. Lists of tensors go through one flat registered tensor.
+// Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
+// issue order on the group's progress thread. Tensors of a list are read and written where they lie, contiguous ones
+// without a copy. Between startCoalescing and endCoalescing calls start as ever; the end's Work stands for all of them.
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "bindings/c10d_work.h"
+#include "bindings/torch_store.h"
+#include "bindings/torch_version.h"
 #include "comm/communicator.h"
 
 namespace ringlet {
@@ -16,38 +17,69 @@ class C10dBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
+  using Splits = std::vector<int64_t>;
   using Handle = c10::intrusive_ptr<c10d::Work>;
 
-  C10dBackend(int rank, int size, std::unique_ptr<Communicator> group);
+  /// What init_process_group(pg_options=...) and new_group take.
+  struct GroupOptions final : Options {
+    explicit GroupOptions(std::string algorithm = "auto") : Options("ringlet"), algorithm(std::move(algorithm)) {}
+    std::string algorithm;  ///< of all-reduces
+  };
+
+  C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group);
   ~C10dBackend() override;
 
   const std::string getBackendName() const override { return "ringlet"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
 
   Handle broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Handle allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Handle allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Handle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   Handle reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   Handle allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   Handle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Handle allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Handle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::AllgatherOptions& options) override;
   Handle gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+#if RINGLET_TORCH_HAS_GATHER_SINGLE
+  Handle gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
+#endif
   Handle scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
   Handle reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
   Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                               const c10d::ReduceScatterOptions& options) override;
-  Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  Handle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::ReduceScatterOptions& options) override;
+  Handle alltoall_base(at::Tensor& output, at::Tensor& input, Splits& output_splits, Splits& input_splits,
+                       const c10d::AllToAllOptions& options) override;
+  Handle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   Handle send(Tensors& tensors, int peer, int tag) override;
   Handle recv(Tensors& tensors, int peer, int tag) override;
+  Handle recvAnysource(Tensors& tensors, int tag) override;
   Handle barrier(const c10d::BarrierOptions& options) override;
+  /// Names the ranks that do not come. Goes through the store, so that it works when the group is stuck, and does not poison it.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  Handle endCoalescing() override;
+
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
 
   void setTimeout(std::chrono::milliseconds timeout) override { group_->set_timeout(timeout); }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
+  c10d::ErrorType getError() override;
   void abort() override { group_->abort("rank " + std::to_string(getRank()) + " aborted the group"); }
   void shutdown() override { group_->close(std::chrono::seconds(2)); }
 
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
   /// The all-reduce algorithm, by name; "auto" lets the selector choose.
   std::string algorithm() const { return algorithm_; }
@@ -56,9 +88,19 @@ class C10dBackend final : public c10d::Backend {
  private:
   struct Issue;
   Handle issue(Issue issue);
+  Handle message(Tensors& tensors, int peer, bool sending, int tag);
+  Handle remember(c10::intrusive_ptr<C10dWork> handle);
 
+  TorchStore store_;
+  std::string name_;
   std::unique_ptr<Communicator> group_;
   std::string algorithm_ = "auto";
+  uint64_t monitored_ = 0;  // barriers
+  std::optional<std::vector<c10::intrusive_ptr<C10dWork>>> coalescing_;
 };
+
+/// Joins a group of processes that meet in `store` under `name`.
+c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                                             int rank, int size, std::chrono::milliseconds timeout);
 
 }  // namespace ringlet

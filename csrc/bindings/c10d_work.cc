@@ -1,6 +1,7 @@
 #include "bindings/c10d_work.h"
 
 #include "base/error.h"
+#include "comm/messenger.h"
 
 namespace ringlet {
 
@@ -11,8 +12,10 @@ C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs
       sequence_(title.sequence),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& work, std::function<void()> deliver) {
-  work.then([self, deliver = std::move(deliver)](std::exception_ptr error) {
+void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
+                      std::function<void()> deliver) {
+  self->work_ = std::move(work);
+  self->work_->then([self, deliver = std::move(deliver)](std::exception_ptr error) {
     if (!error && deliver) {
       try {
         deliver();
@@ -22,6 +25,34 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& w
     }
     self->complete(error);
   });
+}
+
+void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts) {
+  self->parts_ = std::move(parts);
+  const auto left = std::make_shared<std::atomic<size_t>>(self->parts_.size() + 1);
+  const auto one_less = [self, left] {
+    if (left->fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    std::exception_ptr error;
+    for (const auto& part : self->parts_) {
+      if (!error) error = part->exception();
+    }
+    self->complete(error);
+  };
+  for (const auto& part : self->parts_) {
+    part->future_->addCallback([one_less](c10::ivalue::Future&) { one_less(); }, /*uses_future=*/false);
+  }
+  one_less();
+}
+
+void C10dWork::assist(const Deadline& deadline) {
+  if (work_) work_->await(deadline);
+  for (const auto& part : parts_) part->assist(deadline);
+}
+
+int C10dWork::sourceRank() const {
+  const auto* ticket = dynamic_cast<const Messenger::Ticket*>(work_.get());
+  if (ticket == nullptr) return c10d::Work::sourceRank();
+  return ticket->peer();
 }
 
 void C10dWork::complete(std::exception_ptr error) {
@@ -34,11 +65,13 @@ void C10dWork::complete(std::exception_ptr error) {
 }
 
 bool C10dWork::wait(std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout);
+  assist(deadline);
   std::unique_lock lock(mutex_);
   const auto complete = [this] { return completed_; };
   if (timeout == kNoTimeout) {
     cv_.wait(lock, complete);
-  } else if (!cv_.wait_for(lock, timeout, complete)) {
+  } else if (!cv_.wait_for(lock, deadline.left(), complete)) {
     throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " +
                   std::to_string(rank_) + " is not complete after " + std::to_string(timeout.count()) +
                   " ms of waiting; it goes on");

@@ -19,18 +19,27 @@ class C10dWork final : public c10d::Work {
   C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled);
 
   /// Completes this handle when `work` does. Copies results that go elsewhere first, in the completing thread.
-  static void follow(const c10::intrusive_ptr<C10dWork>& self, ringlet::Work& work, std::function<void()> deliver);
+  static void follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
+                     std::function<void()> deliver);
+  /// Completes this handle when all of `parts` are, with the first error in their order.
+  static void follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts);
   void complete(std::exception_ptr error);
 
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return sequence_; }
+  /// Of a receive: the rank that the message came from.
+  int sourceRank() const override;
 
  private:
+  void assist(const Deadline& deadline);
+
   std::vector<at::Tensor> outputs_;
   uint64_t sequence_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::shared_ptr<ringlet::Work> work_;              // what this handle follows ...
+  std::vector<c10::intrusive_ptr<C10dWork>> parts_;  // ... or the handles it stands for
 };
 
 }  // namespace ringlet

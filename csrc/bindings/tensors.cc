@@ -50,7 +50,7 @@ c10::ScalarType scalar_type_of(DType dtype) noexcept {
   return c10::ScalarType::Undefined;
 }
 
-void check_tensor(const at::Tensor& tensor, const char* call, const char* role) {
+void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   const auto refuse = [&](const std::string& why) {
     throw InvalidUsage(std::string(call) + ": the " + role + " tensor " + why);
   };
@@ -60,12 +60,15 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role) 
     refuse("is on " + tensor.device().str() +
            ", and this build of ringlet moves host memory only (see `ringlet doctor`)");
   }
-  if (!tensor.is_contiguous()) {
-    std::ostringstream strides;
-    strides << "is not contiguous (sizes " << tensor.sizes() << ", strides " << tensor.strides()
-            << "); pass .contiguous()";
-    refuse(strides.str());
-  }
+}
+
+void check_tensor(const at::Tensor& tensor, const char* call, const char* role) {
+  check_dense(tensor, call, role);
+  if (tensor.is_contiguous()) return;
+  std::ostringstream text;
+  text << call << ": the " << role << " tensor is not contiguous (sizes " << tensor.sizes() << ", strides "
+       << tensor.strides() << "); pass .contiguous()";
+  throw InvalidUsage(text.str());
 }
 
 std::byte* data_of(const at::Tensor& tensor) {

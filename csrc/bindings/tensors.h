@@ -11,7 +11,9 @@ namespace ringlet {
 DType dtype_of(const at::Tensor& tensor);
 c10::ScalarType scalar_type_of(DType dtype) noexcept;
 
-/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is dense, contiguous and in host memory.
+/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host memory.
+void check_dense(const at::Tensor& tensor, const char* call, const char* role);
+/// The same, and contiguous.
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
 std::byte* data_of(const at::Tensor& tensor);

@@ -44,27 +44,31 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::mi
       ranks_are_threads_(std::string_view(transport_->name()) == "threads"),
       timeout_(timeout),
       waiter_(*transport_),
-      engine_(*transport_, waiter_) {}
+      engine_(*transport_, waiter_),
+      messenger_(std::make_shared<Messenger>(*transport_, waiter_)) {}
 
 Communicator::~Communicator() { close(std::chrono::milliseconds(1000)); }
+
+void Communicator::check(const Call& call) const {
+  const auto refuse = [&](const std::string& why) { throw InvalidUsage(std::string(name(call.collective)) + why); };
+  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
+    refuse(std::string(": ") + name(call.op) + " is not defined for " + name(call.dtype));
+  }
+  if (call.root < 0 || call.root >= world_) {
+    refuse(": root " + std::to_string(call.root) + " is not a rank of a group of " + std::to_string(world_));
+  }
+  if (call.collective == Collective::all_to_all && call.blocks == nullptr && call.count > 0) {
+    const size_t bytes = call.count * element_size(call.dtype) * static_cast<size_t>(world_);
+    if (overlap(call.input, bytes, call.output, bytes)) {
+      refuse(": output and input overlap; blocks would be overwritten before they are sent");
+    }
+  }
+}
 
 void Communicator::prepare(Call& call) {
   waiter_.raise_if_failed();
   if (closed_) throw InvalidUsage(std::string(name(call.collective)) + " on a group that was closed");
-  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
-    throw InvalidUsage(std::string(name(call.collective)) + ": " + name(call.op) + " is not defined for " +
-                       name(call.dtype));
-  }
-  if (call.root < 0 || call.root >= world_) {
-    throw InvalidUsage(std::string(name(call.collective)) + ": root " + std::to_string(call.root) +
-                       " is not a rank of a group of " + std::to_string(world_));
-  }
-  if (call.collective == Collective::all_to_all && call.count > 0) {
-    const size_t bytes = call.count * element_size(call.dtype) * static_cast<size_t>(world_);
-    if (overlap(call.input, bytes, call.output, bytes)) {
-      throw InvalidUsage("all_to_all: output and input overlap; blocks would be overwritten before they are sent");
-    }
-  }
+  check(call);
   if (call.timeout.count() <= 0) call.timeout = timeout_;
   call.sequence = sequence_++;
 }
@@ -86,16 +90,91 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
   return made(collectives_)->submit([this, call] { run_now(call, true); }, std::move(keep));
 }
 
+void Communicator::run(const Job& job) {
+  const InUse in_use(busy_);
+  waiter_.raise_if_failed();
+  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  const uint64_t sequence = sequence_++;
+  if (pending(collectives_)) {
+    const OutsideRuntime outside;
+    collectives_->submit([&] { run_now(job, sequence, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
+    return;
+  }
+  run_now(job, sequence, false);
+}
+
+std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
+  const InUse in_use(busy_);
+  waiter_.raise_if_failed();
+  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  const auto run = [this, job = std::move(job), sequence = sequence_++] { run_now(job, sequence, true); };
+  return made(collectives_)->submit(run, std::move(keep));
+}
+
+void Communicator::run_now(const Job& job, uint64_t sequence, bool patient) {
+  job([&](Call call) {
+    check(call);
+    if (call.timeout.count() <= 0) call.timeout = timeout_;
+    call.sequence = sequence;
+    run_now(call, patient);
+  });
+}
+
 void Communicator::run_now(const Call& call, bool patient) {
-  if (world_ == 1) {
+  if (call.collective == Collective::all_to_all && call.blocks != nullptr) {
+    Blocks agreed = *call.blocks;
+    agree_on_blocks(call, agreed, patient);
+    Call even = call;
+    even.blocks = &agreed;
+    even.count = agreed.longest;
+    world_ == 1 ? run_alone(even) : engine_.run(even, patient);
+  } else if (world_ == 1) {
     run_alone(call);
   } else {
     engine_.run(call, patient);
   }
 }
 
+/// Of an all-to-all a rank knows its own row and column only: pairs compare what they are about to exchange, and all find
+/// out how long the longest block is, which decides how the call is cut into slabs.
+void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patient) {
+  const size_t world = static_cast<size_t>(world_);
+  blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
+  blocks.uneven = false;  // what a rank sees of the blocks tells nothing about the others'
+  std::vector<int64_t> mine(2 * world), theirs(2 * world);
+  for (size_t q = 0; q < world; ++q) {
+    mine[2 * q] = static_cast<int64_t>(blocks.counts[q]);
+    mine[2 * q + 1] = static_cast<int64_t>(blocks.longest);
+  }
+  Call lengths = call;
+  lengths.blocks = nullptr;
+  lengths.dtype = DType::int64;
+  lengths.count = 2;
+  lengths.input = reinterpret_cast<const std::byte*>(mine.data());
+  lengths.output = reinterpret_cast<std::byte*>(theirs.data());
+  run_now(lengths, patient);
+  for (size_t q = 0; q < world; ++q) {
+    blocks.longest = std::max(blocks.longest, static_cast<size_t>(theirs[2 * q + 1]));
+    const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
+    if (theirs[2 * q] == expected) continue;
+    waiter_.fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
+                                               ": calls do not match: rank " + std::to_string(q) + " sends " +
+                                               std::to_string(theirs[2 * q]) + " elements to rank " +
+                                               std::to_string(rank_) + ", which expects " + std::to_string(expected));
+  }
+}
+
 /// A world of one: at most a copy, scaled where the operation says so.
 void Communicator::run_alone(const Call& call) const {
+  if (call.blocks != nullptr) {
+    Call block = call;
+    block.input = call.blocks->inputs.at(0);
+    block.output = call.blocks->outputs.at(0);
+    block.count = call.blocks->counts.at(0);
+    block.blocks = nullptr;
+    run_alone(block);
+    return;
+  }
   const size_t bytes = call.count * element_size(call.dtype);
   if (bytes == 0 || call.output == nullptr) return;
   if (is_reduction(call.collective) && call.op == ReduceOp::premul_sum) {
@@ -116,7 +195,8 @@ void Communicator::run_alone(const Call& call) const {
 void Communicator::prepare(Message& message) {
   waiter_.raise_if_failed();
   if (closed_) throw InvalidUsage("send or recv on a group that was closed");
-  if (message.peer < 0 || message.peer >= world_ || message.peer == rank_) {
+  const bool any = !message.sending && message.peer == kAnySource;
+  if (!any && (message.peer < 0 || message.peer >= world_ || message.peer == rank_)) {
     throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " +
                        std::to_string(message.peer) + ": rank " + std::to_string(rank_) + " of " +
                        std::to_string(world_) + " has no such peer");
@@ -126,19 +206,12 @@ void Communicator::prepare(Message& message) {
 
 void Communicator::run(Message message) {
   prepare(message);
-  auto& thread = message.sending ? sends_ : receives_;
-  if (pending(thread)) {
-    const OutsideRuntime outside;
-    start(message, nullptr)->wait(std::chrono::hours(24 * 365));
-    return;
-  }
-  Transfer(*transport_, waiter_, message).finish(false);
+  messenger_->post(message, nullptr, true)->wait(std::chrono::milliseconds::max());
 }
 
-std::shared_ptr<Work> Communicator::start(Message message, std::shared_ptr<void> keep) {
+std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::shared_ptr<void> keep) {
   prepare(message);
-  return made(message.sending ? sends_ : receives_)
-      ->submit([this, message] { Transfer(*transport_, waiter_, message).finish(true); }, std::move(keep));
+  return messenger_->post(message, std::move(keep), false);
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -158,13 +231,11 @@ void Communicator::close(std::chrono::milliseconds patience) {
   if (closed_) return;
   closed_ = true;
   bool quiet = true;
-  for (auto* thread : {&collectives_, &sends_, &receives_}) {
-    if (*thread && !(*thread)->wait_idle(patience)) quiet = false;
-  }
+  if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;
+  if (!messenger_->wait_idle(patience)) quiet = false;
   if (!quiet) waiter_.abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
   collectives_.reset();
-  sends_.reset();
-  receives_.reset();
+  messenger_->end();
   // Peers that are still reading this rank's stages need them a moment longer; if they take too long, the stages stay.
   if (quiet && messages_taken() && engine_.quiesce(patience)) transport_->retire();
   transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);

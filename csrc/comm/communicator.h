@@ -2,19 +2,20 @@
 //
 // Contract: calls are checked before anything moves. Synchronous calls run in the caller's thread; asynchronous ones
 // in issue order on one progress thread, made when first needed; a synchronous call behind pending ones waits its turn.
-// Point-to-point messages have threads of their own, one a direction. Tensors belong to the caller and must
+// Point-to-point messages go their own way (comm/messenger.h). Tensors belong to the caller and must
 // live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
 // Thread safety: one thread makes calls at a time (InvalidUsage otherwise); Work, abort() and close() from any.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "comm/messenger.h"
 #include "comm/work.h"
 #include "engine/call.h"
-#include "engine/point_to_point.h"
 #include "engine/pull.h"
 
 namespace ringlet {
@@ -36,12 +37,23 @@ class Communicator {
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
+  /// The error that poisoned the group, if one did.
+  std::optional<ErrorKind> failure() const { return waiter_.failure(); }
+
+  /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
+  void check(const Call& call) const;
+
   /// call.timeout zero: the group's. Throws what wait.h lists.
   void run(Call call);
   std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
 
+  /// Several calls under one sequence number, with work between them: `job` makes them by what it is handed.
+  using Job = std::function<void(const std::function<void(Call)>& run)>;
+  void run(const Job& job);
+  std::shared_ptr<Work> start(Job job, std::shared_ptr<void> keep);
+
   void run(Message message);
-  std::shared_ptr<Work> start(Message message, std::shared_ptr<void> keep);
+  std::shared_ptr<Messenger::Ticket> start(Message message, std::shared_ptr<void> keep);
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   bool registered(const void* pointer, size_t bytes) const { return transport_->locate(pointer, bytes).has_value(); }
@@ -55,6 +67,8 @@ class Communicator {
   void prepare(Call& call);
   void prepare(Message& message);
   void run_now(const Call& call, bool patient);
+  void run_now(const Job& job, uint64_t sequence, bool patient);
+  void agree_on_blocks(const Call& call, Blocks& blocks, bool patient);
   void run_alone(const Call& call) const;
   bool messages_taken() const;
 
@@ -68,7 +82,8 @@ class Communicator {
   uint64_t sequence_ = 0;
   std::atomic<bool> busy_{false};
   bool closed_ = false;
-  std::unique_ptr<ProgressThread> collectives_, sends_, receives_;
+  std::unique_ptr<ProgressThread> collectives_;
+  std::shared_ptr<Messenger> messenger_;
 };
 
 }  // namespace ringlet

@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "base/deadline.h"
 #include "base/error.h"
 
 namespace ringlet {
@@ -17,17 +16,21 @@ std::exception_ptr Work::error() const {
   return error_;
 }
 
-void Work::wait(std::chrono::milliseconds timeout) {
-  const Deadline deadline = Deadline::after(timeout);
+bool Work::await(const Deadline& deadline) {
+  if (!done()) assist(deadline);
   std::unique_lock lock(mutex_);
-  while (!done_) {
-    if (deadline.passed()) {
-      throw Timeout("the call is not complete after " + std::to_string(timeout.count()) +
-                    " ms of waiting; it goes on, wait for it again");
-    }
+  while (!done_ && !deadline.passed()) {
     changed_.wait_for(lock, std::min(deadline.left(), std::chrono::milliseconds(60'000)));
   }
-  if (error_) std::rethrow_exception(error_);
+  return done_;
+}
+
+void Work::wait(std::chrono::milliseconds timeout) {
+  if (!await(Deadline::after(timeout))) {
+    throw Timeout("the call is not complete after " + std::to_string(timeout.count()) +
+                  " ms of waiting; it goes on, wait for it again");
+  }
+  if (const std::exception_ptr failed = error()) std::rethrow_exception(failed);
 }
 
 void Work::then(Callback callback) {

@@ -9,21 +9,31 @@
 #include <functional>
 #include <mutex>
 
+#include "base/deadline.h"
+
 namespace ringlet {
 
 class Work {
  public:
+  virtual ~Work() = default;
+
   /// Called once, after completion, in the thread that completed it (or at once, if it is complete).
   using Callback = std::function<void(std::exception_ptr)>;
 
   bool done() const;
   /// Null while it runs and where it went well.
   std::exception_ptr error() const;
+  /// Whether it is complete, at the latest by `deadline`; throws nothing.
+  bool await(const Deadline& deadline);
   /// Returns when complete, rethrowing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);
   void then(Callback callback);
 
   void complete(std::exception_ptr error);
+
+ protected:
+  /// What the waiting thread can do towards completion; it may return early.
+  virtual void assist(const Deadline& deadline) { static_cast<void>(deadline); }
 
  private:
   mutable std::mutex mutex_;

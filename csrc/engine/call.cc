@@ -5,11 +5,13 @@ namespace {
 
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
-// Bits of a signature: collective 0-7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history 48-61, valid 62,
+// Bits of a signature: collective 0-6, uneven blocks 7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history 48-61, valid 62,
 // registered 63.
 constexpr int kHistoryShift = 48;
 constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 0xff;
+constexpr uint64_t kUneven = uint64_t{1} << 7;
+constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // of an uneven call's count; above stands a digest of the lengths
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
 }  // namespace
@@ -28,9 +30,22 @@ size_t output_elements(const Call& call, int rank, int world) noexcept {
 
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
   const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
-  return static_cast<uint64_t>(call.collective) | algorithm << 8 | static_cast<uint64_t>(call.dtype) << 16 |
-         static_cast<uint64_t>(call.op) << 24 | static_cast<uint64_t>(call.root) << 32 |
-         (history << kHistoryShift & kHistory) | kValid | (registered ? kRegistered : 0);
+  const bool uneven = call.blocks != nullptr && call.blocks->uneven;
+  return static_cast<uint64_t>(call.collective) | (uneven ? kUneven : 0) | algorithm << 8 |
+         static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
+         static_cast<uint64_t>(call.root) << 32 | (history << kHistoryShift & kHistory) | kValid |
+         (registered ? kRegistered : 0);
+}
+
+uint64_t announced_count(const Call& call) noexcept {
+  // Pairs of ranks have compared the blocks of an all-to-all before (comm/communicator.cc), and no rank knows all of them.
+  if (call.blocks == nullptr || !call.blocks->uneven || call.collective == Collective::all_to_all) return call.count;
+  uint64_t total = 0, digest = 0;
+  for (const size_t count : call.blocks->counts) {
+    total += count;
+    digest = (digest ^ count) * 0x9e3779b97f4a7c15u;
+  }
+  return (total & kTotal) | (digest & ~kTotal);
 }
 
 bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }
@@ -51,12 +66,14 @@ uint64_t history_after(uint64_t history, const Announcement& a) noexcept {
 std::string describe(const Announcement& a, uint64_t sequence) {
   if ((a.signature & kValid) == 0) return "no call yet";
   const auto field = [&](int shift) { return a.signature >> shift & 0xff; };
-  const auto collective = static_cast<Collective>(field(0));
+  const auto collective = static_cast<Collective>(field(0) & ~kUneven);
+  const bool uneven = (field(0) & kUneven) != 0;
   const char* algorithm = field(8) == kAuto ? "auto" : algorithms()[field(8)].name;
   std::string text = std::string(name(collective)) + " #" + std::to_string(sequence) + " (" + algorithm;
   if (is_reduction(collective)) text += std::string(", ") + name(static_cast<ReduceOp>(field(24)));
   if (collective != Collective::barrier) {
-    text += std::string(", ") + name(static_cast<DType>(field(16))) + ", " + std::to_string(a.count) + " elements";
+    text += std::string(", ") + name(static_cast<DType>(field(16))) + ", ";
+    text += std::to_string(uneven ? a.count & kTotal : a.count) + (uneven ? " elements in uneven blocks" : " elements");
   }
   if (has_root(collective)) text += ", root " + std::to_string(a.signature >> 32 & 0xffff);
   return text + ")";

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "schedule/collective.h"
@@ -14,6 +15,15 @@
 #include "transport/control.h"
 
 namespace ringlet {
+
+/// Where a rank's blocks lie when they are not one after the other in one tensor, or are not equally long.
+struct Blocks {
+  std::vector<std::byte*> inputs;   ///< of this rank's input chunks, in order
+  std::vector<std::byte*> outputs;  ///< of this rank's output chunks, in order
+  std::vector<size_t> counts;       ///< elements, by the schedule's chunk
+  size_t longest = 0;               ///< of all blocks of all ranks
+  bool uneven = false;
+};
 
 struct Call {
   Collective collective = Collective::barrier;
@@ -27,6 +37,7 @@ struct Call {
   double scale = 1.0;                ///< premul_sum's factor, this rank's own
   uint64_t sequence = 0;             ///< how many calls this group made before
   std::chrono::milliseconds timeout{0};
+  const Blocks* blocks = nullptr;  ///< instead of input and output, where blocks lie apart; count is then the longest
 };
 
 /// Elements of this rank's input and output for a call of that shape.
@@ -38,6 +49,8 @@ size_t output_elements(const Call& call, int rank, int world) noexcept;
 /// two roots) find out in the next one in which they meet.
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept;
 uint64_t history_after(uint64_t history, const Announcement& announcement) noexcept;
+/// What stands for the call's size in its announcement: equal on all ranks where their blocks are.
+uint64_t announced_count(const Call& call) noexcept;
 bool registered_in(uint64_t signature) noexcept;
 bool same_call(const Announcement& a, const Announcement& b) noexcept;  ///< all but the memory
 bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept;

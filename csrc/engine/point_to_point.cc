@@ -11,103 +11,79 @@ constexpr size_t kPayload = RegionLayout::kMessageBytes - sizeof(SlabHeader);
 constexpr size_t kInPlaceBytes = size_t{64} << 10;  // from here on a registered tensor is read where it lies
 constexpr uint32_t kSlots = 2;
 
-std::string elements(DType dtype, uint64_t count) { return std::to_string(count) + " elements of " + name(dtype); }
+/// Tells the peer, and wakes it if it sleeps. Both look in the same order, so that no wake-up is missed.
+void announce(const Transport& transport, int peer, std::atomic<uint32_t>& counter, uint32_t value) {
+  counter.store(value, std::memory_order_seq_cst);
+  if (transport.control(peer).awaiting_messages.load(std::memory_order_seq_cst) != 0) wake_all(counter);
+}
+
+const std::byte* slot_of(const Transport& transport, int peer, uint32_t index) {
+  return transport.link(peer).region + transport.layout().message(transport.rank(), static_cast<int>(index % kSlots));
+}
 
 }  // namespace
 
-Transfer::Transfer(Transport& transport, Waiter& waiter, const Message& message)
-    : transport_(transport), waiter_(waiter), message_(message), bytes_(message.count * element_size(message.dtype)) {}
-
-void Transfer::announce(std::atomic<uint32_t>& counter, uint32_t value) const {
-  counter.store(value, std::memory_order_release);
-  const auto asleep = transport_.control(message_.peer).sleeping_on.load(std::memory_order_relaxed);
-  if (asleep == 1 + static_cast<uint32_t>(transport_.rank())) wake_all(counter);
+void Outgoing::put(bool in_place, uint64_t address, size_t piece) {
+  Channel& mine = transport_.channel(message_.peer);
+  const uint32_t sent = mine.sent.load(std::memory_order_relaxed);
+  std::byte* slot = transport_.region() + transport_.layout().message(message_.peer, static_cast<int>(sent % kSlots));
+  auto& header = *reinterpret_cast<SlabHeader*>(slot);
+  header = {static_cast<uint64_t>(message_.dtype), message_.count, in_place ? 1u : 0u, address, message_.tag};
+  if (piece > 0) copy_bytes(slot + sizeof(SlabHeader), message_.data + moved_, piece, false);
+  started_ = true;
+  moved_ += piece;
+  announce(transport_, message_.peer, mine.sent, sent + 1);
 }
 
-bool Transfer::advance_send() {
-  Channel& mine = transport_.channel(message_.peer);
-  const Channel& theirs = transport_.channel_of(message_.peer, transport_.rank());
-  uint32_t sent = mine.sent.load(std::memory_order_relaxed);
-  const auto taken = [&] { return theirs.received.load(std::memory_order_acquire); };
-  if (in_place_) return taken() == sent;
-  while (!started_ || moved_ < bytes_) {
-    if (sent - taken() >= kSlots) return false;
-    const auto address = bytes_ >= kInPlaceBytes ? transport_.locate(message_.data, bytes_) : std::nullopt;
-    std::byte* slot = transport_.region() + transport_.layout().message(message_.peer, static_cast<int>(sent % kSlots));
-    auto& header = *reinterpret_cast<SlabHeader*>(slot);
-    header = {static_cast<uint64_t>(message_.dtype), message_.count, address ? 1u : 0u, address.value_or(0)};
-    started_ = true;
-    if (address) {
-      in_place_ = true;
-      announce(mine.sent, ++sent);
-      return taken() == sent;
-    }
-    const size_t piece = std::min(kPayload, bytes_ - moved_);
-    copy_bytes(slot + sizeof(SlabHeader), message_.data + moved_, piece, false);
-    moved_ += piece;
-    announce(mine.sent, ++sent);
+bool Outgoing::advance() {
+  const std::atomic<uint32_t>& sent = transport_.channel(message_.peer).sent;
+  const std::atomic<uint32_t>& taken = watched();
+  const size_t bytes = message_.bytes(), enough = moved_ + kAtOnce;
+  while (!in_place_ && (!started_ || moved_ < bytes)) {
+    if (moved_ >= enough) return false;
+    if (sent.load(std::memory_order_relaxed) - taken.load(std::memory_order_acquire) >= kSlots) return false;
+    const auto address = bytes >= kInPlaceBytes ? transport_.locate(message_.data, bytes) : std::nullopt;
+    in_place_ = address.has_value();
+    put(in_place_, address.value_or(0), in_place_ ? 0 : std::min(kPayload, bytes - moved_));
   }
+  if (!in_place_) return true;
+  if (taken.load(std::memory_order_acquire) != sent.load(std::memory_order_relaxed)) return false;
+  moved_ = bytes;
   return true;
 }
 
-bool Transfer::advance_receive() {
-  Channel& mine = transport_.channel(message_.peer);
-  const Channel& theirs = transport_.channel_of(message_.peer, transport_.rank());
-  uint32_t received = mine.received.load(std::memory_order_relaxed);
+const std::atomic<uint32_t>& Outgoing::watched() const {
+  return transport_.channel_of(message_.peer, transport_.rank()).received;
+}
+
+const std::atomic<uint32_t>& Incoming::watched(const Transport& transport, int peer) {
+  return transport.channel_of(peer, transport.rank()).sent;
+}
+
+const SlabHeader* Incoming::next(const Transport& transport, int peer) {
+  const uint32_t received = transport.channel(peer).received.load(std::memory_order_relaxed);
+  if (watched(transport, peer).load(std::memory_order_acquire) == received) return nullptr;
+  return reinterpret_cast<const SlabHeader*>(slot_of(transport, peer, received));
+}
+
+bool Incoming::advance() {
+  std::atomic<uint32_t>& received = transport_.channel(peer_).received;
+  const size_t enough = moved_ + kAtOnce;
   while (!started_ || moved_ < bytes_) {
-    if (theirs.sent.load(std::memory_order_acquire) == received) return false;
-    const std::byte* slot = transport_.link(message_.peer).region +
-                            transport_.layout().message(transport_.rank(), static_cast<int>(received % kSlots));
-    const auto& header = *reinterpret_cast<const SlabHeader*>(slot);
-    check(header);
+    if (moved_ >= enough) return false;
+    const SlabHeader* header = next(transport_, peer_);
+    if (header == nullptr) return false;
     started_ = true;
-    const std::byte* from = slot + sizeof(SlabHeader);
-    size_t piece = std::min(kPayload, bytes_ - moved_);
-    if (header.in_place != 0) {
-      from = transport_.link(message_.peer).base + header.address;
-      piece = bytes_;
-    }
-    copy_bytes(message_.data + moved_, from, piece, false);
+    const bool in_place = header->in_place != 0;
+    const size_t piece = std::min(in_place ? kAtOnce : kPayload, bytes_ - moved_);
+    const auto* from = in_place ? transport_.link(peer_).base + header->address + moved_
+                                : reinterpret_cast<const std::byte*>(header) + sizeof(SlabHeader);
+    if (piece > 0) copy_bytes(to_ + moved_, from, piece, false);
     moved_ += piece;
-    announce(mine.received, ++received);
+    if (in_place && moved_ < bytes_) continue;  // the slab is the whole message: the sender keeps it until all is read
+    announce(transport_, peer_, received, received.load(std::memory_order_relaxed) + 1);
   }
   return true;
-}
-
-void Transfer::check(const SlabHeader& header) const {
-  if (header.dtype == static_cast<uint64_t>(message_.dtype) && header.count == message_.count) return;
-  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(message_.peer) + " sends " +
-                                             elements(static_cast<DType>(header.dtype), header.count) + ", rank " +
-                                             std::to_string(transport_.rank()) + " receives " +
-                                             elements(message_.dtype, message_.count));
-}
-
-const std::atomic<uint32_t>& Transfer::watched() const {
-  const Channel& theirs = transport_.channel_of(message_.peer, transport_.rank());
-  return message_.sending ? theirs.received : theirs.sent;
-}
-
-std::string Transfer::story() const {
-  return "rank " + std::to_string(transport_.rank()) + " of " + std::to_string(transport_.world()) +
-         (message_.sending ? " in send to rank " : " in recv from rank ") + std::to_string(message_.peer) + " (" +
-         elements(message_.dtype, message_.count) + "), " + std::to_string(moved_) + " of " + std::to_string(bytes_) +
-         " bytes done";
-}
-
-void Transfer::finish(bool patient) {
-  while (!advance()) {
-    const std::atomic<uint32_t>& word = watched();
-    const uint32_t seen = word.load(std::memory_order_acquire);
-    if (advance()) return;  // something came between the two looks
-    if (waiter_.spin(word, seen + 1, patient)) continue;
-    Waiting waiting;
-    waiting.peer = message_.peer;
-    waiting.timeout = message_.timeout;
-    waiting.reached = [&] { return word.load(std::memory_order_acquire) != seen; };
-    waiting.sleep = [&](int64_t nanoseconds) { sleep_on(word, seen, nanoseconds); };
-    waiting.story = [&] { return story(); };
-    waiter_.wait(waiting, patient);
-  }
 }
 
 }  // namespace ringlet

@@ -28,6 +28,7 @@ struct PullEngine::Slab {
       : divided(is_divided(call.collective)),
         size(element_size(call.dtype)),
         block(call.count),
+        blocks(call.blocks),
         partition(call.count, static_cast<size_t>(plan.parts)) {}
 
   size_t longest_chunk() const { return divided ? partition.size(0) : block; }
@@ -39,7 +40,7 @@ struct PullEngine::Slab {
   /// Elements of this slab in chunks [chunk, chunk + chunks), which are neighbours in memory.
   size_t elements(int chunk, int chunks) const {
     if (whole) return partition.offset(chunk + chunks) - partition.offset(chunk);
-    const size_t length = divided ? partition.size(chunk) : block;
+    const size_t length = blocks != nullptr ? blocks->counts[chunk] : divided ? partition.size(chunk) : block;
     return length <= begin ? 0 : std::min(width, length - begin);
   }
   /// How many chunks one step may take at once: all of them while their pieces touch.
@@ -48,6 +49,7 @@ struct PullEngine::Slab {
   bool divided;
   size_t size;
   size_t block;  // elements of the divided buffer, or of one block
+  const Blocks* blocks;
   Partition partition;
   size_t begin = 0;          // in every chunk
   size_t width = 0;          // of every chunk
@@ -84,7 +86,7 @@ void PullEngine::run(const Call& call, bool patient) {
   const auto reachable = [&](const std::byte* pointer, size_t elements) {
     return elements == 0 || transport_.locate(pointer, elements * size).has_value();
   };
-  const bool registered = !small && call.op != ReduceOp::premul_sum &&
+  const bool registered = !small && call.blocks == nullptr && call.op != ReduceOp::premul_sum &&
                           reachable(call.input, input_elements(call, rank_, world_)) &&
                           reachable(call.output, output_elements(call, rank_, world_));
   first_epoch_ = epoch_ + 1;
@@ -122,7 +124,7 @@ void PullEngine::announce(const Call& call, bool registered) {
   Control& control = transport_.control();
   AnnouncementDetail& detail = control.details[epoch_ & 1];
   detail.previous = announcement_;
-  announcement_ = {signature_of(call, registered, history_), call.count};
+  announcement_ = {signature_of(call, registered, history_), announced_count(call)};
   history_ = history_after(history_, announcement_);
   control.calls[epoch_ & 1] = announcement_;
   detail.sequence = call.sequence;
@@ -168,6 +170,9 @@ void PullEngine::bind(const Plan& plan, bool in_place) {
     return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(pointer) -
                                               static_cast<size_t>(first) * block);
   };
+  const Place own{rank_, world_, call.root};
+  first_input_ = input_chunks(call.collective, own, plan.parts).first;
+  first_output_ = output_chunks(call.collective, own, plan.parts).first;
   for (int q = 0; q < world_; ++q) {
     if (q != rank_ && !in_place) continue;
     const Place place{q, world_, call.root};
@@ -217,6 +222,10 @@ void PullEngine::run_slab(const Plan& plan, const Slab& slab, bool last) {
 
 void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& slab) {
   const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
+    if (call_->blocks != nullptr && !is_stage(space)) {
+      return space == Space::input ? call_->blocks->inputs[chunk - first_input_] + slab.begin * slab.size
+                                   : call_->blocks->outputs[chunk - first_output_] + slab.begin * slab.size;
+    }
     if (space == Space::input) return inputs_[rank] + slab.in_tensor(chunk);
     if (space == Space::output) return outputs_[rank] + slab.in_tensor(chunk);
     return transport_.link(rank).region + slab.stage[space == Space::stage_a ? 0 : 1] + slab.in_stage(chunk);

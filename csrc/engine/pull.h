@@ -76,6 +76,7 @@ class PullEngine {
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   bool streaming_ = false;
+  int first_input_ = 0, first_output_ = 0;          // of this rank's chunks
   std::vector<const std::byte*> inputs_, outputs_;  // by rank, moved so that chunk 0 would lie there
   std::vector<const std::byte*> pointers_;          // of one combine's sources
 };

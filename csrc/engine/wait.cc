@@ -47,7 +47,7 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
 }
 
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
-  const std::string peer = "rank " + std::to_string(waiting.peer);
+  const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
   if (aborted_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(mutex_);
     throw Error(ErrorKind::peer_lost, abort_reason_);
@@ -60,8 +60,13 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     }
   }
   if (waiting.check) waiting.check();
-  const bool left = transport_.control(waiting.peer).presence.load(std::memory_order_acquire) ==
-                    static_cast<uint32_t>(Presence::left);
+  const auto has_left = [&](int q) {
+    return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
+  };
+  bool left = true;
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == waiting.peer || (waiting.peer < 0 && q != transport_.rank())) left = left && has_left(q);
+  }
   if (left && !waiting.reached()) {
     fail(ErrorKind::peer_lost,
          waiting.story() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
@@ -74,8 +79,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     }
   }
   if (deadline.passed()) {
-    fail(ErrorKind::timeout, waiting.story() + ": waited " + seconds(waiting.timeout) + " for " + peer +
-                                 ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
+    fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " +
+                                 peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
                                  "; is it in other work, or stuck? (timeout= raises the limit)");
   }
 }

@@ -43,7 +43,7 @@ class OutsideRuntime {
 };
 
 struct Waiting {
-  int peer;
+  int peer;  ///< negative: any
   std::chrono::milliseconds timeout;
   std::function<bool()> reached;
   std::function<void(int64_t)> sleep;   ///< at most that many nanoseconds, until something may have changed
@@ -60,17 +60,31 @@ class Waiter {
   /// take the processor from the rank's own computation.
   template <typename T>
   bool spin(const std::atomic<T>& word, T target, bool patient) const {
-    const int spins = patient || transport_.oversubscribed() ? kSpinsWhenShared : kSpins;
-    for (int i = 0; i < spins; ++i) {
+    const int most = spins(patient);
+    for (int i = 0; i < most; ++i) {
       if (word.load(std::memory_order_acquire) >= target) return true;
       if (i > kBusySpins) relax();
     }
     return false;
   }
 
+  int spins(bool patient) const { return patient || transport_.oversubscribed() ? kSpinsWhenShared : kSpins; }
+
+  /// A breath between two looks.
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
   /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Patient threads sleep at once: one
   /// that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
   void wait(const Waiting& waiting, bool patient);
+
+  /// Throws if the wait ends otherwise, or its deadline has passed.
+  void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
   /// Publishes the error, remembers it for later calls, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
@@ -82,6 +96,12 @@ class Waiter {
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
+  /// The kind of the error that poisoned the group.
+  std::optional<ErrorKind> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_ ? std::optional(failure_->first) : std::nullopt;
+  }
+
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
 
@@ -90,21 +110,12 @@ class Waiter {
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
   static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
 
-  static void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
   [[noreturn]] void raise();
-  void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
   Transport& transport_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // guarded by mutex_
   std::string abort_reason_;                                  // guarded by mutex_
 };

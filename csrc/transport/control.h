@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/error.h"
 
@@ -45,6 +46,7 @@ struct Control {
   alignas(64) AnnouncementDetail details[2];
   // The rest changes seldom, so peers keep its lines in their caches.
   alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
+  std::atomic<uint32_t> awaiting_messages;        // a thread of this rank sleeps until a slab is put out or taken
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
@@ -65,11 +67,19 @@ struct alignas(64) SlabHeader {
   uint64_t count;     // elements of the whole message
   uint64_t in_place;  // 1: the message lies at the registered `address`, whole
   uint64_t address;
+  int64_t tag;
 };
 
 // Sleeping on a word of shared memory (futex); `word` may be mapped read-only.
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept;
 void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) noexcept;
+
+/// Until one of several words changes from what was seen.
+struct Watched {
+  const std::atomic<uint32_t>* word;
+  uint32_t seen;
+};
+void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexcept;
 void wake_all(const std::atomic<uint64_t>& word) noexcept;
 void wake_all(const std::atomic<uint32_t>& word) noexcept;
 

@@ -5,7 +5,8 @@
 
 from ringlet import backend as _backend
 from ringlet import schedule
-from ringlet._C import Work
+from ringlet._C import BackendOptions, Work
+from ringlet.backend import monitored_barrier
 from ringlet.collectives import (
     all_gather,
     all_reduce,
@@ -26,6 +27,7 @@ from ringlet.collectives import (
 from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemError, Timeout
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
+from ringlet.memory import use_registered_allocator
 from ringlet.reducer import GradientReducer
 
 _backend.register()
@@ -33,6 +35,7 @@ _backend.register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackendOptions",
     "DeviceError",
     "Error",
     "GradientReducer",
@@ -54,6 +57,7 @@ __all__ = [
     "gather",
     "init",
     "is_registered",
+    "monitored_barrier",
     "new_group",
     "recv",
     "reduce",
@@ -63,4 +67,5 @@ __all__ = [
     "schedule",
     "send",
     "spawn",
+    "use_registered_allocator",
 ]

@@ -1,24 +1,47 @@
-"""Registers the torch.distributed backend "ringlet" (csrc/bindings/c10d_backend.cc)."""
+"""Registers the torch.distributed backend "ringlet" (csrc/bindings/c10d_backend.h)."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from ringlet import _C
-from ringlet.group import meeting_key
+from ringlet.errors import InvalidUsage
+from ringlet.group import as_timedelta
 
 NAME = "ringlet"
 
 
-def _make(options: Any, _pg_options: Any) -> _C.Backend:
-    rank, store = options.group_rank, options.store
-    key = meeting_key(store, f"ringlet/{options.group_id}", rank)
-    return _C.make_backend(store, key, rank, options.group_size, options.timeout)
+def _make(options: Any, pg_options: Any) -> _C.Backend:
+    algorithm = "auto"
+    if isinstance(pg_options, _C.BackendOptions):
+        algorithm = pg_options.algorithm
+    elif pg_options is not None:
+        raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; this backend takes ringlet.BackendOptions")
+    place = options.group_rank, options.group_size
+    backend = _C.make_backend(options.store, f"ringlet/{options.group_id}", *place, options.timeout)
+    backend.algorithm = algorithm
+    return backend
 
 
 def register() -> None:
     """Makes `torch.distributed.init_process_group("ringlet")` work. Harmless when it is done already."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks which do not come: `torch.distributed.monitored_barrier`, which itself refuses
+    every backend but gloo by name.
+
+    timeout: seconds or timedelta, by default the group's. wait_all_ranks: rank 0 names all missing ranks, not only the
+    first. Raises Timeout, on rank 0 naming them, on the others with what rank 0 found. Goes through the store: it works
+    while the group is stuck, leaves it usable, and takes milliseconds.
+    """
+    where: Any = group if group is not None else dist.distributed_c10d._get_default_group()
+    limit = {} if timeout is None else {"timeout": as_timedelta(timeout)}
+    where.monitored_barrier(**limit, wait_all_ranks=wait_all_ranks)

@@ -108,7 +108,7 @@ def init(
         raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
     if store is None:
         store = _store_from_environment(rank, world, limit)
-    handle = _C.Group.shared_memory(store, meeting_key(store, f"ringlet/{name}", rank), rank, world, limit)
+    handle = _C.Group.shared_memory(store, f"ringlet/{name}", rank, world, limit)
     _of_process = Group(handle, name, store, range(world))
     _C.set_default(handle, False)
     return _of_process
@@ -146,15 +146,8 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     if parent.store is None:  # ranks are threads
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
-        key = meeting_key(parent.store, f"ringlet/{name}/{members}", place)
-        handle = _C.Group.shared_memory(parent.store, key, place, world, limit)
+        handle = _C.Group.shared_memory(parent.store, f"ringlet/{name}/{members}", place, world, limit)
     return Group(handle, name, parent.store, members)
-
-
-def meeting_key(store: Store, name: str, rank: int) -> str:
-    """Where this rank's next meeting of that name takes place. The store counts the meetings, so that one never sees
-    what another left, and ranks agree whatever else their processes joined before."""
-    return f"{name}/{store.add(f'{name}/meetings/{rank}', 1)}"
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:

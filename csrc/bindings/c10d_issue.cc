@@ -1,0 +1,143 @@
+#include "bindings/c10d_issue.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "bindings/tensors.h"
+#include "engine/selector.h"
+
+namespace ringlet {
+
+Reduction reduction_of(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return {ReduceOp::sum};
+    case c10d::ReduceOp::AVG: return {ReduceOp::avg};
+    case c10d::ReduceOp::PRODUCT: return {ReduceOp::product};
+    case c10d::ReduceOp::MIN: return {ReduceOp::min};
+    case c10d::ReduceOp::MAX: return {ReduceOp::max};
+    case c10d::ReduceOp::BAND: return {ReduceOp::band};
+    case c10d::ReduceOp::BOR: return {ReduceOp::bor};
+    case c10d::ReduceOp::BXOR: return {ReduceOp::bxor};
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (supplement == nullptr) throw InvalidUsage("PREMUL_SUM comes without its factor");
+      const auto& factor = supplement->tensor_factor;
+      return {ReduceOp::premul_sum, factor.defined() ? factor.item<double>() : supplement->double_factor};
+    }
+    default: throw InvalidUsage("ringlet has no such reduce operation");
+  }
+}
+
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call) {
+  if (tensors.size() != 1)
+    throw InvalidUsage(std::string(call) + ": one tensor a rank, got " + std::to_string(tensors.size()));
+  return tensors[0];
+}
+
+C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const at::Tensor& output,
+                                                  const at::Tensor& input, int64_t count) {
+  Step& step = steps.emplace_back();
+  step.call.collective = collective;
+  step.call.count = static_cast<size_t>(count);
+  step.call.timeout = timeout;
+  const auto bind = [&](const at::Tensor& tensor, const char* role) -> std::byte* {
+    if (!tensor.defined()) return nullptr;
+    check_dense(tensor, title, role);
+    // Elementwise, any order of the elements will do that all ranks share: channels_last, for one.
+    const bool dense = is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format());
+    if (!dense) check_tensor(tensor, title, role);
+    step.call.dtype = dtype_of(tensor);
+    keep.push_back(tensor);
+    return data_of(tensor);
+  };
+  step.call.input = bind(input, "input");
+  step.call.output = bind(output, "output");
+  if (input.defined()) {
+    profiled.push_back(input);
+    if (output.defined()) check_dtype(output, dtype_of(input));
+  }
+  return step;
+}
+
+C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs,
+                                                         const Tensors& inputs, std::vector<size_t> counts) {
+  Step& step = steps.emplace_back();
+  step.blocks = std::make_unique<Blocks>();
+  Blocks& blocks = *step.blocks;
+  const DType dtype = dtype_of(inputs.empty() ? outputs.at(0) : inputs[0]);
+  for (const at::Tensor& input : inputs) blocks.inputs.push_back(readable(input, dtype));
+  for (const at::Tensor& output : outputs) blocks.outputs.push_back(writable(output, dtype));
+  blocks.longest = *std::max_element(counts.begin(), counts.end());
+  blocks.uneven = std::any_of(counts.begin(), counts.end(), [&](size_t count) { return count != blocks.longest; });
+  blocks.counts = std::move(counts);
+  step.call.collective = collective;
+  step.call.timeout = timeout;
+  step.call.count = blocks.longest;
+  step.call.dtype = dtype;
+  step.call.blocks = step.blocks.get();
+  profiled.insert(profiled.end(), inputs.begin(), inputs.end());
+  return step;
+}
+
+void C10dBackend::Issue::set(const Reduction& reduction) {
+  steps.back().call.op = reduction.op;
+  steps.back().call.scale = reduction.scale;
+}
+
+void C10dBackend::Issue::set_root(int64_t root) { steps.back().call.root = static_cast<int>(root); }
+
+void C10dBackend::Issue::deliver() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [from, to] : copies) to.copy_(from);
+}
+
+void C10dBackend::Issue::check_dtype(const at::Tensor& tensor, DType dtype) const {
+  if (dtype_of(tensor) == dtype) return;
+  throw InvalidUsage(std::string(title) + ": tensors of " + name(dtype) + " and " + name(dtype_of(tensor)) +
+                     " in one call");
+}
+
+std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
+  check_dense(tensor, title, "input");
+  check_dtype(tensor, dtype);
+  keep.push_back(tensor.contiguous());
+  return data_of(keep.back());
+}
+
+std::byte* C10dBackend::Issue::writable(const at::Tensor& tensor, DType dtype) {
+  check_dense(tensor, title, "output");
+  check_dtype(tensor, dtype);
+  keep.push_back(tensor.is_contiguous() ? tensor : empty_registered(tensor.sizes(), tensor.scalar_type()));
+  if (!tensor.is_contiguous()) copies.emplace_back(keep.back(), tensor);
+  return data_of(keep.back());
+}
+
+C10dBackend::Handle C10dBackend::issue(Issue issue) {
+  for (Issue::Step& step : issue.steps) {
+    Call& call = step.call;
+    if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
+    group_->check(call);
+  }
+  const Title title{issue.type, issue.title, group_->sequence()};
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled);
+  const auto held = std::make_shared<Issue>(std::move(issue));
+  const bool single = held->steps.size() == 1;
+  if (!held->job) {
+    held->job = [steps = &held->steps](const std::function<void(Call)>& run) {
+      for (const Issue::Step& step : *steps) run(step.call);
+    };
+  }
+  if (!held->async) {
+    single ? group_->run(held->steps[0].call) : group_->run(held->job);
+    held->deliver();
+    handle->complete(nullptr);
+    return handle;
+  }
+  auto work = single ? group_->start(held->steps[0].call, held) : group_->start(held->job, held);
+  C10dWork::follow(handle, std::move(work), [held] { held->deliver(); });
+  return remember(std::move(handle));
+}
+
+}  // namespace ringlet

@@ -1,0 +1,62 @@
+// One call of torch.distributed on its way to the Communicator: filled by the backend's virtuals, kept until complete.
+//
+// Ownership: holds every tensor whose memory its steps name. Thread safety: none; handed over whole.
+#pragma once
+
+#include <deque>
+
+#include "bindings/c10d_backend.h"
+
+namespace ringlet {
+
+struct Reduction {
+  ReduceOp op = ReduceOp::sum;
+  double scale = 1.0;  ///< premul_sum's
+};
+Reduction reduction_of(const c10d::ReduceOp& op);
+
+/// Throws InvalidUsage unless there is one.
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call);
+
+struct C10dBackend::Issue {
+  /// One collective of the Communicator; coalesced calls have many.
+  struct Step {
+    Call call{};
+    std::unique_ptr<Blocks> blocks{};
+  };
+
+  Issue(c10d::OpType type, const char* title) : type(type), title(title) {}
+
+  /// The next collective. Tensors may be undefined where this rank has none; `count`: elements of the buffer, or of a block.
+  Step& add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count);
+  /// The next collective, on blocks: of one dtype, `counts` by the schedule's chunk.
+  Step& add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
+  void set(const Reduction& reduction);
+  void set_root(int64_t root);
+  template <typename Options>
+  void set(const Options& options) {
+    timeout = options.timeout;
+    async = options.asyncOp;
+  }
+  /// Writes to where the caller wants what was received elsewhere.
+  void deliver() const;
+
+  c10d::OpType type;
+  const char* title;
+  std::chrono::milliseconds timeout{0};
+  bool async = true;
+  Tensors results{};   ///< the Future's value
+  Tensors profiled{};  ///< whose shapes profilers show
+  std::deque<Step> steps{};
+  Tensors keep{};
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies{};  ///< from, to
+  /// Instead of steps: calls with work between them.
+  Communicator::Job job{};
+
+ private:
+  std::byte* readable(const at::Tensor& tensor, DType dtype);
+  std::byte* writable(const at::Tensor& tensor, DType dtype);
+  void check_dtype(const at::Tensor& tensor, DType dtype) const;
+};
+
+}  // namespace ringlet

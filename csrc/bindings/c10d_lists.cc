@@ -1,0 +1,244 @@
+// The backend's collectives on lists of tensors, which are read and written where they lie, and on uneven blocks.
+#include <algorithm>
+
+#include "base/error.h"
+#include "bindings/c10d_issue.h"
+#include "bindings/tensors.h"
+
+namespace ringlet {
+
+using c10d::OpType;
+
+namespace {
+
+const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, const char* call) {
+  if (lists.size() != 1) {
+    throw InvalidUsage(std::string(call) + ": one list of tensors a rank, got " + std::to_string(lists.size()));
+  }
+  return lists[0];
+}
+
+void check_length(const std::vector<at::Tensor>& list, int world, const char* call) {
+  if (list.size() == static_cast<size_t>(world)) return;
+  throw InvalidUsage(std::string(call) + ": a list of " + std::to_string(list.size()) + " tensors for " +
+                     std::to_string(world) + " ranks");
+}
+
+std::vector<size_t> counts_of(const std::vector<at::Tensor>& list) {
+  std::vector<size_t> counts;
+  for (const at::Tensor& tensor : list) counts.push_back(static_cast<size_t>(tensor.numel()));
+  return counts;
+}
+
+/// This rank's own block, whose length it knows from two sides.
+void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call) {
+  if (own.numel() == in_list.numel()) return;
+  throw InvalidUsage(std::string(call) + ": rank " + std::to_string(rank) + "'s tensor has " +
+                     std::to_string(own.numel()) + " elements, its place in the list " +
+                     std::to_string(in_list.numel()));
+}
+
+/// Of gather and scatter only the root sees the list, so blocks must be equal: the others could not know otherwise.
+void check_equal(const std::vector<at::Tensor>& list, const at::Tensor& own, const char* call) {
+  for (const at::Tensor& tensor : list) {
+    if (tensor.numel() == own.numel()) continue;
+    throw InvalidUsage(std::string(call) + ": all tensors must have one size; the list has " +
+                       std::to_string(tensor.numel()) + " elements where this rank's tensor has " +
+                       std::to_string(own.numel()) + " (all_to_all takes uneven ones)");
+  }
+}
+
+/// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do not fit.
+std::vector<size_t> split_counts(const std::vector<int64_t>& splits, const at::Tensor& tensor, int world,
+                                 const char* role) {
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : tensor.numel();
+  int64_t total = 0;
+  for (const int64_t split : splits) {
+    if (split < 0) throw InvalidUsage(std::string("all_to_all: a negative ") + role + " split");
+    total += split;
+  }
+  const bool fit = splits.empty() ? rows % world == 0 : splits.size() == static_cast<size_t>(world) && total == rows;
+  if (!fit) {
+    throw InvalidUsage(std::string("all_to_all: the ") + role + " tensor's first dimension is " + std::to_string(rows) +
+                       ", " +
+                       (splits.empty() ? "not a multiple of the world " + std::to_string(world)
+                                       : "but its " + std::to_string(splits.size()) + " splits for " +
+                                             std::to_string(world) + " ranks add up to " + std::to_string(total)));
+  }
+  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  std::vector<size_t> counts(world, static_cast<size_t>(tensor.numel() / world));
+  for (size_t i = 0; i < splits.size(); ++i) counts[i] = static_cast<size_t>(splits[i] * row);
+  return counts;
+}
+
+std::vector<at::Tensor> cut(const at::Tensor& tensor, const std::vector<size_t>& counts) {
+  const at::Tensor flat = tensor.view({-1});
+  std::vector<at::Tensor> parts;
+  int64_t offset = 0;
+  for (const size_t count : counts) {
+    parts.push_back(flat.narrow(0, offset, static_cast<int64_t>(count)));
+    offset += static_cast<int64_t>(count);
+  }
+  return parts;
+}
+
+void check_apart(const at::Tensor& output, const at::Tensor& input) {
+  const std::byte *a = data_of(output), *b = data_of(input);
+  if (a >= b + input.nbytes() || b >= a + output.nbytes()) return;
+  throw InvalidUsage("all_to_all: output and input overlap; blocks would be overwritten before they are sent");
+}
+
+}  // namespace
+
+C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (tensors.empty()) throw InvalidUsage("all_reduce_coalesced: no tensors");
+  Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce");
+  call.set(options);
+  for (const at::Tensor& tensor : tensors) {
+    call.add(Collective::all_reduce, tensor, tensor, tensor.numel());
+    call.set(reduction_of(options.reduceOp));
+  }
+  call.results = tensors;
+  return issue(std::move(call));
+}
+
+C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const at::Tensor& input = only(inputs, "all_gather");
+  const Tensors& list = only_list(outputs, "all_gather");
+  check_length(list, getSize(), "all_gather");
+  check_own(input, list[getRank()], getRank(), "all_gather");
+  Issue call(OpType::ALLGATHER, "ringlet:all_gather");
+  call.set(options);
+  call.add_blocks(Collective::all_gather, list, inputs, counts_of(list));
+  call.results = list;
+  return issue(std::move(call));
+}
+
+/// outputs[q][i] receives rank q's inputs[i].
+C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
+                                                     const c10d::AllgatherOptions& options) {
+  if (outputs.size() != static_cast<size_t>(getSize())) {
+    throw InvalidUsage("all_gather_coalesced: " + std::to_string(outputs.size()) + " lists for " +
+                       std::to_string(getSize()) + " ranks");
+  }
+  Issue call(OpType::ALLGATHER_COALESCED, "ringlet:all_gather");
+  call.set(options);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors list;
+    for (const Tensors& of_rank : outputs) {
+      if (of_rank.size() != inputs.size())
+        throw InvalidUsage("all_gather_coalesced: as many outputs as inputs, please");
+      list.push_back(of_rank[i]);
+    }
+    check_own(inputs[i], list[getRank()], getRank(), "all_gather_coalesced");
+    call.add_blocks(Collective::all_gather, list, {inputs[i]}, counts_of(list));
+    call.results.insert(call.results.end(), list.begin(), list.end());
+  }
+  return issue(std::move(call));
+}
+
+C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
+                                                const c10d::ReduceScatterOptions& options) {
+  const at::Tensor& output = only(outputs, "reduce_scatter");
+  const Tensors& list = only_list(inputs, "reduce_scatter");
+  check_length(list, getSize(), "reduce_scatter");
+  check_own(output, list[getRank()], getRank(), "reduce_scatter");
+  Issue call(OpType::REDUCE_SCATTER, "ringlet:reduce_scatter");
+  call.set(options);
+  call.add_blocks(Collective::reduce_scatter, outputs, list, counts_of(list));
+  call.set(reduction_of(options.reduceOp));
+  call.results = outputs;
+  return issue(std::move(call));
+}
+
+C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const at::Tensor& input = only(inputs, "gather");
+  Issue call(OpType::GATHER, "ringlet:gather");
+  call.set(options);
+  if (options.rootRank == getRank()) {
+    const Tensors& list = only_list(outputs, "gather");
+    check_length(list, getSize(), "gather");
+    check_equal(list, input, "gather");
+    call.add_blocks(Collective::gather, list, inputs, counts_of(list));
+    call.results = list;
+  } else {
+    call.add(Collective::gather, {}, input, input.numel());
+  }
+  call.set_root(options.rootRank);
+  return issue(std::move(call));
+}
+
+#if RINGLET_TORCH_HAS_GATHER_SINGLE
+C10dBackend::Handle C10dBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                               const c10d::GatherOptions& options) {
+  const bool root = options.rootRank == getRank();
+  if (root && output.numel() != input.numel() * getSize()) {
+    throw InvalidUsage("gather: the output must have world times the input's elements");
+  }
+  Issue call(OpType::GATHER, "ringlet:gather");
+  call.set(options);
+  call.add(Collective::gather, root ? output : at::Tensor(), input, input.numel());
+  call.set_root(options.rootRank);
+  if (root) call.results = {output};
+  return issue(std::move(call));
+}
+#endif
+
+C10dBackend::Handle C10dBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
+  const at::Tensor& output = only(outputs, "scatter");
+  Issue call(OpType::SCATTER, "ringlet:scatter");
+  call.set(options);
+  if (options.rootRank == getRank()) {
+    const Tensors& list = only_list(inputs, "scatter");
+    check_length(list, getSize(), "scatter");
+    check_equal(list, output, "scatter");
+    call.add_blocks(Collective::scatter, outputs, list, counts_of(list));
+  } else {
+    call.add(Collective::scatter, output, {}, output.numel());
+  }
+  call.set_root(options.rootRank);
+  call.results = outputs;
+  return issue(std::move(call));
+}
+
+C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input, Splits& output_splits,
+                                               Splits& input_splits, const c10d::AllToAllOptions& options) {
+  check_tensor(output, "all_to_all", "output");
+  check_tensor(input, "all_to_all", "input");
+  std::vector<size_t> to = split_counts(input_splits, input, getSize(), "input");
+  const std::vector<size_t> from = split_counts(output_splits, output, getSize(), "output");
+  Issue call(OpType::ALLTOALL_BASE, "ringlet:all_to_all");
+  call.set(options);
+  if (input_splits.empty() && output_splits.empty()) {
+    if (input.numel() != output.numel()) throw InvalidUsage("all_to_all: output and input must have one size");
+    call.add(Collective::all_to_all, output, input, static_cast<int64_t>(to[0]));
+  } else {
+    check_apart(output, input);
+    const Tensors outputs = cut(output, from), inputs = cut(input, to);
+    to.insert(to.end(), from.begin(), from.end());
+    call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(to));
+    call.profiled = {input};
+  }
+  call.results = {output};
+  return issue(std::move(call));
+}
+
+C10dBackend::Handle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  check_length(inputs, getSize(), "all_to_all");
+  check_length(outputs, getSize(), "all_to_all");
+  for (const at::Tensor& output : outputs) {
+    for (const at::Tensor& input : inputs) {
+      if (output.nbytes() > 0 && input.nbytes() > 0) check_apart(output, input);
+    }
+  }
+  std::vector<size_t> counts = counts_of(inputs);
+  const std::vector<size_t> from = counts_of(outputs);
+  counts.insert(counts.end(), from.begin(), from.end());
+  Issue call(OpType::ALLTOALL, "ringlet:all_to_all");
+  call.set(options);
+  call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(counts));
+  call.results = outputs;
+  return issue(std::move(call));
+}
+
+}  // namespace ringlet

@@ -1,0 +1,102 @@
+// The backend's point-to-point messages, coalescing, and the barrier that names who is missing.
+#include "base/error.h"
+#include "bindings/c10d_issue.h"
+#include "bindings/tensors.h"
+
+namespace ringlet {
+
+using c10d::OpType;
+
+C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sending, int tag) {
+  const char* call = sending ? "send" : "recv";
+  const at::Tensor& tensor = only(tensors, call);
+  check_tensor(tensor, call, "given");
+  const bool any = peer == kAnySource;
+  const Title title{sending ? OpType::SEND
+                    : any   ? OpType::RECVANYSOURCE
+                            : OpType::RECV,
+                    sending ? "ringlet:send"
+                    : any   ? "ringlet:recvAnySource"
+                            : "ringlet:recv",
+                    group_->sequence()};
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors);
+  const Message message{peer, sending, dtype_of(tensor), static_cast<size_t>(tensor.numel()), data_of(tensor), {}, tag};
+  C10dWork::follow(handle, group_->start(message, std::make_shared<at::Tensor>(tensor)), {});
+  return remember(std::move(handle));
+}
+
+C10dBackend::Handle C10dBackend::send(Tensors& tensors, int peer, int tag) { return message(tensors, peer, true, tag); }
+
+C10dBackend::Handle C10dBackend::recv(Tensors& tensors, int peer, int tag) {
+  if (peer < 0) throw InvalidUsage("recv from rank " + std::to_string(peer));
+  return message(tensors, peer, false, tag);
+}
+
+C10dBackend::Handle C10dBackend::recvAnysource(Tensors& tensors, int tag) {
+  return message(tensors, kAnySource, false, tag);
+}
+
+C10dBackend::Handle C10dBackend::remember(c10::intrusive_ptr<C10dWork> handle) {
+  if (coalescing_) coalescing_->push_back(handle);
+  return handle;
+}
+
+void C10dBackend::startCoalescing() {
+  if (coalescing_) throw InvalidUsage("startCoalescing inside startCoalescing");
+  coalescing_.emplace();
+}
+
+C10dBackend::Handle C10dBackend::endCoalescing() {
+  if (!coalescing_) throw InvalidUsage("endCoalescing without startCoalescing");
+  std::vector<c10::intrusive_ptr<C10dWork>> parts = std::move(*coalescing_);
+  coalescing_.reset();
+  Tensors results;
+  for (const auto& part : parts) {
+    const Tensors of_part = part->result();
+    results.insert(results.end(), of_part.begin(), of_part.end());
+  }
+  // No profiling title: its calls have events of their own.
+  auto all = c10::make_intrusive<C10dWork>(getRank(), Title{OpType::COALESCED, nullptr, group_->sequence()}, results,
+                                           Tensors{});
+  C10dWork::follow(all, std::move(parts));
+  return all;
+}
+
+void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) {
+  const auto timeout = options.timeout.count() < 0 ? group_->timeout() : options.timeout;
+  const Deadline deadline = Deadline::after(timeout);
+  const std::string place = name_ + "/monitored/" + std::to_string(monitored_++) + "/";
+  const std::string self = "Rank " + std::to_string(getRank());
+  const std::string after = " after " + std::to_string(timeout.count()) + " ms";
+  if (getRank() != 0) {
+    store_.set(place + std::to_string(getRank()), "here");
+    std::string verdict = "rank 0 said nothing" + after;
+    try {
+      verdict = store_.get(place + "verdict", deadline);
+    } catch (const Timeout&) {  // told below, in the words of the barrier
+    }
+    if (verdict == "passed") return;
+    throw Timeout(self + " successfully reached monitoredBarrier, but received errors while waiting for send/recv " +
+                  "from rank 0: " + verdict);
+  }
+  std::string missing;
+  size_t absent = 0;
+  for (int q = 1; q < getSize() && (absent == 0 || wait_for_all); ++q) {
+    const std::string key = place + std::to_string(q);
+    try {
+      // A store takes a timeout of zero for none.
+      if (deadline.passed() ? store_.has(key) : !store_.get(key, deadline).empty()) continue;
+    } catch (const Timeout&) {  // counted below
+    }
+    missing += (absent++ > 0 ? ", " : "") + std::to_string(q);
+  }
+  std::string verdict = "passed";
+  if (absent > 0) {
+    verdict = (absent > 1 ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + after;
+    if (timeout.count() == 0) verdict = self + " timed out in monitoredBarrier" + after + ": " + verdict;
+  }
+  store_.set(place + "verdict", verdict);
+  if (absent > 0) throw Timeout(verdict);
+}
+
+}  // namespace ringlet

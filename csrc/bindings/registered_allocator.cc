@@ -1,0 +1,138 @@
+#include "bindings/registered_allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <bit>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/partition.h"
+#include "memory/heap.h"
+
+namespace ringlet {
+namespace {
+
+constexpr size_t kLeastBytes = size_t{32} << 10;
+constexpr size_t kClassesPerDoubling = 8;               // a block is at most an eighth larger than asked for
+constexpr size_t kMostCachedBytes = size_t{512} << 20;  // beyond that, freed blocks go back to the heap
+
+size_t size_class(size_t bytes) {
+  const size_t step = std::bit_floor(bytes) / kClassesPerDoubling;
+  return round_up(bytes, step);
+}
+
+class RegisteredAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  size_t cached_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return cached_;
+  }
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork(bool child) {
+    if (child) forked_.store(true, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+ private:
+  static void release(void* pointer);
+  std::byte* take(size_t bytes);
+  void give_back(std::byte* pointer);
+
+  const std::shared_ptr<Heap> heap_ = Heap::process();
+  std::atomic<bool> forked_{false};
+  mutable std::mutex mutex_;
+  std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size class; guarded by mutex_, like the rest
+  std::unordered_map<std::byte*, size_t> used_;               // size class of blocks handed out
+  size_t cached_ = 0;
+};
+
+RegisteredAllocator& instance() {
+  static RegisteredAllocator* const allocator = [] {
+    auto* made = new RegisteredAllocator;  // never destroyed: tensors outlive every static object's end
+    ::pthread_atfork([] { instance().lock_for_fork(); }, [] { instance().unlock_after_fork(false); },
+                     [] { instance().unlock_after_fork(true); });
+    return made;
+  }();
+  return *allocator;
+}
+
+c10::DataPtr RegisteredAllocator::allocate(size_t bytes) {
+  void* pointer = bytes < kLeastBytes || forked_.load(std::memory_order_relaxed)
+                      ? c10::GetDefaultCPUAllocator()->raw_allocate(bytes)
+                      : take(bytes);
+  return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
+}
+
+std::byte* RegisteredAllocator::take(size_t bytes) {
+  const size_t size = size_class(bytes);
+  std::byte* pointer = nullptr;
+  size_t total = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::vector<std::byte*>& list = free_[size]; !list.empty()) {
+      pointer = list.back();
+      list.pop_back();
+      cached_ -= size;
+    }
+    if (pointer != nullptr) used_.emplace(pointer, size);
+    total = used_.size();
+  }
+  if (pointer == nullptr) {
+    pointer = heap_->allocate(size);
+    const std::lock_guard lock(mutex_);
+    used_.emplace(pointer, size);
+  }
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(size), total, 0, c10::Device(c10::DeviceType::CPU));
+  }
+  return pointer;
+}
+
+void RegisteredAllocator::release(void* pointer) {
+  if (pointer == nullptr) return;
+  RegisteredAllocator& self = instance();
+  if (!self.heap_->locate(pointer, 0)) {
+    c10::GetDefaultCPUAllocator()->raw_deallocate(pointer);
+  } else if (!self.forked_.load(std::memory_order_relaxed)) {  // a forked child's copy of a tensor is not its to free
+    self.give_back(static_cast<std::byte*>(pointer));
+  }
+}
+
+void RegisteredAllocator::give_back(std::byte* pointer) {
+  size_t size = 0;
+  bool kept = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto block = used_.find(pointer);
+    size = block->second;
+    used_.erase(block);
+    kept = cached_ + size <= kMostCachedBytes;
+    if (kept) {
+      free_[size].push_back(pointer);
+      cached_ += size;
+    }
+  }
+  if (!kept) heap_->free(pointer);
+  if (c10::memoryProfilingEnabled()) {
+    c10::reportMemoryUsageToProfiler(pointer, -static_cast<int64_t>(size), 0, 0, c10::Device(c10::DeviceType::CPU));
+  }
+}
+
+}  // namespace
+
+c10::Allocator& registered_allocator() { return instance(); }
+
+void use_registered_allocator(bool enabled) {
+  c10::SetCPUAllocator(enabled ? &registered_allocator() : c10::GetDefaultCPUAllocator());
+}
+
+size_t registered_allocator_cache_bytes() { return instance().cached_bytes(); }
+
+}  // namespace ringlet

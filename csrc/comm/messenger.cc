@@ -1,0 +1,377 @@
+#include "comm/messenger.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "reduce/reduce.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int64_t kSleepNanoseconds = 1'000'000;  // how often failures are looked for
+constexpr auto kYieldFor = 20ms;                  // before sleeping, and between looks at the peers' processes
+constexpr int kFirstLooks = 40;                   // at posting: a message that is there already needs no thread
+
+std::string elements(uint64_t dtype, uint64_t count) {
+  return std::to_string(count) + " elements of " + name(static_cast<DType>(dtype));
+}
+
+}  // namespace
+
+struct Messenger::Pending {
+  Message message;
+  std::shared_ptr<void> keep;
+  std::shared_ptr<Ticket> ticket;
+  Deadline deadline;
+  std::optional<Outgoing> out{};
+};
+
+/// A message taken before a receive wanted it.
+struct Messenger::Stray {
+  int peer;
+  SlabHeader header;
+  std::vector<std::byte> data;
+  bool complete = false;
+  std::shared_ptr<Pending> wanted{};  // by a receive posted since it began to arrive
+};
+
+struct Messenger::Inbox {
+  std::optional<Incoming> incoming{};
+  std::shared_ptr<Pending> receive{};
+  Stray* stray = nullptr;  // where no receive was posted
+
+  void clear() {
+    incoming.reset();
+    receive.reset();
+    stray = nullptr;
+  }
+};
+
+Messenger::Messenger(Transport& transport, Waiter& waiter)
+    : transport_(transport), waiter_(waiter), outgoing_(transport.world()), inboxes_(transport.world()) {}
+
+Messenger::~Messenger() { end(); }
+
+std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::shared_ptr<void> keep, bool awaited) {
+  auto ticket = std::make_shared<Ticket>(weak_from_this());
+  Completed completed;
+  {
+    const std::lock_guard lock(mutex_);
+    auto pending =
+        std::make_shared<Pending>(Pending{message, std::move(keep), ticket, Deadline::after(message.timeout)});
+    ++pending_;
+    if (message.sending) {
+      ticket->peer_.store(message.peer, std::memory_order_release);
+      outgoing_[message.peer].push_back(std::move(pending));
+    } else if (!take_stray(pending, completed)) {
+      receives_.push_back(std::move(pending));
+    }
+    for (int i = 0; i < kFirstLooks && completed.empty(); ++i) {
+      if (look(completed, false)) break;
+    }
+  }
+  finish(completed);
+  if (awaited || ticket->done()) return ticket;
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable() && !ended_) thread_ = std::thread([this] { loop(); });
+  changed_.notify_all();
+  return ticket;
+}
+
+bool Messenger::take_stray(const std::shared_ptr<Pending>& pending, Completed& completed) {
+  const Message& message = pending->message;
+  const auto stray = std::find_if(strays_.begin(), strays_.end(), [&](const Stray& s) {
+    return !s.wanted && s.header.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
+  });
+  if (stray == strays_.end()) return false;
+  if (stray->complete) {
+    deliver(*stray, pending, completed);
+    strays_.erase(stray);
+  } else {
+    stray->wanted = pending;
+  }
+  return true;
+}
+
+void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed) {
+  std::exception_ptr error;
+  try {
+    check(*pending, stray.peer, stray.header);
+    if (!stray.data.empty()) copy_bytes(pending->message.data, stray.data.data(), stray.data.size(), false);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  pending->ticket->peer_.store(stray.peer, std::memory_order_release);
+  completed.emplace_back(pending, error);
+}
+
+/// One look at everything, `closely` for failures too if nothing moved; whether something changed.
+bool Messenger::look(Completed& completed, bool closely) {
+  if (ended_) return false;
+  try {
+    if (move(completed)) return true;
+    if (closely) examine();
+    return false;
+  } catch (...) {
+    give_up(completed, std::current_exception());
+    return true;
+  }
+}
+
+bool Messenger::move(Completed& completed) {
+  bool moved = false;
+  for (int peer = 0; peer < transport_.world(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    if (!outgoing_[peer].empty()) moved |= send_some(peer, completed);
+    if (inboxes_[peer].incoming || wanted(peer)) moved |= receive_some(peer, completed);
+  }
+  return moved;
+}
+
+bool Messenger::send_some(int peer, Completed& completed) {
+  auto& queue = outgoing_[peer];
+  const std::shared_ptr<Pending> first = queue.front();
+  if (!first->out) first->out.emplace(transport_, first->message);
+  const size_t before = first->out->moved();
+  if (!first->out->advance()) return first->out->moved() != before;
+  queue.pop_front();
+  completed.emplace_back(first, nullptr);
+  return true;
+}
+
+bool Messenger::receive_some(int peer, Completed& completed) {
+  Inbox& inbox = inboxes_[peer];
+  if (!inbox.incoming && !begin_receive(peer)) return false;
+  const size_t before = inbox.incoming->moved();
+  if (!inbox.incoming->advance()) return inbox.incoming->moved() != before;
+  if (inbox.receive) {
+    inbox.receive->ticket->peer_.store(peer, std::memory_order_release);
+    completed.emplace_back(std::move(inbox.receive), nullptr);
+  } else if (inbox.stray->wanted) {
+    deliver(*inbox.stray, inbox.stray->wanted, completed);
+    strays_.remove_if([&](const Stray& stray) { return &stray == inbox.stray; });
+  } else {
+    inbox.stray->complete = true;
+  }
+  inbox.clear();
+  return true;
+}
+
+/// Whether a posted receive may take a message from `peer`.
+bool Messenger::wanted(int peer) const {
+  return std::any_of(receives_.begin(), receives_.end(), [&](const auto& pending) {
+    return pending->message.peer == peer || pending->message.peer == kAnySource;
+  });
+}
+
+bool Messenger::begin_receive(int peer) {
+  const SlabHeader* header = Incoming::next(transport_, peer);
+  if (header == nullptr) return false;
+  const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const auto& pending) {
+    const Message& message = pending->message;
+    return message.tag == header->tag && (message.peer == peer || message.peer == kAnySource);
+  });
+  Inbox& inbox = inboxes_[peer];
+  if (match != receives_.end()) {
+    check(**match, peer, *header);
+    inbox.receive = *match;
+    receives_.erase(match);
+    inbox.incoming.emplace(transport_, peer, inbox.receive->message.data, inbox.receive->message.bytes());
+    return true;
+  }
+  const size_t bytes = header->count * element_size(static_cast<DType>(header->dtype));
+  inbox.stray = &strays_.emplace_back(Stray{peer, *header, std::vector<std::byte>(bytes)});
+  inbox.incoming.emplace(transport_, peer, inbox.stray->data.data(), bytes);
+  return true;
+}
+
+void Messenger::check(const Pending& pending, int peer, const SlabHeader& header) {
+  const Message& message = pending.message;
+  if (header.dtype == static_cast<uint64_t>(message.dtype) && header.count == message.count) return;
+  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(peer) + " sends " +
+                                             elements(header.dtype, header.count) + ", rank " +
+                                             std::to_string(transport_.rank()) + " receives " +
+                                             elements(static_cast<uint64_t>(message.dtype), message.count));
+}
+
+std::string Messenger::story(const Pending& pending, size_t moved) const {
+  const Message& message = pending.message;
+  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
+  return "rank " + std::to_string(transport_.rank()) + " of " + std::to_string(transport_.world()) +
+         (message.sending ? " in send to " : " in recv from ") + peer + " (" +
+         elements(static_cast<uint64_t>(message.dtype), message.count) +
+         (message.tag != 0 ? ", tag " + std::to_string(message.tag) : "") + "), " + std::to_string(moved) + " of " +
+         std::to_string(message.bytes()) + " bytes done";
+}
+
+void Messenger::examine(const Pending& pending, size_t moved, bool look_at_process) {
+  Waiting waiting;
+  waiting.peer = pending.message.peer;
+  waiting.timeout = pending.message.timeout;
+  waiting.reached = [] { return false; };
+  waiting.story = [&] { return story(pending, moved); };
+  waiter_.examine(waiting, pending.deadline, look_at_process);
+}
+
+/// Throws what ends the wait of a pending message, if something does.
+void Messenger::examine() {
+  waiter_.raise_if_failed();
+  const auto now = Deadline::Clock::now();
+  const bool look_at_process = now - looked_ >= kYieldFor;
+  if (look_at_process) looked_ = now;
+  for (const auto& queue : outgoing_) {
+    if (!queue.empty()) examine(*queue.front(), queue.front()->out ? queue.front()->out->moved() : 0, look_at_process);
+  }
+  for (const auto& pending : receives_) examine(*pending, 0, look_at_process);
+  for (const Inbox& inbox : inboxes_) {
+    if (inbox.receive) examine(*inbox.receive, inbox.incoming->moved(), look_at_process);
+  }
+  for (const Stray& stray : strays_) {
+    if (stray.wanted) examine(*stray.wanted, 0, look_at_process);
+  }
+}
+
+void Messenger::give_up(Completed& completed, const std::exception_ptr& error) {
+  for (auto& queue : outgoing_) {
+    for (auto& pending : queue) completed.emplace_back(std::move(pending), error);
+    queue.clear();
+  }
+  for (auto& pending : receives_) completed.emplace_back(std::move(pending), error);
+  for (Inbox& inbox : inboxes_) {
+    if (inbox.receive) completed.emplace_back(std::move(inbox.receive), error);
+    inbox.clear();
+  }
+  for (Stray& stray : strays_) {
+    if (stray.wanted) completed.emplace_back(std::move(stray.wanted), error);
+  }
+  receives_.clear();
+  strays_.clear();
+}
+
+/// Outside the lock: completion runs its waiters' code.
+void Messenger::finish(Completed& completed) {
+  if (completed.empty()) return;
+  for (auto& [pending, error] : completed) {
+    pending->keep.reset();
+    pending->ticket->complete(error);
+  }
+  const std::lock_guard lock(mutex_);
+  pending_ -= completed.size();
+  completed.clear();
+  changed_.notify_all();
+}
+
+std::vector<Watched> Messenger::watched() const {
+  std::vector<Watched> words;
+  const auto add = [&](const std::atomic<uint32_t>& word) {
+    words.push_back({&word, word.load(std::memory_order_acquire)});
+  };
+  for (int peer = 0; peer < transport_.world(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    if (!outgoing_[peer].empty()) add(transport_.channel_of(peer, transport_.rank()).received);
+    if (inboxes_[peer].incoming || wanted(peer)) add(Incoming::watched(transport_, peer));
+  }
+  return words;
+}
+
+void Messenger::sleep(const std::vector<Watched>& words) {
+  transport_.control().awaiting_messages.fetch_add(1, std::memory_order_seq_cst);
+  sleep_on_any(words, kSleepNanoseconds);
+  transport_.control().awaiting_messages.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Messenger::Ticket::assist(const Deadline& deadline) {
+  if (const auto messenger = messenger_.lock()) messenger->assist(*this, deadline);
+}
+
+/// Spins, yields, then sleeps, as PullEngine's waits do, and moves messages all the while.
+void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
+  enum class Manner { spin, yield, sleep };
+  const auto turn = [&](Manner manner) {  // whether that was enough
+    Completed completed;
+    std::vector<Watched> words;
+    bool changed = false, over = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (manner == Manner::sleep) words = watched();
+      changed = look(completed, manner == Manner::sleep);
+      over = ended_ || pending_ == 0;
+    }
+    finish(completed);
+    if (over || ticket.done() || deadline.passed()) return true;
+    if (manner == Manner::sleep && !changed) sleep(words);
+    return false;
+  };
+  add_assistant(1);
+  bool enough = false;
+  for (int i = waiter_.spins(false); i > 0 && !enough; --i) {
+    enough = turn(Manner::spin);
+    Waiter::relax();
+  }
+  if (!enough) {
+    const OutsideRuntime outside;
+    const auto yield_until = Deadline::Clock::now() + kYieldFor;
+    while (!enough && Deadline::Clock::now() < yield_until) {
+      ::sched_yield();
+      enough = turn(Manner::yield);
+    }
+    while (!enough) enough = turn(Manner::sleep);
+  }
+  add_assistant(-1);
+}
+
+void Messenger::add_assistant(int more) {
+  const std::lock_guard lock(mutex_);
+  assistants_ += more;
+  if (assistants_ == 0) changed_.notify_all();
+}
+
+void Messenger::loop() {
+  ::pthread_setname_np(::pthread_self(), "ringlet-p2p");
+  std::unique_lock lock(mutex_);
+  while (!ended_) {
+    if (pending_ == 0 || assistants_ > 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    Completed completed;
+    const std::vector<Watched> words = watched();
+    const bool changed = look(completed, true);
+    lock.unlock();
+    finish(completed);
+    if (!changed) sleep(words);
+    lock.lock();
+  }
+}
+
+bool Messenger::wait_idle(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [&] { return pending_ == 0; });
+}
+
+void Messenger::end() {
+  Completed completed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
+    try {
+      waiter_.raise_if_failed();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    give_up(completed, error);
+    changed_.notify_all();
+  }
+  finish(completed);
+  if (thread_.joinable()) thread_.join();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return assistants_ == 0; });
+}
+
+}  // namespace ringlet

@@ -1,0 +1,95 @@
+// Point-to-point messages of one rank: matches tags and sources, and moves many messages at once.
+//
+// Contract: sends to one peer go out in the order of post(). A receive takes the first message, in order of arrival, of
+// its source (or any) and tag. A message that no posted receive wants stays with its sender, unless it stands in the
+// way of one that is wanted: then it is kept here. Whoever waits for a message moves all of them meanwhile; a thread of
+// the messenger's own moves those that nobody waits for. Errors poison the group (engine/wait.h).
+// Ownership: tensors belong to the caller until the ticket is complete. Thread safety: all calls from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/work.h"
+#include "engine/point_to_point.h"
+#include "engine/wait.h"
+
+namespace ringlet {
+
+class Messenger : public std::enable_shared_from_this<Messenger> {
+ public:
+  /// The handle of one message.
+  class Ticket final : public Work {
+   public:
+    explicit Ticket(std::weak_ptr<Messenger> messenger) : messenger_(std::move(messenger)) {}
+    /// The rank that the message came from, or went to; kAnySource while that is open.
+    int peer() const { return peer_.load(std::memory_order_acquire); }
+
+   protected:
+    void assist(const Deadline& deadline) override;
+
+   private:
+    friend class Messenger;
+    std::weak_ptr<Messenger> messenger_;
+    std::atomic<int> peer_{kAnySource};
+  };
+
+  Messenger(Transport& transport, Waiter& waiter);
+  ~Messenger();
+
+  /// Starts a message. `keep` is let go when it is complete. `awaited`: the caller waits for it at once, no thread need.
+  std::shared_ptr<Ticket> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
+  /// Until nothing is pending; false where that takes longer than `timeout`.
+  bool wait_idle(std::chrono::milliseconds timeout);
+  /// Completes what is pending with an error. Nothing is touched afterwards, whoever still holds tickets.
+  void end();
+
+ private:
+  struct Pending;
+  struct Stray;
+  struct Inbox;
+  using Completed = std::vector<std::pair<std::shared_ptr<Pending>, std::exception_ptr>>;
+
+  bool look(Completed& completed, bool closely);
+  bool move(Completed& completed);
+  bool send_some(int peer, Completed& completed);
+  bool receive_some(int peer, Completed& completed);
+  bool begin_receive(int peer);
+  bool wanted(int peer) const;
+  bool take_stray(const std::shared_ptr<Pending>& pending, Completed& completed);
+  void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed);
+  void check(const Pending& pending, int peer, const SlabHeader& header);
+  void examine();
+  void examine(const Pending& pending, size_t moved, bool look_at_process);
+  void give_up(Completed& completed, const std::exception_ptr& error);
+  void finish(Completed& completed);
+  std::vector<Watched> watched() const;
+  void sleep(const std::vector<Watched>& words);
+  void assist(const Ticket& ticket, const Deadline& deadline);
+  void add_assistant(int more);
+  std::string story(const Pending& pending, size_t moved) const;
+  void loop();
+
+  Transport& transport_;
+  Waiter& waiter_;
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::vector<std::deque<std::shared_ptr<Pending>>> outgoing_;  // by peer
+  std::list<std::shared_ptr<Pending>> receives_;                // posted and not yet matched, in order
+  std::vector<Inbox> inboxes_;                                  // by peer: the message being taken
+  std::list<Stray> strays_;                                     // in order of arrival
+  size_t pending_ = 0;
+  int assistants_ = 0;  // while there are any, the thread rests
+  bool ended_ = false;
+  Deadline::Clock::time_point looked_{};
+  std::thread thread_;  // made when first needed
+};
+
+}  // namespace ringlet
