@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import types
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,18 +23,10 @@ NAME = "torch.testing._internal.distributed.distributed_test"
 BACKEND = os.environ["BACKEND"]
 END_SECONDS = 5.0
 
-if BACKEND not in dist.Backend.backend_list:
-    importlib.import_module(BACKEND)  # which registers it
-
-
-def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """`dist.monitored_barrier` without its own refusal of every name but gloo: the group's method, which it calls."""
-    group = dist.group.WORLD if group is None else group
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        return
-    if isinstance(timeout, float):
-        timeout = timedelta(seconds=timeout)
-    group.monitored_barrier(timeout or dist.distributed_c10d._get_default_timeout(BACKEND), wait_all_ranks)
+BACKEND_MODULE = importlib.import_module(BACKEND) if BACKEND not in dist.Backend.backend_list else None
+if BACKEND_MODULE:
+    # torch's own refuses every name but gloo before it looks at the backend.
+    dist.monitored_barrier = BACKEND_MODULE.monitored_barrier
 
 
 def load() -> types.ModuleType:
@@ -77,8 +68,3 @@ class Conformance(_torchs.TestDistBackend, _torchs.DistributedTest._DistTestBase
             process.join(END_SECONDS)
             process.kill()
             process.join()
-
-    @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **settings: Any) -> None:
-        dist.monitored_barrier = monitored_barrier
-        super()._run(rank, test_name, file_name, pipe, **settings)
