@@ -26,12 +26,13 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test bench check peers lint format docs-pictures clean
+.PHONY: help demo test conformance bench check peers lint format docs-pictures clean
 .PHONY: extension install cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
 	@echo "make test           build, then run the C++ and Python tests"
+	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
 	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
@@ -45,6 +46,10 @@ demo: install
 	@$(INSIDE) python examples/demo.py
 
 test: cpp-test python-test
+
+conformance: install $(STAMPS)/conformance
+	$(SAY) "torch's suite for backends"
+	@$(INSIDE) python tests/conformance/run.py
 
 bench: install peers
 	$(SAY) "benchmark"
@@ -107,6 +112,10 @@ $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 $(STAMPS)/lint: $(STAMPS)/tools pyproject.toml
 	$(SAY) "lint tools"
 	@$(PIP) install -q $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
+	@touch $@
+
+$(STAMPS)/conformance: $(STAMPS)/tools
+	@$(PIP) install -q expecttest
 	@touch $@
 
 # --- builds; ninja knows what is out of date

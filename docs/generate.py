@@ -18,6 +18,9 @@ from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.prove import Proof, prove
 
 DOCS = Path(__file__).parent
+sys.path.append(str(DOCS.parent / "tests" / "conformance"))
+import conformance_tables  # noqa: E402
+
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
 MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
@@ -63,6 +66,7 @@ def tables() -> dict[str, dict[str, str]]:
             "auto": _rules(),
         },
         "architecture.md": {"limits": _limits()},
+        "conformance.md": {name: _table(lines) for name, lines in conformance_tables.tables().items()},
     }
 
 

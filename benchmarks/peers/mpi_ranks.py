@@ -19,7 +19,7 @@ mpi4py.rc.threads = False
 sys.path.append(os.path.dirname(os.environ["RINGLET_BENCH_RANKS"]))
 
 from mpi4py import MPI  # noqa: E402
-from ranks.case import ROOT, Case  # noqa: E402
+from ranks.case import COLLECTIVES, ROOT, Case  # noqa: E402
 from ranks.loop import serve  # noqa: E402
 
 from ranks import data  # noqa: E402
@@ -45,6 +45,8 @@ class Mpi:
         self.version = " ".join(lines[0].split(",")[0].split())
 
     def refusal(self, case: Case) -> str | None:
+        if case.collective not in COLLECTIVES:
+            return f"{case.collective} is compared through torch.distributed only"
         if case.dtype not in DATATYPES:
             return f"MPI has no datatype for {case.dtype}"
         return None if case.op in OPS else f"MPI has no operation for {case.op}"

@@ -40,8 +40,10 @@ def monitored_barrier(
 
     timeout: seconds or timedelta, by default the group's. wait_all_ranks: rank 0 names all missing ranks, not only the
     first. Raises Timeout, on rank 0 naming them, on the others with what rank 0 found. Goes through the store: it works
-    while the group is stuck, leaves it usable, and takes milliseconds.
+    while the group is stuck, leaves it usable, and takes milliseconds. Nothing on ranks outside of the group.
     """
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
     where: Any = group if group is not None else dist.distributed_c10d._get_default_group()
     limit = {} if timeout is None else {"timeout": as_timedelta(timeout)}
     where.monitored_barrier(**limit, wait_all_ranks=wait_all_ranks)

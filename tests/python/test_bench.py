@@ -20,7 +20,7 @@ from ringlet.bench.cli import add_parsers, build_sweep
 from ringlet.bench.errors import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.ranks import data
-from ringlet.bench.ranks.case import COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
+from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
 from ringlet.bench.run import plan_samples, run, turns
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +42,10 @@ def bench(*words: str) -> int:
 
 
 def test_sizes_are_whole_elements_and_blocks() -> None:
-    assert sizes(Sweep(begin_bytes=1, end_bytes=100, factor=4), 2) == [(4, 1), (16, 4), (64, 16)]
-    assert sizes(Sweep(begin_bytes=4, end_bytes=64, factor=4, collective="all_gather"), 3) == [(12, 1), (60, 5)]
+    assert sizes(Sweep(begin_bytes=1, end_bytes=100, factor=4), 2, "all_reduce") == [(4, 1), (16, 4), (64, 16)]
+    for collective in ("all_gather", "all_gather_list"):
+        assert sizes(Sweep(begin_bytes=4, end_bytes=64, factor=4), 3, collective) == [(12, 1), (60, 5)]
+    assert sizes(Sweep(), 2, "barrier") == [(0, 0)]
     assert [parse_bytes(text) for text in ("4", "64K", "256M", "1GiB")] == [4, 65536, 256 << 20, 1 << 30]
     assert [format_bytes(size) for size in (4, 3000, 65536, 256 << 20)] == ["4 B", "3000 B", "64 KiB", "256 MiB"]
     with pytest.raises(BenchError, match="is not a size"):
@@ -104,29 +106,33 @@ def exchanged(case: Case, seed: int) -> list[np.ndarray | None]:
         inputs.append(buffer)
     blocks = [buffer.reshape(-1, case.count) for buffer in inputs]
     root_only = [None] * (case.world - 1)
-    if case.collective in ("all_reduce", "reduce", "reduce_scatter"):
+    if case.collective == "send_recv":
+        return [inputs[rank ^ 1] for rank in range(case.world)]
+    if case.moves in ("all_reduce", "reduce", "reduce_scatter"):
         total = np.sum(inputs, axis=0).astype(case.dtype)
-        if case.collective == "reduce_scatter":
+        if case.moves == "reduce_scatter":
             return list(total.reshape(case.world, -1))
         return [total] * case.world if case.collective == "all_reduce" else [total, *root_only]
     if case.collective == "broadcast":
         return [inputs[0]] * case.world
     if case.collective == "scatter":
         return list(blocks[0])
-    if case.collective == "all_to_all":
+    if case.moves == "all_to_all":
         return [np.concatenate([sent[rank] for sent in blocks]) for rank in range(case.world)]
     everything = np.concatenate(inputs)
-    return [everything] * case.world if case.collective == "all_gather" else [everything, *root_only]
+    return [everything] * case.world if case.moves == "all_gather" else [everything, *root_only]
 
 
 def a_case(collective: str, world: int, count: int, dtype: str = "float32", op: str = "sum") -> Case:
-    blocks = 1 if collective in IN_PLACE else world
+    blocks = 1 if collective in (*IN_PLACE, "send_recv") else world
     return Case(collective, "ring", "ordinary", "api", world, count * blocks * ITEM_BYTES[dtype], count, dtype, op)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("world", "count"), [(1, 5), (2, 1), (3, 4099), (5, 10000)])
+@pytest.mark.parametrize("collective", [call for call in CALLS if call != "barrier"])
+@pytest.mark.parametrize(("world", "count"), [(1, 5), (2, 1), (3, 4099), (4, 10000)])
 def test_expected_results(collective: str, world: int, count: int) -> None:
+    if collective == "send_recv" and world % 2:
+        pytest.skip("pairs of ranks")
     case = a_case(collective, world, count)
     for rank, result in enumerate(exchanged(case, seed=3)):
         segments = data.expected(case, rank, 3)
@@ -286,6 +292,36 @@ def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
     plot(outcome.rows, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
+
+
+def test_every_call_of_torch_beside_gloo(tmp_path: Path) -> None:
+    memory = ("ordinary", "allocator")
+    sweep = replace(SMALL, collectives=CALLS, memory=memory, via=("torch",), peers=("gloo",), rounds=1, worlds=(2, 4))
+    outcome = run(sweep)
+    assert outcome.refused == {} and results.wrong_elements(outcome.rows) == 0
+    found = results.compare(outcome.rows)
+    assert [(one.world, one.collective, one.config.memory) for one in found] == [
+        (world, collective, one) for world in (2, 4) for collective in CALLS for one in memory
+    ]
+    assert all(len(one.ratios) == (1 if one.collective == "barrier" else 3) for one in found if one.world == 2)
+    page = report.markdown(outcome.rows, {})
+    assert f"# {len(CALLS)} collectives on" in page and "all_to_all_list auto, allocator, via torch" in page
+    means = [line for line in page.splitlines() if line.startswith("| of all collectives |")]
+    assert len(means) == 2 and all(line.count("x") == 2 for line in means), "one for each memory"
+    pytest.importorskip("matplotlib")
+    from ringlet.bench.plot import plot
+
+    plot(outcome.rows, tmp_path / "plot.svg")
+    assert "all_gather_list, 4 ranks" in (tmp_path / "plot.svg").read_text()
+
+
+def test_what_has_no_such_call_is_told() -> None:
+    rank_lists = replace(SMALL, collectives=("all_gather_list", "barrier"), via=("api",), peers=("gloo",), rounds=1)
+    outcome = run(rank_lists)
+    assert list(outcome.refused) == ["ringlet auto, ordinary, all_gather_list"]
+    assert [row["library"] for row in outcome.rows if row["collective"] == "barrier"].count("ringlet") == 1
+    alone = replace(SMALL, collectives=("send_recv",), via=("torch",), peers=(), rounds=1, worlds=(3,))
+    assert "must be even" in next(iter(run(alone).refused.values()))
 
 
 @pytest.mark.parametrize("peer", peers.installed())

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from .errors import BenchError
-from .ranks.case import COLLECTIVES, ITEM_BYTES, REDUCING, SPLIT, Case
+from .ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Case
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 PEERS = ("gloo", "openmpi", "mpich", "intelmpi")
@@ -42,7 +42,7 @@ class Sweep:
     """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`."""
 
     worlds: tuple[int, ...] = (2,)
-    collective: str = "all_reduce"
+    collectives: tuple[str, ...] = ("all_reduce",)
     algorithms: tuple[str, ...] = ("auto",)
     begin_bytes: int = 4
     end_bytes: int = 256 << 20
@@ -61,8 +61,8 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for what, value, known in (
-            ("collective", (self.collective,), COLLECTIVES),
-            ("memory", self.memory, ("registered", "ordinary")),
+            ("collectives", self.collectives, CALLS),
+            ("memory", self.memory, MEMORIES),
             ("via", self.via, ("api", "torch")),
             ("peers", self.peers, PEERS),
             ("dtype", (self.dtype,), tuple(ITEM_BYTES)),
@@ -88,19 +88,28 @@ class Sweep:
         ways = {"gloo": "torch"}
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
+    def named(self, config: Config, collective: str) -> str:
+        """The configuration, and what it calls where the sweep has several collectives."""
+        return str(config) if len(self.collectives) == 1 else f"{config}, {collective}"
+
     def cases(self, world: int, config: Config) -> list[Case]:
-        """The config's cases, smallest first."""
-        op = self.op if self.collective in REDUCING else "none"
+        """The config's cases, collective after collective, smallest first."""
         return [
-            Case(self.collective, config.algorithm, config.memory, config.via, world, size, count, self.dtype, op)
-            for size, count in sizes(self, world)
-        ]
+            Case(
+                collective, config.algorithm, config.memory, config.via, world, size, count, self.dtype,
+                self.op if collective in REDUCING else "none",
+            )
+            for collective in self.collectives
+            for size, count in sizes(self, world, collective)
+        ]  # fmt: skip
 
 
-def sizes(sweep: Sweep, world: int) -> list[tuple[int, int]]:
+def sizes(sweep: Sweep, world: int, collective: str) -> list[tuple[int, int]]:
     """(bytes, count) from begin to end; rounded down to whole elements, or whole blocks, and never to none."""
+    if collective == "barrier":
+        return [(0, 0)]
     item = ITEM_BYTES[sweep.dtype]
-    block = item * (world if sweep.collective in SPLIT else 1)
+    block = item * (world if LISTS.get(collective, collective) in SPLIT else 1)
     found, size = {}, sweep.begin_bytes
     while size <= sweep.end_bytes:
         if size >= block:
@@ -128,4 +137,4 @@ def bus_factor(collective: str, world: int) -> float:
     """busbw / algbw: what the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (world - 1) / world
-    return (world - 1) / world if collective in SPLIT else 1.0
+    return (world - 1) / world if LISTS.get(collective, collective) in SPLIT else 1.0

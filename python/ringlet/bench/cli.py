@@ -18,7 +18,7 @@ from . import peers, report, results
 from .cases import MPI_PEERS, PEERS, Sweep, format_bytes, parse_bytes
 from .errors import BenchError
 from .plot import plot
-from .ranks.case import COLLECTIVES, ITEM_BYTES
+from .ranks.case import CALLS, ITEM_BYTES, MEMORIES
 from .ranks.data import OPS
 from .run import Row, Watcher, run
 
@@ -52,12 +52,14 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to measure").add_argument
     add("--sweep", metavar="NAME", help="options from benchmarks/sweeps/NAME.toml, or a file; flags override them")
     add("--nproc", dest="worlds", type=_list(int), metavar="N[,N]", help="ranks (default 2)")
-    add("--collective", choices=COLLECTIVES, help="default all_reduce")
+    add("--collective", dest="collectives", type=_list(str), metavar="C,C",
+        help=f"{', '.join(CALLS)} (default all_reduce)")  # fmt: skip
     add("--algorithms", type=_list(str), metavar="A,B", help="ringlet's (default auto; none: only the peers)")
     add("-b", dest="begin_bytes", type=parse_bytes, metavar="BYTES", help="smallest size (default 4)")
     add("-e", dest="end_bytes", type=parse_bytes, metavar="BYTES", help="largest size (default 256M)")
     add("-f", dest="factor", type=int, metavar="F", help="from a size to the next (default 4)")
-    add("--memory", type=_list(str), metavar="M,M", help="registered, ordinary (default both)")
+    add("--memory", type=_list(str), metavar="M,M",
+        help=f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
     add("--via", type=_list(str), metavar="V,V", help="api, torch: through ringlet's interface or torch.distributed")
     add("--peers", type=_list(str), metavar="P,P",
         help=f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")  # fmt: skip
@@ -207,8 +209,8 @@ def _plain_watcher() -> Watcher:
 
 
 def _told(row: Row) -> str:
-    size, took = format_bytes(row["bytes"]), f"{row['time_us_p50']:.1f} us"
-    return f"round {row['round'] + 1}, {row['world']} ranks, {size}: {results.config_of(row)} {took}"
+    what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
+    return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
 
 
 def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:

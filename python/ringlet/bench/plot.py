@@ -21,7 +21,8 @@ _PEERS = {
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """A row of two panels per world; the ending of `path` chooses the format (.svg, .png, .pdf)."""
+    """A row of two panels per collective that moves data, and world. The ending of `path` chooses the format: .svg,
+    .png, .pdf."""
     try:
         import matplotlib
     except ImportError as error:
@@ -29,8 +30,8 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    merged = median_rows(rows)
-    worlds = sorted({row["world"] for row in merged})
+    merged = [row for row in median_rows(rows) if row["bytes"] > 0]
+    kinds = list(dict.fromkeys((row["collective"], row["world"]) for row in rows if row["bytes"] > 0))
     styles = _styles([config_of(row) for row in merged])
     look: dict[Any, Any] = {
         "font.size": 10,
@@ -38,18 +39,18 @@ def plot(rows: list[Row], path: Path) -> None:
         "axes.spines.right": False,
         "svg.hashsalt": "ringlet",
     }
-    size = (13, 5.2 * len(worlds))
+    size = (13, 5.2 * len(kinds))
     with plt.rc_context(look):
-        figure, axes = plt.subplots(len(worlds), 2, figsize=size, squeeze=False, layout="constrained")
-        for (left, right), world in zip(axes, worlds, strict=True):
+        figure, axes = plt.subplots(len(kinds), 2, figsize=size, squeeze=False, layout="constrained")
+        for (left, right), (collective, world) in zip(axes, kinds, strict=True):
             lines: dict[Config, list[Row]] = defaultdict(list)
-            for row in (row for row in merged if row["world"] == world):
+            for row in (row for row in merged if (row["collective"], row["world"]) == (collective, world)):
                 lines[config_of(row)].append(row)
             for config, points in lines.items():
                 sizes = [row["bytes"] for row in points]
                 left.plot(sizes, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
                 right.plot(sizes, [row["busbw_gbps"] for row in points], label=str(config), **styles[config])
-            what = f"{merged[0]['collective']}, {world} ranks, {merged[0]['dtype']}"
+            what = f"{collective}, {world} ranks, {merged[0]['dtype']}"
             _dress(left, f"{what}: time (median; less is better)", _duration, merged)
             _dress(right, f"{what}: bus bandwidth (more is better)", lambda gbps: f"{gbps:g} GB/s", merged)
         handles, labels = axes[0][0].get_legend_handles_labels()

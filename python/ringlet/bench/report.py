@@ -6,12 +6,13 @@ a measurement. rich draws them where it is installed.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from dataclasses import dataclass, replace
 
-from .cases import format_bytes
-from .results import Comparison, Meta, Row, compare, config_of, median_rows, wrong_elements
+from .cases import Config, format_bytes
+from .results import Comparison, Meta, Row, compare, config_of, geometric_mean, median_rows, wrong_elements
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,12 @@ class Table:
 
 
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
-    """One table per world: a line per size and configuration."""
+    """One table per world and collective: a line per size and configuration."""
     merged, tables = median_rows(rows), []
-    for world in sorted({row["world"] for row in merged}):
-        lines = []
-        for row in (row for row in merged if row["world"] == world):
+    collectives = list(dict.fromkeys(row["collective"] for row in rows))
+    for world, collective in itertools.product(sorted({row["world"] for row in merged}), collectives):
+        lines, here = [], [row for row in merged if (row["world"], row["collective"]) == (world, collective)]
+        for row in here:
             lines.append(
                 [
                     str(config_of(row)), row["transport"],
@@ -40,9 +42,10 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
                 ]
             )  # fmt: skip
         columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
-        first = next(row for row in merged if row["world"] == world)
+        if not here:
+            continue
         where = f"{world} ranks{_oversubscribed(world, meta)}"
-        title = f"{first['collective']} of {first['dtype']}, {where}, medians of {first['round']} rounds"
+        title = f"{collective} of {here[0]['dtype']}, {where}, medians of {here[0]['round']} rounds"
         tables.append(Table(title, [*columns, "algbw", "busbw", "#wrong"], lines, left=2))
     return tables
 
@@ -59,12 +62,35 @@ def summary(rows: list[Row], meta: Meta) -> list[Table]:
             [format_bytes(size)] + [_ratio(comparison.ratios.get(size)) for comparison in comparisons] for size in sizes
         ]
         lines.append(["geometric mean"] + [_ratio(comparison.geometric_mean) for comparison in comparisons])
+        lines += _overall(comparisons)
         present = sorted({row["library"] for row in rows if row["world"] == world} - {"ringlet"})
         among = f" ({', '.join(name for name in present if name != 'gloo')})" if rivals == "best MPI" else ""
         title = f"time of {rivals}{among} / time of ringlet, {world} ranks{_oversubscribed(world, meta)}"
-        columns = ["size", *(str(comparison.config).removeprefix("ringlet ") for comparison in comparisons)]
+        columns = ["size", *_headers(comparisons)]
         tables.append(Table(title + ": median over rounds of ratios within a round", columns, lines))
     return tables
+
+
+def _headers(comparisons: list[Comparison]) -> list[str]:
+    """What tells the columns apart: configurations, collectives, or both."""
+    collectives = {comparison.collective for comparison in comparisons}
+    configs = [str(comparison.config).removeprefix("ringlet ") for comparison in comparisons]
+    if len(collectives) == 1:
+        return configs
+    if len(set(configs)) == 1:
+        return [comparison.collective for comparison in comparisons]
+    return [f"{comparison.collective} {config}" for comparison, config in zip(comparisons, configs, strict=True)]
+
+
+def _overall(comparisons: list[Comparison]) -> list[list[str]]:
+    """A line with each configuration's mean over all collectives and sizes, in its first column; none for one."""
+    if len({comparison.collective for comparison in comparisons}) == 1:
+        return []
+    ratios: dict[Config, list[float]] = {}
+    for comparison in comparisons:
+        ratios.setdefault(comparison.config, []).extend(comparison.ratios.values())
+    told: dict[Config, str] = {config: _ratio(geometric_mean(found)) for config, found in ratios.items()}
+    return [["of all collectives"] + [told.pop(comparison.config, "") for comparison in comparisons]]
 
 
 def show(rows: list[Row], meta: Meta) -> None:
@@ -90,7 +116,8 @@ def markdown(rows: list[Row], meta: Meta) -> str:
     ]  # fmt: skip
     facts += [(f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()]
     facts += [(f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()]
-    what = rows[0]["collective"] if rows else "nothing"
+    collectives = list(dict.fromkeys(row["collective"] for row in rows))
+    what = collectives[0] if len(collectives) == 1 else f"{len(collectives)} collectives"
     lines = [f"# {what} on {machine.get('name')}, {str(meta.get('date'))[:10]}", ""]
     lines += ["Written by `ringlet bench --report`.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts]

@@ -68,38 +68,44 @@ class Comparison:
     """rivals' time / ours: how many times faster one of ringlet's configurations is, at each size."""
 
     world: int
+    collective: str
     config: Config
     rivals: str
     ratios: dict[int, float]
 
     @property
     def geometric_mean(self) -> float:
-        return math.exp(statistics.fmean(math.log(ratio) for ratio in self.ratios.values()))
+        return geometric_mean(self.ratios.values())
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
 def compare(rows: Iterable[Row]) -> list[Comparison]:
     """Per size the median over rounds of (fastest rival's p50 / ringlet's p50), both of the same round."""
     rows = list(rows)
     found = []
-    ours: dict[tuple[int, Config], dict[tuple[int, int], float]] = defaultdict(dict)
+    ours: dict[tuple[int, str, Config], dict[tuple[int, int], float]] = defaultdict(dict)
     for row in rows:
         if row["library"] == "ringlet":
-            ours[(row["world"], config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
+            ours[(row["world"], row["collective"], config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
     for rivals, names in RIVALS.items():
-        best: dict[tuple[int, int, int], float] = {}
+        best: dict[tuple[int, str, int, int], float] = {}
         for row in rows:
             if row["library"] in names:
-                key = (row["world"], row["bytes"], row["round"])
+                key = (row["world"], row["collective"], row["bytes"], row["round"])
                 best[key] = min(row["time_us_p50"], best.get(key, math.inf))
-        for (world, config), times in ours.items():
+        for (world, collective, config), times in ours.items():
             pairs: dict[int, list[float]] = defaultdict(list)
             for (size, round_), time in times.items():
-                if (world, size, round_) in best:
-                    pairs[size].append(best[(world, size, round_)] / time)
+                if (world, collective, size, round_) in best:
+                    pairs[size].append(best[(world, collective, size, round_)] / time)
             if pairs:
                 medians = {size: statistics.median(pairs[size]) for size in sorted(pairs)}
-                found.append(Comparison(world, config, rivals, medians))
-    return sorted(found, key=lambda comparison: (comparison.world, _place(comparison.config)))
+                found.append(Comparison(world, collective, config, rivals, medians))
+    order = list(dict.fromkeys(row["collective"] for row in rows))
+    return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
 
 def wrong_elements(rows: Iterable[Row]) -> int:

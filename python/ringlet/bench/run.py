@@ -1,6 +1,7 @@
 """Runs a sweep: all libraries at once, measured in turns.
 
-    for each round: for each size: for each library and way of using it, in an order drawn anew: one measurement
+    for each round: for each collective and size: for each library and way of using it, in an order drawn anew:
+        one measurement
 
 so that what is compared is measured within a second, and a machine that drifts drifts for all. A measurement is one
 checked call, warm-up, and as many calls as fill `sample_ms`, by the same rule for every library.
@@ -54,10 +55,11 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             _describe(outcome, jobs)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
-                if str(config) not in outcome.refused:
+                name = sweep.named(config, case.collective)
+                if name not in outcome.refused:
                     prepared = _prepare(sweep, jobs[config.job], case, turn)
                     if "refused" in prepared[0]:
-                        outcome.refused[str(config)] = prepared[0]["refused"]
+                        outcome.refused[name] = prepared[0]["refused"]
                     else:
                         row = _measure(sweep, jobs[config.job], config, case, prepared)
                     if row:
@@ -69,7 +71,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
 
 
 def turns(sweep: Sweep, world: int, configs: list[Config]) -> Iterator[tuple[Config, Case, int]]:
-    """Who is measured when: every configuration once per (round, size), in an order of its own each time."""
+    """Who is measured when: every configuration once per (round, collective, size), in a new order each time."""
     cases = {config: sweep.cases(world, config) for config in configs}
     shuffler = random.Random(0)
     for round_ in range(sweep.rounds):

@@ -14,7 +14,12 @@ NUMPY_DTYPES = ITEM_BYTES.keys() - {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 SPLIT = ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 COLLECTIVES = IN_PLACE + SPLIT
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+# torch.distributed's calls that move the same blocks as tensors of a list.
+LISTS = {"all_gather_list": "all_gather", "reduce_scatter_list": "reduce_scatter", "all_to_all_list": "all_to_all"}
+# send_recv: each pair of ranks sends a buffer there and another back; barrier moves nothing: bytes and count are 0.
+CALLS = (*COLLECTIVES, *LISTS, "send_recv", "barrier")
+MEMORIES = ("registered", "ordinary", "allocator")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_list")
 ROOT = 0
 
 
@@ -32,6 +37,11 @@ class Case:
     dtype: str
     op: str
 
+    @property
+    def moves(self) -> str:
+        """The collective whose blocks this call moves."""
+        return LISTS.get(self.collective, self.collective)
+
 
 def buffer_elements(case: Case, rank: int) -> tuple[int, int]:
     """Elements of the (input, output) of one rank; an output of 0 means in place or, off the root, none."""
@@ -39,9 +49,11 @@ def buffer_elements(case: Case, rank: int) -> tuple[int, int]:
     if case.collective in IN_PLACE:
         return count, 0
     return {
+        "send_recv": (count, count),
+        "barrier": (0, 0),
         "reduce_scatter": (whole, count),
         "all_gather": (count, whole),
         "gather": (count, whole if is_root else 0),
         "scatter": (whole if is_root else 0, count),
         "all_to_all": (whole, whole),
-    }[case.collective]
+    }[case.moves]

@@ -45,15 +45,17 @@ def reduced_table(case: Case, seed: int) -> np.ndarray:
 def expected(case: Case, rank: int, seed: int) -> list[Segment]:
     """What `rank` must hold after the call, segment after segment; empty where it receives nothing."""
     count, here = case.count, rank * case.count
-    if case.collective == "all_reduce" or (case.collective == "reduce" and rank == ROOT):
+    if case.collective == "send_recv":
+        return [(input_table(case, rank ^ 1, seed), 0, count)]
+    if case.moves == "all_reduce" or (case.moves == "reduce" and rank == ROOT):
         return [(reduced_table(case, seed), 0, count)]
-    if case.collective == "reduce_scatter":
+    if case.moves == "reduce_scatter":
         return [(reduced_table(case, seed), here, count)]
-    if case.collective in ("broadcast", "scatter"):
-        return [(input_table(case, ROOT, seed), here if case.collective == "scatter" else 0, count)]
-    if case.collective == "all_gather" or (case.collective == "gather" and rank == ROOT):
+    if case.moves in ("broadcast", "scatter"):
+        return [(input_table(case, ROOT, seed), here if case.moves == "scatter" else 0, count)]
+    if case.moves == "all_gather" or (case.moves == "gather" and rank == ROOT):
         return [(input_table(case, source, seed), 0, count) for source in range(case.world)]
-    if case.collective == "all_to_all":
+    if case.moves == "all_to_all":
         return [(input_table(case, source, seed), here, count) for source in range(case.world)]
     return []
 

@@ -13,10 +13,13 @@ import torch
 import torch.distributed as dist
 
 from . import data
-from .case import NUMPY_DTYPES, ROOT, Case
+from .case import LISTS, NUMPY_DTYPES, ROOT, Case
 from .loop import serve
 
 _TIMEOUT_S = 120
+# The names before torch 2.13 warn there, which takes longer than a small call.
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _NOT_IN_GLOO = ("float8_e4m3fn", "float8_e5m2", "int16")
 
 
@@ -34,9 +37,13 @@ class _Torch:
     def allocate(self, elements: int, case: Case) -> torch.Tensor:
         dtype = getattr(torch, case.dtype)
         if case.memory == "registered":
-            import ringlet
-
-            return ringlet.empty(elements, dtype=dtype)
+            return _ringlet().empty(elements, dtype=dtype)
+        if case.memory == "allocator":
+            _ringlet().use_registered_allocator()
+            try:
+                return torch.empty(elements, dtype=dtype)
+            finally:
+                _ringlet().use_registered_allocator(False)
         # numpy's allocation, as the MPI peers' buffers are: it asks for huge pages where torch's does not.
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
@@ -69,6 +76,8 @@ class TorchDistributed(_Torch):
         self._backend = backend
 
     def refusal(self, case: Case) -> str | None:
+        if case.collective == "send_recv" and case.world % 2:
+            return "send_recv pairs ranks: their number must be even"
         if self._backend != "gloo":
             return None
         if case.op == "avg":
@@ -81,16 +90,22 @@ class TorchDistributed(_Torch):
         blocks = None if output is None else list(output.chunk(case.world))
         parts = None if source is None else list(source.chunk(case.world))
         op = getattr(dist.ReduceOp, case.op.upper(), None)
-        return {
+        calls: dict[str, Callable[[], object]] = {
             "all_reduce": functools.partial(dist.all_reduce, source, op=op),
             "broadcast": functools.partial(dist.broadcast, source, src=ROOT),
             "reduce": functools.partial(dist.reduce, source, dst=ROOT, op=op),
-            "reduce_scatter": functools.partial(dist.reduce_scatter_tensor, output, source, op=op),
-            "all_gather": functools.partial(dist.all_gather_into_tensor, output, source),
+            "reduce_scatter": functools.partial(_REDUCE_SCATTER, output, source, op=op),
+            "reduce_scatter_list": functools.partial(dist.reduce_scatter, output, parts, op=op),
+            "all_gather": functools.partial(_ALL_GATHER, output, source),
+            "all_gather_list": functools.partial(dist.all_gather, blocks, source),
             "gather": functools.partial(dist.gather, source, blocks, dst=ROOT),
             "scatter": functools.partial(dist.scatter, output, parts if self.rank == ROOT else None, src=ROOT),
             "all_to_all": functools.partial(dist.all_to_all_single, output, source),
-        }[case.collective]
+            "all_to_all_list": functools.partial(dist.all_to_all, blocks, parts),
+            "send_recv": functools.partial(_there_and_back, dist, self.rank, source, output),
+            "barrier": dist.barrier,
+        }
+        return calls[case.collective]
 
     def barrier(self) -> None:
         dist.barrier()
@@ -111,11 +126,18 @@ class Ringlet(_Torch):
         self.transport = ringlet.current().transport
         self.version = f"ringlet {ringlet.__version__}"
 
+    def refusal(self, case: Case) -> str | None:
+        if case.collective in LISTS:
+            return "lists of tensors are for torch.distributed"
+        if case.collective == "send_recv" and case.world % 2:
+            return "send_recv pairs ranks: their number must be even"
+        return None
+
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
         ringlet = self._ringlet
         # `auto` is the default: not passing it measures what a user types.
         chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
-        return {
+        calls: dict[str, Callable[[], object]] = {
             "all_reduce": functools.partial(ringlet.all_reduce, source, op=case.op, **chosen),
             "broadcast": functools.partial(ringlet.broadcast, source, root=ROOT, **chosen),
             "reduce": functools.partial(ringlet.reduce, source, root=ROOT, op=case.op, **chosen),
@@ -124,13 +146,33 @@ class Ringlet(_Torch):
             "gather": functools.partial(ringlet.gather, output, source, root=ROOT, **chosen),
             "scatter": functools.partial(ringlet.scatter, output, source, root=ROOT, **chosen),
             "all_to_all": functools.partial(ringlet.all_to_all, output, source, **chosen),
-        }[case.collective]
+            "send_recv": functools.partial(_there_and_back, ringlet, self.rank, source, output),
+            "barrier": ringlet.barrier,
+        }
+        return calls[case.collective]
 
     def barrier(self) -> None:
         self._ringlet.barrier()
 
     def close(self) -> None:
         self._ringlet.finalize()
+
+
+def _ringlet() -> Any:
+    """Not imported in gloo's processes."""
+    import ringlet
+
+    return ringlet
+
+
+def _there_and_back(library: Any, rank: int, source: torch.Tensor, output: torch.Tensor) -> None:
+    """An even rank sends and then receives, the odd one after it receives and then sends: a round trip a call."""
+    if rank % 2 == 0:
+        library.send(source, rank + 1)
+        library.recv(output, rank + 1)
+    else:
+        library.recv(output, rank - 1)
+        library.send(source, rank - 1)
 
 
 def _name(tensor: torch.Tensor) -> str:

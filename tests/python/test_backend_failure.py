@@ -1,0 +1,238 @@
+"""A rank that dies, stalls or calls in another order, through torch.distributed: the others get the named error from
+`Work.wait`, works behind it raise too, `destroy_process_group` returns, and those that are left can start again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+
+PROMISE_SECONDS = 1.0
+COUNT = 1 << 16
+
+# One asynchronous call of every kind that needs all ranks; root and peer is the last rank, which fails.
+CALLS: dict[str, Callable[[int, int], dist.Work]] = {
+    "all_reduce": lambda rank, world: dist.all_reduce(torch.ones(COUNT), async_op=True),
+    "small": lambda rank, world: dist.all_reduce(torch.ones(3), async_op=True),
+    "broadcast": lambda rank, world: dist.broadcast(torch.ones(COUNT), world - 1, async_op=True),
+    "all_gather": lambda rank, world: dist.all_gather(
+        [torch.ones(COUNT) for _ in range(world)], torch.ones(COUNT), async_op=True
+    ),
+    "all_gather_into_tensor": lambda rank, world: dist.all_gather_into_tensor(
+        torch.ones(COUNT * world), torch.ones(COUNT), async_op=True
+    ),
+    "reduce_scatter_tensor": lambda rank, world: dist.reduce_scatter_tensor(
+        torch.ones(COUNT), torch.ones(COUNT * world), async_op=True
+    ),
+    "all_to_all_single": lambda rank, world: dist.all_to_all_single(
+        torch.ones(COUNT * world), torch.ones(COUNT * world), async_op=True
+    ),
+    "scatter": lambda rank, world: dist.scatter(
+        torch.ones(COUNT), list(torch.ones(world, COUNT)) if rank == world - 1 else None, world - 1, async_op=True
+    ),
+    "barrier": lambda rank, world: dist.barrier(async_op=True),
+    "irecv": lambda rank, world: dist.irecv(torch.ones(COUNT), world - 1),
+    "isend": lambda rank, world: dist.isend(torch.ones(1 << 22), world - 1),  # more than fits on the way
+}
+
+
+@contextlib.contextmanager
+def group(rank: int, world: int, store: str, seconds: float = 30) -> Iterator[None]:
+    """A default group; that its end returns, whatever happened in it, is part of every test here."""
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group("ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+
+def meeting(folder: str, world: int) -> dist.Store:
+    """Where ranks tell each other how far a test is, beside the group that fails."""
+    store = dist.FileStore(f"{folder}/others", world)
+    store.set_timeout(timedelta(seconds=20))
+    return store
+
+
+def works_of(
+    first: Callable[[int, int], dist.Work], rank: int, world: int, kind: type[ringlet.Error]
+) -> list[dist.Work]:
+    """The call's work, and one behind it, unless the group has failed by then: then the call raises at once."""
+    works = [first(rank, world)]
+    with contextlib.suppress(kind):
+        works.append(CALLS["small"](rank, world))
+    return works
+
+
+def works_raise(works: list[dist.Work], kind: type[ringlet.Error]) -> str:
+    """Every work raises the kind, again when asked again, and is complete; the first one's message."""
+    texts = []
+    for work in works:
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                work.wait()
+        texts.append(str(caught.value))
+        assert work.is_completed() and not work.is_success()
+        assert isinstance(work.exception(), RuntimeError)
+    return texts[0]
+
+
+def begin_again(rank: int, world: int, store: str) -> None:
+    """The ranks but the last make a group of their own."""
+    if world > 2:
+        with group(rank, world - 1, f"{store} of those left"):
+            dist.all_reduce(tensor := torch.ones(10))
+            assert tensor.tolist() == [world - 1.0] * 10
+
+
+# --- a rank dies ----------------------------------------------------------------------------------------------------
+
+
+def lose_a_peer(rank: int, world: int, folder: str, name: str) -> None:
+    stamp = pathlib.Path(folder, "stamp")
+    with group(rank, world, f"{folder}/store"):
+        dist.barrier()
+        if rank == world - 1:
+            stamp.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        text = works_raise(works_of(CALLS[name], rank, world, ringlet.PeerLost), ringlet.PeerLost)
+        late = time.monotonic() - float(stamp.read_text())
+        assert late < PROMISE_SECONDS, f"PeerLost {late:.2f} s after the kill"
+        assert f"the process of rank {world - 1} is gone" in text
+        with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+            dist.all_reduce(torch.ones(3))
+    begin_again(rank, world, f"{folder}/store")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rank_that_dies(pool, tmp_path, world, name):
+    outcomes = pool.run(lose_a_peer, world, str(tmp_path), name, join="nothing")
+    assert [outcome.kind for outcome in outcomes] == [None] * (world - 1) + ["died"], "\n".join(map(str, outcomes))
+
+
+def lose_a_peer_of_a_subgroup(rank: int, world: int, folder: str) -> None:
+    """The group that the dead rank was in fails; another goes on."""
+    with group(rank, world, f"{folder}/store"):
+        pair = dist.new_group([0, 1])
+        dist.barrier()
+        if rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        works_raise([dist.all_reduce(torch.ones(COUNT), async_op=True)], ringlet.PeerLost)
+        work = dist.all_reduce(tensor := torch.ones(COUNT), group=pair, async_op=True)
+        assert work.wait() and tensor.unique().tolist() == [2.0]
+
+
+def test_a_subgroup_without_the_dead_rank_goes_on(pool, tmp_path):
+    outcomes = pool.run(lose_a_peer_of_a_subgroup, 3, str(tmp_path), join="nothing")
+    assert [outcome.kind for outcome in outcomes] == [None, None, "died"], "\n".join(map(str, outcomes))
+
+
+# --- a rank stalls --------------------------------------------------------------------------------------------------
+
+LIMIT = 0.5
+
+
+def stall(rank: int, world: int, folder: str, name: str) -> None:
+    others = meeting(folder, world)
+    with group(rank, world, f"{folder}/store", seconds=LIMIT):
+        dist.all_reduce(torch.ones(1))
+        if rank == world - 1:
+            others.wait([f"timed out {q}" for q in range(world - 1)])
+            late = [] if name in ("isend", "irecv") else [CALLS[name]]
+            with pytest.raises(ringlet.Timeout, match=r"reported|failed before"):
+                for call in [*late, CALLS["small"], CALLS["small"]]:  # the first may find all that it needs
+                    call(rank, world).wait()
+            others.set(f"timed out {rank}", "")
+        else:
+            text = works_raise(works_of(CALLS[name], rank, world, ringlet.Timeout), ringlet.Timeout)
+            assert "waited 0.5 s for rank" in text and f"rank {world - 1}" in text, text
+            others.set(f"timed out {rank}", "")
+            others.wait([f"timed out {world - 1}"])  # else the last rank hears that this one left
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rank_that_stalls(pool, tmp_path, world, name):
+    pool.values(stall, world, str(tmp_path), name, join="nothing")
+
+
+# --- calls in another order -----------------------------------------------------------------------------------------
+
+# What the last rank calls where the others call the first; each needs all ranks, so each rank hears of it there.
+DIFFERENT = [
+    ("all_reduce", "all_gather_into_tensor"),
+    ("reduce_scatter_tensor", "all_reduce"),
+    ("all_to_all_single", "barrier"),
+    ("barrier", "all_reduce"),
+]
+SHORT = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+def disagree(rank: int, world: int, folder: str, first: str, second: str) -> None:
+    with group(rank, world, f"{folder}/store"):
+        dist.all_reduce(torch.ones(1))
+        work = CALLS[second if rank == world - 1 else first](rank, world)
+        text = works_raise([work], ringlet.InvalidUsage)
+        assert "calls do not match: rank" in text and "all ranks of a group must make the same calls" in text, text
+        for call in (first, second):
+            assert f"{SHORT.get(call, call)} #1" in text, text
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
+def test_calls_in_another_order(pool, tmp_path, world, first, second):
+    pool.values(disagree, world, str(tmp_path), first, second, join="nothing")
+
+
+# --- the end of a group with works under way ------------------------------------------------------------------------
+
+
+def leave(rank: int, world: int, folder: str) -> None:
+    """One rank ends its group while others wait for it: they hear of it, and nobody hangs."""
+    others = meeting(folder, world)
+    if rank == 0:
+        with group(rank, world, f"{folder}/store"):
+            pass
+        others.set("gone", "")
+        return
+    with group(rank, world, f"{folder}/store"):
+        others.wait(["gone"])
+        text = works_raise([dist.all_reduce(torch.ones(COUNT), async_op=True)], ringlet.PeerLost)
+        assert "rank 0 left the group" in text
+
+
+def test_a_rank_that_leaves(pool, tmp_path):
+    pool.values(leave, 3, str(tmp_path), join="nothing")
+
+
+def abort(rank: int, world: int, folder: str) -> None:
+    others = meeting(folder, world)
+    with group(rank, world, f"{folder}/store"):
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(COUNT), async_op=True)
+            dist.group.WORLD.abort()
+            works_raise([work], ringlet.PeerLost)
+            others.set("aborted", "")
+        else:
+            others.wait(["aborted"])
+            works_raise([dist.all_reduce(torch.ones(COUNT), async_op=True)], ringlet.PeerLost)
+
+
+def test_an_aborted_group(pool, tmp_path):
+    pool.values(abort, 3, str(tmp_path), join="nothing")

@@ -1,0 +1,164 @@
+"""Wrong use of torch.distributed on ringlet: a clear error before anything moves, or what gloo does. And the names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+
+LIMIT = timedelta(seconds=20)
+
+
+def start(backend: str, store: dist.Store, rank: int, world: int, timeout: timedelta = LIMIT) -> None:
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def total() -> float:
+    """The group still works: how many ranks took part."""
+    tensor = torch.ones(100)
+    dist.all_reduce(tensor)
+    (value,) = tensor.unique().tolist()
+    return value
+
+
+# --- the start and the end of a group -------------------------------------------------------------------------------
+
+
+def wrong_starts(rank: int, world: int, folder: str) -> None:
+    with pytest.raises((AssertionError, ValueError, RuntimeError), match=r"(?i)unknown.*ringlets"):
+        start("ringlets", dist.FileStore(f"{folder}/name", world), rank, world)
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        start("ringlet", "a store's name", rank, world)
+    # Each rank has a store of its own: nobody else ever comes.
+    with pytest.raises(ringlet.Timeout, match=rf"card/{1 - rank}.* in time: has that rank failed or not started"):
+        start("ringlet", dist.HashStore(), rank, world, timedelta(seconds=0.5))
+    assert not dist.is_initialized()
+    store = dist.FileStore(f"{folder}/good", world)
+    start("ringlet", store, rank, world)
+    with pytest.raises(ValueError, match="default process group twice"):
+        start("ringlet", store, rank, world)
+    assert total() == world
+    dist.destroy_process_group()
+
+
+def test_wrong_starts(pool, tmp_path):
+    pool.values(wrong_starts, 2, str(tmp_path), join="nothing")
+
+
+def use_after_destroy(rank: int, world: int, store: str) -> None:
+    start("ringlet", dist.FileStore(store, world), rank, world)
+    group, other = dist.group.WORLD, dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    dist.destroy_process_group()
+    assert work.wait() and tensor.unique().tolist() == [world], "what was issued before the end is carried out"
+    with pytest.raises(ValueError, match="has not been initialized"):
+        dist.all_reduce(tensor)
+    for call in (
+        lambda: dist.all_reduce(tensor, group=group),
+        lambda: dist.all_reduce(tensor, group=other),
+        lambda: dist.all_reduce(tensor, group=group, async_op=True).wait(),
+        lambda: group.broadcast(tensor, 0).wait(),
+        lambda: backend.barrier(dist.BarrierOptions()).wait(),
+        lambda: group.send([tensor], 1 - rank, 0).wait(),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match="on a group that was closed"):
+            call()
+    assert tensor.unique().tolist() == [world]
+
+
+def test_use_after_destroy(pool, tmp_path):
+    pool.values(use_after_destroy, 2, str(tmp_path / "store"), join="nothing")
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ringlet.InvalidUsage as error:
+        return str(error)
+    return "not refused"
+
+
+def wrong_tensors(rank: int, world: int) -> None:
+    block, meta = torch.ones(3), torch.empty(3, device="meta")
+    lists = [torch.empty(3) for _ in range(world)]
+    several = torch.empty(3 * world)
+    cases = (
+        (lambda: dist.broadcast(torch.ones(4, 6)[:, ::2], 0), "not contiguous"),
+        (lambda: dist.all_gather(lists, torch.ones(3, 2)[:, 0]), "not contiguous"),
+        (lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - rank), "not contiguous"),
+        (lambda: dist.all_to_all_single(torch.empty(2, 2), torch.ones(2, 2).t()), "not contiguous"),
+        (lambda: dist.all_gather([meta] * world, block), "meta"),
+        (lambda: dist.reduce_scatter(block, [meta] * world), "meta"),
+        (lambda: dist.all_gather_into_tensor(several.long(), block), "dtype"),
+        (lambda: dist.all_gather_into_tensor(several[1:], block), "world times"),
+        (lambda: dist.reduce_scatter_tensor(block, several[1:]), "world times"),
+        (lambda: dist.all_reduce(block, dist.ReduceOp.BOR), "bor is not defined for float32"),
+        (lambda: dist.broadcast(block, world), rf"root {world} is not a rank of a group of {world}"),
+        (lambda: dist.isend(block, rank), "no such peer"),
+    )
+    told = [(message, refusal(call)) for call, message in cases]
+    assert not [(message, text) for message, text in told if not re.search(message, text)]
+    assert total() == world
+
+
+def refused_by_torch(rank: int, world: int) -> None:
+    for call in (
+        lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()),
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.complex64).conj()),
+        lambda: dist.all_reduce(None),
+        lambda: dist.all_gather([torch.empty(3)] * world, torch.ones(3, dtype=torch.int64)),
+    ):
+        with pytest.raises((NotImplementedError, RuntimeError, TypeError, ValueError)):
+            call()
+    dist.all_reduce(torch.empty(3, device="meta"))  # torch's own: shapes without data pass through
+    assert total() == world
+
+
+@pytest.mark.parametrize("backend", ["ringlet", "gloo"])
+def test_what_torch_refuses_it_refuses_here(pool, backend):
+    pool.values(refused_by_torch, 2, join=f"dist:{backend}")
+
+
+def test_wrong_tensors_are_refused_and_the_group_goes_on(pool):
+    pool.values(wrong_tensors, 2, join="dist:ringlet")
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def names(rank: int, world: int, store: str, name: str) -> None:
+    start(name, dist.FileStore(store, world), rank, world)
+    on_cpu = type(dist.group.WORLD._get_backend(torch.device("cpu")))
+    assert (on_cpu is ringlet._C.Backend) == ("cpu:ringlet" in name)
+    assert dist.get_backend() == name and total() == world
+    dist.barrier()
+    for other in ("gloo", "ringlet"):  # a group of another backend beside it
+        group = dist.new_group(backend=other)
+        tensor = torch.full((10,), float(rank))
+        dist.all_reduce(tensor, group=group)
+        assert dist.get_backend(group) == other and tensor.tolist() == [world * (world - 1) / 2] * 10
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["cpu:ringlet", "cpu:ringlet,cuda:gloo", "cpu:gloo,cuda:ringlet"])
+def test_names_for_devices(pool, tmp_path, name):
+    pool.values(names, 2, str(tmp_path / "store"), name, join="nothing")
+
+
+def test_without_nccl_its_name_is_refused(pool, tmp_path):
+    if dist.is_nccl_available():
+        pytest.skip("this torch has NCCL")
+    for outcome in pool.run(names, 2, str(tmp_path / "store"), "cpu:ringlet,cuda:nccl", join="nothing"):
+        assert outcome.kind == "RuntimeError" and "NCCL" in outcome.message
