@@ -7,15 +7,15 @@ from typing import Any
 import torch.distributed as dist
 
 from ringlet import _C
-from ringlet.group import meeting_key
+from ringlet.meeting import meeting_key
 
 NAME = "ringlet"
 
 
 def _make(options: Any, _pg_options: Any) -> _C.Backend:
-    rank, store = options.group_rank, options.store
-    key = meeting_key(store, f"ringlet/{options.group_id}", rank)
-    return _C.make_backend(store, key, rank, options.group_size, options.timeout)
+    rank, world, store = options.group_rank, options.group_size, options.store
+    key = meeting_key(store, f"ringlet/{options.group_id}", rank, world, options.timeout)
+    return _C.make_backend(store, key, rank, world, options.timeout)
 
 
 def register() -> None:
