@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -294,3 +296,16 @@ def test_torchrun_on_two_hosts(backend, tmp_path):
             assert agent.returncode == 0, said[-4000:]
     assert [line[1:] for line in results(tmp_path)] == [["0", "[4.0]"], ["1", "[4.0]"]] * 2
     assert {line[0] for line in results(tmp_path)} == {"host0", "host1"}
+
+
+# ---- Ray
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no ray: pip install 'ray[train]'")
+def test_ray_train(tmp_path):
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short: Ray's sockets lie in it
+        environ = limited() | {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+        program = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--storage", str(tmp_path)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environ, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "backend ringlet, 2 workers, same weights: True" in done.stdout + done.stderr
