@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringlet.errors import InvalidUsage
@@ -110,12 +110,23 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
 
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's counts, one a node: `2(x3),1` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
 def _slurm(variables: Mapping[str, str]) -> Place:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
     job = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
     alone = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
     address = "127.0.0.1" if alone else first_host(variables["SLURM_STEP_NODELIST"])
-    return _place("Slurm", variables, ("SLURM_PROCID", size, "SLURM_LOCALID", ""), job=job, address=address)
+    place = _place("Slurm", variables, ("SLURM_PROCID", size, "SLURM_LOCALID", ""), job=job, address=address)
+    tasks, node = variables.get("SLURM_STEP_TASKS_PER_NODE"), variables.get("SLURM_NODEID")
+    return replace(place, local_world=tasks_per_node(tasks)[_number("SLURM_NODEID", node)] if tasks and node else None)
 
 
 def _place(

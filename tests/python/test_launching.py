@@ -128,6 +128,12 @@ def test_the_first_host_of_a_node_list(nodelist, first):
     assert environment.first_host(nodelist) == first
 
 
+def test_ranks_of_a_slurm_node():
+    assert environment.tasks_per_node("2(x3),1") == [2, 2, 2, 1] and environment.tasks_per_node("4") == [4]
+    told = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2),1", "SLURM_NODEID": "1"}
+    assert environment.find(told).local_world == 2 and environment.find(SLURM).local_world is None
+
+
 def slurm_step(rank: int, world: int, job: str) -> int:
     told = SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(world)}
     told["SLURM_STEP_NUM_NODES"] = "1"

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 2, 4, 8, 4096
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 2, 4, 8, 4096, 16384
 
 
 def mount(source: str, target: str, kind: str, flags: int) -> None:
@@ -27,8 +27,12 @@ def furnish(name: str, names_file: str) -> None:
     """What tells one host from another besides its network."""
     socket.sethostname(name)
     mount("ringlet", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV)
-    # /sys/class/net shows the network of whoever mounted it.
+    # /sys/class/net shows the network of whoever mounted it. The control groups stay the machine's.
+    groups = os.open("/sys/fs/cgroup", os.O_PATH) if os.path.isdir("/sys/fs/cgroup") else None
     mount("ringlet", "/sys", "sysfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    if groups is not None:
+        mount(f"/proc/self/fd/{groups}", "/sys/fs/cgroup", "", _MS_BIND | _MS_REC)
+        os.close(groups)
     mount(names_file, "/etc/hosts", "", _MS_BIND)
 
 
