@@ -273,6 +273,7 @@ def test_under_an_mpis_launcher(peer, tmp_path):
 
 # ---- several hosts
 
+BACKENDS = ("gloo",)  # that cross hosts
 WHERE = """
 import os, pathlib, socket, sys
 import torch, torch.distributed as dist
@@ -285,7 +286,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_torchrun_on_two_hosts(backend, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(WHERE)
@@ -302,6 +303,23 @@ def test_torchrun_on_two_hosts(backend, tmp_path):
             assert agent.returncode == 0, said[-4000:]
     assert [line[1:] for line in results(tmp_path)] == [["0", "[4.0]"], ["1", "[4.0]"]] * 2
     assert {line[0] for line in results(tmp_path)} == {"host0", "host1"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("peer", [peer for peer in peers.installed() if peer != "intelmpi"])
+def test_an_mpis_launcher_on_two_hosts(peer, backend, tmp_path):
+    with hosts(2, ranks_per_host=2) as made:
+        command = peers.command(peer, 4, "", "", made)
+        start = command[: command.index("-n")] + (["-x", "MASTER_ADDR"] if peer == "openmpi" else [])
+        environ = {name: value for name, value in limited().items() if name not in TORCH}
+        environ |= peers.environment(peer, 4, made) | {"MASTER_ADDR": "host0", "GLOO_SOCKET_IFNAME": "eth0"}
+        program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path), backend]
+        done = subprocess.run(
+            [*start, "-n", "4", *program], capture_output=True, text=True, timeout=120, env=environ, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    places = [[f"host{host}", str(local), "[4.0]"] for host in range(2) for local in range(2)]
+    assert results(tmp_path) == places
 
 
 # ---- Ray
