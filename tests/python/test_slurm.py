@@ -71,7 +71,7 @@ def results(folder: pathlib.Path) -> list[str]:
 
 @pytest.fixture
 def srun(tmp_path):
-    """Runs a program as a step of a job on two hosts: srun(options, program, arguments)."""
+    """Runs Python as a step of a job on two hosts: srun(options, its arguments)."""
     missing = [name for name, path in PROGRAMS.items() if path is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
@@ -91,8 +91,8 @@ def srun(tmp_path):
             daemon = [PROGRAMS["slurmd"], "-D", "-N", f"host{host}", "-d", PROGRAMS["slurmstepd"]]
             made.start(host, daemon, **quiet)
 
-        def run(options: list[str], program: str, *arguments: str) -> None:
-            command = [PROGRAMS["srun"], *options, sys.executable, "-c", program, *arguments]
+        def run(options: list[str], *arguments: str) -> None:
+            command = [PROGRAMS["srun"], *options, sys.executable, *arguments]
             done = made.run(0, command, env=environ, capture_output=True, text=True, timeout=150)
             logs = "".join(file.read_text()[-1500:] for file in state.glob("*.log"))
             assert done.returncode == 0, done.stderr[-2000:] + logs
@@ -101,14 +101,25 @@ def srun(tmp_path):
 
 
 def test_a_step_on_one_host(srun, tmp_path):
-    srun(["-N1", "-n2"], SUM_HERE, str(tmp_path))
+    srun(["-N1", "-n2"], "-c", SUM_HERE, str(tmp_path))
     assert results(tmp_path) == ["2 3.0"] * 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("distribution", ["block", "cyclic"])
 def test_a_step_on_two_hosts(srun, distribution, backend, tmp_path):
-    srun(["-N2", "-n4", f"--distribution={distribution}"], SUM_ACROSS, str(tmp_path), backend)
+    srun(["-N2", "-n4", f"--distribution={distribution}"], "-c", SUM_ACROSS, str(tmp_path), backend)
     block = [f"host{host} {local} 2 10.0" for host in range(2) for local in range(2)]
     cyclic = [f"host{host} {local} 2 10.0" for local in range(2) for host in range(2)]
     assert results(tmp_path) == (block if distribution == "block" else cyclic)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchrun_in_a_step(srun, backend, tmp_path):
+    """torchrun's ranks count, not Slurm's tasks, of which there is one a host."""
+    file = tmp_path / "program.py"
+    file.write_text(SUM_ACROSS)
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400", "--rdzv-id", "7"]
+    agent = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *where]
+    srun(["-N2", "--ntasks-per-node=1"], *agent, str(file), str(tmp_path), backend)
+    assert results(tmp_path) == [f"host{host} {local} 2 10.0" for host in range(2) for local in range(2)]
