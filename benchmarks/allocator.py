@@ -81,7 +81,7 @@ def cases() -> dict[str, tuple[Callable[[], None], int]]:
 
 
 def measure(rounds: int) -> list[tuple[str, float, float, float]]:
-    """Case, microseconds with torch's allocator and with the registered one, and the ratio of the second to the first."""
+    """Case, microseconds with torch's allocator and with the registered one, and the second by the first."""
     rows = []
     for name, (work, repeats) in cases().items():
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -99,7 +99,12 @@ def measure(rounds: int) -> list[tuple[str, float, float, float]]:
 
 def report(rows: list[tuple[str, float, float, float]], rounds: int) -> str:
     here = machine()
-    lines = ["# The registered allocator's cost", "", f"Written by `python benchmarks/allocator.py --rounds {rounds}`.", ""]
+    lines = [
+        "# The registered allocator's cost",
+        "",
+        f"Written by `python benchmarks/allocator.py --rounds {rounds}`.",
+        "",
+    ]
     lines += [f"- {key}: {value}" for key, value in here.items()]
     lines += [f"- torch {torch.__version__}, {torch.get_num_threads()} threads", ""]
     lines += ["| | torch's, us | registered, us | registered / torch's |", "|---|---:|---:|---:|"]

@@ -37,6 +37,8 @@ OPS = {
 class Mpi:
     """MPI_COMM_WORLD."""
 
+    compares = True
+
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD
         self.rank = self._comm.rank

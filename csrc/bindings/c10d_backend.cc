@@ -32,9 +32,8 @@ C10dBackend::~C10dBackend() {
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              int rank, int size, std::chrono::milliseconds timeout) {
   TorchStore rendezvous(store);
-  const std::string meeting = rendezvous.meeting(name, rank);
-  auto transport = connect_shared_memory(rendezvous, meeting, rank, size, Deadline::after(timeout));
-  return c10::make_intrusive<C10dBackend>(store, meeting,
+  auto transport = connect_shared_memory(rendezvous, name, rank, size, Deadline::after(timeout));
+  return c10::make_intrusive<C10dBackend>(store, name,
                                           std::make_unique<Communicator>(std::move(transport), timeout));
 }
 
@@ -52,11 +51,13 @@ c10::intrusive_ptr<c10d::Backend::Options> C10dBackend::getBackendOptions() {
 c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                      const std::vector<int>& ranks,
                                                      const c10::intrusive_ptr<Options>& options) {
+  // Every rank of this group splits it as often, and its name is new: so is this one.
+  const std::string name = name_ + "/split/" + std::to_string(splits_++);
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
   const auto timeout = options ? options->timeout : group_->timeout();
-  auto part = make_backend(store, name_ + "/split", static_cast<int>(place - ranks.begin()),
-                           static_cast<int>(ranks.size()), timeout);
+  auto part =
+      make_backend(store, name, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), timeout);
   const auto* given = dynamic_cast<const GroupOptions*>(options.get());
   part->set_algorithm(given != nullptr ? given->algorithm : algorithm_);
   return part;

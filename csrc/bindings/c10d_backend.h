@@ -96,10 +96,11 @@ class C10dBackend final : public c10d::Backend {
   std::unique_ptr<Communicator> group_;
   std::string algorithm_ = "auto";
   uint64_t monitored_ = 0;  // barriers
+  uint64_t splits_ = 0;
   std::optional<std::vector<c10::intrusive_ptr<C10dWork>>> coalescing_;
 };
 
-/// Joins a group of processes that meet in `store` under `name`.
+/// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/meeting.py).
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              int rank, int size, std::chrono::milliseconds timeout);
 

@@ -60,8 +60,7 @@ std::shared_ptr<Communicator> make_shared_memory(c10::intrusive_ptr<c10d::Store>
                                                  int rank, int world, milliseconds timeout) {
   check_place(rank, world);
   TorchStore rendezvous(std::move(store));
-  const std::string meeting = rendezvous.meeting(name, rank);
-  return own(connect_shared_memory(rendezvous, meeting, rank, world, Deadline::after(timeout)), timeout);
+  return own(connect_shared_memory(rendezvous, name, rank, world, Deadline::after(timeout)), timeout);
 }
 
 std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {

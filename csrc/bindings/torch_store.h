@@ -32,12 +32,6 @@ class TorchStore final : public Store {
 
   bool has(const std::string& key) { return store_->check({key}); }
 
-  /// Where this rank's next meeting of that name takes place. The store counts the meetings, so that one never sees what
-  /// another left, and ranks agree whatever else their processes joined before.
-  std::string meeting(const std::string& name, int rank) {
-    return name + "/" + std::to_string(store_->add(name + "/meetings/" + std::to_string(rank), 1));
-  }
-
  private:
   c10::intrusive_ptr<c10d::Store> store_;
 };

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ringlet import _C
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta
+from ringlet.meeting import meeting_key
 
 NAME = "ringlet"
 
@@ -20,8 +21,9 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
         algorithm = pg_options.algorithm
     elif pg_options is not None:
         raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; this backend takes ringlet.BackendOptions")
-    place = options.group_rank, options.group_size
-    backend = _C.make_backend(options.store, f"ringlet/{options.group_id}", *place, options.timeout)
+    place = options.group_rank, options.group_size, options.timeout
+    key = meeting_key(options.store, f"ringlet/{options.group_id}", *place)
+    backend = _C.make_backend(options.store, key, *place)
     backend.algorithm = algorithm
     return backend
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ringlet import _C
+from ringlet import _C, environment
 from ringlet.errors import InvalidUsage
+from ringlet.meeting import meeting_key
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -86,9 +87,10 @@ def init(
 ) -> Group:
     """Joins the default group.
 
-    rank, world: from RANK and WORLD_SIZE (set by torchrun) where not given. store: a torch.distributed store that all
-    ranks share; made from MASTER_ADDR and MASTER_PORT where not given (none is needed for a world of one, or for
-    threads). timeout: seconds or timedelta; of the meeting and, unless a call says otherwise, of every call.
+    rank, world: what torchrun, mpirun or srun tells where not given (environment.py). store: a torch.distributed store
+    that all ranks share; made at MASTER_ADDR and MASTER_PORT, or where the launcher tells that rank 0 is, where not
+    given (none is needed for a world of one, or for threads). timeout: seconds or timedelta; of the meeting and, unless
+    a call says otherwise, of every call.
     transport: "shared_memory" (ranks are processes of one host) or "threads" (ranks are threads that use one `name`).
 
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
@@ -96,8 +98,9 @@ def init(
     global _of_process
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
-    rank = _from_environment("RANK", rank)
-    world = _from_environment("WORLD_SIZE", world)
+    if rank is None or world is None:
+        place = environment.find(wanted="rank" if rank is None else "world_size")
+        rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
     limit = as_timedelta(timeout)
     if transport == "threads":
         handle = _C.Group.threads(name, rank, world, limit)
@@ -108,7 +111,8 @@ def init(
         raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
     if store is None:
         store = _store_from_environment(rank, world, limit)
-    handle = _C.Group.shared_memory(store, f"ringlet/{name}", rank, world, limit)
+    key = meeting_key(store, f"ringlet/{name}", rank, world, limit)
+    handle = _C.Group.shared_memory(store, key, rank, world, limit)
     _of_process = Group(handle, name, store, range(world))
     _C.set_default(handle, False)
     return _of_process
@@ -146,7 +150,8 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     if parent.store is None:  # ranks are threads
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
-        handle = _C.Group.shared_memory(parent.store, f"ringlet/{name}/{members}", place, world, limit)
+        key = meeting_key(parent.store, f"ringlet/{name}/{members}", place, world, limit)
+        handle = _C.Group.shared_memory(parent.store, key, place, world, limit)
     return Group(handle, name, parent.store, members)
 
 
@@ -158,28 +163,13 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
     return limit
 
 
-def _from_environment(variable: str, given: int | None) -> int:
-    if given is not None:
-        return given
-    text = os.environ.get(variable)
-    if text is None:
-        raise InvalidUsage(f"no {variable.lower()}: give it, or start with torchrun, which sets {variable}")
-    if not text.isdigit():
-        raise InvalidUsage(f'{variable}="{text}" is not a number')
-    return int(text)
-
-
 def _store_from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     if world == 1:
         return dist.HashStore()
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if address is None or port is None:
-        raise InvalidUsage("no store: give store=, or start with torchrun, which sets MASTER_ADDR and MASTER_PORT")
-    # Under torchrun the agent already serves the store at that address.
+    address, port = environment.master()
+    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.TCPStore(address, int(port), world, serve, timeout)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"ringlet/attempt-{attempt}", store)
+    return dist.PrefixStore("ringlet", dist.TCPStore(address, port, world, serve, timeout))
 
 
 atexit.register(finalize)

@@ -158,7 +158,7 @@ def missing_thread(rank: int, world: int) -> str:
 
 def test_a_rank_that_does_not_come_is_named(pool, tmp_path):
     for text in pool.values(missing_rank, 2, str(tmp_path / "store"), join="nothing"):
-        assert "has that rank failed or not started?" in text and "/2" in text, text
+        assert "of 3 did not meet rank(s) 2 in time: have they failed or not started?" in text, text
     pool.values(missing_thread, 1, join="nothing")
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .clusters import Cluster
 from .errors import BenchError
 from .ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Case
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-PEERS = ("gloo", "openmpi", "mpich", "intelmpi")
-MPI_PEERS = PEERS[1:]
+MPI_PEERS = ("openmpi", "mpich", "intelmpi")
+STREAM = "stream"  # one plain TCP connection that carries the bytes once: what a link gives
+PEERS = ("gloo", *MPI_PEERS, STREAM)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`."""
+    """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`.
+
+    hosts: the emulated cluster to run on, whose world `worlds` then is; None: this machine, as it is.
+    transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
+    """
 
     worlds: tuple[int, ...] = (2,)
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -58,6 +64,8 @@ class Sweep:
     rounds: int = 5
     sample_ms: float = 50.0
     timeout_s: float = 120.0
+    hosts: Cluster | None = None
+    transport: str = ""
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -70,6 +78,10 @@ class Sweep:
             unknown = [one for one in value if one not in known]
             if unknown:
                 raise BenchError(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
+        if self.hosts and self.worlds != (self.hosts.world,):
+            raise BenchError(f"nproc: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
+        if self.hosts and "intelmpi" in self.peers:
+            raise BenchError("peers: intelmpi cannot leave a host, for its wheel brings no libfabric")
         if not self.worlds or min(self.worlds) < 1:
             raise BenchError(f"nproc: at least 1 rank, not {self.worlds}")
         if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
@@ -85,7 +97,7 @@ class Sweep:
             for memory in self.memory
             for algorithm in (self.algorithms if via == "api" or not self.algorithms else ("auto",))
         ]
-        ways = {"gloo": "torch"}
+        ways = {"gloo": "torch", STREAM: "socket"}
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
     def named(self, config: Config, collective: str) -> str:
@@ -138,3 +150,14 @@ def bus_factor(collective: str, world: int) -> float:
     if collective == "all_reduce":
         return 2 * (world - 1) / world
     return (world - 1) / world if LISTS.get(collective, collective) in SPLIT else 1.0
+
+
+def bus_factor_of(library: str, collective: str, world: int) -> float:
+    """`bus_factor`, but for the stream, which carries its bytes once whatever it is compared with."""
+    return 1.0 if library == STREAM else bus_factor(collective, world)
+
+
+def uplink_factor(collective: str, cluster: Cluster) -> float:
+    """The least bytes that some host's uplink must carry one way, per byte of the buffer."""
+    each = cluster.ranks_per_host if collective == "all_to_all" else 1
+    return bus_factor(collective, cluster.hosts) * each

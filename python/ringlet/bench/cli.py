@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from . import peers, report, results
-from .cases import MPI_PEERS, PEERS, Sweep, format_bytes, parse_bytes
+from .cases import MPI_PEERS, PEERS, STREAM, Sweep, format_bytes, parse_bytes
+from .clusters import read_cluster, read_toml
 from .errors import BenchError
+from .hosts import why_not
 from .plot import plot
 from .ranks.case import CALLS, ITEM_BYTES, MEMORIES
 from .ranks.data import OPS
@@ -27,6 +29,7 @@ examples:
   ringlet bench --algorithms ring,butterfly,two_shot -e 16M
   ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
   ringlet bench --nproc 4,8 -b 64K --peers openmpi,mpich,intelmpi
+  ringlet bench --hosts 4x1 --algorithms ring,circulant -b 64K -e 16M
   ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
 
 Libraries are measured in turns, size by size, for --rounds rounds, and compared within a round.
@@ -51,6 +54,9 @@ def add_parsers(subparsers: Any) -> None:
 def _add_what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to measure").add_argument
     add("--sweep", metavar="NAME", help="options from benchmarks/sweeps/NAME.toml, or a file; flags override them")
+    add("--hosts", metavar="NAME",
+        help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+    add("--transport", metavar="T", help="ringlet's transport (default: its own choice)")
     add("--nproc", dest="worlds", type=_list(int), metavar="N[,N]", help="ranks (default 2)")
     add("--collective", dest="collectives", type=_list(str), metavar="C,C",
         help=f"{', '.join(CALLS)} (default all_reduce)")  # fmt: skip
@@ -88,6 +94,7 @@ def bench_command(args: argparse.Namespace) -> int:
         sweep = None if args.source else build_sweep(args)
         if sweep:
             peers.require(sweep.peers)
+            _require_hosts(sweep)
     except BenchError as error:
         print(f"ringlet bench: {error}", file=sys.stderr)
         return 2
@@ -108,35 +115,33 @@ def bench_command(args: argparse.Namespace) -> int:
     return 1 if results.wrong_elements(rows) else 0
 
 
+def _require_hosts(sweep: Sweep) -> None:
+    reason = why_not() if sweep.hosts else None
+    if reason:
+        raise BenchError(reason)
+
+
 def build_sweep(args: argparse.Namespace) -> Sweep:
     """Defaults, then the sweep file, then flags."""
     names = {one.name for one in dataclasses.fields(Sweep)}
     chosen = _read_sweep(args.sweep, names) if args.sweep else {}
     chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if "hosts" in chosen:
+        chosen["hosts"] = read_cluster(_named("clusters", chosen["hosts"]))
+        chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
     if "peers" not in chosen:
-        chosen["peers"] = ("gloo", *peers.installed())
-        missing = [peer for peer in MPI_PEERS if peer not in chosen["peers"]]
+        able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
+        there = [peer for peer in able if peer in peers.installed()]
+        chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
+        missing = [peer for peer in able if peer not in there]
         if missing:
             print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
     return Sweep(**chosen)
 
 
 def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        try:
-            import tomli as tomllib  # type: ignore[no-redef]
-        except ImportError as error:
-            raise BenchError("--sweep needs Python 3.11, or `pip install tomli`") from error
-    root = peers.repository()
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = (root or Path()) / "benchmarks" / "sweeps" / f"{name}.toml"
-    try:
-        settings = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BenchError(f"sweep {path}: {error}") from error
+    path = _named("sweeps", name)
+    settings = read_toml(path, f"sweep {path}")
     unknown = settings.keys() - known
     if unknown:
         raise BenchError(f"sweep {path}: {', '.join(sorted(unknown))} is not one of {', '.join(sorted(known))}")
@@ -146,6 +151,13 @@ def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
         elif isinstance(value, list):
             settings[key] = tuple(value)
     return settings
+
+
+def _named(folder: str, name: str) -> Path:
+    """A file of the repository's benchmarks by its name, or any file by its path."""
+    if name.endswith(".toml"):
+        return Path(name)
+    return (peers.repository() or Path()) / "benchmarks" / folder / f"{name}.toml"
 
 
 def _measure(sweep: Sweep, path: Path | None) -> tuple[list[Row], results.Meta]:
@@ -166,7 +178,7 @@ def _measure(sweep: Sweep, path: Path | None) -> tuple[list[Row], results.Meta]:
         signal.signal(signal.SIGTERM, before)
     for name, reason in outcome.refused.items():
         print(f"{name} was not measured: {reason}", file=sys.stderr)
-    meta = results.circumstances(outcome, load)
+    meta = results.circumstances(outcome, load, sweep.hosts)
     if path:
         results.write_meta(path, meta)
     return outcome.rows, meta

@@ -1,7 +1,8 @@
 """The processes of one library: started once, told what to measure, stopped or killed.
 
 Ranks connect to a unix socket in a private folder and then wait in a read. A job is all ranks of a library in one
-world; ringlet and gloo are started rank by rank, an MPI library through its own mpiexec.
+world; ringlet, gloo and the plain stream are started rank by rank, an MPI library through its own mpiexec. On emulated
+hosts the folder is every host's, and a rank that says it is on another host than the cluster has it on is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from . import peers
-from .cases import MPI_PEERS
+from .cases import MPI_PEERS, STREAM
 from .errors import BenchError
+from .hosts import INTERFACE, Hosts, Traffic
 
 _STOP_S = 10.0
 _RANKS = Path(__file__).parent / "ranks"
@@ -39,6 +41,7 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: dict[int, Connection] = {}
         self._shared_files: set[Path] = set()
+        self.hosts: Hosts | None = None
         with open(self._log, "wb") as log:
             for command in commands:
                 self._processes.append(
@@ -76,6 +79,10 @@ class Job:
             except OSError as error:
                 raise self._died(f"rank {rank} is gone ({error})") from error
         return self._answers(timeout_s, command["do"])
+
+    def traffic(self) -> list[Traffic]:
+        """The uplinks' counters, of whoever uses them: jobs are measured in turns. None without emulated hosts."""
+        return self.hosts.traffic() if self.hosts else []
 
     def stop(self) -> None:
         """End in order; what does not is left to `kill`."""
@@ -151,7 +158,7 @@ class Connection:
         """The files under /dev/shm that the rank has mapped; none once it has ended."""
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
-            return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
+            return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and _is_ours(line)}
         return set()
 
     def receive(self) -> bool:
@@ -172,11 +179,28 @@ class Connection:
         return json.loads(line)
 
 
-class Jobs:
-    """All libraries of one world, as a context: whatever happens inside, no process outlives it."""
+def _is_ours(line: str) -> bool:
+    """Whether a line of /proc/PID/maps is of a file that has this name here: an emulated host has its own /dev/shm."""
+    _, _, _, device, inode, name = line.split(maxsplit=5)
+    major, minor = (int(part, 16) for part in device.split(":"))
+    try:
+        found = os.stat(name)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (os.makedev(major, minor), int(inode))
 
-    def __init__(self, names: Iterable[str], world: int, timeout_s: float) -> None:
+
+class Jobs:
+    """All libraries of one world, as a context: whatever happens inside, no process outlives it.
+
+    hosts: where the ranks are; None: here. transport: as in `Sweep`.
+    """
+
+    def __init__(
+        self, names: Iterable[str], world: int, timeout_s: float, *, hosts: Hosts | None = None, transport: str = ""
+    ) -> None:
         self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
+        self._hosts, self._transport = hosts, transport
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
@@ -187,8 +211,9 @@ class Jobs:
                 listener.bind(str(path))
                 listener.listen(self._world * len(self._names))
                 for name in self._names:
-                    commands, env = _commands(name, self._world, self._folder)
+                    commands, env = self._commands(name)
                     self._jobs[name] = Job(name, self._world, commands, env, self._folder)
+                    self._jobs[name].hosts = self._hosts
                 self._accept(listener)
             for job in self._jobs.values():
                 job.await_ready(self._timeout_s)
@@ -218,25 +243,48 @@ class Jobs:
                 while (hello := connection.take()) is None and connection.receive():
                     pass
                 if hello:
+                    self._check_place(hello)
                     self._jobs[hello["job"]].attach(connection, hello)
+
+    def _check_place(self, hello: dict[str, Any]) -> None:
+        if self._hosts:
+            wanted = self._hosts.names[self._hosts.cluster.host_of(hello["rank"])]
+            if hello["host"] != wanted:
+                raise BenchError(f"{hello['job']}: rank {hello['rank']} runs on {hello['host']}, not on {wanted}")
+
+    def _commands(self, name: str) -> tuple[list[list[str]], dict[str, str]]:
+        """The commands that start a job's ranks, and the variables they get."""
+        library, socket_path = name.partition("/")[0], str(self._folder / "socket")
+        # One thread a rank, as torchrun sets; files that a killed MPI leaves go with the folder.
+        env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
+        if library in MPI_PEERS:
+            # This package's `ranks`, which the peers' own Python imports without ringlet or torch.
+            env |= {"RINGLET_BENCH_RANKS": str(_RANKS), "PYTHONPATH": ""}
+            env |= peers.environment(library, self._world, self._hosts)
+            return [peers.command(library, self._world, name, socket_path, self._hosts)], env
+        package_root = str(Path(__file__).resolve().parents[2])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+        if self._hosts:
+            env["GLOO_SOCKET_IFNAME"] = INTERFACE
+        store = str(self._folder / (name.replace("/", "-") + ".store"))
+        module = "stream_ranks" if library == STREAM else "torch_ranks"
+        last = self._stream_ends() if library == STREAM else [self._transport]
+        start = [sys.executable, "-m", f"ringlet.bench.ranks.{module}", name]
+        commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]
+        if self._hosts:
+            places = map(self._hosts.cluster.host_of, range(self._world))
+            commands = [self._hosts.command(host, line) for host, line in zip(places, commands, strict=True)]
+        return commands, env
+
+    def _stream_ends(self) -> list[str]:
+        """The rank that rank 0 streams to, the first on another host, and its address."""
+        if self._hosts is None:
+            return ["1", "127.0.0.1"]
+        cluster = self._hosts.cluster
+        away = [rank for rank in range(cluster.world) if cluster.host_of(rank) != cluster.host_of(0)]
+        return [str(away[0]), self._hosts.addresses[cluster.host_of(away[0])]] if away else ["1", "127.0.0.1"]
 
     def _kill(self) -> None:
         for job in self._jobs.values():
             job.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _commands(name: str, world: int, folder: Path) -> tuple[list[list[str]], dict[str, str]]:
-    """The commands that start a job's ranks, and the variables they get."""
-    library, socket_path = name.partition("/")[0], str(folder / "socket")
-    # One thread a rank, as torchrun sets; files that a killed MPI leaves go with the folder.
-    env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    if library in MPI_PEERS:
-        # The folder that holds this package's `ranks`, which the peers' own Python imports without ringlet or torch.
-        env |= {"RINGLET_BENCH_RANKS": str(_RANKS), "PYTHONPATH": ""} | peers.environment(library, world)
-        return [peers.command(library, world, name, socket_path)], env
-    package_root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
-    store = str(folder / (name.replace("/", "-") + ".store"))
-    start = [sys.executable, "-m", "ringlet.bench.ranks.torch_ranks", name]
-    return [[*start, str(rank), str(world), socket_path, store] for rank in range(world)], env

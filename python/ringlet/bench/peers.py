@@ -7,22 +7,24 @@ defaults but for what is listed here, and the results file repeats it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cases import MPI_PEERS
 from .errors import BenchError
+from .hosts import INTERFACE, Hosts
 
 _PROGRAM = Path("benchmarks/peers/mpi_ranks.py")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one MPI is told: always, and where ranks outnumber cores."""
+    """What one MPI is told: always, where ranks outnumber cores, and on emulated hosts."""
 
     environment: dict[str, str]
     oversubscribed_environment: dict[str, str]
     oversubscribed_arguments: tuple[str, ...] = ()
+    hosts_environment: dict[str, str] = field(default_factory=dict)
 
 
 SETTINGS = {
@@ -31,12 +33,23 @@ SETTINGS = {
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         {},
         ("--map-by", ":OVERSUBSCRIBE"),
+        # Each host believes the cores are its own: ranks would be bound to the same ones and never yield them.
+        {
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "PRTE_MCA_prte_if_include": INTERFACE,
+            "PRTE_MCA_hwloc_default_binding_policy": "none",
+        },
     ),
     # Its release-gather collectives spin without ever yielding: 8 ms for 4 bytes on 4 ranks and 2 cores, and 10 µs so.
     "mpich": Settings(
         {},
         {f"MPIR_CVAR_{name}_POSIX_INTRA_ALGORITHM": "mpir" for name in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")}
         | {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
+        # UCX tells hosts apart by the kernel's boot id, and would use shared memory between emulated ones.
+        hosts_environment={"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE},
     ),
     # Its other fabrics need a libfabric, which its wheel does not bring.
     "intelmpi": Settings({"I_MPI_FABRICS": "shm"}, {}),
@@ -75,23 +88,39 @@ def oversubscribed(world: int) -> bool:
     return world > len(os.sched_getaffinity(0))
 
 
-def environment(peer: str, world: int) -> dict[str, str]:
+def environment(peer: str, world: int, hosts: Hosts | None = None) -> dict[str, str]:
     """The variables that the peer is given beyond its defaults."""
     settings = SETTINGS[peer]
-    return settings.environment | (settings.oversubscribed_environment if oversubscribed(world) else {})
+    told = settings.environment | (settings.oversubscribed_environment if oversubscribed(world) else {})
+    return told | (settings.hosts_environment if hosts else {})
 
 
-def command(peer: str, world: int, job: str, socket_path: str) -> list[str]:
-    """The command that starts all of the peer's ranks."""
+def command(peer: str, world: int, job: str, socket_path: str, hosts: Hosts | None = None) -> list[str]:
+    """The command that starts all of the peer's ranks; on emulated hosts, from the first of them."""
     prefix, root = _prefix(peer), repository()
     if prefix is None or root is None:
         raise BenchError(f"no environment for {peer}: run `make peers`")
-    extra = SETTINGS[peer].oversubscribed_arguments if oversubscribed(world) else ()
     program = [str(prefix / "bin" / "python"), str(root / _PROGRAM), job, socket_path]
-    return [str(prefix / "bin" / "mpiexec"), *extra, "-n", str(world), *program]
+    start = [str(prefix / "bin" / "mpiexec"), *_arguments(peer, world, hosts), "-n", str(world), *program]
+    return hosts.command(0, start) if hosts else start
 
 
-def describe(peer: str, world: int) -> str:
+def _arguments(peer: str, world: int, hosts: Hosts | None) -> list[str]:
+    if hosts is None:
+        return list(SETTINGS[peer].oversubscribed_arguments) if oversubscribed(world) else []
+    cluster, shell = hosts.cluster, str(hosts.remote_shell())
+    cyclic = cluster.numbering == "cyclic"
+    if peer == "openmpi":
+        slots = ",".join(f"{name}:{cluster.ranks_per_host}" for name in hosts.names)
+        return ["--prtemca", "plm_ssh_agent", shell, "--host", slots, "--map-by", "node" if cyclic else "slot"]
+    # Hydra goes round its list as often as there are ranks.
+    slots = ",".join(f"{name}:{1 if cyclic else cluster.ranks_per_host}" for name in hosts.names)
+    return ["-launcher", "rsh", "-launcher-exec", shell, "-iface", INTERFACE, "-hosts", slots]
+
+
+def describe(peer: str, world: int, hosts: Hosts | None = None) -> str:
     """What differs from the peer's defaults, for the results file."""
-    extra = SETTINGS[peer].oversubscribed_arguments if oversubscribed(world) else ()
-    return " ".join([*(f"{key}={value}" for key, value in environment(peer, world).items()), *extra]) or "defaults"
+    told = [f"{key}={value}" for key, value in environment(peer, world, hosts).items()]
+    if hosts is None:  # the arguments on hosts say where the ranks are, which the cluster tells
+        told += _arguments(peer, world, None)
+    return " ".join(told) or "defaults"

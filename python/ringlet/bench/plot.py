@@ -16,7 +16,7 @@ from .results import Row, config_of, median_rows
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E3C99")
 _PEERS = {
     "gloo": ("#333333", ":", "v"), "openmpi": ("#777777", "--", "s"), "mpich": ("#999999", "-.", "^"),
-    "intelmpi": ("#555555", (0, (5, 1, 1, 1, 1, 1)), "D"),
+    "intelmpi": ("#555555", (0, (5, 1, 1, 1, 1, 1)), "D"), "stream": ("#BBBBBB", "-", "x"),
 }  # fmt: skip
 
 

@@ -11,8 +11,19 @@ import shutil
 import sys
 from dataclasses import dataclass, replace
 
-from .cases import Config, format_bytes
-from .results import Comparison, Meta, Row, compare, config_of, geometric_mean, median_rows, wrong_elements
+from .cases import MPI_PEERS, STREAM, Config, format_bytes, uplink_factor
+from .clusters import Cluster
+from .results import (
+    Comparison,
+    Meta,
+    Row,
+    compare,
+    config_of,
+    geometric_mean,
+    median_rows,
+    stream_times,
+    wrong_elements,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,8 @@ def summary(rows: list[Row], meta: Meta) -> list[Table]:
         ]
         lines.append(["geometric mean"] + [_ratio(comparison.geometric_mean) for comparison in comparisons])
         lines += _overall(comparisons)
-        present = sorted({row["library"] for row in rows if row["world"] == world} - {"ringlet"})
-        among = f" ({', '.join(name for name in present if name != 'gloo')})" if rivals == "best MPI" else ""
+        present = sorted({row["library"] for row in rows if row["world"] == world and row["library"] in MPI_PEERS})
+        among = f" ({', '.join(present)})" if rivals == "best MPI" else ""
         title = f"time of {rivals}{among} / time of ringlet, {world} ranks{_oversubscribed(world, meta)}"
         columns = ["size", *_headers(comparisons)]
         tables.append(Table(title + ": median over rounds of ratios within a round", columns, lines))
@@ -93,9 +104,34 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
     return [["of all collectives"] + [told.pop(comparison.config, "") for comparison in comparisons]]
 
 
+def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
+    """On emulated hosts: what crossed the busiest uplink, and times in those of a plain stream, against the bound."""
+    if not meta.get("cluster"):
+        return []
+    cluster = Cluster(**meta["cluster"])
+    merged, times = median_rows(rows), stream_times(rows)
+    if cluster.hosts < 2 or not merged:
+        return []
+    least = uplink_factor(merged[0]["collective"], cluster)
+    lines = []
+    for row in (row for row in merged if row["library"] != STREAM):
+        ratio = times.get((row["bytes"], config_of(row)))
+        crossed = row["uplink_bytes"]
+        lines.append(
+            [
+                str(config_of(row)), str(row["bytes"]), _time(row["time_us_p50"]), f"{crossed:.0f}",
+                f"{crossed / row['bytes']:.3f}", "" if ratio is None else f"{ratio:.3f}",
+                "" if ratio is None else f"{least / ratio:.1%}",
+            ]
+        )  # fmt: skip
+    title = f"busiest uplink of {cluster}; the least that one must carry is {least:.3f} buffers"
+    columns = ["library", "size (B)", "p50 (us)", "uplink (B)", "in buffers", "p50 in streams", "of the bound"]
+    return [Table(title, columns, lines)] if lines else []
+
+
 def show(rows: list[Row], meta: Meta) -> None:
     """Print everything."""
-    for table in [*measurements(rows, meta), *summary(rows, meta)]:
+    for table in [*measurements(rows, meta), *uplinks(rows, meta), *summary(rows, meta)]:
         _print(table)
     wrong = wrong_elements(rows)
     if wrong:
@@ -108,6 +144,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
     facts = [
         ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
                      f"Linux {machine.get('kernel')}"),
+        *_cluster_facts(meta),
         ("command", f"`{meta.get('command')}`"),
         ("commit", str(meta.get("commit"))),
         ("date", str(meta.get("date"))),
@@ -127,11 +164,20 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         f"Libraries interleaved, {rounds} rounds; wrong elements: {wrong_elements(rows)}. Times are medians over "
         "rounds, in microseconds; a time is the maximum over ranks. Bandwidths in GB/s.",
     ]
-    for table in [*summary(rows, meta), *measurements(rows, meta)]:
+    for table in [*uplinks(rows, meta), *summary(rows, meta), *measurements(rows, meta)]:
         lines += ["", f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
         lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
         lines += ["| " + " | ".join(row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
+
+
+def _cluster_facts(meta: Meta) -> list[tuple[str, str]]:
+    if not meta.get("cluster"):
+        return []
+    return [
+        ("emulated cluster", f"{Cluster(**meta['cluster'])} (network namespaces of this machine, tbf)"),
+        ("congestion control", str(meta.get("congestion_control"))),
+    ]
 
 
 def _print(table: Table) -> None:

@@ -7,6 +7,7 @@ versions) lies beside it in FILE.meta.json.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -22,13 +23,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .cases import MPI_PEERS, PEERS, Config, bus_factor
+from .cases import MPI_PEERS, PEERS, STREAM, Config, bus_factor_of
+from .clusters import Cluster
 from .errors import BenchError
 from .run import Outcome, Row
 
 KEYS = (
     "library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op",
-    "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "round",
+    "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round",
 )  # fmt: skip
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",)}
 
@@ -50,8 +52,12 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
         for key in ("time_us_min", "time_us_p50", "time_us_p99"):
             merged[key] = statistics.median(row[key] for row in same)
         merged["algbw_gbps"] = merged["bytes"] / merged["time_us_p50"] / 1000
-        merged["busbw_gbps"] = merged["algbw_gbps"] * bus_factor(merged["collective"], merged["world"])
+        merged["busbw_gbps"] = merged["algbw_gbps"] * bus_factor_of(
+            merged["library"], merged["collective"], merged["world"]
+        )
         merged["wrong"] = None if same[0]["wrong"] is None else sum(row["wrong"] for row in same)
+        if merged.get("uplink_bytes") is not None:  # results of before have no such key
+            merged["uplink_bytes"] = statistics.median(row["uplink_bytes"] for row in same)
         merged["round"] = len(same)
         found.append(merged)
     return sorted(found, key=lambda row: (row["world"], row["bytes"], _place(config_of(row))))
@@ -108,6 +114,19 @@ def compare(rows: Iterable[Row]) -> list[Comparison]:
     return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
 
+def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
+    """(bytes, configuration) -> its p50 in times of the plain stream's for as many bytes: medians over rounds of ratios
+    within a round. What a schedule puts on the busiest uplink, in buffers, where nothing else takes time."""
+    rows = list(rows)
+    base = {(row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == STREAM}
+    found: dict[tuple[int, Config], list[float]] = defaultdict(list)
+    for row in rows:
+        stream = base.get((row["bytes"], row["round"]))
+        if stream and row["library"] != STREAM:
+            found[(row["bytes"], config_of(row))].append(row["time_us_p50"] / stream)
+    return {key: statistics.median(ratios) for key, ratios in found.items()}
+
+
 def wrong_elements(rows: Iterable[Row]) -> int:
     return sum(row["wrong"] or 0 for row in rows)
 
@@ -137,11 +156,12 @@ def read(path: Path) -> tuple[list[Row], Meta]:
     return rows, json.loads(beside.read_text()) if beside.exists() else {}
 
 
-def circumstances(outcome: Outcome, load: float) -> Meta:
+def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None) -> Meta:
     """Hardware, command, commit and versions: what a figure must be read with. `load`: its average before the run."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
+        **({"cluster": dataclasses.asdict(cluster), "congestion_control": _congestion_control()} if cluster else {}),
         "command": "ringlet " + shlex.join(sys.argv[1:]),
         "commit": _commit(),
         "load_before": round(load, 2),
@@ -171,6 +191,10 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory_gib),
         "kernel": platform.release(),
     }
+
+
+def _congestion_control() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
 def _commit() -> str:

@@ -9,6 +9,7 @@ checked call, warm-up, and as many calls as fill `sample_ms`, by the same rule f
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import peers
-from .cases import MPI_PEERS, Config, Sweep, bus_factor
+from .cases import MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
+from .errors import BenchError
+from .hosts import Hosts, Traffic
 from .jobs import Job, Jobs
 from .ranks.case import Case
 
@@ -51,8 +54,11 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
     total = sum(len(sweep.cases(world, config)) for world in sweep.worlds for config in configs) * sweep.rounds
     done = 0
     for world in sweep.worlds:
-        with Jobs((config.job for config in configs), world, sweep.timeout_s) as jobs:
-            _describe(outcome, jobs)
+        with contextlib.ExitStack() as stack:
+            hosts = stack.enter_context(Hosts(sweep.hosts)) if sweep.hosts else None
+            names = [config.job for config in configs]
+            jobs = stack.enter_context(Jobs(names, world, sweep.timeout_s, hosts=hosts, transport=sweep.transport))
+            _describe(outcome, jobs, hosts)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
                 name = sweep.named(config, case.collective)
@@ -61,9 +67,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
                     if "refused" in prepared[0]:
                         outcome.refused[name] = prepared[0]["refused"]
                     else:
-                        row = _measure(sweep, jobs[config.job], config, case, prepared)
-                    if row:
-                        row["round"] = round_
+                        row = _measure(sweep, jobs[config.job], config, case, prepared) | {"round": round_}
                         outcome.rows.append(row)
                 done += 1
                 watch(row, done, total)
@@ -107,7 +111,12 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
         timed = job.ask({"do": "measure", "samples": _MIN_SAMPLES, "batch": batch}, sweep.timeout_s)
         estimate_us = max(answer["p50"] for answer in timed)
     samples, batch = plan_samples(sweep, estimate_us)
+    before = job.traffic()
     timed = job.ask({"do": "measure", "samples": samples, "batch": batch}, sweep.timeout_s)
+    uplink = busiest_uplink(before, job.traffic())
+    # One batch goes untimed before the samples.
+    uplink = None if uplink is None else round(uplink / (batch * (samples + 1)))
+    _refuse_what_went_around(sweep, config, case, uplink)
     least, median, high = (max(answer[key] for answer in timed) for key in ("min", "p50", "p99"))
     algbw = case.bytes / median / 1000
     return {
@@ -126,14 +135,35 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
         "time_us_p50": round(median, 4),
         "time_us_p99": round(high, 4),
         "algbw_gbps": float(f"{algbw:.5g}"),
-        "busbw_gbps": float(f"{algbw * bus_factor(case.collective, case.world):.5g}"),
-        "wrong": sum(answer["wrong"] for answer in prepared) if sweep.check else None,
+        "busbw_gbps": float(f"{algbw * bus_factor_of(config.library, case.collective, case.world):.5g}"),
+        "wrong": None if prepared[0]["wrong"] is None else sum(answer["wrong"] for answer in prepared),
+        "uplink_bytes": uplink,
     }
 
 
-def _describe(outcome: Outcome, jobs: dict[str, Job]) -> None:
+def _refuse_what_went_around(sweep: Sweep, config: Config, case: Case, uplink: int | None) -> None:
+    """A library may tell that emulated hosts are one machine, and use its memory instead of the network."""
+    if sweep.hosts is None or uplink is None or sweep.hosts.hosts < 2:
+        return
+    least = case.bytes * (1.0 if config.library == STREAM else uplink_factor(case.collective, sweep.hosts))
+    if uplink < least:
+        raise BenchError(
+            f"{config}: {uplink} bytes a call crossed the busiest uplink where {case.collective} of {case.bytes} bytes "
+            f"takes {least:.0f}: it does not use the network between the hosts"
+        )
+
+
+def busiest_uplink(before: list[Traffic], after: list[Traffic]) -> int | None:
+    """The most bytes that crossed one host's uplink one way between two readings; None without hosts."""
+    return max(
+        (max(now.sent - then.sent, now.received - then.received) for then, now in zip(before, after, strict=True)),
+        default=None,
+    )
+
+
+def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Hosts | None) -> None:
     for name, job in jobs.items():
         library = name.partition("/")[0]
         outcome.versions[library] = job.version
         if library in MPI_PEERS:
-            outcome.settings[f"{library}, {job.world} ranks"] = peers.describe(library, job.world)
+            outcome.settings[f"{library}, {job.world} ranks"] = peers.describe(library, job.world, hosts)

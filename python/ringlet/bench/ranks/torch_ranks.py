@@ -26,6 +26,8 @@ _NOT_IN_GLOO = ("float8_e4m3fn", "float8_e5m2", "int16")
 class _Torch:
     """What all three share: tensors."""
 
+    compares = True
+
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.transport = "tcp"
@@ -115,14 +117,15 @@ class TorchDistributed(_Torch):
 
 
 class Ringlet(_Torch):
-    """ringlet's own interface."""
+    """ringlet's own interface. transport: as `ringlet.init` takes it; "" leaves the choice to it."""
 
-    def __init__(self, rank: int, world: int, store: str) -> None:
+    def __init__(self, rank: int, world: int, store: str, transport: str) -> None:
         super().__init__(rank)
         import ringlet
 
         self._ringlet = ringlet
-        ringlet.init(rank=rank, world=world, store=dist.FileStore(store, world))
+        chosen: dict[str, Any] = {"transport": transport} if transport else {}
+        ringlet.init(rank=rank, world=world, store=dist.FileStore(store, world), **chosen)
         self.transport = ringlet.current().transport
         self.version = f"ringlet {ringlet.__version__}"
 
@@ -180,14 +183,14 @@ def _name(tensor: torch.Tensor) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """job, rank, world, the controller's socket, the store's file."""
-    job, rank, world, path, store = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3], arguments[4]
+    """job, rank, world, the controller's socket, the store's file, ringlet's transport."""
+    job, rank, world, path, store, transport = arguments[0], int(arguments[1]), int(arguments[2]), *arguments[3:]
     torch.set_num_threads(1)
     library, _, via = job.partition("/")
 
     def make() -> Ringlet | TorchDistributed:
         if via == "api":
-            return Ringlet(rank, world, store)
+            return Ringlet(rank, world, store, transport)
         return TorchDistributed(library, rank, world, store)
 
     serve(job, rank, path, make)

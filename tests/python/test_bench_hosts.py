@@ -1,0 +1,126 @@
+"""The benchmark on emulated hosts: ranks are where the cluster has them, and what crosses the uplinks is counted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hosts import require_hosts
+from ringlet.bench import cli, hosts, peers, report, results
+from ringlet.bench.cases import Sweep, uplink_factor
+from ringlet.bench.clusters import Cluster
+from ringlet.bench.errors import BenchError
+from ringlet.bench.run import busiest_uplink, run
+
+PAIR = Cluster(2, uplink_mbit=1000)
+SMALL = Sweep(
+    worlds=(2,), hosts=PAIR, algorithms=(), memory=("ordinary",), peers=("stream", "gloo"),
+    begin_bytes=4, end_bytes=1 << 18, factor=1 << 16, rounds=2, sample_ms=1.0,
+)  # fmt: skip
+ON_HOSTS = tuple(peer for peer in peers.installed() if peer != "intelmpi")
+
+
+def bench(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    cli.add_parsers(parser.add_subparsers())
+    args = parser.parse_args(["bench", *words])
+    return args.run(args)
+
+
+# ---- arithmetic
+
+
+def test_the_least_that_an_uplink_carries():
+    assert uplink_factor("all_reduce", Cluster(4, ranks_per_host=8)) == 1.5
+    assert uplink_factor("reduce_scatter", Cluster(4)) == uplink_factor("all_gather", Cluster(4)) == 0.75
+    assert uplink_factor("broadcast", Cluster(4, ranks_per_host=2)) == 1.0
+    assert uplink_factor("all_to_all", Cluster(4, ranks_per_host=2)) == 1.5
+
+
+def test_the_busiest_uplink_is_one_way_of_one_host():
+    before = [hosts.Traffic(100, 200), hosts.Traffic(0, 0)]
+    after = [hosts.Traffic(150, 290), hosts.Traffic(70, 80)]
+    assert busiest_uplink(before, after) == 90
+    assert busiest_uplink([], []) is None
+
+
+def test_times_are_told_in_those_of_the_stream():
+    def row(library: str, time: float, round_: int) -> dict[str, object]:
+        config = {"library": library, "algorithm": "ring", "memory": "ordinary", "via": "api"}
+        return config | {"bytes": 4, "round": round_, "time_us_p50": time}
+
+    rows = [row("stream", 2.0, 0), row("ringlet", 5.0, 0), row("stream", 20.0, 1), row("ringlet", 60.0, 1)]
+    assert list(results.stream_times(rows).values()) == [2.75]
+
+
+# ---- end to end
+
+
+def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    require_hosts()
+    file, described = tmp_path / "all.jsonl", tmp_path / "pair.toml"
+    described.write_text("hosts = 2\nuplink_mbit = 1000\n")
+    flags = ["--algorithms", "none", "--peers", "stream,gloo", "-b", "4", "-e", "256K", "-f", "65536"]
+    outputs = ["--json", str(file), "--report", str(tmp_path / "page.md")]
+    assert bench("--hosts", str(described), *flags, "--rounds", "2", "--ms", "1", *outputs) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [tuple(row) for row in rows] == [results.KEYS] * 8
+    for row in rows:  # a collective of two hosts sends the buffer once each way; so does a stream one way
+        assert row["bytes"] <= row["uplink_bytes"] and (row["bytes"] < 1 << 18 or row["uplink_bytes"] < 1 << 19)
+        assert row["wrong"] == (None if row["library"] == "stream" else 0)
+    meta = json.loads(file.with_suffix(".meta.json").read_text())
+    assert meta["cluster"]["hosts"] == 2 and meta["cluster"]["name"] == "pair"
+    (table,) = report.uplinks(rows, meta)
+    assert [line[0] for line in table.rows] == ["gloo", "gloo"] and all(line[-1].endswith("%") for line in table.rows)
+    page = (tmp_path / "page.md").read_text()
+    assert "| emulated cluster | 2 hosts x 1 rank, uplinks 1000 Mbit/s" in page and table.title in page
+    assert "busiest uplink" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("peer", ON_HOSTS)
+@pytest.mark.parametrize("numbering", ["block", "cyclic"])
+def test_mpi_ranks_are_where_the_cluster_has_them(peer: str, numbering: str):
+    """`Jobs` refuses a rank on another host, and `run` a library that goes around the network."""
+    require_hosts()
+    cluster = Cluster(3, ranks_per_host=2, numbering=numbering)
+    outcome = run(replace(SMALL, worlds=(6,), hosts=cluster, peers=(peer,), rounds=1))
+    assert [row["library"] for row in outcome.rows] == [peer] * 2
+    assert results.wrong_elements(outcome.rows) == 0
+
+
+def test_a_library_that_goes_around_the_network_is_refused(monkeypatch: pytest.MonkeyPatch):
+    require_hosts()
+    monkeypatch.setattr(hosts.Hosts, "traffic", lambda self: [hosts.Traffic(7, 7)] * 2)
+    with pytest.raises(BenchError, match=r"gloo: 0 bytes a call crossed .* does not use the network between the hosts"):
+        run(replace(SMALL, peers=("gloo",)))
+
+
+def test_a_rank_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch):
+    require_hosts()
+    place = hosts.Hosts.command
+    monkeypatch.setattr(hosts.Hosts, "command", lambda self, host, arguments: place(self, 0, arguments))
+    with pytest.raises(BenchError, match="gloo/torch: rank 1 runs on host0, not on host1"):
+        run(replace(SMALL, peers=("gloo",)))
+
+
+# ---- what cannot run
+
+
+def test_what_does_not_fit_a_cluster_is_refused():
+    with pytest.raises(BenchError, match="has 2 ranks"):
+        replace(SMALL, worlds=(4,))
+    with pytest.raises(BenchError, match="intelmpi cannot leave a host"):
+        replace(SMALL, peers=("intelmpi",))
+
+
+def test_the_command_says_why_hosts_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(cli, "why_not", lambda: "emulated hosts need root")
+    assert bench("--hosts", "4x1", "--peers", "gloo") == 2
+    assert bench("--hosts", "4x1", "--nproc", "8", "--peers", "gloo") == 2
+    assert bench("--hosts", "no-such-cluster", "--peers", "gloo") == 2
+    said = capsys.readouterr().err
+    assert "need root" in said and "has 4 ranks" in said and "no-such-cluster.toml" in said

@@ -1,0 +1,205 @@
+"""Emulated hosts are what they say: apart, shaped, counted, unplugged, and gone afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hosts import hosts, require_hosts
+from ringlet.bench.clusters import Cluster, read_cluster
+from ringlet.bench.errors import BenchError
+from ringlet.bench.hosts import INTERFACE, Hosts, Traffic, why_not
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CLUSTERS = sorted((ROOT / "benchmarks" / "clusters").glob("*.toml"))
+
+
+def python(made: Hosts, host: int, code: str, *arguments: str) -> str:
+    done = made.run(host, [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- descriptions
+
+
+def test_numberings():
+    block, cyclic = (Cluster(3, ranks_per_host=2, numbering=numbering) for numbering in ("block", "cyclic"))
+    assert [block.host_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [block.local_rank(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert [cyclic.host_of(rank) for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [cyclic.local_rank(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_shipped_clusters_are_valid(path):
+    cluster = read_cluster(path)
+    assert path.stem.startswith(f"{cluster.hosts}x{cluster.ranks_per_host}")
+    assert cluster.ranks_per_host == 1 or path.stem.endswith(cluster.numbering)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("ranks_per_host = 2", "hosts is missing"),
+        ("hosts = 0", "hosts = 0 is not a whole number"),
+        ("hosts = 1000", "more than 64"),
+        ("hosts = 2\nnumbering = 'random'", "not one of block, cyclic"),
+        ("hosts = 2\nuplink_mbit = 0", "not a rate"),
+        ("hosts = 2\nlink_mbit = nan", "not a rate"),
+        ("hosts = 2\nuplnk_mbit = 10", "uplnk_mbit is not one of"),
+        ("hosts = ", "cluster"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(tmp_path, text, said):
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    with pytest.raises(BenchError, match=said):
+        read_cluster(file)
+
+
+# ---- where hosts cannot be
+
+
+def test_without_root_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "need root" in why_not.__wrapped__()
+
+
+def test_without_tools_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else f"/bin/{tool}")
+    assert "need tc" in why_not.__wrapped__()
+
+
+def test_what_the_kernel_refuses_is_told(monkeypatch):
+    require_hosts()
+    monkeypatch.setattr("ringlet.bench.hosts._shape", lambda interface, mbit: f"qdisc add dev {interface} root nosuch")
+    reason = why_not.__wrapped__()
+    assert "not possible here" in reason and "qdisc kind is unknown" in reason
+
+
+# ---- what hosts are
+
+
+def test_hosts_are_apart_and_reach_each_other():
+    before = subprocess.run(["ip", "address"], capture_output=True, text=True).stdout if shutil.which("ip") else ""
+    with hosts(3) as made:
+        told = "import os, socket; print(socket.gethostname(), os.listdir('/dev/shm'), os.listdir('/sys/class/net'))"
+        python(made, 1, "open('/dev/shm/mine', 'w')")
+        for host in range(3):
+            name, rest = python(made, host, told).split(" ", 1)
+            assert name == made.names[host] and ("mine" in rest) == (host == 1)
+            assert INTERFACE in rest and "port" not in rest
+        serve = (
+            "import socket; s = socket.create_server(('', 7000)); print(flush=True); s.accept()[0].sendall(b'hello')"
+        )
+        with made.start(2, [sys.executable, "-c", serve], stdout=subprocess.PIPE) as server:
+            assert server.stdout.readline()
+            ask = "import socket; print(socket.create_connection(('host2', 7000), 10).recv(5))"
+            assert "hello" in python(made, 0, ask)
+        assert not pathlib.Path("/dev/shm/mine").exists()
+        assert subprocess.run(["ip", "address"], capture_output=True, text=True).stdout == before
+
+
+def test_rates_are_the_kernels():
+    with hosts(2, uplink_mbit=200, link_mbit=1000) as made:
+        rules = made.run(1, ["tc", "qdisc"], capture_output=True, text=True).stdout
+    assert f"dev {INTERFACE} root" in rules
+    (uplink,) = [line for line in rules.splitlines() if f"dev {INTERFACE} " in line]
+    (inside,) = [line for line in rules.splitlines() if "dev lo " in line]
+    assert "rate 200Mbit" in uplink and "rate 1Gbit" in inside
+
+
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7000), 10) as s:
+    s.sendall(bytes(int(sys.argv[2])))
+    s.shutdown(socket.SHUT_WR)
+    s.recv(1)
+"""
+DRAIN = """
+import socket
+s = socket.create_server(("", 7000))
+print(flush=True)
+c, _ = s.accept()
+while c.recv(1 << 20):
+    pass
+"""
+
+
+def test_uplinks_count_what_crosses_them():
+    with hosts(3, uplink_mbit=500) as made:
+        with made.start(1, [sys.executable, "-c", DRAIN], stdout=subprocess.PIPE) as server:
+            assert server.stdout.readline()
+            before = made.traffic()
+            python(made, 0, SEND, made.addresses[1], str(4 << 20))
+            after = made.traffic()
+        sent, received, idle = (
+            Traffic(now.sent - then.sent, now.received - then.received) for now, then in zip(after, before, strict=True)
+        )
+    assert 4 << 20 < sent.sent < 1.2 * (4 << 20) and 4 << 20 < received.received < 1.2 * (4 << 20)
+    assert sent.received < 1 << 20 and idle.sent < 1 << 16
+
+
+def test_a_cable_is_pulled_and_put_back():
+    ask = "import socket; s = socket.socket(); s.settimeout(0.3); print(s.connect_ex(('10.77.0.2', 7000)))"
+    with hosts(2) as made, made.start(1, [sys.executable, "-c", DRAIN], stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline()
+        made.link_down(1)
+        assert python(made, 0, ask).strip() == str(errno.EAGAIN)  # nobody answered in time
+        made.link_up(1)
+        python(made, 0, SEND, made.addresses[1], "1")
+
+
+# ---- afterwards
+
+
+MAKER = """
+import subprocess, sys
+from ringlet.bench.clusters import Cluster
+from ringlet.bench.hosts import Hosts
+with Hosts(Cluster(2)) as made:
+    # A grandchild, in a session of its own, that ignores every polite signal.
+    program = ["setsid", "sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo; wait"]
+    made.start(0, program, stdout=subprocess.PIPE).stdout.readline()
+    keepers = [keeper.pid for keeper in made._keepers]
+    print(*keepers, flush=True)
+    sys.stdin.read()
+"""
+
+
+def members(networks: set[int]) -> list[int]:
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "ns/net").stat().st_ino in networks:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("ending", ["order", "SIGKILL"])
+def test_nothing_is_left(ending):
+    require_hosts()
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    keepers = [int(pid) for pid in maker.stdout.readline().split()]
+    networks = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in keepers}
+    assert len(networks) == 3 and len(members(networks)) >= 4
+    ends = [os.pidfd_open(pid) for pid in keepers]
+    if ending == "SIGKILL":
+        maker.send_signal(signal.SIGKILL)
+    maker.communicate()
+    for end in ends:
+        assert select.select([end], [], [], 30)[0], "a keeper outlives its maker"
+        os.close(end)
+    assert members(networks) == []
