@@ -1,0 +1,124 @@
+// Random point-to-point traffic between ranks that are threads: every message arrives, whole, where its tag says.
+#include <algorithm>
+#include <random>
+
+#include "check.h"
+#include "ranks.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr int kTags = 3;
+
+/// One message of the traffic that all ranks know.
+struct Planned {
+  int from, to;
+  int64_t tag;
+  size_t count;
+  int number;
+  bool any_source;  // of the receive
+};
+
+std::vector<Planned> traffic(int world, int messages, uint32_t seed) {
+  std::mt19937 random(seed);
+  const size_t counts[] = {0, 1, 1000, 20'000, 40'000, 150'000};
+  std::vector<Planned> all;
+  for (int i = 0; i < messages; ++i) {
+    const int from = static_cast<int>(random() % world);
+    const int to = (from + 1 + static_cast<int>(random() % (world - 1))) % world;
+    all.push_back({from, to, static_cast<int64_t>(random() % kTags), counts[random() % 6], i, false});
+  }
+  // Receives from anyone, with a tag of their own and one size.
+  for (int i = 0; i < messages / 4; ++i) {
+    const int from = static_cast<int>(random() % world);
+    all.push_back({from, (from + 1) % world, kTags, 500, messages + i, true});
+  }
+  return all;
+}
+
+Message message_of(const Planned& planned, bool sending, std::vector<int>& data) {
+  const int peer = sending ? planned.to : planned.any_source ? kAnySource : planned.from;
+  return {peer, sending, DType::int32, planned.count, reinterpret_cast<std::byte*>(data.data()), {}, planned.tag};
+}
+
+struct Receive {
+  const Planned* planned;
+  std::vector<int> data;
+  std::shared_ptr<Messenger::Ticket> ticket{};
+};
+
+void play(Communicator& group, const std::vector<Planned>& all, uint32_t seed, bool dropped) {
+  std::mt19937 random(seed + static_cast<uint32_t>(group.rank()));
+  std::vector<Receive> receives;
+  std::vector<std::vector<int>> sent;
+  std::vector<std::shared_ptr<Work>> sends;
+  for (const Planned& planned : all) {
+    if (planned.to == group.rank()) receives.push_back({&planned, std::vector<int>(planned.count, -1)});
+  }
+  // Receives of one source and tag stay in order; between tags the order is any.
+  std::stable_sort(receives.begin(), receives.end(),
+                   [&](const Receive& a, const Receive& b) { return a.planned->tag > b.planned->tag; });
+  size_t posted = 0;
+  const auto post_some = [&](size_t some) {
+    for (; some > 0 && posted < receives.size(); --some, ++posted) {
+      Receive& receive = receives[posted];
+      receive.ticket = group.start(message_of(*receive.planned, false, receive.data), nullptr);
+    }
+  };
+  for (const Planned& planned : all) {
+    if (planned.from != group.rank()) continue;
+    sent.emplace_back(planned.count, planned.number);
+    sends.push_back(group.start(message_of(planned, true, sent.back()), nullptr));
+    post_some(random() % 3);
+  }
+  post_some(receives.size());
+  if (dropped) {  // the messenger's own thread moves them
+    group.run({.collective = Collective::barrier});
+  }
+  for (Receive& receive : receives) {
+    receive.ticket->wait(std::chrono::milliseconds::max());
+    if (receive.planned->any_source) {
+      const auto same = [&](const Planned& p) { return p.any_source && p.number == receive.data[0]; };
+      const auto whose = std::find_if(all.begin(), all.end(), same);
+      CHECK(whose != all.end() && whose->to == group.rank() && whose->from == receive.ticket->peer());
+    } else {
+      CHECK(receive.data == std::vector<int>(receive.planned->count, receive.planned->number));
+      CHECK_EQ(receive.ticket->peer(), receive.planned->from);
+    }
+  }
+  for (const auto& send : sends) send->wait(std::chrono::milliseconds::max());
+}
+
+void all_to_all_of_uneven_blocks(Communicator& group) {
+  const int rank = group.rank(), world = group.world();
+  const auto length = [](int from, int to) { return static_cast<size_t>((from * 3 + to * 5) % 7) * 30'000; };
+  std::vector<std::vector<int>> in, out;
+  Blocks blocks;
+  for (int q = 0; q < world; ++q) in.emplace_back(length(rank, q), 100 * rank + q);
+  for (int q = 0; q < world; ++q) out.emplace_back(length(q, rank), -1);
+  for (auto& block : in) blocks.inputs.push_back(reinterpret_cast<std::byte*>(block.data()));
+  for (auto& block : out) blocks.outputs.push_back(reinterpret_cast<std::byte*>(block.data()));
+  for (const auto& block : in) blocks.counts.push_back(block.size());
+  for (const auto& block : out) blocks.counts.push_back(block.size());
+  group.run({.collective = Collective::all_to_all, .dtype = DType::int32, .blocks = &blocks});
+  for (int q = 0; q < world; ++q) CHECK(out[q] == std::vector<int>(length(q, rank), 100 * q + rank));
+}
+
+}  // namespace
+
+int main() {
+  for (const int world : {2, 3, 5}) {
+    for (const bool share_addresses : {true, false}) {
+      for (uint32_t seed = 1; seed <= 4; ++seed) {
+        const std::vector<Planned> all = traffic(world, 60, seed);
+        const auto errors = run_ranks(world, share_addresses,
+                                      [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
+        for (const std::string& error : errors) CHECK_EQ(error, std::string());
+      }
+      const auto errors = run_ranks(world, share_addresses, all_to_all_of_uneven_blocks);
+      for (const std::string& error : errors) CHECK_EQ(error, std::string());
+    }
+  }
+  return check_result("messenger");
+}

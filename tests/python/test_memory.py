@@ -1,0 +1,134 @@
+"""The registered allocator: which tensors are registered, what becomes of them, and that a whole program runs on it."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringlet
+from ringlet import _C
+
+
+@pytest.fixture
+def registered():
+    ringlet.use_registered_allocator()
+    yield
+    ringlet.use_registered_allocator(False)
+
+
+def test_large_tensors_are_registered_and_small_ones_are_not(registered):
+    assert ringlet.is_registered(torch.empty(8192))  # 32 KiB
+    assert ringlet.is_registered(torch.randn(100, 1000).t().contiguous())
+    assert ringlet.is_registered(torch.empty(10).resize_(1 << 20))
+    assert not ringlet.is_registered(torch.empty(8191))
+    assert torch.empty(0).numel() == 0
+    for count in (8192, 8193, 100_003):
+        assert torch.empty(count).data_ptr() % 64 == 0
+
+
+def test_switching_back_leaves_tensors_alone():
+    ringlet.use_registered_allocator()
+    before = torch.full((100_000,), 3.0)
+    ringlet.use_registered_allocator(False)
+    after = torch.full((100_000,), 4.0)
+    assert ringlet.is_registered(before) and not ringlet.is_registered(after)
+    ringlet.use_registered_allocator()
+    del after  # freed by the allocator that made it
+    ringlet.use_registered_allocator(False)
+    assert before.unique().tolist() == [3.0]
+    del before
+
+
+def test_freed_blocks_are_used_again(registered):
+    gc.collect()
+    before = _C.heap()["allocated_bytes"]
+    for _ in range(100):
+        tensor = torch.empty(1 << 20)
+        place = tensor.data_ptr()
+        del tensor
+    assert torch.empty(1 << 20).data_ptr() == place
+    assert _C.heap()["allocated_bytes"] - before <= 4 << 20
+    assert _C.registered_allocator_cache_bytes() >= 4 << 20
+
+
+def test_blocks_do_not_overlap(registered):
+    """Many sizes at once, freed in another order: every tensor keeps its value."""
+    generator = torch.Generator().manual_seed(1)
+    alive: dict[int, torch.Tensor] = {}
+    for step in range(600):
+        count = int(torch.randint(8000, 200_000, (1,), generator=generator))
+        alive[step] = torch.full((count,), float(step))
+        if len(alive) > 40:
+            victim = sorted(alive)[int(torch.randint(0, 40, (1,), generator=generator))]
+            assert (alive.pop(victim) == victim).all()
+    assert all((tensor == step).all() for step, tensor in alive.items())
+
+
+def in_child(tensor: torch.Tensor, report) -> None:
+    torch.set_num_threads(1)  # as a DataLoader does: the threads of the parent are not here
+    own = torch.full((100_000,), 2.0)
+    sums = (tensor.sum().item(), own.sum().item(), ringlet.is_registered(own))
+    del tensor, own
+    gc.collect()
+    report.send(sums)
+    report.close()
+    os._exit(0)
+
+
+def test_a_forked_child_allocates_for_itself(registered):
+    """As a DataLoader's worker does."""
+    tensor = torch.full((100_000,), 1.0)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=in_child, args=(tensor, theirs))
+    child.start()
+    assert ours.recv() == (100_000.0, 200_000.0, False)
+    child.join()
+    assert torch.full((100_000,), 5.0).unique().tolist() == [5.0] and tensor.unique().tolist() == [1.0]
+
+
+def train(rank: int, world: int, own_memory: bool) -> tuple[list[float], bool]:
+    ringlet.use_registered_allocator(own_memory)
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        optimizer = torch.optim.Adam(model.parameters())
+        losses = []
+        for step in range(4):
+            inputs = torch.randn(200, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(parallel(inputs), inputs)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        gradient = model[0].weight.grad
+        assert gradient is not None
+        return losses, ringlet.is_registered(gradient)
+    finally:
+        ringlet.use_registered_allocator(False)
+
+
+def test_ddps_own_buckets_are_registered(pool):
+    ours = pool.values(train, 2, True, join="dist:ringlet")
+    theirs = pool.values(train, 2, False, join="dist:ringlet")
+    assert [losses for losses, _ in ours] == [losses for losses, _ in theirs]
+    assert all(registered for _, registered in ours) and not any(registered for _, registered in theirs)
+
+
+def backends_own(rank: int, world: int) -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    device = torch.device("cpu")
+    assert backend.supports_tensor_alloc(device)
+    assert ringlet.is_registered(backend.allocate_tensor(10, dtype=torch.bfloat16, device=device))
+
+
+def test_the_backend_hands_out_registered_memory(pool):
+    pool.values(backends_own, 2, join="dist:ringlet")
