@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
-SWEEPS ?= main oversubscribed torch
+SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
 VENV := .venv
 STAMPS := $(VENV)/stamps

@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, default=Path("out"), metavar="DIR", help="for rows and logs (default out)"
     )
+    parser.add_argument("--measure-gloo", action="store_true", help="compare with a run of gloo, not with stored rows")
     parser.add_argument("--store", action="store_true", help="keep all rows beside this file, for docs/conformance.md")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the skipped tests too")
     chosen = parser.parse_args()
@@ -48,12 +49,12 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def environment(chosen: argparse.Namespace, world: int, folder: str) -> dict[str, str]:
+def environment(chosen: argparse.Namespace, backend: str, world: int, folder: str) -> dict[str, str]:
     """What the suite reads while it is imported, and what keeps ranks from crowding a machine."""
     (Path(folder) / "barrier").mkdir()
     return {
         **os.environ,
-        "BACKEND": chosen.backend,
+        "BACKEND": backend,
         "WORLD_SIZE": str(world),
         "TEMP_DIR": folder,
         "INIT_METHOD": f"file://{folder}/again",  # of a test that initializes a second time
@@ -64,10 +65,10 @@ def environment(chosen: argparse.Namespace, world: int, folder: str) -> dict[str
     }
 
 
-def run_world(chosen: argparse.Namespace, world: int) -> list[results.Row]:
+def run_world(chosen: argparse.Namespace, backend: str, world: int) -> list[results.Row]:
     """One world's rows: decorators of the suite are evaluated at its import, so a world has a process of its own."""
     chosen.output.mkdir(parents=True, exist_ok=True)
-    stem = f"conformance-{chosen.backend}-{world}"
+    stem = f"conformance-{backend}-{world}"
     rows: list[results.Row] = []
     reading, writing = os.pipe()
     with (
@@ -77,7 +78,7 @@ def run_world(chosen: argparse.Namespace, world: int) -> list[results.Row]:
         open(reading) as lines,
     ):
         command = [sys.executable, str(ONE_WORLD), str(writing), *filter(None, chosen.tests.split(","))]
-        settings = environment(chosen, world, folder)
+        settings = environment(chosen, backend, world, folder)
         process = subprocess.Popen(command, env=settings, stdout=log, stderr=log, pass_fds=(writing,))
         os.close(writing)
         for line in lines:
@@ -94,18 +95,25 @@ def run_world(chosen: argparse.Namespace, world: int) -> list[results.Row]:
     return rows
 
 
-def main() -> int:
-    chosen = arguments()
-    rows = [row for world in chosen.worlds for row in run_world(chosen, world)]
+def run(chosen: argparse.Namespace, backend: str) -> list[results.Row]:
+    """All worlds' rows, and their counts for people."""
+    rows = [row for world in chosen.worlds for row in run_world(chosen, backend, world)]
     for world in chosen.worlds:
         counts = collections.Counter(row["outcome"] for row in rows if row["world"] == world)
         spent = sum(row["seconds"] for row in rows if row["world"] == world)
-        print(f"{chosen.backend}, world {world}: {dict(counts)} in {spent:.0f} s")
+        print(f"{backend}, world {world}: {dict(counts)} in {spent:.0f} s")
+    return rows
+
+
+def main() -> int:
+    chosen = arguments()
+    rows = run(chosen, chosen.backend)
     if chosen.store:
         results.write(STORES[chosen.backend], rows)
     if chosen.backend == "gloo":
         return 0  # it is what it is
-    found = results.shortcomings(rows, results.read(results.REFERENCE))
+    reference = run(chosen, "gloo") if chosen.measure_gloo else results.read(results.REFERENCE)
+    found = results.shortcomings(rows, reference)
     print("\n".join(["", *found, f"{len(found)} shortcomings"]))
     return 1 if found or not rows else 0
 

@@ -91,11 +91,9 @@ def refusal(call: Callable[[], object]) -> str:
 
 def wrong_tensors(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
-    lists = [torch.empty(3) for _ in range(world)]
     several = torch.empty(3 * world)
     cases = (
         (lambda: dist.broadcast(torch.ones(4, 6)[:, ::2], 0), "not contiguous"),
-        (lambda: dist.all_gather(lists, torch.ones(3, 2)[:, 0]), "not contiguous"),
         (lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - rank), "not contiguous"),
         (lambda: dist.all_to_all_single(torch.empty(2, 2), torch.ones(2, 2).t()), "not contiguous"),
         (lambda: dist.all_gather([meta] * world, block), "meta"),
@@ -108,8 +106,20 @@ def wrong_tensors(rank: int, world: int) -> None:
         (lambda: dist.isend(block, rank), "no such peer"),
     )
     told = [(message, refusal(call)) for call, message in cases]
-    assert not [(message, text) for message, text in told if not re.search(message, text)]
+    wrong = [f"{message}: {text}" for message, text in told if not re.search(message, text)]
+    assert not wrong, "\n".join(wrong)
     assert total() == world
+
+
+def tensors_with_gaps(rank: int, world: int) -> None:
+    """In lists they are copied: what is gathered is their elements, and what lies between them stays."""
+    columns = torch.zeros(3, 2 * world)
+    dist.all_gather([columns[:, 2 * q] for q in range(world)], torch.full((3, 2), float(rank + 1))[:, 0])
+    assert columns.tolist() == [[value for q in range(world) for value in (q + 1.0, 0.0)]] * 3
+
+
+def test_tensors_with_gaps_in_lists(pool):
+    pool.values(tensors_with_gaps, 2, join="dist:ringlet")
 
 
 def refused_by_torch(rank: int, world: int) -> None:
