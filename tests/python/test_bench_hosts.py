@@ -107,6 +107,16 @@ def test_a_rank_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch):
         run(replace(SMALL, peers=("gloo",)))
 
 
+def test_a_sweep_may_name_its_hosts():
+    parser = argparse.ArgumentParser()
+    cli.add_parsers(parser.add_subparsers())
+    named = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention"]))
+    assert named.hosts and (named.hosts.name, named.worlds) == ("4x2-block", (8,))
+    other = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention", "--hosts", "2x4-cyclic"]))
+    assert other.hosts and (other.hosts.name, other.worlds) == ("2x4-cyclic", (8,))
+    assert other.hosts.numbering == "cyclic" and other.peers == ("stream",)
+
+
 # ---- what cannot run
 
 

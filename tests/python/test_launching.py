@@ -274,6 +274,7 @@ def test_under_an_mpis_launcher(peer, tmp_path):
 # ---- several hosts
 
 BACKENDS = ("gloo",)  # that cross hosts
+ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 WHERE = """
 import os, pathlib, socket, sys
 import torch, torch.distributed as dist
@@ -295,7 +296,7 @@ def test_torchrun_on_two_hosts(backend, tmp_path):
         for host in range(2):
             where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400", "--local-addr", made.addresses[host]]
             command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", "7", *where, str(file)]
-            environ = limited() | {"GLOO_SOCKET_IFNAME": "eth0"}
+            environ = limited() | ACROSS
             told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             agents.append(made.start(host, [*command, str(tmp_path), backend], env=environ, **told))
         for agent in agents:
@@ -312,7 +313,7 @@ def test_an_mpis_launcher_on_two_hosts(peer, backend, tmp_path):
         command = peers.command(peer, 4, "", "", made)
         start = command[: command.index("-n")] + (["-x", "MASTER_ADDR"] if peer == "openmpi" else [])
         environ = {name: value for name, value in limited().items() if name not in TORCH}
-        environ |= peers.environment(peer, 4, made) | {"MASTER_ADDR": "host0", "GLOO_SOCKET_IFNAME": "eth0"}
+        environ |= peers.environment(peer, 4, made) | ACROSS | {"MASTER_ADDR": "host0"}
         program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path), backend]
         done = subprocess.run(
             [*start, "-n", "4", *program], capture_output=True, text=True, timeout=120, env=environ, check=False

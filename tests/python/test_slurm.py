@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 PROGRAMS = {name: shutil.which(name, path=SBIN) for name in ("slurmctld", "slurmd", "slurmstepd", "srun", "scontrol")}
 BACKENDS = ("gloo",)  # that cross hosts
+ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 
 # No authentication, no accounting, no control groups: a cluster for a minute.
 CONFIGURATION = """
@@ -83,7 +84,7 @@ def srun(tmp_path):
     (state / "slurm.conf").write_text(CONFIGURATION.format(**told))
     path = os.pathsep.join([str(ROOT / "python"), *sys.path])
     environ = os.environ | {"SLURM_CONF": str(state / "slurm.conf"), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    environ |= {"GLOO_SOCKET_IFNAME": "eth0"}
+    environ |= ACROSS
     with hosts(2, ranks_per_host=2) as made:
         quiet = {"env": environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         made.start(0, [PROGRAMS["slurmctld"], "-D"], **quiet)

@@ -266,6 +266,8 @@ class Jobs:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
         if self._hosts:
             env["GLOO_SOCKET_IFNAME"] = INTERFACE
+        if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
+            env["RINGLET_TRANSPORT"] = self._transport
         store = str(self._folder / (name.replace("/", "-") + ".store"))
         module = "stream_ranks" if library == STREAM else "torch_ranks"
         last = self._stream_ends() if library == STREAM else [self._transport]

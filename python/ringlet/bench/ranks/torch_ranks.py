@@ -70,12 +70,15 @@ class TorchDistributed(_Torch):
             import ringlet
 
             self.version = f"ringlet {ringlet.__version__}, torch {torch.__version__}"
-            self.transport = "shared_memory"
         timeout = timedelta(seconds=_TIMEOUT_S)
         dist.init_process_group(
             backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
         )
         self._backend = backend
+        if backend == "ringlet":
+            group = dist.group.WORLD
+            assert group is not None
+            self.transport = getattr(group._get_backend(torch.device("cpu")), "transport", "shared_memory")
 
     def refusal(self, case: Case) -> str | None:
         if case.collective == "send_recv" and case.world % 2:
