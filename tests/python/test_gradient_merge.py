@@ -1,4 +1,4 @@
-"""Gradient merge: one reduction for k micro-batches, counted by the reducer; what would leave gradients local is told."""
+"""Gradient merge: one reduction for k micro-batches, counted by the reducer; a wrong micro-step is told."""
 
 import pytest
 import torch
@@ -70,6 +70,10 @@ def sums_without_average(rank, world):
     assert_gradients(model, expected_average(model, world, (0, 1, 2)))
 
 
+def some_use_of_both(model, rank, step):
+    return model(data(rank, step), "ab" if (rank, step) == (1, 0) else "b")
+
+
 def in_place_zeros_and_unused_parameters(rank, world):
     """A parameter that only one micro-batch of one rank uses counts; zeroed in place, the next window starts anew."""
     model = Branches()
@@ -77,10 +81,9 @@ def in_place_zeros_and_unused_parameters(rank, world):
     for _ in range(2):
         model.zero_grad(set_to_none=False)
         for step in range(2):
-            model(data(rank, step), "ab" if (rank, step) == (1, 0) else "b").backward()
+            some_use_of_both(model, rank, step).backward()
         assert merge.complete
-        names = lambda r, step: "ab" if (r, step) == (1, 0) else "b"  # noqa: E731
-        expected = expected_average(model, world, (0, 1), lambda m, r, step: m(data(r, step), names(r, step)))
+        expected = expected_average(model, world, (0, 1), some_use_of_both)
         assert_gradients(model, [gradient / 2 for gradient in expected])
 
 

@@ -62,7 +62,7 @@ class HookWork:
     """A bucket's hook under way. `wait` leaves its result in `buffer`."""
 
     def __init__(self, future: Any, buffer: torch.Tensor) -> None:
-        if not isinstance(future, torch.futures.Future):
+        if not isinstance(future, torch._C.Future):
             kind = type(future).__name__
             raise InvalidUsage(f"the communication hook returned a {kind}; it must return a torch.futures.Future")
         self._future, self._buffer, self._delivered = future, buffer, False

@@ -124,7 +124,7 @@ class GradientMerge:
         self._guard.remove()
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.seen:
+        if not self.seen or self.gathering:  # gathering: an optimizer in backward steps as the window closes
             return
         if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
             self.check_closed("optimizer.step()")
