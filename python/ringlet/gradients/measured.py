@@ -1,8 +1,8 @@
 """Merging by measurement: times a group and a model, cuts the buckets by them, and keeps the faster of two layouts.
 
-Reduced backwards count: 2 unseen, 5 on plain buckets (gradients' ready times), then turns on merged and plain buckets,
-of which the first backward is unseen, and a decision by the medians. All that is decided on is the maximum over ranks,
-so every rank decides the same.
+Reduced backwards count: 2 unseen (the first one lays buckets out anew), 5 on plain buckets (gradients' ready times), then
+turns on merged and plain buckets, the first backward of each unseen, and a decision by the medians. All that is decided
+on is the maximum over ranks, so every rank decides the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import merging
 from .channel import Channel
 from .timeline import Timeline, now_ns
 
-UNSEEN, SAMPLES = 2, 5
+UNSEEN, SAMPLES = 1, 5
 TURNS = ("plain", "merged", "plain", "merged")
 SMALLEST_BYTES, LARGEST_BYTES, REPEATS = 4 << 10, 32 << 20, 7
 

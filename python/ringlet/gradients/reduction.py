@@ -233,7 +233,8 @@ class Reduction:
         for bucket in flat.buckets:
             indices = [gradient.index for gradient in bucket.members]
             ready_ns = max(timeline.arrivals.get(index, timeline.ended_ns) for index in indices)
-            done_ns = bucket.done_ns or timeline.finished_ns
+            # the backend may report it a moment after the wait for it was over
+            done_ns = min(bucket.done_ns or timeline.finished_ns, timeline.finished_ns)
             times = BucketTimes(bucket.buffer.nbytes, flat.names(indices), ready_ns, bucket.launched_ns, done_ns)
             timeline.buckets.append(times)
         self.totals.add(timeline)
