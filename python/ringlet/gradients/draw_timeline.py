@@ -10,6 +10,7 @@ from ..errors import InvalidUsage
 # Okabe and Ito's palette, which colour-blind readers can tell apart; buckets take turns.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _IDLE = "#bbbbbb"
+LABELLED = 24  # buckets; more labels would hide each other
 LANES = ("communication", "buckets", "backward")  # from below
 
 
@@ -63,10 +64,10 @@ def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: str) -> 
     lane = LANES.index("buckets")
     axes.barh(lane, launched - ready, left=ready, height=0.2, color=colour, alpha=0.4)
     axes.plot([launched], [lane], marker="o", color=colour, markersize=5)
-    text = f"{place}: {_bytes(bucket['bytes'])}"
-    axes.annotate(
-        text, (launched, lane), (0, 6 if place % 2 else -12), textcoords="offset points", fontsize=7, ha="center"
-    )
+    if place < LABELLED:
+        offset = (0, 6 if place % 2 else -12)
+        text = f"{place}: {_bytes(bucket['bytes'])}"
+        axes.annotate(text, (launched, lane), offset, textcoords="offset points", fontsize=7, ha="center")
     # several buckets may be under way at once: each keeps a part of the lane
     height = 0.5 / len(_COLOURS)
     low = LANES.index("communication") - 0.25 + height * (place % len(_COLOURS))
