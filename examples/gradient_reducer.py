@@ -24,6 +24,7 @@ def train(rank: int, world: int, options: argparse.Namespace, folder: str) -> No
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=world)
     text, size = Text(), Size(layers=2, width=64) if options.quick else Size()
+    torch.manual_seed(1)
     model = CharTransformer(text.vocabulary, size)
     # from here on every rank holds rank 0's parameters
     reducer = ringlet.GradientReducer(model, bucket_mb=options.bucket_mb, delay=options.delay)

@@ -133,6 +133,21 @@ def power_sgd_equals_ddps(rank, world):
 
 
 @check
+def a_callback_may_wait_for_another_call(rank, world):
+    """What completes a call runs on the backend's thread, where a further call could wait for itself."""
+    later = torch.full((5,), 10.0)
+
+    def second(first):
+        total = first.value()[0]
+        return dist.all_reduce(total * (rank + 1), async_op=True).get_future().wait()[0]
+
+    found = dist.all_reduce(torch.ones(5), async_op=True).get_future().then(second)
+    assert torch.equal(found.wait(), torch.full((5,), float(world * sum(range(1, world + 1)))))
+    dist.all_reduce(later)  # calls go on
+    assert torch.equal(later, torch.full((5,), 10.0 * world))
+
+
+@check
 def wrong_hooks_are_refused(rank, world):
     model = mlp()
     reducer = GradientReducer(model, process_group=dist.new_group())
