@@ -93,21 +93,20 @@ def transformer(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss
     return CharTransformer(text.vocabulary, size), lambda model, step: loss_of(model, *text.batch(size, step, rank))
 
 
-def plain_loss(width: int, rank: int) -> Loss:
-    generator = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(16, width, generator=generator)
+def plain_loss(width: int, options: argparse.Namespace, rank: int) -> Loss:
+    inputs = torch.randn(options.batch, width, generator=torch.Generator().manual_seed(rank))
     return lambda model, step: model(inputs).square().mean()
 
 
 def many_tiny_layers(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
     layers, width = (20, 16) if options.quick else (400, 64)
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), plain_loss(width, rank)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), plain_loss(width, options, rank)
 
 
 def one_huge_layer(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
     width = 128 if options.quick else 2048  # 16 MiB, between two small ones
     layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, 64)]
-    return nn.Sequential(*layers), plain_loss(64, rank)
+    return nn.Sequential(*layers), plain_loss(64, options, rank)
 
 
 MODELS = {"many tiny layers": many_tiny_layers, "one huge layer": one_huge_layer, "transformer": transformer}
@@ -254,6 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=32, help="of the models that are no transformer")
     parser.add_argument("--merging-backends", nargs="+", choices=("ringlet", "gloo"), default=["ringlet", "gloo"])
     parser.add_argument("--json", type=Path, help="a row a line, to this file; circumstances beside it in .meta.json")
     parser.add_argument("--report", type=Path, help="a page in Markdown, to this file")

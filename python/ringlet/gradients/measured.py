@@ -21,6 +21,7 @@ from .timeline import Timeline, now_ns
 
 UNSEEN, SAMPLES = 1, 5
 TURNS = ("plain", "merged", "plain", "merged")
+WORTH_IT = 0.98  # of the plain layout's time; less may be noise
 SMALLEST_BYTES, LARGEST_BYTES, REPEATS = 4 << 10, 32 << 20, 7
 
 
@@ -95,7 +96,7 @@ class MeasuredMerging:
             return self._plans[TURNS[self._turn]]
         medians = [statistics.median(self._durations[name]) for name in ("plain", "merged")]
         plain, merged = largest_over_ranks(medians, self._channel, self._device)
-        self.kept = "merged" if merged < plain else "plain"
+        self.kept = "merged" if merged < WORTH_IT * plain else "plain"
         self._told["measured_s"] = {"plain": plain, "merged": merged}
         return self._plans[self.kept]
 
