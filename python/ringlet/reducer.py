@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import replicas
 from .errors import InvalidUsage
+from .gradients import refusals
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
 from .gradients.joining import ReducerJoinHook, active_ranks, one_rank
@@ -101,7 +102,7 @@ class GradientReducer(Joinable):
         replicas.check_agreement([f"settings {self._options}", *replicas.describe(module)], self._group, self._device)
         self._options.check()
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
-        _refuse_unsupported(module, named)
+        refusals.refuse_unsupported(module, named)
         self._channel = Channel(self._group, algorithm)
         self._channel.check_algorithm(self._device)
         stepping = Stepping(named, optimizer_in_backward)
@@ -301,7 +302,7 @@ class GradientReducer(Joinable):
             else:
                 self._merge.count()
         if wrong:
-            raise InvalidUsage(self._missing_message(wrong))
+            refusals.refuse_gradients(wrong, len(self._named), dist.get_rank(self._group), self._options.static_graph)
 
     def _finish_window(self, scale: float) -> None:
         """Reduces what a window has gathered, outside of a backward."""
@@ -313,30 +314,18 @@ class GradientReducer(Joinable):
         finally:
             self._rearm()
 
-    def _missing_message(self, names: list[str]) -> str:
-        of = len(self._named)
-        shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-        rank = dist.get_rank(self._group)
-        if self._options.static_graph:
-            return (
-                f"rank {rank}: with static_graph=True {len(names)} of {of} parameters got their gradients another "
-                f"number of times than in the first reduced backward: {shown}. Use find_unused_parameters=True instead"
-            )
-        return (
-            f"rank {rank}: {len(names)} of {of} parameters got no gradient in this backward: "
-            f"{shown}. The averages count nothing from this rank for them. Use every parameter in the loss, or freeze "
-            "these before making the reducer, or pass find_unused_parameters=True"
-        )
-
     def _abandon(self) -> None:
         """A backward raised before its end. Harmless unless buckets had gone out."""
         launched, of = self._reduction.sent()
+        arrived = self._reduction.anything_arrived
         self._rearm()
         if launched:
             raise InvalidUsage(
                 f"rank {dist.get_rank(self._group)}: the previous backward stopped after {launched} of {of} buckets "
                 "had been sent, so ranks no longer match: make a new process group and reducer, or restart"
             )
+        if self._merge is not None:
+            self._merge.abandon(arrived)
 
     def _rearm(self) -> None:
         self._task = None
@@ -385,11 +374,3 @@ class GradientReducer(Joinable):
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         return self._group
-
-
-def _refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]]) -> None:
-    if not named:
-        raise InvalidUsage(f"no parameter of {type(module).__name__} requires a gradient: there is nothing to reduce")
-    for name, child in module.named_modules():
-        if isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and child.sparse:
-            raise InvalidUsage(f"{name or type(child).__name__} makes sparse gradients; make it with sparse=False")

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
@@ -120,6 +121,25 @@ def a_wrong_micro_step_is_told(rank, world):
     optimizer.step()  # no reducer, no window
 
 
+def a_backward_that_stops_half_way_is_told(rank, world):
+    """In the middle of a window and as it closes: the window starts anew, and its averages are right again."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    merge = GradientReducer(model).accumulate(2)
+    for micro_batch in (1, 2):
+        if micro_batch == 2:
+            loss_of(model, rank, 0).backward()
+        with pytest.raises(ArithmeticError):
+            model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+        with pytest.raises(InvalidUsage, match=f"half-way through micro-batch {micro_batch} of a window of 2"):
+            model(data(rank))
+        model.zero_grad()
+        for step in (1, 2):
+            loss_of(model, rank, step).backward()
+        assert merge.complete
+        assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (1, 2))])
+        model.zero_grad()
+
+
 def bad_windows_are_refused(rank, world):
     reducer = GradientReducer(mlp())
     for k in (0, -1, 2.0):
@@ -179,6 +199,7 @@ def two_windows_of_a_model_with_buffers(rank, world):
         sums_without_average,
         in_place_zeros_and_unused_parameters,
         a_wrong_micro_step_is_told,
+        a_backward_that_stops_half_way_is_told,
         bad_windows_are_refused,
         two_windows_of_a_model_with_buffers,
     ],

@@ -120,6 +120,16 @@ class GradientMerge:
                 "Call finish() first"
             )
 
+    def abandon(self, arrived: bool) -> None:
+        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already."""
+        self._counts = None
+        if arrived:
+            stopped, self.seen = self.seen + 1, 0
+            raise InvalidUsage(
+                f"the previous backward stopped half-way through micro-batch {stopped} of a window of {self.k}, and a "
+                "part of its gradients has been added: call zero_grad() on every rank; the next backward opens a window"
+            )
+
     def remove(self) -> None:
         self._guard.remove()
 
