@@ -81,7 +81,7 @@ class Reduction:
         elif again:
             return
         bucket.waiting -= 1
-        if bucket.waiting == 0:
+        if bucket.waiting == 0 or self.channel.hooked:  # a full bucket may be waiting for the hook before it
             self._launch_full(waiting_allowed=False)
 
     def _take(self, gradient: Gradient, parameter: torch.Tensor) -> None:
