@@ -15,6 +15,11 @@ ProgressThread::~ProgressThread() {
 
 std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::shared_ptr<void> keep) {
   auto work = std::make_shared<Work>();
+  if (std::this_thread::get_id() == thread_.get_id()) {
+    pending_.fetch_add(1, std::memory_order_acq_rel);
+    run({std::move(job), work, std::move(keep)});
+    return work;
+  }
   const std::lock_guard lock(mutex_);
   jobs_.push_back({std::move(job), work, std::move(keep)});
   pending_.fetch_add(1, std::memory_order_acq_rel);
@@ -36,19 +41,22 @@ void ProgressThread::loop() {
     Job job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
-    std::exception_ptr error;
-    try {
-      job.run();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    // No longer pending before anyone can see it complete: a synchronous call that follows a wait() runs in its own thread.
-    pending_.fetch_sub(1, std::memory_order_acq_rel);
-    job.work->complete(error);
-    job = {};
+    run(std::move(job));
     lock.lock();
     changed_.notify_all();
   }
+}
+
+void ProgressThread::run(Job job) {
+  std::exception_ptr error;
+  try {
+    job.run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  // No longer pending before anyone can see it complete: a synchronous call that follows a wait() runs in its own thread.
+  pending_.fetch_sub(1, std::memory_order_acq_rel);
+  job.work->complete(error);
 }
 
 }  // namespace ringlet

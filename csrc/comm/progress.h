@@ -1,4 +1,5 @@
-// A thread that runs jobs in the order they were given. Thread safety: all calls from any thread but its own.
+// A thread that runs jobs in the order they were given. Thread safety: all calls from any thread; from its own only submit
+// and pending, when the completion of one job asks for another.
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,8 @@ class ProgressThread {
   ProgressThread() : thread_([this] { loop(); }) {}
   ~ProgressThread();
 
-  /// Runs `job` after all earlier ones. `keep` is let go when it has run.
+  /// Runs `job` after all earlier ones. `keep` is let go when it has run. Given from the thread itself it runs at once,
+  /// ahead of the waiting ones: what completes a job may wait for what it submits, which could never start otherwise.
   std::shared_ptr<Work> submit(std::function<void()> job, std::shared_ptr<void> keep);
 
   /// Whether jobs are waiting or running.
@@ -32,6 +34,7 @@ class ProgressThread {
     std::shared_ptr<void> keep;
   };
   void loop();
+  void run(Job job);
 
   std::mutex mutex_;
   std::condition_variable changed_;

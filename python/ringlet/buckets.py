@@ -91,9 +91,14 @@ def assign(entries: Sequence[Entry], caps: Caps, order: Iterable[int] | None = N
             groups.append(filling[key])
         filling[key].append(index)
         room_bytes[key] -= entry.nbytes
-    position = {index: place for place, index in enumerate(wanted)}
-    groups.sort(key=lambda group: position[group[-1]])
-    return [_lay_out(entries, group) for group in groups]
+    return lay_out(entries, groups, wanted)
+
+
+def lay_out(entries: Sequence[Entry], groups: Iterable[list[int]], order: Iterable[int]) -> list[Bucket]:
+    """The buckets of `groups`, which hold every entry once, in the order in which they fill when gradients become
+    ready in `order`. A group's own order must be that of `order`."""
+    position = {index: place for place, index in enumerate(order)}
+    return [_lay_out(entries, group) for group in sorted(groups, key=lambda group: position[group[-1]])]
 
 
 def _lay_out(entries: Sequence[Entry], group: list[int]) -> Bucket:

@@ -7,7 +7,7 @@ it lies), else from torch. What stands in the gaps between aligned gradients is 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,27 +18,38 @@ from . import buckets
 
 @dataclass(eq=False)
 class FlatBucket:
-    """`size` gradients in one buffer, and the state of its reduction: `waiting` of them have not arrived."""
+    """The gradients of `members` in one buffer, and the state of its reduction: `waiting` of them have not arrived."""
 
     buffer: torch.Tensor
-    size: int
+    members: list[Gradient] = field(default_factory=list)
     waiting: int = 0
     work: Any = None
     launched_ns: int = 0
     done_ns: int = 0
 
     def rearm(self) -> None:
-        self.waiting, self.work, self.launched_ns, self.done_ns = self.size, None, 0, 0
+        self.waiting, self.work, self.launched_ns, self.done_ns = len(self.members), None, 0, 0
 
     def mark_done(self, launched_ns: int, _future: Any) -> None:
         if launched_ns == self.launched_ns:  # else a late report of an earlier reduction
             self.done_ns = time.perf_counter_ns()
 
+    def zeros(self) -> FlatBucket:
+        """A bucket of the same layout that holds zeros: what a rank without inputs contributes."""
+        made = FlatBucket(torch.zeros_like(self.buffer))
+        for gradient in self.members:
+            view = gradient.view
+            place = view.storage_offset() - self.buffer.storage_offset()
+            zeros = made.buffer.as_strided(view.shape, view.stride(), place)
+            made.members.append(Gradient(gradient.index, gradient.name, gradient.parameter, zeros, made))
+        return made
+
 
 @dataclass(eq=False)
 class Gradient:
-    """Where one parameter's gradient lives: `view` is its place in the buffer of `bucket`."""
+    """Where the gradient of parameter `index` lives: `view` is its place in the buffer of `bucket`."""
 
+    index: int
     name: str
     parameter: torch.nn.Parameter
     view: torch.Tensor
@@ -70,7 +81,10 @@ class FlatGradients:
 
     def reorder(self, order: list[int]) -> None:
         """Makes the buckets anew for gradients that arrive in `order`; every `.grad` that is a view moves over."""
-        plan = buckets.assign(self.entries, self._caps, order)
+        self.adopt(buckets.assign(self.entries, self._caps, order))
+
+    def adopt(self, plan: list[buckets.Bucket]) -> None:
+        """Makes the buckets anew as `plan` says; every `.grad` that is a view moves over."""
         if plan != self.plan:
             self._place(plan)
 
@@ -83,7 +97,7 @@ class FlatGradients:
         made: list[FlatBucket] = []
         for planned in plan:
             first = self._parameters[planned.slots[0].index]
-            bucket = FlatBucket(self._allocate(planned.count, first.dtype, first.device), len(planned.slots))
+            bucket = FlatBucket(self._allocate(planned.count, first.dtype, first.device))
             made.append(bucket)
             for slot in planned.slots:
                 parameter = self._parameters[slot.index]
@@ -93,7 +107,8 @@ class FlatGradients:
                 if self.gradients and parameter.grad is self.gradients[slot.index].view:
                     view.copy_(parameter.grad)
                     parameter.grad = view
-                placed[slot.index] = Gradient(self.entries[slot.index].name, parameter, view, bucket)
+                placed[slot.index] = Gradient(slot.index, self.entries[slot.index].name, parameter, view, bucket)
+                bucket.members.append(placed[slot.index])
         self.gradients = [placed[index] for index in range(len(placed))]
         self.buckets = made
         self.plan = plan

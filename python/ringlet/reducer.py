@@ -8,63 +8,68 @@ registered memory) the buffers come from it and are reduced where they lie. Sour
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.utils._pytree import tree_leaves
 
-from . import buckets, replicas
+from . import replicas
 from .errors import InvalidUsage
-from .flat_gradients import FlatGradients
-
-_now_ns = time.perf_counter_ns
-_MIB = 1 << 20
-
-
-@dataclass
-class _Times:
-    """Nanoseconds of the latest reduced backward and the sums over all of them."""
-
-    backwards: int = 0
-    launches: int = 0
-    communication: int = 0
-    exposed: int = 0
-    total_communication: int = 0
-    total_exposed: int = 0
-    ready_order: list[int] = field(default_factory=list)
+from .gradients import refusals
+from .gradients.channel import Channel
+from .gradients.draw_timeline import draw
+from .gradients.joining import ReducerJoinHook, active_ranks, one_rank
+from .gradients.measured import MeasuredMerging
+from .gradients.options import Options
+from .gradients.reduction import Reduction
+from .gradients.stepping import Stepping
+from .gradients.window import GradientMerge
 
 
-class GradientReducer:
+class GradientReducer(Joinable):
     """Averages a module's gradients over the ranks of a group, during `loss.backward()`.
 
     The module is used unchanged: after `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
     `parameter.grad` the average over all ranks of the gradients accumulated since the last reduction, whatever was
     in `.grad` before included. `zero_grad` works both ways. At construction rank 0's parameters and buffers are
-    copied to all ranks; buffers are not synchronised afterwards.
+    copied to all ranks. Parameters and buffers named in the module's `_ddp_params_and_buffers_to_ignore` stay alone.
 
     Args:
         module: any module with dense parameters of any floating or complex dtypes and devices; parameters that
             require no gradient at construction are left alone. Shared parameters are reduced once.
         process_group: a torch.distributed group, by default the whole world.
-        bucket_mb: largest bucket in MiB; one larger parameter is a bucket of its own.
+        bucket_mb: largest bucket in MiB; one larger parameter is a bucket of its own. Or "measured": 25 at first;
+            over the first 25 reduced backwards the group and the model are timed, buckets are cut by MG-WFBP's model
+            (Shi et al., INFOCOM 2019), and the faster of both layouts stays.
         first_bucket_mb: the same for each dtype's and device's first bucket: small, so that communication starts early.
         algorithm: the ringlet algorithm of the all-reduces ("ring", "butterfly", ...), by default the group's own.
         find_unused_parameters: parameters may get no gradient in a backward. On a rank where one gets none, what is
             in `.grad` (or zero) is averaged with the others; where no rank has one, `.grad` stays untouched. Costs one
             small all-reduce per backward, and no bucket with an unused parameter overlaps with backward.
+        static_graph: every backward does what the first reduced one does: a gradient may arrive several times
+            (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
+            `find_unused_parameters`.
+        gradient_as_bucket_view: `.grad` is a view of its bucket. If False it is a tensor of its own, and gradients are
+            copied both ways.
+        broadcast_buffers: rank 0's buffers are copied to all ranks before a forward with gradients enabled, unless the
+            forward before was not reduced. (DDP does so without gradients too, and a rank that evaluates alone hangs.)
+        optimizer_in_backward: makes an optimizer of a list of one parameter, which steps as soon as the parameter's
+            bucket is reduced; its gradient is None after the backward. `reducer.optimizers` has them by name.
+        delay: 1 hands out the averages of the backward before, so that communication has a whole step to finish; the
+            first backward leaves None in `.grad`. `flush()` hands out the last ones.
 
     Raises:
         InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
-            when no parameter requires a gradient, when a parameter is to have sparse gradients, or when `algorithm`
-            is given on another backend. From `backward`, when parameters got no gradient and
-            `find_unused_parameters` is off (naming them; the other ranks' reduction still completes, with nothing
-            from this rank), or when a gradient arrives again after its bucket was sent.
+            when no parameter requires a gradient, when a parameter is to have sparse gradients, when options exclude
+            each other, or when `algorithm` is given on another backend. From `backward`, when parameters got no
+            gradient and may not be unused (naming them; the other ranks' reduction still completes, with nothing from
+            this rank), or when a gradient arrives again after its bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
     A rank whose backward reaches no parameter at all takes no part in that reduction and the others wait for it.
@@ -76,49 +81,133 @@ class GradientReducer:
         module: torch.nn.Module,
         *,
         process_group: dist.ProcessGroup | None = None,
-        bucket_mb: float = 25,
+        bucket_mb: float | str = 25,
         first_bucket_mb: float = 1,
         algorithm: str | None = None,
         find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = True,
+        broadcast_buffers: bool = True,
+        optimizer_in_backward: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+        delay: int = 0,
     ) -> None:
+        super().__init__()
+        self._module = module
         self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
-        self._algorithm = algorithm
-        self._find_unused = find_unused_parameters
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        settings = f"bucket_mb={bucket_mb} first_bucket_mb={first_bucket_mb} algorithm={algorithm} "
-        settings += f"find_unused_parameters={find_unused_parameters}"
-        replicas.check_agreement([f"settings {settings}", *replicas.describe(module)], self._group, self._device)
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        _refuse_unsupported(module, named)
-        self._check_algorithm()
+        self._options = Options(
+            bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
+            gradient_as_bucket_view, broadcast_buffers, delay,
+        )  # fmt: skip
+        replicas.check_agreement([f"settings {self._options}", *replicas.describe(module)], self._group, self._device)
+        self._options.check()
+        named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
+        refusals.refuse_unsupported(module, named)
+        self._channel = Channel(self._group, algorithm)
+        self._channel.check_algorithm(self._device)
+        stepping = Stepping(named, optimizer_in_backward)
+        if stepping.active and delay:
+            raise InvalidUsage("delay=1 hands gradients out a backward later: no optimizer can step in this one")
         replicas.broadcast_state(module, self._group)
 
-        self._flat = FlatGradients(named, buckets.Caps(int(bucket_mb * _MIB), int(first_bucket_mb * _MIB)), self._group)
-        self._rebuild_due = not find_unused_parameters and len(self._flat.plan) > 1
-
+        self.optimizers = stepping.optimizers
+        self._named = named
+        self._reduction = Reduction(named, self._options, self._channel, stepping)
+        if self._options.measured:
+            self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
         self._sync = True
+        self._merge: GradientMerge | None = None
         self._task: int | None = None  # autograd's id of the backward under way
-        self._order: dict[int, None] = {}  # gradients that arrived in it, in order
-        self._used = bytearray(len(named))  # gradients that arrived since the last reduction
-        self._launched = 0
-        self._times = _Times()
-        self._rearm()
+        self._reducing = False
+        self._reduced_before = True  # the latest forward's gradients were to be reduced
+        self._divide_by_initial_world_size = True
+        self._active = dist.get_world_size(self._group)  # ranks that still have inputs
+        self._add_hooks(module)
+
+    def _add_hooks(self, module: torch.nn.Module) -> None:
         # functions, not bound methods: copy.deepcopy(module) copies its forward hooks
-        self._hooks = [module.register_forward_hook(lambda _module, _inputs, output: self._on_forward(output))]
-        for index, (_, parameter) in enumerate(named):
+        self._hooks: list[Any] = [
+            module.register_forward_pre_hook(lambda called, _inputs: self._before_forward(called)),
+            module.register_forward_hook(lambda called, _inputs, output: self._after_forward(called, output)),
+        ]
+        for index, (_, parameter) in enumerate(self._named):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index)))
+
+    # -- what a training loop calls --
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside accumulate on this rank; the next one outside averages the sums. All ranks must agree."""
+        if self._merge is not None:
+            raise InvalidUsage("no_sync() after accumulate(): windows of micro-batches are counted already")
         before, self._sync = self._sync, False
         try:
             yield
         finally:
             self._sync = before
 
+    def accumulate(self, k: int, average: bool = True) -> GradientMerge:
+        """Gradient merge: from now on gradients are reduced once for every `k` backwards, the last of which overlaps.
+
+        They are averaged over ranks and, with `average`, divided by the number of micro-batches; without, summed over
+        them. `k` = 1 ends it. Returns the counter (see GradientMerge), which says when the optimizer may step.
+
+        Raises:
+            InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open.
+        """
+        if not self._sync or self._join_config.enable:
+            raise InvalidUsage("accumulate() inside no_sync() or join(): both decide when gradients are reduced")
+        made = GradientMerge(k, average, self._named, self._group, self._finish_window)
+        if self._merge is not None:
+            self._merge.check_closed("accumulate()")
+            self._merge.remove()
+        self._merge = made
+        return made
+
+    def flush(self) -> bool:
+        """With delay=1: waits for what was sent last and puts it into `.grad`. Returns whether there was anything."""
+        return self._reduction.flush()
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Replaces the all-reduce of each bucket by `hook(state, bucket) -> Future[Tensor]`, as DDP's method does.
+
+        The hooks of torch.distributed.algorithms.ddp_comm_hooks run unchanged; `bucket` is a GradBucket
+        (gradients/comm_hooks.py). A hook averages by itself. The next bucket's is called when the future is complete.
+
+        Raises:
+            InvalidUsage: when there is a hook already, or options that rely on plain all-reduces.
+        """
+        if self._channel.hooked:
+            raise InvalidUsage("register_comm_hook: this reducer has a communication hook already")
+        if self._options.measured or self._options.algorithm is not None:
+            raise InvalidUsage("register_comm_hook: bucket_mb='measured' and algorithm= are about plain all-reduces")
+        if not callable(hook):
+            raise InvalidUsage(f"register_comm_hook: the hook is a {type(hook).__name__}, not callable")
+        self._channel.set_hook(state, hook)
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for ranks with different numbers of inputs: one that has no more takes part with zeros.
+
+        As DDP's, by torch.distributed.algorithms.join, which also takes this reducer together with other joinables.
+        Averages are over the initial number of ranks, or over those that still have inputs. When all are through,
+        every rank holds the parameters and buffers of one that had the most. Two small all-reduces per forward.
+
+        Raises:
+            InvalidUsage: with accumulate(), delay=1, bucket_mb="measured" or an optimizer in backward.
+        """
+        options = {"divide_by_initial_world_size": divide_by_initial_world_size}
+        return Join([self], enable, throw_on_early_termination, **options)
+
     def remove(self) -> None:
         """Takes the reducer off the module: later backwards are local. Gradients stay where they are."""
+        if self._merge is not None:
+            self._merge.check_closed("remove()")
+            self._merge.remove()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -128,32 +217,51 @@ class GradientReducer:
 
         Times are in seconds, of the latest reduced backward and summed over all (`total_`): `communication_s`, with at
         least one bucket under way; `exposed_s`, from the end of this rank's own backward until its gradients were
-        ready (waiting for slower ranks included); `overlapped_s`, the difference.
+        ready (waiting for slower ranks included); `overlapped_s`, the difference. `ready_s`, in `ready_order`, and the
+        times of `buckets` are since the start of the backward. `merging`: what bucket_mb="measured" measured (alpha_s,
+        beta_s per byte), predicted and measured for both layouts, and which one it kept (None: not decided yet).
         """
-        times, flat = self._times, self._flat
-        overlapped = max(0, times.communication - times.exposed)
+        reduction = self._reduction
+        flat, merging = reduction.flat, reduction.merging
         return {
-            "algorithm": self._algorithm,
+            "algorithm": self._options.algorithm,
             "bucket_bytes": [bucket.nbytes for bucket in flat.plan],
             "bucket_parameters": [flat.names([slot.index for slot in bucket.slots]) for bucket in flat.plan],
-            "rebuilt": not self._find_unused and not self._rebuild_due,
-            "ready_order": flat.names(times.ready_order),
-            "backwards": times.backwards,
-            "launches": times.launches,
-            "communication_s": times.communication * 1e-9,
-            "overlapped_s": overlapped * 1e-9,
-            "exposed_s": times.exposed * 1e-9,
-            "total_communication_s": times.total_communication * 1e-9,
-            "total_exposed_s": times.total_exposed * 1e-9,
+            "rebuilt": not self._options.used_change and not reduction.rebuild_due,
+            "merging": None if merging is None else merging.describe(),
+            **reduction.totals.describe([name for name, _ in self._named]),
         }
+
+    def plot_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Draws the latest reduced backward: gradients, buckets and communication over time.
+
+        The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
+        where matplotlib is not installed.
+        """
+        draw(self.stats(), path, dist.get_rank(self._group))
 
     # -- one backward: output's gradient, parameters' gradients, end --
 
-    def _on_forward(self, output: Any) -> None:
-        if not torch.is_grad_enabled():
+    def _before_forward(self, called: torch.nn.Module) -> None:
+        if called is not self._module or not torch.is_grad_enabled():
             return
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._abandon()
+        if self._merge is not None:
+            self._merge.check_gradients()
+        joining = self._join_config.enable
+        notice = Join.notify_join_context(self)
+        if notice is not None:
+            notice.wait()
+        self._share_buffers(own_are_current=True)
+        reduced = self._sync and (self._merge is None or self._merge.seen + 1 == self._merge.k)
+        if joining:
+            self._active = active_ranks(reduced, self._group, self._device)
+        self._reduced_before = reduced
+
+    def _after_forward(self, called: torch.nn.Module, output: Any) -> None:
+        if called is not self._module or not torch.is_grad_enabled():
+            return
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 tensor.register_hook(self._on_backward)
@@ -161,176 +269,108 @@ class GradientReducer:
     def _on_backward(self, _gradient: torch.Tensor | None = None) -> None:
         # Opened by the output's gradient and not only by the first parameter's: with reentrant checkpoints the latter
         # arrives in a nested backward, whose end is not the end.
-        if self._sync and self._task is None:
-            self._task = torch._C._current_graph_task_id()
-            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        if self._task is not None:
+            return
+        self._task = torch._C._current_graph_task_id()
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        self._open()
+
+    def _open(self) -> None:
+        self._reducing = self._sync if self._merge is None else self._merge.closes()
+        self._reduction.open(self._reducing)
+        if self._join_config.enable and not self._divide_by_initial_world_size:
+            self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        gradient = self._flat.gradients[index]
-        arrived = parameter.grad
-        if arrived is not gradient.view:
-            if arrived is None or arrived.layout is not torch.strided:
-                layout = None if arrived is None else arrived.layout
-                raise InvalidUsage(f"the gradient of {gradient.name} has layout {layout}; only dense ones are reduced")
-            if gradient.bucket.work is None:
-                gradient.view.copy_(arrived.detach())
-                parameter.grad = gradient.view
-        self._used[index] = 1
-        if not self._sync:
-            return
         self._on_backward()
-        bucket = gradient.bucket
-        if bucket.work is not None:
-            raise InvalidUsage(
-                f"the gradient of {gradient.name} arrived again after its bucket was sent: a backward may "
-                "reach it only once (reentrant checkpoints that share parameters reach them more often)"
-            )
-        if index in self._order:
-            return
-        self._order[index] = None
-        bucket.waiting -= 1
-        if bucket.waiting == 0:
-            self._launch_full()
+        if self._merge is not None and self._reducing and not self._merge.gathering:
+            self._reduction.scale = self._merge.gather(self._merge.seen + 1)
+        self._reduction.arrived(index, parameter)
 
-    def _launch_full(self) -> None:
-        while self._launched < len(self._flat.buckets) and self._flat.buckets[self._launched].waiting <= 0:
-            bucket = self._flat.buckets[self._launched]
-            bucket.launched_ns = _now_ns()
-            bucket.work = self._all_reduce(bucket.buffer, dist.ReduceOp.AVG)
-            bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
-            self._launched += 1
-
-    def _all_reduce(self, buffer: torch.Tensor, op: Any) -> Any:
-        if self._algorithm is None:
-            return dist.all_reduce(buffer, op, self._group, async_op=True)
-        backend: Any = self._group._get_backend(buffer.device)
-        before, backend.algorithm = backend.algorithm, self._algorithm
-        try:
-            return dist.all_reduce(buffer, op, self._group, async_op=True)
-        finally:
-            backend.algorithm = before
-
-    @torch.no_grad()
     def _on_backward_end(self) -> None:
         try:
-            if self._order:  # none arrived: torch.autograd.grad, which leaves .grad alone
-                self._finish()
+            if self._reduction.anything_arrived:  # else torch.autograd.grad, which leaves .grad alone
+                self._close()
         finally:
             self._rearm()
 
-    def _finish(self) -> None:
-        ended_ns = _now_ns()
-        missing, kept = self._fill_missing()
-        for bucket in self._flat.buckets:
-            bucket.waiting = 0
-        self._launch_full()
-        used = self._reduce_used()
-        for bucket in self._flat.buckets:
-            bucket.work.wait()
-        for index, gradient in enumerate(self._flat.gradients):
-            if used[index]:
-                gradient.parameter.grad = gradient.view
-            elif index in kept:
-                gradient.view.copy_(kept[index])
-        self._record(ended_ns)
-        if self._rebuild_due:
-            self._rebuild()
-        self._used = bytearray(len(self._flat.gradients))
-        if missing and not self._find_unused:
-            raise InvalidUsage(self._missing_message(missing))
+    def _close(self) -> None:
+        wrong = self._reduction.close()
+        if self._merge is not None:
+            if self._reducing:
+                self._merge.end()
+            else:
+                self._merge.count()
+        if wrong:
+            refusals.refuse_gradients(wrong, len(self._named), dist.get_rank(self._group), self._options.static_graph)
 
-    def _fill_missing(self) -> tuple[list[int], dict[int, torch.Tensor]]:
-        """Gives gradients that did not arrive their value in the buffers: what is in `.grad`, or zero.
-
-        Returns the indices that got no gradient since the last reduction, and copies of those that were in place,
-        to put back if no rank has one.
-        """
-        missing, kept = [], {}
-        for index in sorted(set(range(len(self._flat.gradients))).difference(self._order)):
-            gradient = self._flat.gradients[index]
-            current = gradient.parameter.grad
-            if current is None:
-                gradient.view.zero_()
-                self._used[index] = 0
-            elif current is not gradient.view:
-                gradient.view.copy_(current)
-            elif not self._used[index]:
-                kept[index] = current.clone()
-            if not self._used[index]:
-                missing.append(index)
-        return missing, kept
-
-    def _reduce_used(self) -> bytearray | list[int]:
-        """Which parameters got a gradient on any rank, or on this one where none may be unused."""
-        if not self._find_unused:
-            return self._used
-        used = torch.tensor(list(self._used), dtype=torch.uint8, device=self._device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, self._group)
-        return used.tolist()
-
-    def _rebuild(self) -> None:
-        """Once, after the first reduction: buckets in the order in which rank 0's gradients arrived."""
-        self._rebuild_due = False
-        default = [slot.index for bucket in self._flat.plan for slot in bucket.slots]
-        order = torch.tensor([*self._order, *(i for i in default if i not in self._order)], device=self._device)
-        dist.broadcast(order, group=self._group, group_src=0)
-        self._flat.reorder(order.tolist())
-
-    def _missing_message(self, missing: list[int]) -> str:
-        names, of = self._flat.names(missing), len(self._flat.gradients)
-        shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-        return (
-            f"rank {dist.get_rank(self._group)}: {len(names)} of {of} parameters got no gradient in this backward: "
-            f"{shown}. The averages count nothing from this rank for them. Use every parameter in the loss, or freeze "
-            "these before making the reducer, or pass find_unused_parameters=True"
-        )
+    def _finish_window(self, scale: float) -> None:
+        """Reduces what a window has gathered, outside of a backward."""
+        self._reducing = True
+        self._reduction.open(True)
+        self._reduction.scale = scale
+        try:
+            self._close()
+        finally:
+            self._rearm()
 
     def _abandon(self) -> None:
         """A backward raised before its end. Harmless unless buckets had gone out."""
-        launched, of = self._launched, len(self._flat.buckets)
+        launched, of = self._reduction.sent()
+        arrived = self._reduction.anything_arrived
         self._rearm()
         if launched:
             raise InvalidUsage(
                 f"rank {dist.get_rank(self._group)}: the previous backward stopped after {launched} of {of} buckets "
                 "had been sent, so ranks no longer match: make a new process group and reducer, or restart"
             )
+        if self._merge is not None:
+            self._merge.abandon(arrived)
 
     def _rearm(self) -> None:
-        self._task, self._order, self._launched = None, {}, 0
-        for bucket in self._flat.buckets:
-            bucket.rearm()
+        self._task = None
+        self._reduction.rearm()
 
-    def _record(self, ended_ns: int) -> None:
-        now = _now_ns()
-        busy = free_at = 0
-        for bucket in self._flat.buckets:
-            done = bucket.done_ns or now
-            busy += max(0, done - max(bucket.launched_ns, free_at))
-            free_at = max(free_at, done)
-        times = self._times
-        times.backwards += 1
-        times.launches += self._launched
-        times.communication, times.exposed = busy, now - ended_ns
-        times.total_communication += busy
-        times.total_exposed += now - ended_ns
-        times.ready_order = list(self._order)
+    # -- buffers and uneven inputs --
 
-    def _check_algorithm(self) -> None:
-        if self._algorithm is None:
+    def _share_buffers(self, own_are_current: bool) -> None:
+        if (
+            not self._options.broadcast_buffers
+            or not self._reduced_before
+            or not any(replicas.buffers_of(self._module))
+        ):
             return
-        backend: Any = self._group._get_backend(self._device)
-        if not hasattr(backend, "algorithm"):
+        source = 0
+        if self._join_config.enable:
+            source = one_rank(own_are_current, self._group, self._device)
+        replicas.broadcast_buffers(self._module, self._group, source)
+
+    def shadow_step(self) -> None:
+        """For a rank without inputs (gradients/joining.py): takes part in one forward and backward of the others."""
+        self._share_buffers(own_are_current=False)
+        self._reduced_before = active_ranks(False, self._group, self._device) > 0
+        if self._reduced_before:
+            self._reduction.shadow()
+            self._reduction.rearm()
+
+    def copy_state_from_one(self, candidate: bool) -> None:
+        """At the end of join(): the highest rank that is a `candidate` gives its parameters and buffers to all."""
+        replicas.broadcast_state(self._module, self._group, one_rank(candidate, self._group, self._device))
+        self._join_config = type(self._join_config).construct_disabled_join_config()
+
+    def join_hook(self, **options: Any) -> JoinHook:
+        """For torch.distributed.algorithms.join.Join."""
+        if self._merge is not None or self._options.delay or self._options.measured or self.optimizers:
             raise InvalidUsage(
-                f"algorithm={self._algorithm!r} needs a group on the ringlet backend, this one is on "
-                f"{dist.get_backend(self._group)}: leave algorithm=None, or init_process_group('ringlet')"
+                "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured' or an optimizer in backward"
             )
-        before, backend.algorithm = backend.algorithm, self._algorithm  # raises for an unknown name
-        backend.algorithm = before
+        self._divide_by_initial_world_size = options.get("divide_by_initial_world_size", True)
+        return ReducerJoinHook(self)
 
+    @property
+    def join_device(self) -> torch.device:
+        return self._device
 
-def _refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]]) -> None:
-    if not named:
-        raise InvalidUsage(f"no parameter of {type(module).__name__} requires a gradient: there is nothing to reduce")
-    for name, child in module.named_modules():
-        if isinstance(child, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and child.sparse:
-            raise InvalidUsage(f"{name or type(child).__name__} makes sparse gradients; make it with sparse=False")
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self._group

@@ -1,8 +1,9 @@
-"""The same module on every rank: that ranks agree on its parameters and buffers, and hold rank 0's values of them."""
+"""The same module on every rank: that ranks agree on its parameters and buffers, and hold one rank's values of them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,13 +12,29 @@ import torch.distributed as dist
 from .errors import InvalidUsage
 
 
+def ignored(module: torch.nn.Module) -> list[str]:
+    """Names of the parameters and buffers that are each rank's own business, where DDP looks for them too."""
+    return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def parameters_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Those that are not ignored; a shared one once, under the first of its names."""
+    left_out = set(ignored(module))
+    return ((name, p) for name, p in module.named_parameters() if name not in left_out)
+
+
+def buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    left_out = set(ignored(module))
+    return ((name, b) for name, b in module.named_buffers() if name not in left_out)
+
+
 def describe(module: torch.nn.Module) -> list[str]:
-    """One line for each parameter and buffer: all that ranks must agree on."""
-    lines = []
-    for name, p in module.named_parameters():
+    """One line for each parameter and buffer, and the ignored ones: all that ranks must agree on."""
+    lines = [f"ignored {name}" for name in ignored(module)]
+    for name, p in parameters_of(module):
         layout = f"shape {list(p.shape)} strides {list(p.stride())}"
         lines.append(f"parameter {name} {p.dtype} {layout} requires_grad={p.requires_grad}")
-    for name, b in module.named_buffers():
+    for name, b in buffers_of(module):
         lines.append(f"buffer {name} {b.dtype} shape {list(b.shape)}")
     return lines
 
@@ -45,13 +62,32 @@ def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.de
 
 
 @torch.no_grad()
-def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """Copies rank 0's parameters and buffers to every rank, in place. Collective; shapes and dtypes must agree."""
+def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
+    """Copies the parameters and buffers of group rank `source` to every rank, in place. Collective; shapes and dtypes
+    must agree; ignored ones are left alone."""
     sent = []
-    for tensor in (*module.parameters(), *module.buffers()):
+    for _, tensor in (*parameters_of(module), *buffers_of(module)):
         dense = tensor.detach().contiguous()
-        sent.append((tensor, dense, dist.broadcast(dense, group=group, group_src=0, async_op=True)))
+        sent.append((tensor, dense, dist.broadcast(dense, group=group, group_src=source, async_op=True)))
     for tensor, dense, work in sent:
         work.wait()
         if dense.data_ptr() != tensor.data_ptr():
             tensor.copy_(dense)
+
+
+@torch.no_grad()
+def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
+    """Copies the buffers of group rank `source` to every rank, one message for each dtype and device. Collective.
+
+    Copies leave version counters alone: a forward whose backward is still to come may have saved a buffer.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for _, buffer in buffers_of(module):
+        alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    for found in alike.values():
+        flat = torch.cat([buffer.reshape(-1) for buffer in found])
+        dist.broadcast(flat, group=group, group_src=source)
+        if dist.get_rank(group) != source:
+            with torch.autograd._unsafe_preserve_version_counter(tuple(found)):
+                for buffer, values in zip(found, flat.split([b.numel() for b in found]), strict=True):
+                    buffer.copy_(values.view_as(buffer))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringlet.buckets import ALIGNMENT_BYTES, Caps, Entry, assign
+from ringlet.buckets import ALIGNMENT_BYTES, Caps, Entry, assign, lay_out
 from ringlet.errors import InvalidUsage
 
 KIB = 1024
@@ -97,3 +97,10 @@ def test_an_order_must_be_a_permutation(order):
 def test_caps_must_be_positive(caps):
     with pytest.raises(InvalidUsage, match="must be positive"):
         Caps(*caps)
+
+
+def test_groups_are_laid_out_in_the_order_in_which_they_fill():
+    order = [4, 2, 0, 1, 3]
+    buckets = lay_out(entries_of(1, 2, 3, 4, 5), [[4, 1], [2, 0], [3]], order)
+    assert members(buckets) == [[2, 0], [4, 1], [3]]
+    assert [[slot.count for slot in bucket.slots] for bucket in buckets] == [[3, 1], [5, 2], [4]]

@@ -30,7 +30,8 @@ TORCH = re.compile(r"(torch|ATen|c10|pybind11)/|Python\.h")
 # The schedules are pure functions of (rank, world).
 NOT_IN_SCHEDULE = re.compile(r"sys/|cuda|pthread|unistd|thread|mutex|atomic|condition_variable|chrono|future")
 WITHOUT_TORCH = ("python/ringlet/schedule/", "python/ringlet/simulate/", "python/ringlet/buckets.py")
-PUBLIC_NAMES_ONLY = ("python/ringlet/bench/", "python/ringlet/reducer.py", "examples/")
+WITHOUT_TORCH += ("python/ringlet/gradients/merging.py", "python/ringlet/gradients/options.py")
+PUBLIC_NAMES_ONLY = ("python/ringlet/bench/", "python/ringlet/reducer.py", "python/ringlet/gradients/", "examples/")
 NOT_ALGORITHMS = {"registry", "collective", "step"}
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "manager"}
 

@@ -1,0 +1,62 @@
+"""How a reducer was asked to work, as plain data that ranks can compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from .. import buckets
+from ..errors import InvalidUsage
+
+MEASURED = "measured"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of GradientReducer that all ranks must agree on, under its names."""
+
+    bucket_mb: float | str
+    first_bucket_mb: float
+    algorithm: str | None
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    broadcast_buffers: bool
+    delay: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    @property
+    def measured(self) -> bool:
+        return self.bucket_mb == MEASURED
+
+    @property
+    def caps(self) -> buckets.Caps:
+        largest = 25.0 if isinstance(self.bucket_mb, str) else self.bucket_mb
+        return buckets.Caps(int(largest * _MIB), int(self.first_bucket_mb * _MIB))
+
+    @property
+    def any_may_be_unused(self) -> bool:
+        return self.find_unused_parameters or self.static_graph
+
+    @property
+    def used_change(self) -> bool:
+        """Whether the parameters that get gradients may be others in every backward."""
+        return self.find_unused_parameters and not self.static_graph
+
+    def check(self) -> None:
+        """Raises InvalidUsage where an option is unknown or two exclude each other."""
+        if isinstance(self.bucket_mb, str) and not self.measured:
+            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB, or {MEASURED!r}")
+        if self.delay not in (0, 1):
+            raise InvalidUsage(f"delay={self.delay}: 0 (off) or 1 (gradients of the step before)")
+        if self.delay and self.any_may_be_unused:
+            raise InvalidUsage(
+                "delay=1 needs every parameter in every backward: no find_unused_parameters, static_graph"
+            )
+        if self.delay and not self.gradient_as_bucket_view:
+            raise InvalidUsage("delay=1 hands out views of its buckets: leave gradient_as_bucket_view=True")
+        if self.measured and (self.delay or self.used_change):
+            other = "delay=1" if self.delay else "find_unused_parameters=True"
+            raise InvalidUsage(f"bucket_mb='measured' cannot be combined with {other}: there is no overlap to measure")

@@ -1,0 +1,193 @@
+"""Communication hooks: those of torch run unchanged, and give what they give under DDP."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from reducer_checks import SMALL, expected_average, loss_of, mlp, train
+from ringlet import GradientReducer, InvalidUsage
+
+PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def hooked_pair(state_of, hook):
+    """One model under the reducer and under DDP, with the same hook; one bucket each, so that both see the same."""
+    torch.manual_seed(5)
+    ours = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, 3))
+    theirs = DistributedDataParallel(copy.deepcopy(ours))
+    reducer = GradientReducer(ours)
+    reducer.register_comm_hook(state_of(), hook)
+    theirs.register_comm_hook(state_of(), hook)
+    return ours, theirs
+
+
+HOOKS = {
+    "allreduce": (lambda: None, default_hooks.allreduce_hook, 1e-6),
+    "fp16": (lambda: None, default_hooks.fp16_compress_hook, 1e-3),
+    "fp16 around allreduce": (lambda: None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), 1e-3),
+}
+
+
+@check
+def simple_hooks_equal_ddps(rank, world):
+    for state_of, hook, tolerance in HOOKS.values():
+        ours, theirs = hooked_pair(state_of, hook)
+        train(ours, rank, 4)
+        train(theirs, rank, 4)
+        same(ours, theirs.module, tolerance)
+    subgroup = dist.new_group()
+    state_of = lambda: post_localSGD_hook.PostLocalSGDState(None, subgroup, start_localSGD_iter=2)  # noqa: E731
+    ours, theirs = hooked_pair(state_of, post_localSGD_hook.post_localSGD_hook)
+    train(ours, rank, 4)
+    train(theirs, rank, 4)
+    same(ours, theirs.module)
+
+
+@check
+def bf16_hook_rounds_and_averages(rank, world):
+    """DDP refuses this hook on a CPU."""
+    model = mlp()
+    GradientReducer(model, **SMALL).register_comm_hook(None, default_hooks.bf16_compress_hook)
+    loss_of(model, rank).backward()
+    for parameter, gradient in zip(model.parameters(), expected_average(model, world), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=2e-2, atol=1e-3)
+        assert torch.equal(parameter.grad.bfloat16().float(), parameter.grad)
+
+
+@check
+def hooks_see_ddps_bucket(rank, world):
+    seen = []
+
+    def hook(state, bucket):
+        assert state == "state"
+        seen.append((bucket.index(), bucket.is_last(), [tuple(p.shape) for p in bucket.parameters()]))
+        assert bucket.buffer().dim() == 1
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            assert gradient.shape == parameter.shape
+            assert gradient.untyped_storage().data_ptr() == bucket.buffer().untyped_storage().data_ptr()
+        future = torch.futures.Future()
+        future.set_result(torch.full_like(bucket.buffer(), 7.0))  # not the buffer itself
+        return future
+
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    reducer.register_comm_hook("state", hook)
+    for _ in range(2):
+        seen.clear()
+        loss_of(model, rank).backward()
+        assert [index for index, _, _ in seen] == list(range(len(seen))) and len(seen) > 2
+        assert [last for _, last, _ in seen] == [False] * (len(seen) - 1) + [True]
+        assert all(p.grad.eq(7.0).all() for p in model.parameters())
+    assert [shape for _, _, shapes in seen for shape in shapes] == [
+        tuple(dict(model.named_parameters())[name].shape) for name in reducer.stats()["ready_order"]
+    ]
+
+
+def power_sgd_state():
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+
+
+@check
+def power_sgd_in_many_buckets(rank, world):
+    """Its collectives start where others complete; buckets beside each other must not mix them up on any rank."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, 3))
+    state = power_sgd_state()
+    reducer = GradientReducer(model, bucket_mb=0.001, first_bucket_mb=0.0002)
+    reducer.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    assert len(reducer.stats()["bucket_bytes"]) > 2
+    first = loss_of(model, rank).item()
+    train(model, rank, 12)
+    assert state.iter > 2 and state.error_dict  # it did compress
+    for value in model.state_dict().values():
+        everyone = [torch.empty_like(value) for _ in range(world)]
+        dist.all_gather(everyone, value)
+        assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert loss_of(model, rank).item() < first
+
+
+@check
+def power_sgd_equals_ddps(rank, world):
+    if dist.get_backend() == "gloo" and world > 2:
+        return  # DDP on gloo mixes up the hook's collectives now and then
+    ours, theirs = hooked_pair(power_sgd_state, powerSGD_hook.powerSGD_hook)
+    train(ours, rank, 6)
+    train(theirs, rank, 6)
+    same(ours, theirs.module, 1e-4)
+
+
+@check
+def a_callback_may_wait_for_another_call(rank, world):
+    """What completes a call runs on the backend's thread, where a further call could wait for itself."""
+    later = torch.full((5,), 10.0)
+
+    def second(first):
+        total = first.value()[0]
+        return dist.all_reduce(total * (rank + 1), async_op=True).get_future().wait()[0]
+
+    found = dist.all_reduce(torch.ones(5), async_op=True).get_future().then(second)
+    assert torch.equal(found.wait(), torch.full((5,), float(world * sum(range(1, world + 1)))))
+    dist.all_reduce(later)  # calls go on
+    assert torch.equal(later, torch.full((5,), 10.0 * world))
+
+
+@check
+def wrong_hooks_are_refused(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, process_group=dist.new_group())
+    with pytest.raises(InvalidUsage, match="the hook is a int"):
+        reducer.register_comm_hook(None, 3)
+    reducer.register_comm_hook(None, lambda state, bucket: bucket.buffer())
+    with pytest.raises(InvalidUsage, match="has a communication hook already"):
+        reducer.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(InvalidUsage, match=r"returned a Tensor; it must return a torch\.futures\.Future"):
+        loss_of(model, rank).backward()
+    with pytest.raises(InvalidUsage, match="are about plain all-reduces"):
+        GradientReducer(mlp(), bucket_mb="measured").register_comm_hook(None, default_hooks.allreduce_hook)
+
+
+@check
+def a_hook_of_nested_collectives(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    expected = expected_average(model, world)
+    reducer.register_comm_hook(None, lambda state, bucket: quantized(bucket, world))
+    loss_of(model, rank).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0.05, atol=0.01)
+
+
+def quantized(bucket, world):
+    """8 bits on the wire, by a hook of nested collectives: the scale first, then the values."""
+    scale = bucket.buffer().abs().max().clamp_min(1e-12).reshape(1)
+    future = dist.all_reduce(scale, dist.ReduceOp.MAX, async_op=True).get_future()
+
+    def values(found):
+        step = found.value()[0] / 127
+        rounded = (bucket.buffer() / step).round().to(torch.int32)
+        total = dist.all_reduce(rounded, async_op=True).get_future().wait()[0]
+        return total * step / world
+
+    return future.then(values)
+
+
+@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize("function", CHECKS, ids=lambda function: function.__name__)
+def test_hooks(place, function, pool):
+    pool.values(function, place[1], join=f"dist:{place[0]}")

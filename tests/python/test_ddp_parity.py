@@ -1,0 +1,299 @@
+"""What DDP can do and the reducer must too, compared with DDP where DDP manages it."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+
+from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, data, expected_average, loss_of, mlp, train
+from ringlet import GradientReducer, InvalidUsage
+
+PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# --- static graph
+
+
+@check
+def static_graph_with_reentrant_checkpoints(rank, world):
+    """Layers reached twice in one backward, in buckets of one parameter: refused without static_graph."""
+    model = Checkpointed([0, 1, 1, 2, 1], layers=3)
+    reducer = GradientReducer(model, static_graph=True, bucket_mb=1e-6, first_bucket_mb=1e-6)
+    for step in range(4):
+        model.zero_grad()
+        loss_of(model, rank, step).backward()
+        assert_gradients(model, expected_average(model, world, (step,)))
+    stats = reducer.stats()
+    assert stats["rebuilt"] and len(stats["bucket_bytes"]) == 6
+    launched = [bucket["launched_s"] for bucket in stats["buckets"]]
+    assert launched[0] < stats["backward_s"]  # no longer all at the end, as in the first
+
+
+@check
+def static_graph_with_no_sync_first(rank, world):
+    """Where DDP fails an internal assertion (pytorch#143580), or silently stops to reduce."""
+    model = Checkpointed([0, 1, 1], layers=2)
+    reducer = GradientReducer(model, static_graph=True, **SMALL)
+    for _ in range(3):
+        model.zero_grad()
+        with reducer.no_sync():
+            loss_of(model, rank, 0).backward()
+        loss_of(model, rank, 1).backward()
+        assert_gradients(model, expected_average(model, world, (0, 1)))
+
+
+@check
+def static_graph_with_unused_parameters(rank, world):
+    model = Branches()
+    model.c = nn.Linear(2, 2)  # nobody's
+    reducer = GradientReducer(model, static_graph=True, **SMALL)
+    names = "b" if rank == 0 else "ab"
+    used = Branches()
+    used.load_state_dict({name: value for name, value in model.state_dict().items() if name[0] != "c"})
+    expected = expected_average(used, world, loss=lambda m, r, step: m(data(r), "b" if r == 0 else "ab"))
+    for step in range(3):
+        model.zero_grad()
+        model(data(rank), names).backward()
+        assert_gradients(nn.ModuleList([model.a, model.b]), expected)
+        assert model.c.weight.grad is None
+        assert reducer.stats()["rebuilt"], step
+
+
+@check
+def static_graph_that_changes_is_told(rank, world):
+    model = Branches()
+    GradientReducer(model, process_group=dist.new_group(), static_graph=True, **SMALL)
+    model(data(rank), "b").backward()
+    with pytest.raises(InvalidUsage, match=r"static_graph=True 4 of 4 parameters .*: a\.weight, a\.bias"):
+        model(data(rank), "a").backward()
+
+
+# --- views and copies
+
+
+@check
+def gradients_may_be_copies(rank, world):
+    ours, views = mlp(), mlp()
+    views.load_state_dict(ours.state_dict())
+    reducer = GradientReducer(ours, gradient_as_bucket_view=False, **SMALL)
+    GradientReducer(views, **SMALL)
+    for step in range(3):
+        for model in (ours, views):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            loss_of(model, rank, step).backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), views.parameters(), strict=True))
+        assert all(p.grad.untyped_storage().nbytes() == p.nbytes for p in ours.parameters())
+    ours.zero_grad()
+    with reducer.no_sync():
+        loss_of(ours, rank, 0).backward()
+    loss_of(ours, rank, 1).backward()
+    assert_gradients(ours, expected_average(ours, world, (0, 1)))
+
+
+@check
+def copies_with_unused_parameters(rank, world):
+    model = Branches()
+    GradientReducer(model, gradient_as_bucket_view=False, find_unused_parameters=True, **SMALL)
+    used = ["b", "ab", "b", "b"]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(rank))
+    before = [p.grad for p in model.parameters()]
+    replica = copy.deepcopy(model)
+    model(data(rank), "b").backward()
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), before, strict=True))
+    assert torch.equal(model.a.weight.grad, torch.full_like(model.a.weight, float(rank)))  # untouched
+    expected = expected_average(replica, world, loss=lambda m, r, step: m(data(r), used[r]))
+    model.zero_grad()
+    model(data(rank), used[rank]).backward()
+    assert_gradients(model, expected)
+
+
+# --- uneven inputs
+
+
+def train_unevenly(model, context, rank, optimizer=None) -> list[int]:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    done = []
+    with context:
+        for step in range(2 + 2 * (rank % 2)):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            done.append(step)
+    return done
+
+
+@check
+def join_equals_ddps(rank, world):
+    for initial in (True, False):
+        torch.manual_seed(5)
+        ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        theirs = DistributedDataParallel(copy.deepcopy(ours), bucket_cap_mb=0.001)
+        reducer = GradientReducer(ours, **SMALL)
+        assert train_unevenly(ours, reducer.join(divide_by_initial_world_size=initial), rank)
+        train_unevenly(theirs, theirs.join(divide_by_initial_world_size=initial), rank)
+        same(ours, theirs.module)
+        reduced = reducer.stats()["backwards"]
+        loss_of(ours, rank).backward()  # joining is over
+        assert reducer.stats()["backwards"] == reduced + 1
+
+
+@check
+def join_with_unused_parameters_and_no_sync(rank, world):
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}, {}):
+        model = mlp()
+        reducer = GradientReducer(model, **options, **SMALL)
+        with reducer.join():
+            for step in range(1 + rank):  # rank 0 leaves before the buckets are laid out anew
+                model.zero_grad()
+                with reducer.no_sync():
+                    loss_of(model, rank, step).backward()
+                loss_of(model, rank, step).backward()
+                if step == world - 1:  # the last rank is alone by now: the others give zeros
+                    own = expected_average(model, 1, (step, step), lambda m, _, step: loss_of(m, rank, step))
+                    assert_gradients(model, [gradient / world for gradient in own])
+
+
+@check
+def join_with_another_joinable(rank, world):
+    if dist.get_backend() != "gloo":
+        return  # what is tested is torch's Join with two joinables
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    train_unevenly(model, Join([reducer, optimizer]), rank, optimizer)
+
+
+@check
+def join_can_end_early(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    with pytest.raises(RuntimeError, match="exhausted"):
+        train_unevenly(model, reducer.join(throw_on_early_termination=True), rank)
+
+
+@check
+def join_refuses_what_it_cannot_do(rank, world):
+    merging = GradientReducer(mlp())
+    merging.accumulate(2)
+    for reducer in (merging, GradientReducer(mlp(), delay=1), GradientReducer(mlp(), bucket_mb="measured")):
+        with pytest.raises(InvalidUsage, match=r"join\(\) cannot be combined"):
+            reducer.join()
+
+
+# --- buffers and what is ignored
+
+
+@check
+def buffers_follow_rank_0(rank, world):
+    torch.manual_seed(5)
+    ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    own = copy.deepcopy(ours)
+    theirs = DistributedDataParallel(copy.deepcopy(ours))
+    GradientReducer(ours)
+    GradientReducer(own, broadcast_buffers=False)
+    for model in (ours, theirs, own):
+        train(model, rank, 3)
+    same(ours, theirs.module)
+    everyone = [torch.empty_like(own[1].running_mean) for _ in range(world)]
+    dist.all_gather(everyone, own[1].running_mean)
+    assert not torch.equal(everyone[0], everyone[1])
+    if rank == 0:  # one rank may evaluate alone
+        with torch.no_grad():
+            ours(data(rank))
+    loss = loss_of(ours, rank, 0) + loss_of(ours, rank, 1)  # two forwards: the first one's saved buffers stay valid
+    loss.backward()
+
+
+@check
+def ignored_parameters_are_each_ranks_own(rank, world):
+    model = nn.ModuleDict({"shared": nn.Linear(6, 6), "own": nn.Linear(6, 6), "norm": nn.BatchNorm1d(6)})
+    model.forward = lambda x: model["norm"](model["own"](model["shared"](x)))
+    model["own"].weight.data.fill_(rank)
+    model["norm"].running_mean.fill_(rank)
+    ignored = ["own.weight", "norm.running_mean"]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    reducer = GradientReducer(model)
+    assert model["own"].weight.eq(rank).all() and model["norm"].running_mean.eq(rank).all()
+    model(data(rank)).square().sum().backward()
+    assert "own.weight" not in reducer.stats()["ready_order"]
+    found = model["own"].weight.grad
+    everyone = [torch.empty_like(found) for _ in range(world)]
+    dist.all_gather(everyone, found)
+    assert not torch.equal(everyone[0], everyone[1])
+    model["shared"].requires_grad_(False)
+    model._ddp_params_and_buffers_to_ignore = [*ignored, *(["own.bias"] if rank == 1 else [])]
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'ignored own\.weight', rank 1 has 'ignored own\.bias'"):
+        GradientReducer(model)
+
+
+# --- the optimizer in backward
+
+
+@check
+def an_optimizer_in_backward_equals_one_after_it(rank, world):
+    torch.manual_seed(5)
+    inside, after, torchs = mlp(), mlp(), mlp()
+    after.load_state_dict(inside.state_dict())
+    torchs.load_state_dict(inside.state_dict())
+    make = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    reducer = GradientReducer(inside, optimizer_in_backward=make, **SMALL)
+    _apply_optimizer_in_backward(torch.optim.Adam, torchs.parameters(), {"lr": 0.01})
+    GradientReducer(torchs, gradient_as_bucket_view=False, **SMALL)
+    GradientReducer(after, **SMALL)
+    optimizer = make(after.parameters())
+    assert list(reducer.optimizers) == [name for name, _ in inside.named_parameters()]
+    for step in range(4):
+        optimizer.zero_grad()
+        for model in (inside, torchs, after):
+            loss_of(model, rank, step).backward()
+        optimizer.step()
+        same(inside, after, 0)
+        same(torchs, after, 0)
+        assert all(p.grad is None for p in (*inside.parameters(), *torchs.parameters()))
+
+
+@check
+def an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
+    model = Branches()
+    merge = GradientReducer(
+        model,
+        find_unused_parameters=True,
+        optimizer_in_backward=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        **SMALL,
+    ).accumulate(2)
+    before = copy.deepcopy(model)
+    for step in range(2):
+        model(data(rank, step), "b").backward()
+    assert merge.complete
+    expected = expected_average(before, world, (0, 1), lambda m, r, step: m(data(r, step), "ab"))
+    assert torch.equal(model.a.weight, before.a.weight)
+    only_b = Branches()
+    only_b.load_state_dict(before.state_dict())
+    for r in range(world):
+        for step in range(2):
+            only_b(data(r, step), "b").backward()
+    torch.testing.assert_close(model.b.weight, before.b.weight - only_b.b.weight.grad / (2 * world))
+    assert len(expected) == 4
+
+
+@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize("function", CHECKS, ids=lambda function: function.__name__)
+def test_parity(place, function, pool):
+    pool.values(function, place[1], join=f"dist:{place[0]}")

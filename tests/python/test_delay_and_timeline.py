@@ -1,0 +1,161 @@
+"""Gradients of the step before, and what the reducer tells and draws of a step."""
+
+import copy
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
+from ringlet import GradientReducer, InvalidUsage
+
+PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
+
+
+def delayed_gradients_are_those_of_the_step_before(rank, world):
+    for set_to_none in (True, False):
+        model = mlp()
+        reducer = GradientReducer(model, delay=1, **SMALL)
+        previous = None
+        for step in range(5):
+            model.zero_grad(set_to_none=set_to_none)
+            expected = expected_average(model, world, (step,))
+            loss_of(model, rank, step).backward()
+            if previous is None:
+                assert all(p.grad is None for p in model.parameters())
+            else:
+                assert_gradients(model, previous)
+            previous = expected
+        model.zero_grad(set_to_none=set_to_none)
+        assert reducer.flush()
+        assert_gradients(model, previous)
+        assert not reducer.flush()
+        stats = reducer.stats()
+        assert stats["rebuilt"] and stats["backwards"] == 5
+        order = [name for bucket in stats["bucket_parameters"] for name in bucket]
+        assert order == stats["ready_order"]
+
+
+def delayed_training_is_training_with_old_gradients(rank, world):
+    torch.manual_seed(3)
+    model = mlp(torch.float64)
+    alone = copy.deepcopy(model)
+    reducer = GradientReducer(model, delay=1, **SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    by_hand = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    old = None
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+        alone.zero_grad()
+        batch = torch.cat([data(r, step, torch.float64) for r in range(world)])
+        alone(batch).square().mean().backward()
+        new = [p.grad.clone() for p in alone.parameters()]
+        for parameter, gradient in zip(alone.parameters(), old or [None] * len(new), strict=True):
+            parameter.grad = gradient
+        by_hand.step()
+        old = new
+    optimizer.zero_grad()
+    assert reducer.flush()
+    optimizer.step()
+    for parameter, gradient in zip(alone.parameters(), old, strict=True):
+        parameter.grad = gradient
+    by_hand.step()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def delayed_windows(rank, world):
+    """Gradient merge and delay: a window's average comes when the next one closes."""
+    model = mlp()
+    reducer = GradientReducer(model, delay=1, **SMALL)
+    merge = reducer.accumulate(2)
+    expected = []
+    for window in range(3):
+        steps = (2 * window, 2 * window + 1)
+        expected.append([g / 2 for g in expected_average(model, world, steps)])
+        for step in steps:
+            loss_of(model, rank, step).backward()
+        assert merge.complete
+        if window:
+            assert_gradients(model, expected[window - 1])
+        model.zero_grad()
+    loss_of(model, rank, 6).backward()
+    assert merge.finish()
+    assert_gradients(model, expected[2])
+
+
+def what_excludes_delay_is_refused(rank, world):
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": False}):
+        with pytest.raises(InvalidUsage, match="delay=1"):
+            GradientReducer(mlp(), delay=1, **options)
+    with pytest.raises(InvalidUsage, match=r"delay=2: 0 \(off\) or 1"):
+        GradientReducer(mlp(), delay=2)
+    with pytest.raises(InvalidUsage, match="no optimizer can step"):
+        GradientReducer(mlp(), delay=1, optimizer_in_backward=lambda p: torch.optim.SGD(p, lr=0.1))
+    assert not GradientReducer(mlp()).flush()
+
+
+def times_are_in_order(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    for step in range(3):
+        loss_of(model, rank, step).backward()
+    stats = reducer.stats()
+    assert [row["bytes"] for row in stats["buckets"]] == stats["bucket_bytes"]
+    assert [row["parameters"] for row in stats["buckets"]] == stats["bucket_parameters"]
+    assert sorted(stats["ready_s"]) == stats["ready_s"] and len(stats["ready_s"]) == 6
+    end = stats["backward_s"] + stats["exposed_s"] + 1e-9  # sums of seconds are rounded
+    for row in stats["buckets"]:
+        assert 0 < row["ready_s"] <= row["launched_s"] <= row["done_s"] <= end
+        assert row["ready_s"] == max(stats["ready_s"][stats["ready_order"].index(name)] for name in row["parameters"])
+    assert [row["launched_s"] for row in stats["buckets"]] == sorted(row["launched_s"] for row in stats["buckets"])
+    assert stats["communication_s"] <= sum(row["done_s"] - row["launched_s"] for row in stats["buckets"]) + 1e-9
+    assert stats["overlapped_s"] <= stats["communication_s"]
+
+
+def a_step_is_drawn(rank, world, folder):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    with pytest.raises(InvalidUsage, match="no backward has been reduced yet"):
+        reducer.plot_timeline(f"{folder}/step.svg")
+    loss_of(model, rank).backward()
+    loss_of(model, rank).backward()
+    path = f"{folder}/rank{rank}.svg"
+    reducer.plot_timeline(path)
+    with open(path) as file:
+        picture = file.read()
+    assert picture.startswith("<?xml") and len(picture) > 5000
+    with pytest.raises(InvalidUsage, match="plot_timeline: Format 'txt'"):
+        reducer.plot_timeline(f"{folder}/step.txt")
+    before = sys.modules.get("matplotlib")
+    sys.modules["matplotlib"] = None  # as if it were not installed
+    try:
+        with pytest.raises(InvalidUsage, match=r"pip install 'ringlet\[cli\]'"):
+            reducer.plot_timeline(path)
+    finally:
+        sys.modules["matplotlib"] = before
+    dist.barrier()
+
+
+def test_a_step_is_drawn(pool, tmp_path):
+    pytest.importorskip("matplotlib")
+    pool.values(a_step_is_drawn, 2, str(tmp_path), join="dist:ringlet")
+
+
+@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize(
+    "check",
+    [
+        delayed_gradients_are_those_of_the_step_before,
+        delayed_training_is_training_with_old_gradients,
+        delayed_windows,
+        what_excludes_delay_is_refused,
+        times_are_in_order,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_delay_and_times(place, check, pool):
+    pool.values(check, place[1], join=f"dist:{place[0]}")

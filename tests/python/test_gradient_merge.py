@@ -1,0 +1,209 @@
+"""Gradient merge: one reduction for k micro-batches, counted by the reducer; a wrong micro-step is told."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_refusal_checks import Fails
+from ringlet import GradientReducer, InvalidUsage
+
+PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
+
+
+@pytest.fixture(params=PLACES, ids="{0[0]}-{0[1]}".format)
+def ranks(request, pool):
+    backend, world = request.param
+    return lambda function, *args: pool.values(function, world, *args, join=f"dist:{backend}")
+
+
+def equal_on_all_ranks(model) -> None:
+    for parameter in model.parameters():
+        everyone = [torch.empty_like(parameter.data) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, parameter.data)
+        assert all(torch.equal(other, everyone[0]) for other in everyone)
+
+
+def k_micro_batches_equal_one_large_batch(rank, world, k):
+    torch.manual_seed(3)
+    merged, large = mlp(torch.float64), mlp(torch.float64)
+    large.load_state_dict(merged.state_dict())
+    reducer = GradientReducer(merged, **SMALL)
+    merge = reducer.accumulate(k)
+    optimizer, alone = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (merged, large))
+    windows = [range(k), range(k, 2 * k), range(2 * k, 2 * k + max(1, k - 1))]  # the last one is short where k > 1
+    for window in windows:
+        launches = reducer.stats()["launches"]
+        for step in window:
+            assert not merge.complete or step == window[0]
+            loss_of(merged, rank, step).backward()
+        if merge.complete:
+            assert len(window) == k
+        else:
+            assert merge.seen == len(window) < k
+            assert reducer.stats()["launches"] == launches
+            assert merge.finish()
+        assert merge.seen == 0 and merge.complete
+        assert reducer.stats()["launches"] - launches == len(reducer.stats()["bucket_bytes"])
+        optimizer.step()
+        optimizer.zero_grad()
+        alone.zero_grad()
+        batch = torch.cat([data(r, step, torch.float64) for r in range(world) for step in window])
+        large(batch).square().mean().backward()
+        alone.step()
+    assert not merge.finish()  # nothing is left
+    for a, b in zip(merged.parameters(), large.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    equal_on_all_ranks(merged)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_k_micro_batches_equal_one_large_batch(ranks, k):
+    ranks(k_micro_batches_equal_one_large_batch, k)
+
+
+def sums_without_average(rank, world):
+    model = mlp()
+    merge = GradientReducer(model, **SMALL).accumulate(3, average=False)
+    for step in range(3):
+        loss_of(model, rank, step).backward()
+    assert merge.complete
+    assert_gradients(model, expected_average(model, world, (0, 1, 2)))
+
+
+def some_use_of_both(model, rank, step):
+    return model(data(rank, step), "ab" if (rank, step) == (1, 0) else "b")
+
+
+def in_place_zeros_and_unused_parameters(rank, world):
+    """A parameter that only one micro-batch of one rank uses counts; zeroed in place, the next window starts anew."""
+    model = Branches()
+    merge = GradientReducer(model, find_unused_parameters=True, **SMALL).accumulate(2)
+    for _ in range(2):
+        model.zero_grad(set_to_none=False)
+        for step in range(2):
+            some_use_of_both(model, rank, step).backward()
+        assert merge.complete
+        expected = expected_average(model, world, (0, 1), some_use_of_both)
+        assert_gradients(model, [gradient / 2 for gradient in expected])
+
+
+def a_wrong_micro_step_is_told(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    merge = reducer.accumulate(3)
+    loss_of(model, rank, 0).backward()
+    other.step()
+    with pytest.raises(InvalidUsage, match=r"optimizer\.step\(\) after 1 of 3 micro-batches: .* this rank's own"):
+        optimizer.step()
+    with pytest.raises(InvalidUsage, match=r"accumulate\(\) after 1 of 3"):
+        reducer.accumulate(2)
+    with pytest.raises(InvalidUsage, match=r"remove\(\) after 1 of 3"):
+        reducer.remove()
+    with pytest.raises(InvalidUsage, match=r"no_sync\(\) after accumulate\(\)"), reducer.no_sync():
+        pass
+    gradients = [parameter.grad for parameter in model.parameters()]
+    optimizer.zero_grad()
+    with pytest.raises(InvalidUsage, match=r"zero_grad\(\) after 1 of 3 micro-batches threw"):
+        loss_of(model, rank, 1)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    assert merge.finish()
+    assert_gradients(model, expected_average(model, world))
+    optimizer.step()
+    reducer.accumulate(1)
+    loss_of(model, rank, 1).backward()
+    optimizer.step()
+    reducer.remove()
+    loss_of(model, rank, 1).backward()
+    optimizer.step()  # no reducer, no window
+
+
+def a_backward_that_stops_half_way_is_told(rank, world):
+    """In the middle of a window and as it closes: the window starts anew, and its averages are right again."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    merge = GradientReducer(model).accumulate(2)
+    for micro_batch in (1, 2):
+        if micro_batch == 2:
+            loss_of(model, rank, 0).backward()
+        with pytest.raises(ArithmeticError):
+            model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+        with pytest.raises(InvalidUsage, match=f"half-way through micro-batch {micro_batch} of a window of 2"):
+            model(data(rank))
+        model.zero_grad()
+        for step in (1, 2):
+            loss_of(model, rank, step).backward()
+        assert merge.complete
+        assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (1, 2))])
+        model.zero_grad()
+
+
+def bad_windows_are_refused(rank, world):
+    reducer = GradientReducer(mlp())
+    for k in (0, -1, 2.0):
+        with pytest.raises(InvalidUsage, match="1 or more"):
+            reducer.accumulate(k)
+    with pytest.raises(InvalidUsage, match=r"inside no_sync\(\)"), reducer.no_sync():
+        reducer.accumulate(2)
+
+
+def ranks_that_disagree_are_all_told(rank, world, where):
+    """Rank 1 closes its window one micro-batch early, with the others in a backward or in finish() themselves."""
+    model = mlp()
+    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    merge = reducer.accumulate(3)
+    for step in range(2 - (rank == 1)):
+        loss_of(model, rank, step).backward()
+    expected = ", ".join(f"rank {r} {3 - (r == 1) - (where == 'finish')}" for r in range(world))
+    if where == "backward" and rank == 1:
+        loss_of(model, rank, 1).backward()
+    with pytest.raises(InvalidUsage, match=f"different numbers of micro-batches: {expected}"):
+        if where == "finish" or rank == 1:
+            merge.finish()
+        else:
+            loss_of(model, rank, 2).backward()
+
+
+@pytest.mark.parametrize("where", ["finish", "backward"])
+def test_ranks_that_disagree_are_all_told(ranks, where):
+    ranks(ranks_that_disagree_are_all_told, where)
+
+
+def two_windows_of_a_model_with_buffers(rank, world):
+    """Buffers are shared once a window: each of its other forwards keeps what this rank has seen."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    merge = GradientReducer(model).accumulate(2)
+    means = []
+    for step in range(4):
+        model(data(rank, step)).square().sum().backward()
+        means.append(model[1].running_mean.clone())
+        if merge.complete:
+            model.zero_grad()
+    everyone = [None] * world
+    dist.all_gather_object(everyone, means)
+    alone = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    alone.load_state_dict(model.state_dict())
+    for step in range(4):
+        start = everyone[0][step - 1] if step % 2 == 0 else everyone[rank][step - 1]
+        alone[1].running_mean.copy_(start if step else torch.zeros(4))
+        with torch.no_grad():
+            alone(data(rank, step))
+        torch.testing.assert_close(alone[1].running_mean, means[step])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        sums_without_average,
+        in_place_zeros_and_unused_parameters,
+        a_wrong_micro_step_is_told,
+        a_backward_that_stops_half_way_is_told,
+        bad_windows_are_refused,
+        two_windows_of_a_model_with_buffers,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_gradient_merge(ranks, check):
+    ranks(check)
