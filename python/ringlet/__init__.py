@@ -27,6 +27,7 @@ from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemErr
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.reducer import GradientReducer
+from ringlet.zero import Offload, Zero
 
 _backend.register()
 
@@ -38,10 +39,12 @@ __all__ = [
     "GradientReducer",
     "Group",
     "InvalidUsage",
+    "Offload",
     "PeerLost",
     "SystemError",
     "Timeout",
     "Work",
+    "Zero",
     "all_gather",
     "all_reduce",
     "all_to_all",
