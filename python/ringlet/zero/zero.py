@@ -62,6 +62,11 @@ class Zero:
     the same modules in the same order, and call `step` alike.
     """
 
+    steps = 0
+    _micro_batches = 0  # backwards of this window
+    _factor: torch.Tensor | None = None  # of clipping
+    _task: int | None = None  # autograd's id of the backward under way
+
     def __init__(
         self,
         module: nn.Module,
@@ -107,11 +112,7 @@ class Zero:
         if stage == 3:
             self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
         self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_arrived)
-        self.steps = 0
-        self._micro_batches = 0  # backwards of this window
-        self._factor: torch.Tensor | None = None  # of clipping
-        self._placeholders: list[Piece] = []  # pieces whose states were made to load into
-        self._task: int | None = None  # autograd's id of the backward under way
+        self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
         self._hooks = self._attach()
 
@@ -327,7 +328,8 @@ class Zero:
     # -- a step --
 
     def _scale(self) -> float:
-        return 1.0 / self._micro_batches if self.options.average else 1.0
+        # backwards of one micro-batch add up, as without a Zero
+        return 1.0 / min(self._micro_batches, self.options.accumulate) if self.options.average else 1.0
 
     def _complete_window(self) -> None:
         """What is left to reduce of a window that ends early."""
