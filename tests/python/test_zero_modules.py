@@ -124,7 +124,7 @@ def unused(rank, world):
     for stage in (1, 2):
         zero = zero_of(model, torch.optim.SGD, stage, bucket_elements=200, lr=0.1)
         for names in (["b", "ab"], ["b", "b"], ["ab", "a"]):
-            replica = zero.module.state_dict()
+            replica = copy.deepcopy(zero.module.state_dict())
             zero.module(x, names[rank]).backward()
             zero.step()
             alone = Branches().double()
@@ -261,7 +261,7 @@ def raising_in_backward(rank, world):
         with pytest.raises(ValueError, match="of backward"):
             loss.backward()
         hook.remove()
-        with pytest.raises(ringlet.InvalidUsage, match="stopped after [1-9] of .* units had been sent"):
+        with pytest.raises(ringlet.InvalidUsage, match=r"stopped after [1-9] of .* units had been sent"):
             loss_of(zero.module, *batch(0, rank))
 
 

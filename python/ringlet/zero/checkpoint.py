@@ -131,15 +131,16 @@ def _shard_of(slot: Slot, flat: FlatUnit, tensors: list[tuple[int, torch.Tensor]
 
 def model_state(module: nn.Module, flats: list[FlatUnit], sharded: ShardedOptimizer) -> dict[str, Any]:
     """Parameters by name, masters where there are any, and the buffers that the module itself would save."""
-    state: dict[str, Any] = {}
     pieces = _by_flat(sharded)
+    parts: dict[nn.Parameter, torch.Tensor] = {}
     for flat in flats:
         held = [(piece.start, piece.tensor) for piece in pieces.get(flat, [])] or [(0, flat.shard)]
         for slot in flat.unit.slots:
-            state[slot.name] = _shard_of(slot, flat, held)
-    for name, parameter in module.named_parameters():
-        if name not in state:  # frozen, where only stage 3 shards them
-            state[name] = parameter.detach()
+            parts[slot.parameter] = _shard_of(slot, flat, held)
+    state: dict[str, Any] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):  # a shared one under all its names
+        # those without a part are frozen, where only stage 3 shards them
+        state[name] = parts[parameter] if parameter in parts else parameter.detach()
     for prefix, child in module.named_modules():
         for name, buffer in child.named_buffers(recurse=False):
             if name not in child._non_persistent_buffers_set:
