@@ -4,7 +4,7 @@
 """
 
 from ringlet import backend as _backend
-from ringlet import schedule
+from ringlet import schedule, settings
 from ringlet._C import Work
 from ringlet.collectives import (
     all_gather,
@@ -65,5 +65,6 @@ __all__ = [
     "scatter",
     "schedule",
     "send",
+    "settings",
     "spawn",
 ]

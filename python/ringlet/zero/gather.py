@@ -220,7 +220,7 @@ class Residency:
         whole.pending.wait()
         if fresh and prefetch:
             following = (self._backward if in_backward() else self._forward).next_after(flat)
-            if following is not None and following not in self._whole:
+            if following is not None and following not in self._whole and self._traffic.overlap:
                 self._start(following)
         return whole
 

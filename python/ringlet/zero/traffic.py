@@ -43,7 +43,7 @@ class Traffic:
         self.reduced_bytes = 0
         self.collectives = 0
         self.waited_ns = 0
-        self._overlap = overlap
+        self.overlap = overlap
 
     def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Pending:
         """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it."""
@@ -59,6 +59,6 @@ class Traffic:
     def _start(self, work: Any, tensors: tuple[torch.Tensor, ...]) -> Pending:
         self.collectives += 1
         pending = Pending(self, work, tensors)
-        if not self._overlap:
+        if not self.overlap:
             pending.wait()
         return pending
