@@ -121,6 +121,10 @@ def before_the_first_step(rank, world, folder):
         train_alone(alone, world, 2, cls, **defaults)
         assert_same(alone, zero, rtol=1e-7, atol=1e-8)  # saving changed nothing
         assert_same(alone, other, rtol=1e-7, atol=1e-8)
+        dcp.load({"zero": other}, checkpoint_id=f"{folder}/{name}")  # back to the beginning
+        assert other.steps == 0
+        train_zero(other, rank, 2)
+        assert_same(alone, other, rtol=1e-7, atol=1e-8)
 
 
 def test_a_checkpoint_before_the_first_step(pool, tmp_path):

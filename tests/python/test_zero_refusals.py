@@ -112,6 +112,8 @@ def differing(rank, world):
         zero_of(make(), stage=1 + rank, lr=0.1)
     with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting accumulate=1', rank 1 has 'setting accum"):
         zero_of(make(), accumulate=1 + rank, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match=r"rank 0 has 'setting optimizer=AdamW \{'lr': 0.5\}', rank 1 has"):
+        zero_of(make(), lr=0.5 + rank)
     with pytest.raises(ringlet.InvalidUsage, match=r"ranks hold different models: rank 0 has .*blocks\.3"):
         ringlet.Zero(make(layers=4 - rank), torch.optim.SGD, 1, lr=0.1)
 
@@ -165,3 +167,17 @@ def dropped(rank, world):
 
 def test_zero_grad_drops_the_window(two):
     two(dropped)
+
+
+def left_alone(rank, world):
+    zero = zero_of(make(), stage=3, lr=0.1)
+    train_zero(zero, rank, 1)
+    if rank == 1:
+        raise ValueError("this rank goes")
+    with pytest.raises(ringlet.PeerLost):
+        train_zero(zero, rank, 5, first=1)
+
+
+def test_a_rank_that_goes_is_an_error_on_the_others(pool):
+    outcomes = pool.run(left_alone, 3, join="dist:ringlet")
+    assert [outcome.kind for outcome in outcomes] == [None, "ValueError", None], "\n".join(map(str, outcomes))

@@ -88,6 +88,7 @@ class ShardedOptimizer:
                     group = groups.setdefault(repr(sorted(options.items())), {"params": [], **options})
                     group["params"].append(piece.tensor)
         self.optimizer = make(list(groups.values()))
+        self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
         self.scratch_peak_bytes = 0
         self._settle(self.pieces)

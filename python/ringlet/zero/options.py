@@ -53,6 +53,7 @@ class Options:
     offload_parameters: Offload | None
     print_every: int
     print_times: bool
+    optimizer: str  # class and defaults, for people
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):

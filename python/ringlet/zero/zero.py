@@ -96,6 +96,7 @@ class Zero:
         self.options = Options(
             stage, dtype, accumulate, average, max_norm, bucket_elements, gather_elements, sub_group_elements,
             persistence_elements, overlap, offloads[0], offloads[1], print_every, print_times,
+            f"{optimizer_class.__name__} {optimizer_defaults}",
         )  # fmt: skip
         self.module = module
         self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
@@ -189,8 +190,9 @@ class Zero:
         {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: parameters and states by parameter name, of
         the parameters' own shapes, this rank's part of each. Parameters are the float32 masters where there are any.
         """
-        if not self._placeholders and self.steps == 0:
-            self._placeholders = self._parts.sharded.make_states()
+        made = self._parts.sharded.make_states()
+        if self.steps == 0:
+            self._placeholders = self._placeholders or made
         return {
             "model": checkpoint.model_state(self.module, self._parts.flats, self._parts.sharded),
             "optimizer": checkpoint.optimizer_state(self._parts.flats, self._parts.sharded),
@@ -203,8 +205,8 @@ class Zero:
             raise InvalidUsage("load_state_dict between a backward and its step: call step() or zero_grad() first")
         checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
         self.steps = state["steps"]
-        if self.steps > 0:
-            self._placeholders = []
+        # from before a first step, which is to make the states
+        self._placeholders = self._parts.sharded.pieces if self.steps == 0 and self._parts.sharded.lazy else []
         self._parts.sharded.round_masters()
         for flat in self._parts.flats:
             if flat.whole is not None:
