@@ -41,9 +41,10 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Stands for a tensor that autograd saved: a part of a unit."""
+    """Stands for a tensor that autograd saved: a part of a unit, as it was after so many updates."""
 
     flat: FlatUnit
+    updates: int
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
@@ -79,6 +80,8 @@ class Residency:
         self.flats = flats
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._usual_pools = self.pools
+        self._held = False
+        self._updates = 0
         self._traffic = traffic
         self._files = files
         self._on_backward = on_backward
@@ -93,11 +96,15 @@ class Residency:
                 release(slot.parameter, slot.name, slot.shape)
 
     def attach(self, module: nn.Module) -> list[Any]:
-        """Hooks on every module with parameters of its own; returns their handles."""
+        """Hooks on every module with parameters of its own, or that is one unit; returns their handles."""
         place = {slot.parameter: (flat, slot) for flat in self.flats for slot in flat.unit.slots}
+        used: dict[nn.Module, list[tuple[FlatUnit, Slot]]] = {}
+        for flat, slot in place.values():
+            used.setdefault(slot.user, []).append((flat, slot))
         handles = []
         for child in module.modules():
-            own = [place[p] for p in child.parameters(recurse=False) if p in place]
+            own = used.get(child, [])
+            own = own + [place[p] for p in child.parameters(recurse=False) if p in place and place[p] not in own]
             if own:
                 enter = child.register_forward_pre_hook(lambda m, _, own=own: self._enter(m, own), prepend=True)
                 leave = child.register_forward_hook(lambda m, _, output: self._leave(m, output), always_call=True)
@@ -130,10 +137,19 @@ class Residency:
             whole.awaited = False
             self._release(flat)
 
+    def before_update(self) -> None:
+        """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
+        if self._held:
+            raise InvalidUsage("an update inside gathered(), where parameters can only be read")
+        self.release_all()
+        self._updates += 1
+
     def hold_all(self) -> None:
         """Makes every unit whole, and every parameter usable, until `let_go_all`; in buffers beside the usual ones."""
+        if self._held:
+            raise InvalidUsage("gathered() inside gathered()")
         self.release_all()
-        self._usual_pools, self.pools = self.pools, {}
+        self._usual_pools, self.pools, self._held = self.pools, {}, True
         for flat in self.flats:
             self._touch(flat, prefetch=False).uses += 1
             for slot in flat.unit.slots:
@@ -145,7 +161,7 @@ class Residency:
                 self._take_back(slot)
             self._whole[flat].uses -= 1
         self.release_all()
-        self.pools = self._usual_pools
+        self.pools, self._held = self._usual_pools, False
 
     def _enter(self, module: nn.Module, own: list[tuple[FlatUnit, Slot]]) -> None:
         for flat, slot in own:
@@ -196,16 +212,21 @@ class Residency:
         if flat is None:
             return outer[0](tensor) if outer is not None else tensor
         offset = int(tensor.storage_offset() - self._whole[flat].buffer.storage_offset())
-        return _Saved(flat, offset, tensor.size(), tensor.stride())
+        return _Saved(flat, self._updates, offset, tensor.size(), tensor.stride())
 
     def _unpack(self, saved: Any, outer: Any) -> torch.Tensor:
         if not isinstance(saved, _Saved):
             return outer[1](saved) if outer is not None else saved
+        if saved.updates != self._updates:
+            names = ", ".join(slot.name for slot in saved.flat.unit.slots)
+            raise InvalidUsage(f"a backward after its parameters were updated, of: {names}; call it before step()")
         if in_backward():
             self._on_backward()
         whole = self._touch(saved.flat)
         whole.awaited = whole.awaited or (in_backward() and saved.flat.unit.trainable)
-        return whole.buffer.as_strided(saved.size, saved.stride, whole.buffer.storage_offset() + saved.offset)
+        part = whole.buffer.as_strided(saved.size, saved.stride, whole.buffer.storage_offset() + saved.offset)
+        # with create_graph the backward is recorded in its turn, and what it saves is not packed
+        return part.clone() if torch.is_grad_enabled() else part
 
     def _touch(self, flat: FlatUnit, prefetch: bool = True) -> _Whole:
         fresh = flat is not self._current

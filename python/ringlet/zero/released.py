@@ -33,7 +33,8 @@ class Released(nn.Parameter):
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
             raise InvalidUsage(
                 f"{called} on parameter {name}, whose values are in shards: stage 3 gathers it only while its own "
-                "module's forward runs. Call that module, or use `with zero.gathered():`, or zero.state_dict() to save"
+                "module's forward runs. Call that module, make bucket_elements so large that the module which reads it "
+                "is one unit, or use `with zero.gathered():`"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

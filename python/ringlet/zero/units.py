@@ -17,6 +17,7 @@ from torch import nn
 
 ALIGNMENT_BYTES = 64
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,17 @@ class Limits:
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter's place: elements [start, stop) of its unit, in the order of a contiguous tensor."""
+    """One parameter's place: elements [start, stop) of its unit, in the order of a contiguous tensor.
+
+    `user`: the module that was not divided, in whose forward the parameter may be read.
+    """
 
     name: str
     parameter: nn.Parameter
     shape: torch.Size
     start: int
     stop: int
+    user: nn.Module
 
 
 @dataclass(eq=False)
@@ -76,7 +81,9 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     small: list[nn.Parameter] = []
     groups: list[tuple[list[nn.Parameter], bool]] = []
-    for parameters in _divide(module, limits.unit, set(), root=True):
+    users: dict[int, nn.Module] = {}
+    for user, parameters in _divide(module, limits.unit, set(), root=True):
+        users.update((id(p), user) for p in parameters)
         small += [p for p in parameters if p.numel() <= limits.persistence]
         groups.append(([p for p in parameters if p.numel() > limits.persistence], False))
     groups.append((small, True))
@@ -84,21 +91,23 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
     for parameters, is_small in groups:
         for alike in _alike(parameters):
             for part in _cut(alike, limits.unit):
-                units.append(_lay_out(len(units), [(names[id(p)], p) for p in part], is_small, world))
+                placed = [(names[id(p)], p, users[id(p)]) for p in part]
+                units.append(_lay_out(len(units), placed, is_small, world))
     return units
 
 
-def _divide(module: nn.Module, cap: int, seen: set[int], root: bool = False) -> Iterator[list[nn.Parameter]]:
+def _divide(
+    module: nn.Module, cap: int, seen: set[int], root: bool = False
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     fresh = [p for p in module.parameters() if id(p) not in seen]
-    if not fresh:
-        return
-    if not root and not isinstance(module, CONTAINERS) and sum(p.numel() for p in fresh) <= cap:
+    fits = sum(p.numel() for p in fresh) <= cap and not root and not isinstance(module, CONTAINERS)
+    if fits or isinstance(module, INDIVISIBLE):
         seen.update(map(id, fresh))
-        yield fresh
+        yield module, fresh
         return
     direct = [p for p in module.parameters(recurse=False) if id(p) not in seen]
     seen.update(map(id, direct))
-    yield direct
+    yield module, direct
     for child in module.children():
         yield from _divide(child, cap, seen)
 
@@ -123,12 +132,12 @@ def _cut(parameters: list[nn.Parameter], cap: int) -> Iterator[list[nn.Parameter
         yield part
 
 
-def _lay_out(index: int, named: list[tuple[str, nn.Parameter]], small: bool, world: int) -> Unit:
+def _lay_out(index: int, named: list[tuple[str, nn.Parameter, nn.Module]], small: bool, world: int) -> Unit:
     first = named[0][1]
     align = max(1, ALIGNMENT_BYTES // first.element_size())
     slots, end = [], 0
-    for name, parameter in named:
-        slots.append(Slot(name, parameter, parameter.shape, end, end + parameter.numel()))
+    for name, parameter, user in named:
+        slots.append(Slot(name, parameter, parameter.shape, end, end + parameter.numel(), user))
         end += -(-parameter.numel() // align) * align
     shard = -(-max(end, 1) // (world * align)) * align
     return Unit(index, slots, shard * world, shard, first.dtype, first.device, first.requires_grad, small)

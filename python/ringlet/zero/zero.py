@@ -203,6 +203,8 @@ class Zero:
         """Takes what torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
         if self._micro_batches:
             raise InvalidUsage("load_state_dict between a backward and its step: call step() or zero_grad() first")
+        if self._residency is not None:
+            self._residency.before_update()
         checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
         self.steps = state["steps"]
         # from before a first step, which is to make the states
@@ -211,6 +213,7 @@ class Zero:
         for flat in self._parts.flats:
             if flat.whole is not None:
                 self._traffic.all_gather(flat.whole, flat.shard).wait()
+        self._mark_changed()
 
     def remove(self) -> None:
         """Takes the Zero off the module: its parameters are whole, ordinary ones, backwards local. Collective."""
@@ -342,17 +345,26 @@ class Zero:
     @torch.no_grad()
     def _update(self) -> None:
         if self._residency is not None:
-            self._residency.release_all()
+            self._residency.before_update()
         if self.steps == 0 and self._placeholders:
             self._parts.sharded.drop_states(self._placeholders)
         self._placeholders = []
         scale = self._scale()
         factor = self._factor * scale if self._factor is not None else (scale if scale != 1.0 else None)
+        self._factor = None
         gathers = []
         for flat in self._parts.sharded.step({unit.flat: unit for unit in self._gradients.units}, factor):
             if flat.whole is not None:
                 gathers.append(self._traffic.all_gather(flat.whole, flat.shard))
         for gather in gathers:
             gather.wait()
-        self._micro_batches, self._factor = 0, None
+        self._mark_changed()
+        self._micro_batches = 0
         self._gradients.begin_window()
+
+    def _mark_changed(self) -> None:
+        """So that autograd refuses a backward through values of before; the flat buffers have counters of their own."""
+        for flat in self._parts.flats:
+            if flat.whole is not None:
+                for slot in flat.unit.slots:
+                    torch.autograd.graph.increment_version(slot.parameter)
