@@ -187,6 +187,25 @@ def test_clipping_equals_clip_grad_norm(ranks):
     ranks(clipped)
 
 
+def clipped_in_windows(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, accumulate=3, lr=0.5)
+        train_zero(zero, rank, 2, micro=3)
+        train_alone(alone, world, 2, torch.optim.SGD, clip=0.05, micro=3, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+        for micro in (6, 7):  # a window of 2
+            loss_of(zero.module, *batch(micro, rank)).backward()
+        assert zero.step(partial=True)
+        train_alone(alone, world, 1, torch.optim.SGD, first=3, clip=0.05, micro=2, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_windows_are_clipped_whole(two):
+    two(clipped_in_windows)
+
+
 def masters(rank, world):
     model = make(torch.float32)
     for stage in STAGES:

@@ -137,7 +137,7 @@ class Zero:
         with self._clock.phase("step"):
             self._complete_window()
             if self.options.max_norm is not None and self._factor is None:
-                self.clip_grad_norm(self.options.max_norm)
+                self._clip(self.options.max_norm)
             self._update()
         self.steps += 1
         self._clock.end_window()
@@ -152,14 +152,12 @@ class Zero:
         """
         if not max_norm > 0:
             raise InvalidUsage(f"max_norm must be positive, got {max_norm}")
-        if self._micro_batches == 0 or any(not unit.holds for unit in self._gradients.units):
+        if self._micro_batches < self.options.accumulate:
             raise InvalidUsage(
                 f"clip_grad_norm after {self._micro_batches} of {self.options.accumulate} micro-batches: the gradients "
                 "are not complete; give max_norm= to Zero, which clips when they are"
             )
-        norm = global_norm(self._gradients.units, self._scale(), self._group)
-        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        return norm
+        return self._clip(max_norm)
 
     def zero_grad(self) -> None:
         """Drops what the window has; not needed after `step`."""
@@ -315,6 +313,7 @@ class Zero:
                 self._residency.release_all()
             if self._gradients.finish(self._gradients.reducing):  # else torch.autograd.grad, which leaves .grad alone
                 self._micro_batches += 1
+                self._factor = None
         finally:
             self._task = None
             self._clock.stop("backward")
@@ -341,6 +340,11 @@ class Zero:
         if any(not unit.holds for unit in self._gradients.units):
             self._gradients.reduce_all()
             self._gradients.rearm()
+
+    def _clip(self, max_norm: float) -> torch.Tensor:
+        norm = global_norm(self._gradients.units, self._scale(), self._group)
+        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return norm
 
     @torch.no_grad()
     def _update(self) -> None:
