@@ -1,6 +1,7 @@
 """ZeRO against training by one process: the same numbers at every stage, with every optimizer, in windows, clipped."""
 
 import copy
+import itertools
 import warnings
 
 import pytest
@@ -185,6 +186,32 @@ def clipped(rank, world):
 
 def test_clipping_equals_clip_grad_norm(ranks):
     ranks(clipped)
+
+
+def clipped_with_gaps(rank, world):
+    torch.manual_seed(6)
+    sizes = [7, 13, 9, 21, 5]  # whose units have gaps, in buffers of other units before
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(*layers).double()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(
+            model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5, bucket_elements=200, persistence_elements=0
+        )
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
+        for _ in range(3):
+            x = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            zero.module(x).square().mean().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_gaps_between_parameters_count_nothing(two):
+    two(clipped_with_gaps)
 
 
 def clipped_in_windows(rank, world):

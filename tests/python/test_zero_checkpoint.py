@@ -115,7 +115,13 @@ def test_masters_are_what_is_saved(pool, tmp_path):
 
 
 def before_the_first_step(rank, world, folder):
-    for name, defaults in (("Rprop", {"lr": 1e-3}), ("Adagrad", {"lr": 1e-2}), ("SGD", {"lr": 0.1, "momentum": 0.9})):
+    settings = {
+        "Rprop": {"lr": 1e-3},
+        "Adagrad": {"lr": 1e-2},  # makes its states at once
+        "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},  # its first step is not like the others
+        "NAdam": {"lr": 1e-2},
+    }
+    for name, defaults in settings.items():
         cls = getattr(torch.optim, name)
         zero, alone = zero_of(make(), cls, 2, **defaults), make()
         dcp.save({"zero": zero}, checkpoint_id=f"{folder}/{name}")
