@@ -4,7 +4,7 @@
 """
 
 from ringlet import backend as _backend
-from ringlet import schedule
+from ringlet import schedule, settings
 from ringlet._C import BackendOptions, Work
 from ringlet.backend import monitored_barrier
 from ringlet.collectives import (
@@ -29,6 +29,7 @@ from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import use_registered_allocator
 from ringlet.reducer import GradientReducer
+from ringlet.zero import Offload, Zero
 
 _backend.register()
 
@@ -41,10 +42,12 @@ __all__ = [
     "GradientReducer",
     "Group",
     "InvalidUsage",
+    "Offload",
     "PeerLost",
     "SystemError",
     "Timeout",
     "Work",
+    "Zero",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -66,6 +69,7 @@ __all__ = [
     "scatter",
     "schedule",
     "send",
+    "settings",
     "spawn",
     "use_registered_allocator",
 ]

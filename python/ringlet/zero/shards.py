@@ -1,0 +1,55 @@
+"""The parameters of one unit: the whole flat buffer, or this rank's shard of it alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from .memory import MappedFiles, allocate
+from .options import Offload
+from .units import Slot, Unit
+
+
+def flatten(unit: Unit, values: list[torch.Tensor]) -> torch.Tensor:
+    """The unit as one tensor of the dtype of `values`, its slots' values in order, zeros between them."""
+    flat = torch.zeros(unit.count, dtype=values[0].dtype, device=unit.device)
+    for slot, value in zip(unit.slots, values, strict=True):
+        flat[slot.start : slot.stop].copy_(value.reshape(-1))
+    return flat
+
+
+class FlatUnit:
+    """`shard`: this rank's elements. `whole`: all elements, with `shard` a view of its part, where every rank keeps
+    the whole unit; there each parameter is a view of it. Else None, and stage 3's Residency gathers the unit."""
+
+    def __init__(self, unit: Unit, values: list[torch.Tensor], whole: bool, group: dist.ProcessGroup) -> None:
+        self.unit = unit
+        rank = dist.get_rank(group)
+        self.start = rank * unit.shard_count
+        self.stop = self.start + unit.shard_count
+        # in the dtype of `values`; dropped when masters are made
+        self.initial: torch.Tensor | None = flatten(unit, values)[self.start : self.stop].clone()
+        self.whole: torch.Tensor | None = None
+        if whole:
+            self.whole = allocate(unit.count, unit.dtype, unit.device, group)
+            self.shard = self.whole[self.start : self.stop]
+            for slot, value in zip(unit.slots, values, strict=True):
+                view = self.view(slot, self.whole)
+                view.copy_(value)
+                slot.parameter.data = view
+        else:
+            self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
+            self.shard.copy_(self.initial)
+
+    def view(self, slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+        """The place of a parameter in `whole`, with the parameter's shape."""
+        return whole[slot.start : slot.stop].view(slot.shape)
+
+    def offload(self, offload: Offload, files: MappedFiles | None) -> None:
+        """Moves the shard; what is not `whole` only."""
+        if files is not None:
+            self.shard = files.copy_of(self.shard.cpu())
+        elif self.shard.device.type != "cpu":
+            self.shard = self.shard.cpu()
+        if offload.pin_memory:
+            self.shard = self.shard.pin_memory()

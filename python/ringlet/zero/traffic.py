@@ -1,0 +1,64 @@
+"""The collectives of a Zero: asynchronous, counted in bytes, and timed where they are waited for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# torch 2.13 renamed them, and warns of the old names
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(eq=False)
+class Pending:
+    """A collective under way; the tensors it moves stay alive with it."""
+
+    traffic: Traffic
+    work: Any
+    tensors: tuple[torch.Tensor, ...]
+
+    def wait(self) -> None:
+        if self.work is not None:
+            started_ns = time.perf_counter_ns()
+            work, self.work = self.work, None
+            work.wait()
+            self.traffic.waited_ns += time.perf_counter_ns() - started_ns
+            self.tensors = ()
+
+
+class Traffic:
+    """What one rank sends: `gathered_bytes` and `reduced_bytes` by an algorithm that sends no more than it must,
+    S (world - 1) / world for a whole buffer of S bytes. `waited_ns`: for how long this rank's thread was blocked."""
+
+    def __init__(self, group: dist.ProcessGroup, overlap: bool) -> None:
+        self.group = group
+        self.world = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.gathered_bytes = 0
+        self.reduced_bytes = 0
+        self.collectives = 0
+        self.waited_ns = 0
+        self.overlap = overlap
+
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Pending:
+        """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it."""
+        self.gathered_bytes += whole.nbytes * (self.world - 1) // self.world
+        return self._start(_all_gather(whole, shard, group=self.group, async_op=True), (whole, shard))
+
+    def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor) -> Pending:
+        """The average over ranks of `whole`, this rank's part of it into `shard`."""
+        self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
+        work = _reduce_scatter(shard, whole, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
+        return self._start(work, (shard, whole))
+
+    def _start(self, work: Any, tensors: tuple[torch.Tensor, ...]) -> Pending:
+        self.collectives += 1
+        pending = Pending(self, work, tensors)
+        if not self.overlap:
+            pending.wait()
+        return pending

@@ -1,0 +1,143 @@
+"""Which parameters travel together: units, as plain data.
+
+A unit is a flat buffer of parameters of one dtype and device, in the order of registration, divided into `world` equal
+shards; rank r owns shard r. What a unit holds depends on the model, the limits and the world, never on the stage, so
+every stage reduces the same buffers and gets the same bits. A module becomes one unit if it fits; a larger one, and
+one that only lists others, is divided into its children. Small parameters stand in units of their own, which stage 3
+keeps whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+ALIGNMENT_BYTES = 64
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In elements. `unit`: the largest unit; one larger parameter is a unit of its own. `persistence`: parameters of
+    at most so many are small."""
+
+    unit: int
+    persistence: int
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter's place: elements [start, stop) of its unit, in the order of a contiguous tensor.
+
+    `user`: the module that was not divided, in whose forward the parameter may be read.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    shape: torch.Size
+    start: int
+    stop: int
+    user: nn.Module
+
+
+@dataclass(eq=False)
+class Unit:
+    """`count` elements, the zeros between aligned slots and at the end included; `shard_count` for each rank."""
+
+    index: int
+    slots: list[Slot]
+    count: int
+    shard_count: int
+    dtype: torch.dtype
+    device: torch.device
+    trainable: bool
+    small: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    @property
+    def shard_nbytes(self) -> int:
+        return self.shard_count * self.dtype.itemsize
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """The element ranges that belong to no parameter."""
+        end = 0
+        for slot in self.slots:
+            if end < slot.start:
+                yield end, slot.start
+            end = slot.stop
+        if end < self.count:
+            yield end, self.count
+
+
+def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
+    """The units of `module`, in the order in which forward is expected to use them, those of small parameters last."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    small: list[nn.Parameter] = []
+    groups: list[tuple[list[nn.Parameter], bool]] = []
+    users: dict[int, nn.Module] = {}
+    for user, parameters in _divide(module, limits.unit, set(), root=True):
+        users.update((id(p), user) for p in parameters)
+        small += [p for p in parameters if p.numel() <= limits.persistence]
+        groups.append(([p for p in parameters if p.numel() > limits.persistence], False))
+    groups.append((small, True))
+    units: list[Unit] = []
+    for parameters, is_small in groups:
+        for alike in _alike(parameters):
+            for part in _cut(alike, limits.unit):
+                placed = [(names[id(p)], p, users[id(p)]) for p in part]
+                units.append(_lay_out(len(units), placed, is_small, world))
+    return units
+
+
+def _divide(
+    module: nn.Module, cap: int, seen: set[int], root: bool = False
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    fresh = [p for p in module.parameters() if id(p) not in seen]
+    fits = sum(p.numel() for p in fresh) <= cap and not root and not isinstance(module, CONTAINERS)
+    if fits or isinstance(module, INDIVISIBLE):
+        seen.update(map(id, fresh))
+        yield module, fresh
+        return
+    direct = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+    seen.update(map(id, direct))
+    yield module, direct
+    for child in module.children():
+        yield from _divide(child, cap, seen)
+
+
+def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    groups: dict[tuple[torch.dtype, torch.device, bool], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+    return list(groups.values())
+
+
+def _cut(parameters: list[nn.Parameter], cap: int) -> Iterator[list[nn.Parameter]]:
+    part: list[nn.Parameter] = []
+    count = 0
+    for parameter in parameters:
+        if part and count + parameter.numel() > cap:
+            yield part
+            part, count = [], 0
+        part.append(parameter)
+        count += parameter.numel()
+    if part:
+        yield part
+
+
+def _lay_out(index: int, named: list[tuple[str, nn.Parameter, nn.Module]], small: bool, world: int) -> Unit:
+    first = named[0][1]
+    align = max(1, ALIGNMENT_BYTES // first.element_size())
+    slots, end = [], 0
+    for name, parameter, user in named:
+        slots.append(Slot(name, parameter, parameter.shape, end, end + parameter.numel(), user))
+        end += -(-parameter.numel() // align) * align
+    shard = -(-max(end, 1) // (world * align)) * align
+    return Unit(index, slots, shard * world, shard, first.dtype, first.device, first.requires_grad, small)

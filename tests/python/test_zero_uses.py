@@ -1,0 +1,196 @@
+"""Operations and modules that use parameters in their own ways: what stage 3 must not corrupt in silence."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ringlet
+from zero_training import assert_same, batch, loss_of, make, zero_of
+
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+STAGES = (1, 2, 3)
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+class Product(nn.Module):
+    """One operation that saves two parameters, each a unit of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(10, 12)), nn.Parameter(torch.randn(10, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.addcmul(x, self.a, self.b))
+
+
+def products(rank, world, trainable):
+    torch.manual_seed(4)
+    model = nn.Sequential(*(Product() for _ in range(4))).double()
+    for product in model[1:]:
+        product.requires_grad_(trainable)
+    for stage in STAGES:
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.1, bucket_elements=130)
+        alone = copy.deepcopy(model)
+        optimizer = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad], lr=0.1)
+        for step in range(3):
+            x = torch.randn(10, 12, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            zero.module(x).square().sum().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().sum().backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+    # both, and the one ahead, which must not take a buffer that the operation reads
+    residency, in_backward = zero._residency, []
+    start = residency._start
+
+    def counted(flat):
+        whole = start(flat)
+        if torch._C._current_graph_task_id() != -1:
+            in_backward.append(len(residency._whole))
+        return whole
+
+    residency._start = counted
+    zero.module(x).sum().backward()
+    assert max(in_backward) == 3
+
+
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_operations_that_save_parameters_of_several_units(two, trainable):
+    two(products, trainable)
+
+
+class Kinds(nn.Module):
+    """Modules of torch that read parameters in their own ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Sequential(nn.Conv1d(8, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU())
+        self.recur = nn.LSTM(16, 16, batch_first=True)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolve(x).transpose(1, 2)
+        x = self.encode(self.recur(x)[0])
+        return self.attend(x, x, x)[0]
+
+
+def kinds_of_modules(rank, world, bucket_elements):
+    torch.manual_seed(2)
+    model = Kinds().double()
+    x = torch.randn(6, 8, 5, dtype=torch.float64)  # the same on both ranks: batch norms agree
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, stage=stage, lr=1e-2, bucket_elements=bucket_elements, persistence_elements=0)
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        for _ in range(3):
+            zero.module(x).square().mean().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().mean().backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+        zero.module.eval()
+        alone.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(zero.module(x), alone(x), **ROUNDING)
+
+
+@pytest.mark.parametrize("bucket_elements", [4000, 1200])  # a layer is one unit; attention and linears are
+def test_kinds_of_modules(two, bucket_elements):
+    two(kinds_of_modules, bucket_elements)
+
+
+def penalised(rank, world):
+    """A gradient penalty, whose backward goes through a backward."""
+    torch.manual_seed(2)
+    inner = [layer for _ in range(4) for layer in (nn.Linear(20, 20), nn.Tanh())]  # more than there are buffers
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), *inner, nn.Linear(20, 1)).double()
+
+    def loss_of_both(module, x):
+        x = x.clone().requires_grad_()
+        out = module(x).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        with torch.no_grad():
+            module(x)  # gathers other units into the buffers of before
+        return out + (slope.norm(dim=1) - 1).square().mean()
+
+    batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.05, bucket_elements=200)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+        for _ in range(3):
+            loss_of_both(zero.module, batches[rank]).backward()
+            zero.step()
+            optimizer.zero_grad()
+            (sum(loss_of_both(alone, x) for x in batches) / world).backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_backward_through_a_backward(two):
+    two(penalised)
+
+
+def too_late(rank, world):
+    for stage in STAGES:
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        old = loss_of(zero.module, *batch(0, rank))
+        loss_of(zero.module, *batch(1, rank)).backward(retain_graph=True)
+        zero.step()
+        reason = "after its parameters were updated" if stage == 3 else "modified by an inplace operation"
+        with pytest.raises(RuntimeError, match=reason):
+            old.backward()
+
+
+def test_a_backward_after_the_update_is_refused(two):
+    two(too_late)
+
+
+def two_models(rank, world):
+    """As a generator and a discriminator: each in the other's backward."""
+    torch.manual_seed(3)
+    first = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 6)).double()
+    second = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
+    for stage in STAGES:
+        pair = [zero_of(m, torch.optim.SGD, stage, lr=0.1, bucket_elements=200) for m in (first, second)]
+        alone = [copy.deepcopy(m) for m in (first, second)]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in alone]
+        for _ in range(3):
+            pair[1].module(pair[0].module(batches[rank])).mean().backward()
+            alone[1](alone[0](torch.cat(batches))).mean().backward()
+            for one in (*pair, *optimizers):
+                one.step()
+            for one in optimizers:
+                one.zero_grad()
+        for model, zero in zip(alone, pair, strict=True):
+            assert_same(model, zero, **ROUNDING)
+
+
+def test_two_models_of_one_loss(two):
+    two(two_models)
+
+
+def read_only(rank, world):
+    zero = zero_of(make(), stage=3, lr=1e-2)
+    loss_of(zero.module, *batch(0, rank)).backward()
+    with zero.gathered():
+        with pytest.raises(ringlet.InvalidUsage, match=r"an update inside gathered\(\)"):
+            zero.step()
+        with pytest.raises(ringlet.InvalidUsage, match=r"gathered\(\) inside gathered\(\)"), zero.gathered():
+            pass
+    assert zero.step()
+
+
+def test_gathered_parameters_are_for_reading(two):
+    two(read_only)
