@@ -294,38 +294,6 @@ def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
     assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
 
 
-def test_every_call_of_torch_beside_gloo(tmp_path: Path) -> None:
-    memory = ("ordinary", "allocator")
-    one_size = replace(SMALL, begin_bytes=4096, rounds=1)
-    sweep = replace(one_size, collectives=CALLS, memory=memory, via=("torch",), peers=("gloo",))
-    outcome = run(sweep)
-    assert outcome.refused == {} and results.wrong_elements(outcome.rows) == 0
-    found = results.compare(outcome.rows)
-    told = [(one.collective, one.config.memory, list(one.ratios)) for one in found]
-    assert sorted(told) == sorted(
-        (collective, one, [0 if collective == "barrier" else 4096]) for collective in CALLS for one in memory
-    )
-    assert list(dict.fromkeys(one.collective for one in found)) == list(CALLS)
-    page = report.markdown(outcome.rows, {})
-    assert f"# {len(CALLS)} collectives on" in page and "all_to_all_list auto, allocator, via torch" in page
-    means = [line for line in page.splitlines() if line.startswith("| of all collectives |")]
-    assert len(means) == 1 and means[0].count("x") == 2, "one for each memory"
-    pytest.importorskip("matplotlib")
-    from ringlet.bench.plot import plot
-
-    plot(outcome.rows, tmp_path / "plot.svg")
-    assert "all_gather_list, 2 ranks" in (tmp_path / "plot.svg").read_text()
-
-
-def test_what_has_no_such_call_is_told() -> None:
-    rank_lists = replace(SMALL, collectives=("all_gather_list", "barrier"), via=("api",), peers=("gloo",), rounds=1)
-    outcome = run(rank_lists)
-    assert list(outcome.refused) == ["ringlet auto, ordinary, all_gather_list"]
-    assert [row["library"] for row in outcome.rows if row["collective"] == "barrier"].count("ringlet") == 1
-    alone = replace(SMALL, collectives=("send_recv",), via=("torch",), peers=(), rounds=1, worlds=(3,))
-    assert "must be even" in next(iter(run(alone).refused.values()))
-
-
 @pytest.mark.parametrize("peer", peers.installed())
 @pytest.mark.parametrize("world", [2, 4])
 def test_mpi_end_to_end(peer: str, world: int) -> None:
