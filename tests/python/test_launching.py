@@ -277,7 +277,7 @@ BACKENDS = ("gloo",)  # that cross hosts
 ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 WHERE = """
 import os, pathlib, socket, sys
-import torch, torch.distributed as dist
+import ringlet, torch, torch.distributed as dist
 dist.init_process_group(sys.argv[2])
 x = torch.ones(1000)
 dist.all_reduce(x)
