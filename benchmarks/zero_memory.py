@@ -136,9 +136,9 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace, load: float)
     head, *lines = table(rows)
     text = [f"# ZeRO: memory of model states and bytes sent, {meta['date'][:10]}", ""]
     text += [
-        "Written by `benchmarks/zero_memory.py --report`, which says how it counts. Per rank, in MB of 10^6 bytes.",
-        "",
+        "Written by `benchmarks/zero_memory.py --report`, which says how it counts. Per rank, in MB of 10^6 bytes."
     ]
+    text += ["Bytes sent are counted by ringlet.Zero: those of an algorithm that sends no more than it must.", ""]
     text += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
     text += ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     text += ["| " + " | ".join(line) + " |" for line in lines]
