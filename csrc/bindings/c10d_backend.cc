@@ -33,8 +33,7 @@ c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Stor
                                              int rank, int size, std::chrono::milliseconds timeout) {
   TorchStore rendezvous(store);
   auto transport = connect_shared_memory(rendezvous, name, rank, size, Deadline::after(timeout));
-  return c10::make_intrusive<C10dBackend>(store, name,
-                                          std::make_unique<Communicator>(std::move(transport), timeout));
+  return c10::make_intrusive<C10dBackend>(store, name, std::make_unique<Communicator>(std::move(transport), timeout));
 }
 
 void C10dBackend::set_algorithm(const std::string& name) {

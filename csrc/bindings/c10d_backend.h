@@ -85,6 +85,8 @@ class C10dBackend final : public c10d::Backend {
   std::string algorithm() const { return algorithm_; }
   void set_algorithm(const std::string& name);
 
+  const Communicator& group() const { return *group_; }
+
  private:
   struct Issue;
   Handle issue(Issue issue);

@@ -22,6 +22,9 @@ void bind_c10d(py::module_& m) {
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")
       .def_property_readonly("options", &C10dBackend::getBackendOptions)
+      .def_property_readonly(
+          "bytes_received", [](const C10dBackend& backend) { return backend.group().bytes_received(); },
+          "Bytes that this rank's collectives read out of peers' memory, ever.")
       .def(
           "get_error", [](C10dBackend& backend) { return static_cast<int>(backend.getError()); },
           "0: well, 1: Timeout, 2: another failure, 3: PeerLost; of the error that poisoned the group.");

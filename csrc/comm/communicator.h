@@ -58,6 +58,9 @@ class Communicator {
   /// Whether peers can read [pointer, pointer + bytes) in place.
   bool registered(const void* pointer, size_t bytes) const { return transport_->locate(pointer, bytes).has_value(); }
 
+  /// What collectives read out of peers' memory, ever. From any thread.
+  uint64_t bytes_received() const { return engine_.bytes_read(); }
+
   /// Ends pending and later calls of this rank with an error; peers see that it left.
   void abort(const std::string& reason);
   /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.

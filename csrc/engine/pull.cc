@@ -244,13 +244,18 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
     args.scale = call_->scale;
     args.divisor = step.finish ? divisor_ : 1;
     args.streaming = streaming_ && !step.read_later && !step.tee;
+    size_t foreign = 0;
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
       const bool scaled = source.raw && source.rank == rank_ && call_->op == ReduceOp::premul_sum;
       const bool published = scaled && source.staged != Space::none;
       pointers_[i] = address(source.rank, published ? source.staged : source.space, source.chunk + c);
       if (scaled && !published) args.scaled_source = i;
+      foreign += source.rank != rank_;
     }
+    // One writer: an addition need not be atomic as a whole.
+    bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * slab.size,
+                      std::memory_order_relaxed);
     const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
     if (!plain) {
       kernel_(args);

@@ -7,6 +7,7 @@
 // Ownership: the transport outlives the engine. Thread safety: one thread at a time.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -35,6 +36,9 @@ class PullEngine {
   /// Waits until all peers are done with everything this rank took part in; false if that takes longer than `timeout`.
   bool quiesce(std::chrono::milliseconds timeout);
 
+  /// Read out of peers' memory by collectives, ever. From any thread.
+  uint64_t bytes_read() const { return bytes_read_.load(std::memory_order_relaxed); }
+
  private:
   struct Slab;
 
@@ -61,6 +65,7 @@ class PullEngine {
   uint64_t epoch_ = 1;  // of the slab in progress
   bool patient_ = false;
   std::vector<uint64_t> seen_;  // by peer: progress last read
+  std::atomic<uint64_t> bytes_read_{0};
   std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
   std::vector<const Plan*> quick_;  // by algorithm and place, for root 0
 

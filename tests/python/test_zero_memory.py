@@ -75,10 +75,11 @@ def test_two_units_are_whole_at_most(pool, join):
     pool.values(gather_buffers, 4, join=join)
 
 
-def sent_bytes(zero, device="cpu") -> int:
-    """As the transport counted, where the backend tells; else as the Zero did."""
+def moved_bytes(zero, device="cpu") -> int:
+    """As the transport counted, where the backend tells (what a rank receives, which is as much as it sends); else as
+    the Zero did."""
     backend = dist.group.WORLD._get_backend(torch.device(device))
-    counted = getattr(backend, "bytes_sent", None)
+    counted = getattr(backend, "bytes_received", None)
     return counted if counted is not None else zero.stats()["communication"]["sent_bytes"]
 
 
@@ -88,10 +89,10 @@ def volumes(rank, world):
         model = make(torch.float32, tied=False, **WIDE)
         zero = ringlet.Zero(model, torch.optim.Adam, stage, lr=1e-3, **CHAIN)
         train_zero(zero, rank, 1)
-        before = sent_bytes(zero)
+        before = moved_bytes(zero)
         for step in range(1, 3):
             train_zero(zero, rank, 1, first=step)
-        sent[stage] = (sent_bytes(zero) - before) / 2
+        sent[stage] = (moved_bytes(zero) - before) / 2
         whole = sum(count for count, _ in zero.stats()["units"]) * 4
         used_last = next(count for count, names in zero.stats()["units"] if "head.weight" in names) * 4
         small = sum(count for count, names in zero.stats()["units"] if "head.weight" not in names and count < 3000) * 4
