@@ -1,7 +1,7 @@
 """Merging by measurement: times a group and a model, cuts the buckets by them, and keeps the faster of two layouts.
 
 Reduced backwards count: 2 unseen (the first lays buckets out anew), 5 on plain buckets (gradients' ready times), then
-turns on merged and plain buckets, the first backward of each unseen, and a decision by the medians. All that is decided
+turns on merged and plain buckets, the first backward of each unseen, and a decision by the turns' medians. All that is decided
 on is the maximum over ranks, so every rank decides the same.
 """
 
@@ -61,7 +61,7 @@ class MeasuredMerging:
         self._entries, self._channel, self._device = entries, channel, device
         self._plans: dict[str, list[buckets.Bucket]] = {}
         self._ready: list[dict[int, int]] = []
-        self._durations: dict[str, list[float]] = {"plain": [], "merged": []}
+        self._durations: list[list[float]] = [[] for _ in TURNS]
         self._turn, self._count = 0, -UNSEEN
         self.kept: str | None = None
         self._told: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class MeasuredMerging:
         self._count += 1
         if self._count <= 0:
             return None
-        self._durations[TURNS[self._turn]].append((timeline.finished_ns - timeline.begin_ns) * 1e-9)
+        self._durations[self._turn].append((timeline.finished_ns - timeline.begin_ns) * 1e-9)
         if self._turn == 0:
             begin, ended = timeline.begin_ns, timeline.ended_ns
             times = timeline.arrivals
@@ -94,8 +94,10 @@ class MeasuredMerging:
             return None
         if self._turn < len(TURNS):
             return self._plans[TURNS[self._turn]]
-        medians = [statistics.median(self._durations[name]) for name in ("plain", "merged")]
-        plain, merged = largest_over_ranks(medians, self._channel, self._device)
+        turns = largest_over_ranks([statistics.median(times) for times in self._durations], self._channel, self._device)
+        # A machine that is slow during one turn must not decide: merged has to win at its worst against plain's best.
+        plain = min(took for name, took in zip(TURNS, turns, strict=True) if name == "plain")
+        merged = max(took for name, took in zip(TURNS, turns, strict=True) if name == "merged")
         self.kept = "merged" if merged < WORTH_IT * plain else "plain"
         self._told["measured_s"] = {"plain": plain, "merged": merged}
         return self._plans[self.kept]
