@@ -1,5 +1,7 @@
 #include "comm/communicator.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -8,13 +10,23 @@
 namespace ringlet {
 namespace {
 
+// What runs when a call is complete may start the next one, in the progress thread, while the caller's thread starts
+// another: they take turns. A thread that is in the way for longer is in a call of its own.
+constexpr auto kTurn = std::chrono::milliseconds(50);
+
 /// Marks the group as in use by one thread; a second one is told instead of corrupting the first one's call.
 class InUse {
  public:
   explicit InUse(std::atomic<bool>& busy) : busy_(busy) {
-    if (busy_.exchange(true, std::memory_order_acquire)) {
-      throw InvalidUsage(
-          "two threads call one group at the same time; give each thread a group of its own, or use async_op");
+    if (!busy_.exchange(true, std::memory_order_acquire)) [[likely]]
+      return;
+    const Deadline deadline = Deadline::after(kTurn);
+    while (busy_.exchange(true, std::memory_order_acquire)) {
+      if (deadline.passed()) {
+        throw InvalidUsage(
+            "two threads call one group at the same time; give each thread a group of its own, or use async_op");
+      }
+      ::sched_yield();
     }
   }
   ~InUse() { busy_.store(false, std::memory_order_release); }
@@ -74,41 +86,67 @@ void Communicator::prepare(Call& call) {
 }
 
 void Communicator::run(Call call) {
-  const InUse in_use(busy_);
-  prepare(call);
-  if (pending(collectives_)) {
-    const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
-    collectives_->submit([this, call] { run_now(call, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
-    return;
+  {
+    const InUse in_use(busy_);
+    prepare(call);
+    if (!pending(collectives_)) {
+      run_now(call, false);
+      return;
+    }
   }
-  run_now(call, false);
+  const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
+  collectives_->submit([this, call] { run_now(call, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
-  const InUse in_use(busy_);
-  prepare(call);
-  return made(collectives_)->submit([this, call] { run_now(call, true); }, std::move(keep));
+  const auto prepared = [&]() -> std::function<void()> {
+    prepare(call);
+    return [this, call] { run_now(call, true); };
+  };
+  return give(prepared, std::move(keep));
 }
 
 void Communicator::run(const Job& job) {
-  const InUse in_use(busy_);
-  waiter_.raise_if_failed();
-  if (closed_) throw InvalidUsage("a call on a group that was closed");
-  const uint64_t sequence = sequence_++;
-  if (pending(collectives_)) {
-    const OutsideRuntime outside;
-    collectives_->submit([&] { run_now(job, sequence, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
-    return;
+  uint64_t sequence = 0;
+  {
+    const InUse in_use(busy_);
+    sequence = number();
+    if (!pending(collectives_)) {
+      run_now(job, sequence, false);
+      return;
+    }
   }
-  run_now(job, sequence, false);
+  const OutsideRuntime outside;
+  collectives_->submit([&] { run_now(job, sequence, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
 }
 
 std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
-  const InUse in_use(busy_);
+  const auto prepared = [&]() -> std::function<void()> {
+    return [this, job = std::move(job), sequence = number()] { run_now(job, sequence, true); };
+  };
+  return give(prepared, std::move(keep));
+}
+
+/// Gives a call to the progress thread. On that thread itself it runs at once, not in this group's turn, so that the
+/// caller's thread can give more meanwhile; it counts as pending from the turn on, so that none runs beside it.
+std::shared_ptr<Work> Communicator::give(const std::function<std::function<void()>()>& prepared,
+                                         std::shared_ptr<void> keep) {
+  std::function<void()> job;
+  {
+    const InUse in_use(busy_);
+    job = prepared();
+    ProgressThread& thread = *made(collectives_);
+    if (!thread.is_this_thread()) return thread.submit(std::move(job), std::move(keep));
+    thread.reserve();
+  }
+  return collectives_->run_reserved(std::move(job), std::move(keep));
+}
+
+/// Of the next call.
+uint64_t Communicator::number() {
   waiter_.raise_if_failed();
   if (closed_) throw InvalidUsage("a call on a group that was closed");
-  const auto run = [this, job = std::move(job), sequence = sequence_++] { run_now(job, sequence, true); };
-  return made(collectives_)->submit(run, std::move(keep));
+  return sequence_++;
 }
 
 void Communicator::run_now(const Job& job, uint64_t sequence, bool patient) {

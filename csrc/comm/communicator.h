@@ -67,6 +67,8 @@ class Communicator {
   void close(std::chrono::milliseconds patience);
 
  private:
+  std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
+  uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
   void run_now(const Call& call, bool patient);

@@ -14,16 +14,21 @@ ProgressThread::~ProgressThread() {
 }
 
 std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::shared_ptr<void> keep) {
-  auto work = std::make_shared<Work>();
-  if (std::this_thread::get_id() == thread_.get_id()) {
-    pending_.fetch_add(1, std::memory_order_acq_rel);
-    run({std::move(job), work, std::move(keep)});
-    return work;
+  if (is_this_thread()) {
+    reserve();
+    return run_reserved(std::move(job), std::move(keep));
   }
+  auto work = std::make_shared<Work>();
   const std::lock_guard lock(mutex_);
   jobs_.push_back({std::move(job), work, std::move(keep)});
   pending_.fetch_add(1, std::memory_order_acq_rel);
   changed_.notify_all();
+  return work;
+}
+
+std::shared_ptr<Work> ProgressThread::run_reserved(std::function<void()> job, std::shared_ptr<void> keep) {
+  auto work = std::make_shared<Work>();
+  run({std::move(job), work, std::move(keep)});
   return work;
 }
 

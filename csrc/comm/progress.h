@@ -23,6 +23,11 @@ class ProgressThread {
   /// ahead of the waiting ones: what completes a job may wait for what it submits, which could never start otherwise.
   std::shared_ptr<Work> submit(std::function<void()> job, std::shared_ptr<void> keep);
 
+  /// The same in two steps, on the thread itself: the job counts as pending from the first on.
+  bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+  void reserve() { pending_.fetch_add(1, std::memory_order_acq_rel); }
+  std::shared_ptr<Work> run_reserved(std::function<void()> job, std::shared_ptr<void> keep);
+
   /// Whether jobs are waiting or running.
   bool pending() const { return pending_.load(std::memory_order_acquire) != 0; }
   bool wait_idle(std::chrono::milliseconds timeout);

@@ -1,8 +1,8 @@
 """Merging by measurement: times a group and a model, cuts the buckets by them, and keeps the faster of two layouts.
 
 Reduced backwards count: 2 unseen (the first lays buckets out anew), 5 on plain buckets (gradients' ready times), then
-turns on merged and plain buckets, the first backward of each unseen, and a decision by the turns' medians. All that is decided
-on is the maximum over ranks, so every rank decides the same.
+turns on merged and plain buckets, the first backward of each unseen, and a decision by the turns' medians. All that is
+decided on is the maximum over ranks, so every rank decides the same.
 """
 
 from __future__ import annotations
