@@ -112,8 +112,8 @@ int main() {
     for (const bool share_addresses : {true, false}) {
       for (uint32_t seed = 1; seed <= 4; ++seed) {
         const std::vector<Planned> all = traffic(world, 60, seed);
-        const auto errors = run_ranks(world, share_addresses,
-                                      [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
+        const auto errors =
+            run_ranks(world, share_addresses, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
         for (const std::string& error : errors) CHECK_EQ(error, std::string());
       }
       const auto errors = run_ranks(world, share_addresses, all_to_all_of_uneven_blocks);

@@ -88,7 +88,7 @@ def data_parallel(rank: int, world: int, hook: str) -> list[float]:
     parallel = DistributedDataParallel(model, static_graph=hook == "static graph", **buckets)
     if hook == "bf16":
         parallel.register_comm_hook(None, compress_to_bf16)
-    elif "power_sgd" in hook:
+    elif hook == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     losses = train(parallel, torch.optim.SGD(parallel.parameters(), lr=0.05), 100 + rank)
