@@ -4,7 +4,7 @@
 // in issue order on one progress thread, made when first needed; a synchronous call behind pending ones waits its turn.
 // Point-to-point messages go their own way (comm/messenger.h). Tensors belong to the caller and must
 // live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
-// Thread safety: one thread makes calls at a time (InvalidUsage otherwise); Work, abort() and close() from any.
+// Thread safety: one thread makes calls (InvalidUsage otherwise), and what runs when a call is complete; the rest any.
 #pragma once
 
 #include <atomic>

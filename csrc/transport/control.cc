@@ -38,9 +38,6 @@ void Control::fail(ErrorKind kind, const char* text) noexcept {
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept {
   futex_sleep(low_half(word), static_cast<uint32_t>(seen), nanoseconds);
 }
-void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) noexcept {
-  futex_sleep(reinterpret_cast<const uint32_t*>(&word), seen, nanoseconds);
-}
 void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexcept {
   timespec until{};
   ::clock_gettime(CLOCK_MONOTONIC, &until);

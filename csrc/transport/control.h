@@ -72,7 +72,6 @@ struct alignas(64) SlabHeader {
 
 // Sleeping on a word of shared memory (futex); `word` may be mapped read-only.
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept;
-void sleep_on(const std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) noexcept;
 
 /// Until one of several words changes from what was seen.
 struct Watched {
