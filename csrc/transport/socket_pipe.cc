@@ -32,7 +32,7 @@ void set(int socket, int level, int option, int value) {
 
 }  // namespace
 
-SocketPipe::SocketPipe(Descriptor socket) : socket_(std::move(socket)) {
+SocketPipe::SocketPipe(Socket socket) : socket_(std::move(socket)) {
   set(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);

@@ -8,14 +8,14 @@
 #include <cstdint>
 #include <string>
 
-#include "memory/mapping.h"
 #include "transport/pipe.h"
+#include "transport/socket.h"
 
 namespace ringlet {
 
 class SocketPipe final : public Pipe {
  public:
-  explicit SocketPipe(Descriptor socket);
+  explicit SocketPipe(Socket socket);
 
   size_t write(const iovec* pieces, int n) noexcept override;
   size_t read(const iovec* pieces, int n) noexcept override;
@@ -35,7 +35,7 @@ class SocketPipe final : public Pipe {
  private:
   void end(int code) const noexcept;
 
-  Descriptor socket_;
+  Socket socket_;
   mutable std::atomic<int> end_{0};  // errno's numbers, or kClosed
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> read_{0};

@@ -76,7 +76,7 @@ struct Wires::State final : Door::Resident {
     return !closed && slot.owned == nullptr && !slot.failed;
   }
 
-  void admit(int peer, Lane lane, Descriptor socket) noexcept override {
+  void admit(int peer, Lane lane, Socket socket) noexcept override {
     {
       const std::lock_guard lock(mutex);
       Slot& slot = at(peer, lane);
