@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 constexpr auto kWhole = 10s;      // to find a door that answers
 constexpr auto kPerAddress = 2s;  // a packet lost on the way is sent again after 1 s
 // A door that answered is the right one; its group may still be being made, or the peer's own dial under way.
-constexpr auto kWelcome = 20s;
+constexpr auto kWelcome = 50s;
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 
 constexpr int kComplete = -1, kClosed = 1 << 16;  // among errno's numbers

@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kStrangers = 128;  // connections that have not named this door
-constexpr size_t kNamed = 4096;     // those that have: ranks of this job, or who can read its store
+constexpr size_t kNamed = 512;      // those that have: ranks of this job, or who overheard one of them
 constexpr size_t kDeparted = 256;
 constexpr int kBacklog = 4096;  // the kernel takes the smaller of this and net.core.somaxconn
 constexpr int kAtOnce = 256;    // accepted between two looks at the others

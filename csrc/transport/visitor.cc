@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
 // A proof waits while its group is being made here, or while it is open which of two connections is kept. Dial gives up
 // before that.
-constexpr auto kHold = 30s;
+constexpr auto kHold = 60s;
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 

@@ -17,7 +17,7 @@ class Visitor {
  public:
   enum class Stage {
     stranger,  ///< has not named this door yet
-    named,     ///< named this door, which only those do who read this job's store; its proof has not come
+    named,     ///< named this door, as only those can who read this job's store or overheard a rank; no proof yet
     waiting,   ///< gave a proof, which nobody has looked at yet
     gone,      ///< closed, broke the rules or ran out of time
   };

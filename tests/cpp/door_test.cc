@@ -36,11 +36,9 @@ size_t descriptors() {
 }
 
 Group::CardChange through(uint16_t port) {
-  return [port](std::string text) {
-    Card card = Card::unpack(text);
+  return [port](int, Card& card) {
     card.port = port;
     card.addresses = {Address(std::string("127.0.0.1"))};
-    return card.pack();
   };
 }
 
