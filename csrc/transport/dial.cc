@@ -128,7 +128,7 @@ Dial::Outcome Dial::welcomed() {
   }
   if (same(proof_, prove(call_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
   if (same(proof_, prove(call_.key, Domain::departed, hello_, answer_))) {
-    return fail(ErrorKind::peer_lost, "it has left the group");
+    return fail(ErrorKind::peer_lost, "it has left the group; did it finish early, or fail outside ringlet?");
   }
   return miss("answered, but does not know this group's secret", false);
 }
@@ -137,11 +137,14 @@ Dial::Outcome Dial::miss(const std::string& why, bool worth_repeating) {
   reasons_ += (reasons_.empty() ? "" : "; ") + place() + ": " + why;
   repeat_ = repeat_ || worth_repeating;
   socket_ = Socket();
-  if (until_.passed()) return fail(ErrorKind::peer_lost, reasons_);
+  const auto give_up = [&] {
+    return fail(ErrorKind::peer_lost, reasons_ + "; is its process gone, or a firewall between the hosts?");
+  };
+  if (until_.passed()) return give_up();
   stage_ = Stage::pause;
   step_ = Deadline::after(0ms);
   if (++address_ < addresses_.size()) return Outcome::going;
-  if (!repeat_) return fail(ErrorKind::peer_lost, reasons_);
+  if (!repeat_) return give_up();
   address_ = 0;
   repeat_ = false;
   reasons_.clear();

@@ -253,9 +253,7 @@ bool Door::consider(Visitor& visitor) {
   if (!visitor.proves(host.key) || !lane || !resident->wants(static_cast<int>(hello.from), *lane)) return true;
   const bool rivals = std::any_of(dials_.begin(), dials_.end(), [&](const Dial& own) { return meet(own, hello); });
   if (rivals && hello.to > hello.from) return false;
-  if (Socket socket = visitor.welcome(host.key); socket.valid()) {
-    resident->admit(static_cast<int>(hello.from), *lane, std::move(socket));
-  }
+  resident->admit(static_cast<int>(hello.from), *lane, [&] { return visitor.welcome(host.key); });
   return true;
 }
 
@@ -280,15 +278,13 @@ bool Door::finish(Dial& dial) {
   }
   if (outcome == Dial::Outcome::going) return false;
   if (outcome == Dial::Outcome::made) {
-    resident->admit(peer, call.lane, dial.take());
+    resident->admit(peer, call.lane, [&] { return dial.take(); });
     return true;
   }
   for (Visitor& each : visitors_) {  // the peer may have found the way that this rank did not find
     if (each.stage() != Visitor::Stage::waiting || !meet(dial, each.hello()) || !each.proves(call.key)) continue;
-    if (Socket socket = each.welcome(call.key); socket.valid()) {
-      resident->admit(peer, call.lane, std::move(socket));
-      return true;
-    }
+    resident->admit(peer, call.lane, [&] { return each.welcome(call.key); });
+    if (!resident->wants(peer, call.lane)) return true;
   }
   resident->give_up(peer, call.lane, dial.kind(), dial.reason());
   return true;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,7 +36,9 @@ class Door {
     virtual ~Resident() = default;
     /// Whether a pipe to `peer` is still missing.
     virtual bool wants(int peer, Lane lane) noexcept = 0;
-    virtual void admit(int peer, Lane lane, Socket socket) noexcept = 0;
+    /// A connection that has proven itself. `take` tells the peer so, and is called while nobody else looks at the
+    /// pipes: who sees anything that the peer did afterwards, sees the pipe as well.
+    virtual void admit(int peer, Lane lane, const std::function<Socket()>& take) noexcept = 0;
     /// A dial came to nothing.
     virtual void give_up(int peer, Lane lane, ErrorKind kind, const std::string& reason) noexcept = 0;
   };

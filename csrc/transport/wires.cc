@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -79,11 +80,13 @@ struct Wires::State final : Door::Resident {
     return !closed && slot.owned == nullptr;  // also where an own dial failed: the peer may find a way
   }
 
-  void admit(int peer, Lane lane, Socket socket) noexcept override {
+  void admit(int peer, Lane lane, const std::function<Socket()>& take) noexcept override {
     {
       const std::lock_guard lock(mutex);
       Slot& slot = at(peer, lane);
       if (closed || slot.owned != nullptr) return;
+      Socket socket = take();
+      if (!socket.valid()) return;  // it went while this side made up its mind
       slot.owned = std::make_unique<SocketPipe>(std::move(socket));
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
       ++sockets;
@@ -113,7 +116,8 @@ struct Wires::State final : Door::Resident {
     if (!setup.local) return;
     setup.local->control().asleep[static_cast<size_t>(lane)].store(asleep, std::memory_order_seq_cst);
   }
-  void ask(int peer, Lane lane);
+  void ask(int peer, Lane lane);  // mutex is held
+  void look_after(int peer);
 
   template <typename Do>
   void for_each_pipe(Do act) const {
@@ -154,20 +158,30 @@ void Wires::State::check() const {
 }
 
 void Wires::State::ask(int peer, Lane lane) {
-  const std::lock_guard lock(mutex);
   Slot& slot = at(peer, lane);
   if (slot.failed) {
-    const bool lost = slot.kind == ErrorKind::peer_lost;
-    rethrow(slot.kind, "rank " + std::to_string(setup.rank) + " cannot reach rank " + std::to_string(peer) + ": " +
-                           slot.reason + (lost ? "; is its process gone, or a firewall between the hosts?" : ""));
+    rethrow(slot.kind,
+            "rank " + std::to_string(setup.rank) + " cannot reach rank " + std::to_string(peer) + ": " + slot.reason);
   }
-  if (slot.making || slot.owned != nullptr || closed || lane == Lane::incoming) return;
+  if (slot.making || slot.owned != nullptr || closed) return;
   Door::process().dial({.key = setup.key,
                         .from = static_cast<uint32_t>(setup.rank),
                         .to = static_cast<uint32_t>(peer),
                         .lane = lane,
                         .card = Card::unpack(setup.cards[peer])});
   slot.making = true;
+}
+
+/// Nothing may ever come from a peer that is gone: its pipe for collectives shows it.
+void Wires::State::look_after(int peer) {
+  const Pipe* pipe = at(peer, Lane::collectives).pipe.load(std::memory_order_acquire);
+  const bool over = pipe != nullptr && pipe->ended();
+  const std::lock_guard lock(mutex);
+  if (at(peer, Lane::incoming).owned != nullptr) return;  // it came before the end
+  if (pipe == nullptr) ask(peer, Lane::collectives);
+  if (!over || closed) return;
+  throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
+                 pipe->why_ended() + "; did it finish early, or fail outside ringlet?");
 }
 
 Wires::Wires(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {
@@ -182,8 +196,14 @@ int Wires::world() const { return state_->setup.world; }
 
 Pipe* Wires::open(int peer, Lane lane) {
   Pipe* pipe = find(peer, lane);
-  if (pipe == nullptr) state_->ask(peer, lane);
-  return pipe;
+  if (pipe != nullptr) return pipe;
+  if (lane == Lane::incoming) {
+    state_->look_after(peer);
+  } else {
+    const std::lock_guard lock(state_->mutex);
+    state_->ask(peer, lane);
+  }
+  return nullptr;
 }
 
 Pipe* Wires::find(int peer, Lane lane) const noexcept {

@@ -46,7 +46,9 @@ class Wires {
   int rank() const;
   int world() const;
 
-  /// The pipe; null while it is being made, which asking starts. Throws PeerLost or SystemError where it cannot be.
+  /// The pipe; null while it is being made, which asking starts. Asking for `incoming`, which only the peer can start,
+  /// opens `collectives` in its place, whose end tells that nothing will come. Throws PeerLost or SystemError where it
+  /// cannot be.
   Pipe* open(int peer, Lane lane);
   /// The pipe if it is there.
   Pipe* find(int peer, Lane lane) const noexcept;

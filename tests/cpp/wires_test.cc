@@ -106,6 +106,46 @@ void nobody_there_is_an_error_that_names_it() {
   CHECK(message.find("127.0.0.1:1: Connection refused") != std::string::npos);
 }
 
+void nothing_comes_from_who_is_gone() {
+  Group group(2);
+  group.run([&](Wires& wires) {
+    if (wires.rank() == 1) {
+      write_all(wires, *wait_for(wires, 0, Lane::outgoing), pattern(1000, 1, 0));
+      wires.close(Deadline::after(10s));
+      return;
+    }
+    Pipe* pipe = wait_for(wires, 1, Lane::incoming);  // what was sent before is there, however late one asks
+    CHECK(read_all(wires, *pipe, 1000) == pattern(1000, 1, 0));
+    CHECK_THROWS(PeerLost, wait_for(wires, 1, Lane::outgoing));
+  });
+  Group silent(2);
+  silent.run([&](Wires& wires) {
+    if (wires.rank() == 1) return wires.close(Deadline::after(0ms));
+    CHECK_THROWS(PeerLost, wait_for(wires, 1, Lane::incoming));
+  });
+}
+
+void shared_memory_does_without_bells() {
+  ThreadStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&store, rank] {
+      const Deadline deadline = Deadline::after(60s);
+      const auto transport = connect_shared_memory(store, "plain", rank, 2, deadline);
+      CHECK_EQ(transport->bell(rank, Lane::collectives), -1);
+      CHECK_EQ(transport->bell(1 - rank, Lane::collectives), -1);
+      CHECK(transport->alive(1 - rank));
+      CHECK_THROWS(InvalidUsage, Wires({.rank = rank,
+                                        .world = 2,
+                                        .key = random_token(),
+                                        .cards = {Wires::card(), Wires::card()},
+                                        .hosts = {0, 0},
+                                        .local = connect_shared_memory(store, "again", rank, 2, deadline)}));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 void a_way_open_in_one_direction_is_found() {
   // Both dial, and the connection of rank 1, which would be kept, comes to nothing.
   Group group(2, [](int rank, Card& card) { card.port = rank == 0 ? 1 : card.port; });
@@ -162,6 +202,8 @@ int main() {
   a_closed_group_is_seen_and_everything_arrived(Group(2));
   a_closed_group_is_seen_and_everything_arrived(Group(Hosts{0, 0}));
   nobody_there_is_an_error_that_names_it();
+  nothing_comes_from_who_is_gone();
+  shared_memory_does_without_bells();
   a_way_open_in_one_direction_is_found();
   setups_that_contradict_themselves_are_refused();
   a_group_made_later_is_waited_for();
