@@ -138,12 +138,19 @@ class Group {
   std::vector<std::unique_ptr<ringlet::Wires>> ranks_;
 };
 
-inline constexpr int64_t kSleepNanoseconds = 200'000'000;
+// So long that a missed wake-up stops the test.
+inline constexpr int64_t kSleepNanoseconds = 600'000'000'000;
+
+inline void about_to_sleep(ringlet::Wires& wires) {
+  for (const ringlet::Lane lane : {ringlet::Lane::collectives, ringlet::Lane::outgoing, ringlet::Lane::incoming}) {
+    wires.about_to_sleep(lane);
+  }
+}
 
 template <typename Done>
 void sleep_until(ringlet::Wires& wires, ringlet::Pipe& pipe, Done done, bool writing = false) {
   while (!done()) {
-    wires.about_to_sleep(ringlet::Lane::collectives);
+    about_to_sleep(wires);
     if (done()) return;
     const ringlet::Wires::Watch watch{&pipe, writing};
     wires.sleep(ringlet::Lane::collectives, {&watch, 1}, kSleepNanoseconds);
@@ -152,7 +159,11 @@ void sleep_until(ringlet::Wires& wires, ringlet::Pipe& pipe, Done done, bool wri
 
 inline ringlet::Pipe* wait_for(ringlet::Wires& wires, int peer, ringlet::Lane lane) {
   ringlet::Pipe* pipe = nullptr;
-  while ((pipe = wires.open(peer, lane)) == nullptr) wires.sleep(lane, {}, kSleepNanoseconds);
+  while ((pipe = wires.open(peer, lane)) == nullptr) {
+    // Where messages are waited for, the other pipe tells whether the peer is still there.
+    const ringlet::Wires::Watch watch{wires.find(peer, ringlet::Lane::collectives), false};
+    wires.sleep(lane, {&watch, watch.pipe == nullptr ? size_t{0} : size_t{1}}, kSleepNanoseconds);
+  }
   return pipe;
 }
 
@@ -211,9 +222,7 @@ struct Exchange {
 /// Runs all of them to their ends in one thread, asleep where nothing moves, and compares.
 inline void exchange(ringlet::Wires& wires, std::vector<Exchange>& all) {
   for (;;) {
-    for (const ringlet::Lane lane : {ringlet::Lane::collectives, ringlet::Lane::outgoing, ringlet::Lane::incoming}) {
-      wires.about_to_sleep(lane);
-    }
+    about_to_sleep(wires);
     bool done = true;
     uint64_t before = wires.bytes_sent() + wires.bytes_received();
     std::vector<ringlet::Wires::Watch> watches;
