@@ -3,7 +3,8 @@
 // Contract: either side may ask first; a pair has one connection per lane, whoever dialled. Handshakes run on the
 // process's door (transport/door.h), so that open() never waits. Lane `collectives` carries both directions; a message
 // lane carries one: `outgoing` here is `incoming` at the peer, and only `outgoing` is ever dialled.
-// Sleeping: call about_to_sleep, look at every pipe once more, then sleep; each lane has its own bell.
+// Sleeping: call about_to_sleep, look at every pipe once more, then sleep; each lane has its own bell, so who watches
+// pipes of several lanes announces each of them.
 // Ownership: owns the pipes, which stay readable objects until it goes; the process's door outlives it.
 // Thread safety: one thread at a time per lane; ring, find and the counters from any; close while nobody moves bytes.
 #pragma once

@@ -116,6 +116,7 @@ void nothing_comes_from_who_is_gone() {
     }
     Pipe* pipe = wait_for(wires, 1, Lane::incoming);  // what was sent before is there, however late one asks
     CHECK(read_all(wires, *pipe, 1000) == pattern(1000, 1, 0));
+    sleep_until(wires, *pipe, [&] { return pipe->ended(); });
     CHECK_THROWS(PeerLost, wait_for(wires, 1, Lane::outgoing));
   });
   Group silent(2);
