@@ -13,10 +13,9 @@
 
 #include "base/deadline.h"
 #include "memory/mapping.h"
+#include "transport/token.h"
 
 namespace ringlet {
-
-using Token = std::array<uint8_t, 16>;
 
 struct Introduced {
   Descriptor heap;   ///< the peer's heap, read-only

@@ -7,9 +7,14 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace ringlet {
+
+/// What a pipe is for: a pair has one of each.
+enum class Lane : uint8_t { collectives, outgoing, incoming };
+inline constexpr int kLanes = 3;
 
 class Pipe {
  public:
@@ -28,8 +33,14 @@ class Pipe {
   /// Nothing more will be written: the peer reads what was, then sees the end.
   virtual void finish() noexcept = 0;
 
+  /// Whether the peer has all that was written, as far as this side can know, or will never have it.
+  virtual bool delivered() noexcept = 0;
+
   /// What poll() watches on its behalf.
   virtual int descriptor() const noexcept = 0;
+
+  virtual uint64_t bytes_written() const noexcept = 0;
+  virtual uint64_t bytes_read() const noexcept = 0;
 };
 
 }  // namespace ringlet

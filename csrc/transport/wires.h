@@ -21,9 +21,6 @@
 
 namespace ringlet {
 
-enum class Lane : uint8_t { collectives, outgoing, incoming };
-inline constexpr int kLanes = 3;
-
 class Wires {
  public:
   struct Setup {
@@ -32,7 +29,8 @@ class Wires {
     Token key{};                       ///< the group's secret, the same on all ranks, never used before
     std::vector<std::string> cards{};  ///< by rank: card() of its process
     std::vector<int> hosts{};          ///< by rank: equal where `local` joins them; all different without it
-    std::unique_ptr<Transport> local{};  ///< shared memory of this rank's host, its ranks in ascending order; may be null
+    std::unique_ptr<Transport>
+        local{};  ///< shared memory of this rank's host, its ranks in ascending order; may be null
   };
 
   explicit Wires(Setup setup);

@@ -1,0 +1,210 @@
+#include "transport/address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "base/error.h"
+#include "memory/mapping.h"
+
+namespace ringlet {
+namespace {
+
+constexpr std::array<uint8_t, 12> kV4Prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+constexpr int kCardVersion = 1;
+
+struct Interface {
+  std::string name;
+  Address address;
+  bool up;
+};
+
+std::vector<Interface> interfaces_here() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw_errno("getifaddrs");
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> list(first, ::freeifaddrs);
+  std::vector<Interface> found;
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    const sockaddr* address = entry->ifa_addr;
+    if (address == nullptr || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) continue;
+    constexpr unsigned kWorking = IFF_UP | IFF_RUNNING;
+    found.push_back({entry->ifa_name, Address(address), (entry->ifa_flags & kWorking) == kWorking});
+  }
+  return found;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<Address> named(const std::vector<Interface>& all, const std::string& names) {
+  std::vector<Address> addresses;
+  for (const std::string& name : split(names, ',')) {
+    const size_t before = addresses.size();
+    for (const Interface& each : all) {
+      if (each.name == name && !each.address.is_link_local()) addresses.push_back(each.address);
+    }
+    if (addresses.size() > before) continue;
+    std::string there;
+    for (const Interface& each : all) {
+      const std::string one = each.name + " (" + each.address.text() + ")";
+      if (!each.address.is_link_local()) there += (there.empty() ? "" : ", ") + one;
+    }
+    throw InvalidUsage("RINGLET_INTERFACE names \"" + name + "\", but no interface of that name has an address here; " +
+                       "there are: " + there);
+  }
+  return addresses;
+}
+
+/// The own address from which packets to MASTER_ADDR leave. Connecting a datagram socket sends nothing.
+std::optional<Address> towards_master() {
+  const char* master = std::getenv("MASTER_ADDR");
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* first = nullptr;
+  if (master == nullptr || ::getaddrinfo(master, "9", &hints, &first) != 0) return std::nullopt;
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(first, ::freeaddrinfo);
+  for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
+    const Descriptor probe(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    if (probe.valid() && ::connect(probe.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
+        ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+      return Address(reinterpret_cast<const sockaddr*>(&own));
+    }
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw InvalidUsage("a rank published something else than ringlet's address card (" + what + "): another version?");
+}
+
+}  // namespace
+
+Address::Address(const std::string& text) {
+  std::copy(kV4Prefix.begin(), kV4Prefix.end(), bytes_.begin());
+  if (::inet_pton(AF_INET, text.c_str(), bytes_.data() + kV4Prefix.size()) == 1) return;
+  if (::inet_pton(AF_INET6, text.c_str(), bytes_.data()) != 1) refuse("not an address: " + text.substr(0, 64));
+}
+
+Address::Address(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    std::copy(kV4Prefix.begin(), kV4Prefix.end(), bytes_.begin());
+    std::memcpy(bytes_.data() + kV4Prefix.size(), &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
+  } else {
+    std::memcpy(bytes_.data(), &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, bytes_.size());
+  }
+}
+
+bool Address::is_v4() const { return std::equal(kV4Prefix.begin(), kV4Prefix.end(), bytes_.begin()); }
+
+bool Address::is_loopback() const {
+  static constexpr std::array<uint8_t, 16> kV6Loopback{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  return is_v4() ? bytes_[12] == 127 : bytes_ == kV6Loopback;
+}
+
+bool Address::is_link_local() const {
+  return is_v4() ? bytes_[12] == 169 && bytes_[13] == 254 : bytes_[0] == 0xfe && (bytes_[1] & 0xc0) == 0x80;
+}
+
+std::string Address::text() const {
+  char buffer[INET6_ADDRSTRLEN] = {};
+  if (is_v4()) return ::inet_ntop(AF_INET, bytes_.data() + kV4Prefix.size(), buffer, sizeof buffer);
+  return ::inet_ntop(AF_INET6, bytes_.data(), buffer, sizeof buffer);
+}
+
+sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
+  sockaddr_storage storage{};
+  if (is_v4()) {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(storage);
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(port);
+    std::memcpy(&v4.sin_addr, bytes_.data() + kV4Prefix.size(), 4);
+    length = sizeof v4;
+  } else {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(storage);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(port);
+    std::memcpy(&v6.sin6_addr, bytes_.data(), bytes_.size());
+    length = sizeof v6;
+  }
+  return storage;
+}
+
+std::string Card::pack() const {
+  std::ostringstream text;
+  text << kCardVersion << ' ' << host << ' ' << door << ' ' << port << ' ';
+  for (size_t i = 0; i < std::min(addresses.size(), kMostAddresses); ++i) {
+    text << (i == 0 ? "" : ",") << addresses[i].text();
+  }
+  return text.str();
+}
+
+Card Card::unpack(const std::string& text) {
+  if (text.size() > kMostBytes) refuse(std::to_string(text.size()) + " bytes");
+  std::istringstream stream(text);
+  int version = 0;
+  Card card;
+  std::string list, more;
+  if (!(stream >> version)) refuse("no version");
+  if (version != kCardVersion) refuse("version " + std::to_string(version) + ", here " + std::to_string(kCardVersion));
+  if (!(stream >> card.host >> card.door >> card.port >> list) || stream >> more) refuse("not of five fields");
+  for (const std::string& address : split(list, ',')) card.addresses.emplace_back(address);
+  if (card.addresses.empty() || card.addresses.size() > kMostAddresses || card.port == 0) refuse("not reachable");
+  return card;
+}
+
+std::vector<Address> Card::reachable_from(uint64_t own_host) const {
+  std::vector<Address> order = addresses;
+  if (own_host == host) {
+    std::stable_partition(order.begin(), order.end(), [](const Address& each) { return each.is_loopback(); });
+  } else {
+    std::erase_if(order, [](const Address& each) { return each.is_loopback(); });
+  }
+  return order;
+}
+
+uint64_t host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network{};
+  ::stat("/proc/self/ns/net", &network);
+  return std::hash<std::string>{}(boot) * 1000003u ^ network.st_ino;
+}
+
+std::vector<Address> own_addresses(const std::string& interfaces) {
+  const std::vector<Interface> all = interfaces_here();
+  if (!interfaces.empty()) return named(all, interfaces);
+  std::vector<Address> addresses;
+  for (const bool loopback : {false, true}) {
+    for (const Interface& each : all) {
+      const bool fits = each.up && !each.address.is_link_local() && each.address.is_loopback() == loopback;
+      if (fits && addresses.size() < Card::kMostAddresses) addresses.push_back(each.address);
+    }
+  }
+  if (const std::optional<Address> first = towards_master()) {
+    const auto place = std::find(addresses.begin(), addresses.end(), *first);
+    // A master on this very host is reached by loopback, which says nothing about the way to the others.
+    if (place != addresses.end() && !first->is_loopback()) std::rotate(addresses.begin(), place, place + 1);
+  }
+  return addresses;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,157 @@
+#include "transport/dial.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kWhole = 10s;      // to find a door that answers
+constexpr auto kPerAddress = 2s;  // a packet lost on the way is sent again after 1 s
+// A door that answered is the right one; its group may still be being made, or the peer's own dial under way.
+constexpr auto kWelcome = 20s;
+constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
+
+constexpr int kComplete = -1, kClosed = 1 << 16;  // among errno's numbers
+
+std::string why(int code) { return code == kClosed ? "closed the connection" : std::strerror(code); }
+
+}  // namespace
+
+Dial::Dial(Call call)
+    : call_(std::move(call)),
+      addresses_(call_.card.reachable_from(host_identity())),
+      until_(Deadline::after(kWhole)),
+      step_(Deadline::after(0ms)),
+      pause_(kFirstPause) {}
+
+short Dial::events() const { return stage_ == Stage::connecting ? POLLOUT : POLLIN; }
+
+std::string Dial::place() const {
+  const Address& address = addresses_[address_];
+  const std::string text = address.is_v4() ? address.text() : '[' + address.text() + ']';
+  return text + ':' + std::to_string(call_.card.port);
+}
+
+Dial::Outcome Dial::advance() {
+  switch (stage_) {
+    case Stage::pause: return step_.passed() ? start() : Outcome::going;
+    case Stage::connecting: return connected();
+    case Stage::asking: return answered();
+    case Stage::proving: return welcomed();
+  }
+  return Outcome::failed;
+}
+
+Dial::Outcome Dial::start() {
+  if (addresses_.empty()) {
+    return fail(ErrorKind::peer_lost,
+                "it has only loopback addresses, which do not lead from host to host; "
+                "RINGLET_INTERFACE chooses others");
+  }
+  socklen_t length = 0;
+  const sockaddr_storage address = addresses_[address_].with_port(call_.card.port, length);
+  socket_ = Descriptor(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket_.valid()) {
+    if (errno == EAFNOSUPPORT) return miss(std::strerror(errno), false);
+    return fail(ErrorKind::system_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
+  }
+  stage_ = Stage::connecting;
+  step_ = Deadline::after(kPerAddress);
+  if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return connected();
+  return errno == EINPROGRESS ? Outcome::going : miss(std::strerror(errno), false);
+}
+
+Dial::Outcome Dial::connected() {
+  pollfd ready{socket_.get(), POLLOUT, 0};
+  if (::poll(&ready, 1, 0) <= 0) return step_.passed() ? miss("no answer", true) : Outcome::going;
+  int code = 0;
+  socklen_t length = sizeof code;
+  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &code, &length);
+  if (code != 0) return miss(std::strerror(code), code == ETIMEDOUT);
+  hello_ = {.door = call_.card.door,
+            .group = group_name(call_.key),
+            .from = call_.from,
+            .to = call_.to,
+            .lane = static_cast<uint64_t>(call_.lane),
+            .nonce = random_token()};
+  if (::send(socket_.get(), &hello_, sizeof hello_, MSG_NOSIGNAL) != sizeof hello_) {
+    return miss(std::strerror(errno), true);
+  }
+  stage_ = Stage::asking;
+  got_ = 0;
+  step_ = Deadline::after(kPerAddress);
+  return Outcome::going;
+}
+
+int Dial::fill(void* message, size_t bytes) {
+  const ssize_t n = ::recv(socket_.get(), static_cast<std::byte*>(message) + got_, bytes - got_, MSG_DONTWAIT);
+  if (n == 0) return kClosed;
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
+  got_ += static_cast<size_t>(n);
+  return got_ == bytes ? kComplete : 0;
+}
+
+Dial::Outcome Dial::answered() {
+  const int state = fill(&answer_, sizeof answer_);
+  if (state > 0) return miss(why(state), true);
+  if (state == 0) return step_.passed() ? miss("connected, but nobody answered", true) : Outcome::going;
+  if (answer_.magic != kWireMagic) return miss("something else than ringlet answered", false);
+  if (answer_.version != kWireVersion) {
+    return fail(ErrorKind::invalid_usage, place() + " speaks version " + std::to_string(answer_.version) +
+                                              " of ringlet's wire format, this rank " + std::to_string(kWireVersion) +
+                                              "; install the same ringlet on all hosts");
+  }
+  const Proof proof = prove(call_.key, Domain::dialler, hello_, answer_);
+  if (::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL) != sizeof proof) {
+    return miss(std::strerror(errno), true);
+  }
+  stage_ = Stage::proving;
+  got_ = 0;
+  step_ = Deadline::after(kWelcome);
+  return Outcome::going;
+}
+
+Dial::Outcome Dial::welcomed() {
+  const int state = fill(&proof_, sizeof proof_);
+  if (state > 0) return miss(why(state), true);
+  if (state == 0) {
+    return step_.passed() ? fail(ErrorKind::peer_lost, place() + " answered, but did not join this group in time")
+                          : Outcome::going;
+  }
+  if (same(proof_, prove(call_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
+  return miss("answered, but does not know this group's secret", false);
+}
+
+Dial::Outcome Dial::miss(const std::string& why, bool worth_repeating) {
+  reasons_ += (reasons_.empty() ? "" : "; ") + place() + ": " + why;
+  repeat_ = repeat_ || worth_repeating;
+  socket_ = Descriptor();
+  if (until_.passed()) return fail(ErrorKind::peer_lost, reasons_);
+  stage_ = Stage::pause;
+  step_ = Deadline::after(0ms);
+  if (++address_ < addresses_.size()) return Outcome::going;
+  if (!repeat_) return fail(ErrorKind::peer_lost, reasons_);
+  address_ = 0;
+  repeat_ = false;
+  reasons_.clear();
+  step_ = Deadline::after(pause_);
+  pause_ = std::min<std::chrono::milliseconds>(2 * pause_, kLongestPause);
+  return Outcome::going;
+}
+
+Dial::Outcome Dial::fail(ErrorKind kind, const std::string& why) {
+  socket_ = Descriptor();
+  kind_ = kind;
+  reason_ = why;
+  return Outcome::failed;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,103 @@
+#include "transport/socket_pipe.h"
+
+#include <limits.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace ringlet {
+namespace {
+
+// Where nothing is in flight: the first probe after 5 s of silence, three of them 2 s apart: 11 s.
+constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
+// Where something is, the kernel itself would go on for a quarter of an hour. TCP_USER_TIMEOUT, made for this, also ends
+// connections to a healthy peer that does not read for that long (its window is shut), so examine() looks itself.
+constexpr uint32_t kSilenceMs = 10'000;
+constexpr uint8_t kUnansweredProbes = 5;  // to a shut window; a healthy host answers each
+
+constexpr int kClosed = 1 << 16;  // among errno's numbers
+
+bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+
+void set(int socket, int level, int option, int value) {
+  ::setsockopt(socket, level, option, &value, sizeof value);  // without it the connection works, only less well
+}
+
+}  // namespace
+
+SocketPipe::SocketPipe(Descriptor socket) : socket_(std::move(socket)) {
+  set(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+  set(socket_.get(), IPPROTO_TCP, TCP_KEEPINTVL, kIntervalSeconds);
+  set(socket_.get(), IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+}
+
+void SocketPipe::end(int code) const noexcept {
+  int none = 0;  // the first cause is the cause
+  end_.compare_exchange_strong(none, code, std::memory_order_relaxed);
+}
+
+size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces);
+  message.msg_iovlen = static_cast<size_t>(std::min(n, IOV_MAX));
+  const ssize_t bytes = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (bytes <= 0) return 0;  // what went wrong, if anything, ended() finds: bytes to be read may still be there
+  written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  return static_cast<size_t>(bytes);
+}
+
+size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
+  const bool wanted = std::any_of(pieces, pieces + n, [](const iovec& piece) { return piece.iov_len > 0; });
+  if (!wanted || end_.load(std::memory_order_relaxed) != 0) return 0;
+  const ssize_t bytes = ::readv(socket_.get(), pieces, std::min(n, IOV_MAX));
+  if (bytes == 0) end(kClosed);
+  if (bytes < 0 && !transient(errno)) end(errno);
+  if (bytes <= 0) return 0;
+  read_.store(read_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  return static_cast<size_t>(bytes);
+}
+
+bool SocketPipe::ended() const noexcept {
+  if (end_.load(std::memory_order_relaxed) != 0) return true;
+  std::byte byte;
+  const ssize_t bytes = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (bytes == 0) end(kClosed);
+  if (bytes < 0 && !transient(errno)) end(errno);
+  return bytes == 0 || end_.load(std::memory_order_relaxed) != 0;
+}
+
+std::string SocketPipe::why_ended() const {
+  const int code = end_.load(std::memory_order_relaxed);
+  switch (code) {
+    case 0: return "has not ended";
+    case kClosed: return "closed the connection";
+    case ETIMEDOUT: return "its host does not answer any more (Connection timed out)";
+    default: return std::strerror(code);
+  }
+}
+
+void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
+
+bool SocketPipe::delivered() noexcept {
+  int waiting = 0;
+  return end_.load(std::memory_order_relaxed) != 0 || ::ioctl(socket_.get(), SIOCOUTQ, &waiting) != 0 || waiting == 0;
+}
+
+void SocketPipe::examine() noexcept {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
+  const bool in_flight = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && info.tcpi_last_ack_recv >= kSilenceMs;
+  if (in_flight || info.tcpi_probes >= kUnansweredProbes) end(ETIMEDOUT);
+}
+
+}  // namespace ringlet

@@ -1,0 +1,43 @@
+// A pipe over a TCP connection.
+//
+// A host that vanishes is noticed: by keep-alive where nothing is in flight, by examine() where something is.
+// Ownership: owns the socket. Thread safety: as Pipe; the counters from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "memory/mapping.h"
+#include "transport/pipe.h"
+
+namespace ringlet {
+
+class SocketPipe final : public Pipe {
+ public:
+  explicit SocketPipe(Descriptor socket);
+
+  size_t write(const iovec* pieces, int n) noexcept override;
+  size_t read(const iovec* pieces, int n) noexcept override;
+  bool ended() const noexcept override;
+  std::string why_ended() const override;
+  void finish() noexcept override;
+  int descriptor() const noexcept override { return socket_.get(); }
+  uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
+  uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
+  /// The peer's kernel has all that was written, or never will.
+  bool delivered() noexcept override;
+
+  /// Ends the pipe if the peer's host has not acknowledged what is in flight for too long. A system call.
+  void examine() noexcept;
+
+ private:
+  void end(int code) const noexcept;
+
+  Descriptor socket_;
+  mutable std::atomic<int> end_{0};  // errno's numbers, or kClosed
+  std::atomic<uint64_t> written_{0};
+  std::atomic<uint64_t> read_{0};
+};
+
+}  // namespace ringlet

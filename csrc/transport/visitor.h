@@ -1,0 +1,53 @@
+// A connection that came in, until it has proven itself: the acceptor's side of transport/greeting.h.
+//
+// It never waits and holds no more than one Hello and one Proof, whatever the other side sends or leaves out.
+// Ownership: owns the socket until welcome(). Thread safety: one thread at a time (the door's).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/deadline.h"
+#include "memory/mapping.h"
+#include "transport/greeting.h"
+
+namespace ringlet {
+
+class Visitor {
+ public:
+  enum class Stage {
+    stranger,  ///< has not named this door yet
+    named,     ///< named this door, which only those do who read this job's store; its proof has not come
+    waiting,   ///< gave a proof, which nobody has looked at yet
+    gone,      ///< closed, broke the rules or ran out of time
+  };
+
+  Visitor(Descriptor socket, uint64_t door);
+
+  /// Takes what has arrived.
+  Stage advance() noexcept;
+  Stage stage() const { return stage_; }
+  int descriptor() const { return socket_.get(); }
+  const Deadline& deadline() const { return deadline_; }
+
+  const Hello& hello() const { return hello_; }
+  bool proves(const Token& key) const;
+  /// Shows that this side knows the key too; the socket, or an invalid one where the visitor has gone.
+  Descriptor welcome(const Token& key);
+
+ private:
+  bool fill(void* message, size_t bytes) noexcept;
+  void greet() noexcept;
+  void look_for_end() noexcept;
+
+  Descriptor socket_;
+  uint64_t door_;
+  Deadline deadline_;
+  Stage stage_ = Stage::stranger;
+  size_t got_ = 0;  // bytes of the message that is arriving
+  Hello hello_;
+  Answer answer_;
+  Proof proof_{};
+};
+
+}  // namespace ringlet

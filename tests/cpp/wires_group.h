@@ -1,0 +1,171 @@
+// Ranks of one group as threads of this process, each with its own Wires, and bytes that tell where they belong.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "transport/wires.h"
+
+using Bytes = std::vector<std::byte>;
+
+inline std::string hex(const ringlet::Token& token) {
+  std::string text;
+  for (const uint8_t byte : token) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+/// What rank `from` sends to rank `to`: different everywhere.
+inline Bytes pattern(size_t bytes, int from, int to) {
+  Bytes data(bytes);
+  uint64_t state = 1 + 1000 * static_cast<uint64_t>(from) + static_cast<uint64_t>(to);
+  for (std::byte& each : data) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    each = static_cast<std::byte>(state >> 56);
+  }
+  return data;
+}
+
+class Group {
+ public:
+  enum class Start { all, first_alone };
+
+  explicit Group(int world, const std::function<std::string(std::string)>& change_card = {}, Start begin = Start::all)
+      : key_(ringlet::random_token()), world_(world), ranks_(world) {
+    const std::string card = ringlet::Wires::card();
+    card_ = change_card ? change_card(card) : card;
+    for (int rank = 0; rank < (begin == Start::all ? world : 1); ++rank) start(rank);
+  }
+
+  void start(int rank) {
+    std::vector<int> hosts(world_);
+    for (int q = 0; q < world_; ++q) hosts[q] = q;
+    ranks_[rank] = std::make_unique<ringlet::Wires>(ringlet::Wires::Setup{
+        .rank = rank, .world = world_, .key = key_, .cards = std::vector<std::string>(world_, card_), .hosts = hosts});
+  }
+
+  ringlet::Wires& rank(int rank) { return *ranks_[rank]; }
+  const ringlet::Token& key() const { return key_; }
+
+  /// What a rank throws is a failed check.
+  void run(const std::function<void(ringlet::Wires&)>& body) {
+    std::vector<std::thread> threads;
+    for (auto& wires : ranks_) {
+      threads.emplace_back([&] {
+        try {
+          body(*wires);
+        } catch (const std::exception& error) {
+          check_report(false, __FILE__, __LINE__, error.what());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  ringlet::Token key_;
+  int world_;
+  std::string card_;
+  std::vector<std::unique_ptr<ringlet::Wires>> ranks_;
+};
+
+inline constexpr int64_t kSleepNanoseconds = 200'000'000;
+
+template <typename Done>
+void sleep_until(ringlet::Wires& wires, ringlet::Pipe& pipe, Done done, bool writing = false) {
+  while (!done()) {
+    wires.about_to_sleep(ringlet::Lane::collectives);
+    if (done()) return;
+    const ringlet::Wires::Watch watch{&pipe, !writing, writing};
+    wires.sleep(ringlet::Lane::collectives, {&watch, 1}, kSleepNanoseconds);
+  }
+}
+
+inline ringlet::Pipe* wait_for(ringlet::Wires& wires, int peer, ringlet::Lane lane) {
+  ringlet::Pipe* pipe = nullptr;
+  while ((pipe = wires.open(peer, lane)) == nullptr) wires.sleep(lane, {}, kSleepNanoseconds);
+  return pipe;
+}
+
+inline void write_all(ringlet::Wires& wires, ringlet::Pipe& pipe, Bytes data) {
+  size_t done = 0;
+  const auto more = [&] {
+    const iovec piece{data.data() + done, data.size() - done};
+    done += pipe.write(&piece, 1);
+    return done == data.size();
+  };
+  sleep_until(wires, pipe, more, true);
+}
+
+inline Bytes read_all(ringlet::Wires& wires, ringlet::Pipe& pipe, size_t bytes) {
+  Bytes data(bytes);
+  size_t done = 0;
+  const auto more = [&] {
+    const iovec piece{data.data() + done, data.size() - done};
+    done += pipe.read(&piece, 1);
+    return done == data.size();
+  };
+  sleep_until(wires, pipe, more);
+  return data;
+}
+
+/// Bytes to and from one peer on one lane, in pieces of odd sizes; a message lane has one direction.
+struct Exchange {
+  Exchange(ringlet::Wires& wires, int peer, ringlet::Lane lane, size_t bytes) : peer(peer), lane(lane) {
+    if (lane != ringlet::Lane::incoming) outgoing = pattern(bytes, wires.rank(), peer);
+    if (lane != ringlet::Lane::outgoing) expected = pattern(bytes, peer, wires.rank());
+    incoming.resize(expected.size());
+  }
+
+  bool done() const { return sent == outgoing.size() && received == expected.size(); }
+  void advance(ringlet::Wires& wires) {
+    if (pipe == nullptr) pipe = wires.open(peer, lane);
+    if (pipe == nullptr) return;
+    const size_t half = (outgoing.size() - sent) / 2;
+    const iovec out[] = {{outgoing.data() + sent, half},
+                         {outgoing.data() + sent + half, outgoing.size() - sent - half}};
+    if (sent < outgoing.size()) sent += pipe->write(out, 2);
+    const size_t third = (expected.size() - received) / 3;
+    const iovec in[] = {{incoming.data() + received, third},
+                        {incoming.data() + received + third, expected.size() - received - third}};
+    if (received < expected.size()) received += pipe->read(in, 2);
+    if (!done() && pipe->ended()) throw ringlet::PeerLost("the pipe ended: " + pipe->why_ended());
+  }
+
+  int peer;
+  ringlet::Lane lane;
+  Bytes outgoing{}, incoming{}, expected{};
+  size_t sent = 0, received = 0;
+  ringlet::Pipe* pipe = nullptr;
+};
+
+/// Runs all of them to their ends in one thread, asleep where nothing moves, and compares.
+inline void exchange(ringlet::Wires& wires, std::vector<Exchange>& all) {
+  for (;;) {
+    for (const ringlet::Lane lane : {ringlet::Lane::collectives, ringlet::Lane::outgoing, ringlet::Lane::incoming}) {
+      wires.about_to_sleep(lane);
+    }
+    bool done = true;
+    uint64_t before = wires.bytes_sent() + wires.bytes_received();
+    std::vector<ringlet::Wires::Watch> watches;
+    for (Exchange& each : all) {
+      each.advance(wires);
+      done = done && each.done();
+      if (each.pipe != nullptr && !each.done()) watches.push_back({each.pipe, true, each.sent < each.outgoing.size()});
+    }
+    if (done) break;
+    if (wires.bytes_sent() + wires.bytes_received() == before) {
+      wires.sleep(ringlet::Lane::collectives, watches, kSleepNanoseconds);
+    }
+  }
+  for (const Exchange& each : all) CHECK(each.incoming == each.expected);
+}
