@@ -131,7 +131,7 @@ bool MessageEngine::push(Link& link) {
     if (!next.word && !link.writer->midway()) address(link, next.slab, next.message);
     const size_t before = link.writer->done();
     if (!link.send()) {
-      if (link.pipe->ended()) lost(link);
+      heed_end(link);
       return moved || link.writer->done() != before;
     }
     moved = true;
@@ -163,7 +163,7 @@ bool MessageEngine::pull(Link& link) {
   for (int i = 0; i < kFramesAtOnce; ++i) {
     const FrameHeader* header = link.next();
     if (header == nullptr) {
-      if (link.pipe->ended()) lost(link);
+      heed_end(link);
       return moved;
     }
     if (header->kind != FrameKind::data) {
@@ -190,7 +190,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   }
   const size_t index = header.slab, bytes = header.bytes;
   if (!link.reader->payload(link.pieces)) {
-    if (link.pipe->ended()) lost(link);
+    heed_end(link);
     return false;
   }
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);

@@ -78,6 +78,7 @@ class MessageEngine final : public Engine {
   void tell(const FrameHeader& header, const std::string& text);
   void drain(const Deadline& deadline);
   [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
+  void heed_end(const Link& link);
   [[noreturn]] void lost(const Link& link);
   bool awaits(const Link& link) const;
   int suspect() const;

@@ -82,7 +82,7 @@ void MessageEngine::look_at_others() {
     if (!other.find(*wires_) || other.receiving >= 0) continue;
     const FrameHeader* header = other.next();
     if (header == nullptr) {
-      if (other.pipe->ended() && !other.left) lost(other);
+      heed_end(other);
     } else if (header->kind != FrameKind::data) {
       take_word(other, *header);
     } else if (run_ != nullptr && header->call <= calls_) {
@@ -103,7 +103,7 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
   const iovec piece{link.text.data(), link.text.size()};
   const FrameHeader word = header;
   if (!link.reader->payload({&piece, 1})) {
-    if (link.pipe->ended()) lost(link);
+    heed_end(link);
     return false;
   }
   const bool sound = word.detail >= 0 && word.detail <= static_cast<int64_t>(ErrorKind::device_error);
@@ -153,6 +153,11 @@ void MessageEngine::tell_suspicion() {
     each->say(word);
     while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
   }
+}
+
+/// A pipe may end once its peer said bye and nothing of it is needed any more.
+void MessageEngine::heed_end(const Link& link) {
+  if (link.pipe->ended() && !(link.left && (run_ == nullptr || !awaits(link)))) lost(link);
 }
 
 void MessageEngine::lost(const Link& link) {
