@@ -11,6 +11,7 @@
 #include "schedule/halving_doubling.h"
 #include "schedule/hierarchical.h"
 #include "schedule/registry.h"
+#include "schedule/relabel.h"
 #include "schedule/ring.h"
 #include "schedule/topology.h"
 
@@ -154,6 +155,13 @@ void golden_relabelled() {
   CHECK_EQ(text(schedule_of(*find_algorithm(Collective::broadcast, "tree"), child)), "recv 2 [0+1] | ");
 }
 
+void relabelled_blocks_move_with_their_ranks() {
+  // Rank 1 stands at position 2; of its own block, what it gives is chunk 1 and what it gets chunk 4 + 1.
+  const Schedule schedule = pairwise_all_to_all({2, 4});
+  CHECK_EQ(text(relabelled(schedule, Collective::all_to_all, Topology(Ranks{0, 0, 1, 1}).across())),
+           "send 3 [3+1] send 0 [0+1] send 2 [2+1] recv 3 [7+1] recv 0 [4+1] recv 2 [6+1] copy 5 [1+1] | ");
+}
+
 void golden_halving_doubling() {
   CHECK_EQ(text(halving_doubling_near({1, 4})),
            "send 0 [0+2] reduce 0 [2+2] | send 3 [3+1] reduce 3 [2+1] | "
@@ -235,6 +243,7 @@ int main() {
   topology_answers();
   identity_where_ranks_are_in_order();
   golden_relabelled();
+  relabelled_blocks_move_with_their_ranks();
   golden_halving_doubling();
   golden_hierarchical();
   hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one();

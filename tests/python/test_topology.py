@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import xml.etree.ElementTree
 from fractions import Fraction
 
 import pytest
@@ -154,6 +155,12 @@ def test_broadcast_crosses_the_roots_uplink_once_a_round_of_the_tree():
             assert uplink_load(schedule) == 2
 
 
+def test_pictures_name_the_hosts():
+    drawn = xml.etree.ElementTree.fromstring(ringlet.schedule("ring", hosts=(4, 9, 4)).svg())
+    words = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word and word.startswith("host ")] == ["host 0", "host 1", "host 0"]
+
+
 def test_hosts_are_parsed_and_described():
     assert parse_hosts("2x3") == (0, 0, 0, 1, 1, 1) and parse_hosts("2x3:cyclic") == (0, 1, 0, 1, 0, 1)
     assert parse_hosts("3,1") == (0, 0, 0, 1) and parse_hosts("3,1,2:cyclic") == (0, 1, 2, 0, 2, 0)
@@ -185,9 +192,10 @@ def run_command(*words: str) -> int:
 
 def test_commands_take_hosts(capsys):
     assert run_command("draw", "hierarchical", "--hosts", "2x2:cyclic") == 0
-    assert capsys.readouterr().out.startswith(
-        "hierarchical all_reduce, world 4, hosts 2x2:cyclic: 4 rounds, 3/2 S sent"
-    )
+    caption, _, hosts, ranks = capsys.readouterr().out.splitlines()[:4]
+    assert caption == "hierarchical all_reduce, world 4, hosts 2x2:cyclic: 4 rounds, 3/2 S sent per rank"
+    assert [int(word) for word in hosts.split() if word != "host"] == [0, 1, 0, 1]
+    assert [int(word) for word in ranks.split() if word != "rank"] == [0, 1, 2, 3]
     assert run_command("prove", "--hosts", "3,1", "--collective", "all_reduce") == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["hierarchical"].endswith("none on file") and rows["ring"].endswith("agree")

@@ -197,8 +197,16 @@ def _chunks(first: int, count: int) -> str:
 class _CallableModule(types.ModuleType):
     """`ringlet.schedule` is a package and `ringlet.schedule("ring", world=4)` a call (docs/decisions/0002)."""
 
-    def __call__(self, algorithm: str, collective: str = "all_reduce", **place: Any) -> Schedule:
-        return schedule(algorithm, collective, **place)
+    def __call__(
+        self,
+        algorithm: str,
+        collective: str = "all_reduce",
+        *,
+        world: int | None = None,
+        root: int = 0,
+        hosts: Sequence[int] | None = None,
+    ) -> Schedule:
+        return schedule(algorithm, collective, world=world, root=root, hosts=hosts)
 
 
 sys.modules[__name__].__class__ = _CallableModule
