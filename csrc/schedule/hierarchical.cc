@@ -38,18 +38,18 @@ Schedule hierarchical_all_reduce(const Place& place) {
   const Locals here(place);
   const int shards = here.topology.fewest(), hosts = here.topology.hosts();
   const bool owns = here.index < shards;
-  const std::vector<int> owners = here.others(shards), served = here.others(owns ? here.size() : 0);
+  const std::vector<int> owners = here.others(shards), served = owns ? here.peers() : std::vector<int>{};
   const auto shard = [hosts](int i) { return Chunks{i * hosts, hosts}; };
   Schedule schedule(shards * hosts);
   if (!here.alone()) {
     Round& in = schedule.round();
     for (const int i : owners) in.send(here.ranks[i], shard(i));
-    for (const int i : served) in.reduce(here.ranks[i], shard(here.index));
+    for (const int peer : served) in.reduce(peer, shard(here.index));
   }
   if (owns) across(schedule, circulant_all_reduce({here.host, hosts}), here);
   if (!here.alone()) {
     Round& out = schedule.round();
-    for (const int i : served) out.send(here.ranks[i], shard(here.index));
+    for (const int peer : served) out.send(peer, shard(here.index));
     for (const int i : owners) out.recv(here.ranks[i], shard(i));
   }
   return schedule;
@@ -68,8 +68,8 @@ Schedule hierarchical_broadcast(const Place& place) {
   if (owns) across(schedule, tree_broadcast({here.host, here.topology.hosts(), source}), here);
   if (!here.alone()) {
     Round& out = schedule.round();
-    for (const int i : here.others(owns ? here.size() : 0)) {
-      if (here.ranks[i] != place.root) out.send(here.ranks[i], {here.index, 1});
+    for (const int peer : owns ? here.peers() : std::vector<int>{}) {
+      if (peer != place.root) out.send(peer, {here.index, 1});
     }
     for (const int i : here.others(at_root ? 0 : shards)) out.recv(here.ranks[i], {i, 1});
   }

@@ -2,8 +2,8 @@
 // rank's work there: its owner. Rank r's block is owned by r on its own host; if r is the j-th rank there, by the j-th
 // rank on another, counted round where that has fewer.
 //
-//   hosts of 3, 2 and 1 ranks        rank     0 1 2 | 3 4 | 5
-//                                    block's owner there:   0 1 2 | 3 4 3 | 5 5 5   (of blocks with j = 0, 1, 2)
+//   ranks  0 1 2 | 3 4 | 5       owners of block 0:  0 | 3 | 5     1:  1 | 4 | 5     2:  2 | 3 | 5
+//   on three hosts                               3:  0 | 3 | 5     4:  1 | 4 | 5     5:  0 | 3 | 5
 //
 // Reduce-scatter: in, owners combine their host's contributions to their blocks; across, they send them to the ranks
 // whose blocks they are, which combine them. All-gather: across, every rank gives its block to its owners on the other
@@ -56,14 +56,15 @@ std::vector<int> served_elsewhere(const Locals& here, const Place& place) {
 
 Schedule hierarchical_reduce_scatter(const Place& place) {
   const Locals here(place);
+  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
   Schedule schedule(place.world);
   if (!here.alone()) {
     Round& in = schedule.round();
-    for (const int i : here.others()) {
-      for (const Chunks blocks : owned_by(here.topology, here.ranks[i])) in.send(here.ranks[i], blocks);
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : owned_by(here.topology, peer)) in.send(peer, blocks);
     }
-    for (const int i : here.others()) {
-      for (const Chunks blocks : owned_by(here.topology, place.rank)) in.reduce(here.ranks[i], blocks);
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : own) in.reduce(peer, blocks);
     }
   }
   if (!here.topology.one_host()) {
@@ -76,6 +77,7 @@ Schedule hierarchical_reduce_scatter(const Place& place) {
 
 Schedule hierarchical_all_gather(const Place& place) {
   const Locals here(place);
+  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
   Schedule schedule(place.world);
   if (!here.topology.one_host()) {
     Round& across = schedule.round();
@@ -84,11 +86,11 @@ Schedule hierarchical_all_gather(const Place& place) {
   }
   if (!here.alone()) {
     Round& out = schedule.round();
-    for (const int i : here.others()) {
-      for (const Chunks blocks : owned_by(here.topology, place.rank)) out.send(here.ranks[i], blocks);
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : own) out.send(peer, blocks);
     }
-    for (const int i : here.others()) {
-      for (const Chunks blocks : owned_by(here.topology, here.ranks[i])) out.recv(here.ranks[i], blocks);
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : owned_by(here.topology, peer)) out.recv(peer, blocks);
     }
   }
   return schedule;

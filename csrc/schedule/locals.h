@@ -31,8 +31,8 @@ struct Locals {
   int size() const { return static_cast<int>(ranks.size()); }
   bool alone() const { return size() == 1; }
 
-  /// Indices into `ranks` of the others, or of those among the first `most`: from the next one on, so that not all
-  /// ranks of a host start with the same.
+  /// Indices into `ranks` of the others among the first `most`: from the next one on, so that not all ranks of a host
+  /// start with the same.
   std::vector<int> others(int most) const {
     std::vector<int> found;
     for (int i = (index + 1) % size(); i != index; i = (i + 1) % size()) {
@@ -40,7 +40,13 @@ struct Locals {
     }
     return found;
   }
-  std::vector<int> others() const { return others(size()); }
+
+  /// The other ranks on this host, from the next one on.
+  std::vector<int> peers() const {
+    std::vector<int> found;
+    for (const int i : others(size())) found.push_back(ranks[i]);
+    return found;
+  }
 
   Topology topology;
   int leader;

@@ -23,6 +23,15 @@ class Blocks {
   int world_;
 };
 
+/// Appends a step on blocks, cut where they do not stay together.
+void append(std::vector<Step>& steps, const Step& step, const Blocks& blocks) {
+  const bool copies = step.verb == Verb::copy;
+  for (int i = 0, n = 0; i < step.count; i += n) {
+    n = copies ? 1 : blocks.together(step.first + i, step.count - i);
+    steps.push_back({step.verb, copies ? blocks.moved(step.peer + i) : step.peer, blocks.moved(step.first + i), n});
+  }
+}
+
 }  // namespace
 
 Schedule relabelled(const Schedule& schedule, Collective collective, const Numbering& numbering) {
@@ -31,16 +40,12 @@ Schedule relabelled(const Schedule& schedule, Collective collective, const Numbe
   Schedule result(schedule.parts);
   for (const Round& round : schedule.rounds) {
     std::vector<Step>& steps = result.round().steps;
-    for (const Step& step : round.steps) {
-      const bool copies = step.verb == Verb::copy;
-      const int peer = copies ? step.peer : numbering.rank_at[step.peer];
-      if (!in_blocks) {
-        steps.push_back({step.verb, peer, step.first, step.count});
-        continue;
-      }
-      for (int i = 0, n = 0; i < step.count; i += n) {
-        n = copies ? 1 : blocks.together(step.first + i, step.count - i);
-        steps.push_back({step.verb, copies ? blocks.moved(peer + i) : peer, blocks.moved(step.first + i), n});
+    for (Step step : round.steps) {
+      if (step.verb != Verb::copy) step.peer = numbering.rank_at[step.peer];
+      if (in_blocks) {
+        append(steps, step, blocks);
+      } else {
+        steps.push_back(step);
       }
     }
   }
