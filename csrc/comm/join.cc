@@ -75,7 +75,7 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
   }
   if (local_world == 1) return nullptr;
   const std::string host = name + "/host/" + std::to_string(hosts[rank]);
-  return connect_shared_memory(store, host, local_rank, local_world, deadline);
+  return connect_with_bells(store, host, local_rank, local_world, deadline);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "engine/frame.h"
 #include "engine/message_slab.h"
 #include "engine/stream_lanes.h"
+#include "schedule/topology.h"
 #include "transport/wires.h"
 
 namespace ringlet {
@@ -86,6 +87,7 @@ class MessageEngine final : public Engine {
 
   std::unique_ptr<Wires> wires_;
   const std::vector<int> hosts_;
+  const Topology topology_;
   const char* transport_;
   const int rank_;
   const int world_;

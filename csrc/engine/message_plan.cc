@@ -18,7 +18,7 @@ bool is_copy(const ChunkUpdate& one) { return one.parts.size() == 1 && one.parts
 class MessagePlanner {
  public:
   MessagePlanner(const Algorithm& algorithm, const Place& place)
-      : place_(place), schedule_(algorithm.make(place)), reduces_(is_reduction(algorithm.collective)) {
+      : place_(place), schedule_(schedule_of(algorithm, place)), reduces_(is_reduction(algorithm.collective)) {
     plan_.parts = schedule_.parts;
     plan_.input = input_chunks(algorithm.collective, place, schedule_.parts);
     plan_.output = output_chunks(algorithm.collective, place, schedule_.parts);
@@ -40,7 +40,7 @@ class MessagePlanner {
     for (int q = 0; q < place_.world; ++q) {
       Place there = place_;
       there.rank = q;
-      schedules.push_back(algorithm.make(there));
+      schedules.push_back(schedule_of(algorithm, there));
       inputs.push_back(input_chunks(algorithm.collective, there, schedules[q].parts));
     }
     contributions_ = std::move(count_contributions(schedules, match_steps(schedules), inputs)[place_.rank]);

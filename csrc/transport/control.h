@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/pipe.h"
 
 namespace ringlet {
 
@@ -47,6 +48,7 @@ struct Control {
   // The rest changes seldom, so peers keep its lines in their caches.
   alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
   std::atomic<uint32_t> awaiting_messages;        // a thread of this rank sleeps until a slab is put out or taken
+  std::atomic<uint32_t> asleep[kLanes];           // a thread of this rank sleeps until a peer rings that lane's bell
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
@@ -55,11 +57,22 @@ struct Control {
 };
 static_assert(sizeof(Control) <= 4096);
 
+/// One ring of bytes to the peer, and how far this rank has read the peer's (transport/ring_pipe.h). Bytes are counted
+/// for ever, modulo 2^32.
+struct RingCounters {
+  std::atomic<uint32_t> sent;
+  std::atomic<uint32_t> received;
+  std::atomic<uint32_t> finished;  // nothing more will be sent
+  std::atomic<uint32_t> closed;    // nothing more will be received
+};
+
 /// Point-to-point traffic with one peer, both directions; the owner of the region writes all of it.
 struct Channel {
   alignas(64) std::atomic<uint32_t> sent;  // slabs put out for the peer, ever
   std::atomic<uint32_t> received;          // slabs taken from the peer, ever
+  RingCounters rings[2];                   // in place of slabs where the group has wires: collectives, messages
 };
+static_assert(sizeof(Channel) == 64);
 
 /// Stands before each point-to-point slab.
 struct alignas(64) SlabHeader {

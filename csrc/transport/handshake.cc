@@ -1,7 +1,6 @@
 #include "transport/handshake.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -10,7 +9,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 
@@ -37,33 +38,33 @@ socklen_t address_length(const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-bool send_hello(int socket, const Hello& hello, int descriptor) {
+bool send_hello(int socket, const Hello& hello, std::span<const int> handed) {
   iovec data{const_cast<Hello*>(&hello), sizeof hello};
-  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = space;
-  message.msg_controllen = sizeof space;
+  message.msg_controllen = CMSG_SPACE(handed.size_bytes());
   cmsghdr* rights = CMSG_FIRSTHDR(&message);
   rights->cmsg_level = SOL_SOCKET;
   rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+  rights->cmsg_len = CMSG_LEN(handed.size_bytes());
+  std::memcpy(CMSG_DATA(rights), handed.data(), handed.size_bytes());
   return ::sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof hello;
 }
 
 struct Received {
   Hello hello{};
-  Descriptor heap;
+  std::vector<Descriptor> handed;
 };
 
-std::optional<Received> receive_hello(int socket, const Deadline& deadline) {
+std::optional<Received> receive_hello(int socket, size_t expected, const Deadline& deadline) {
   pollfd wait{socket, POLLIN, 0};
   if (::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30))) <= 0) return std::nullopt;
   Received received;
   iovec data{&received.hello, sizeof(Hello)};
-  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -71,12 +72,15 @@ std::optional<Received> receive_hello(int socket, const Deadline& deadline) {
   message.msg_controllen = sizeof space;
   const ssize_t bytes = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (const cmsghdr* rights = CMSG_FIRSTHDR(&message); rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
-    int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(rights), sizeof(int));
-    received.heap = Descriptor(descriptor);
+    for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= rights->cmsg_len; at += sizeof(int)) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(rights) + at, sizeof(int));
+      received.handed.emplace_back(descriptor);
+    }
   }
   const Hello& hello = received.hello;
-  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion || !received.heap.valid()) {
+  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion ||
+      received.handed.size() != expected) {
     return std::nullopt;
   }
   return received;
@@ -84,11 +88,12 @@ std::optional<Received> receive_hello(int socket, const Deadline& deadline) {
 
 /// Readable once the process at the other end is gone. Where its pid is not visible here (another pid namespace), the
 /// connection itself serves: it ends with the process, unless a forked child holds it open.
-Introduced watched(Descriptor connection, Descriptor heap) {
+Introduced watched(Descriptor connection, std::vector<Descriptor> handed) {
   ucred peer{};
   socklen_t length = sizeof peer;
   Introduced met;
-  met.heap = std::move(heap);
+  met.heap = std::move(handed.front());
+  std::move(handed.begin() + 1, handed.end(), std::back_inserter(met.bells));
   if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
     met.pid = peer.pid;
     met.watch = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
@@ -105,14 +110,9 @@ bool same_user(int socket) {
 
 }  // namespace
 
-Handshake::Handshake(int rank, int world) : rank_(rank), world_(world) {
-  std::array<uint8_t, 16> noise;
-  if (::getrandom(noise.data(), noise.size(), 0) != static_cast<ssize_t>(noise.size()) ||
-      ::getrandom(token_.data(), token_.size(), 0) != static_cast<ssize_t>(token_.size())) {
-    throw_errno("getrandom");
-  }
+Handshake::Handshake(int rank, int world) : rank_(rank), world_(world), token_(random_token()) {
   name_ = "ringlet-";
-  for (const uint8_t byte : noise) {
+  for (const uint8_t byte : random_token()) {
     name_ += "0123456789abcdef"[byte >> 4];
     name_ += "0123456789abcdef"[byte & 15];
   }
@@ -125,7 +125,7 @@ Handshake::Handshake(int rank, int world) : rank_(rank), world_(world) {
   }
 }
 
-Descriptor Handshake::call(const Peer& peer, int heap_descriptor) const {
+Descriptor Handshake::call(const Peer& peer, std::span<const int> handed) const {
   Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
@@ -133,21 +133,21 @@ Descriptor Handshake::call(const Peer& peer, int heap_descriptor) const {
     throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
                 "are all ranks in one network namespace, and is none gone already?");
   }
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, heap_descriptor)) {
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed)) {
     throw_errno("rank " + std::to_string(rank_) + " cannot hand its heap to a peer");
   }
   return connection;
 }
 
-bool Handshake::answer(Descriptor connection, int heap_descriptor, std::vector<Introduced>& met,
+bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
                        const Deadline& deadline) const {
   if (!same_user(connection.get())) return false;
-  std::optional<Received> received = receive_hello(connection.get(), deadline);
-  if (!received || received->hello.token != token_) return false;
+  std::optional<Received> received = receive_hello(connection.get(), handed.size(), deadline);
+  if (!received || !same(received->hello.token, token_)) return false;
   const int peer = received->hello.rank;
   if (peer <= rank_ || peer >= world_ || met[peer].heap.valid()) return false;
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, heap_descriptor)) return false;
-  met[peer] = watched(std::move(connection), std::move(received->heap));
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, handed)) return false;
+  met[peer] = watched(std::move(connection), std::move(received->handed));
   return true;
 }
 
@@ -159,10 +159,11 @@ std::string Handshake::missing(const std::vector<Introduced>& met) const {
   return text;
 }
 
-std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, int heap_descriptor, const Deadline& deadline) {
+std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::span<const int> handed,
+                                        const Deadline& deadline) {
   std::vector<Introduced> met(world_);
   std::vector<Descriptor> calls;
-  for (int q = 0; q < rank_; ++q) calls.push_back(call(peers[q], heap_descriptor));
+  for (int q = 0; q < rank_; ++q) calls.push_back(call(peers[q], handed));
   const auto fail = [&] {
     throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " did not meet rank(s) " +
                   missing(met) + " in time: have they failed or not started?");
@@ -176,12 +177,12 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, int heap
     Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     // A stranger that connects and says nothing costs at most this long.
     const Deadline patience = Deadline::after(std::min(deadline.left(), std::chrono::milliseconds(1000)));
-    if (connection.valid() && answer(std::move(connection), heap_descriptor, met, patience)) --waiting;
+    if (connection.valid() && answer(std::move(connection), handed, met, patience)) --waiting;
   }
   for (int q = 0; q < rank_; ++q) {
-    std::optional<Received> received = receive_hello(calls[q].get(), deadline);
+    std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), deadline);
     if (!received || received->hello.rank != q) fail();
-    met[q] = watched(std::move(calls[q]), std::move(received->heap));
+    met[q] = watched(std::move(calls[q]), std::move(received->handed));
   }
   return met;
 }

@@ -1,13 +1,15 @@
 // How two processes of one host come to trust each other: an abstract unix socket, credentials, a one-time token.
 //
 // Each rank listens under a random name that it tells through the store, with a random token. A peer connects, shows
-// the token, and both hand over read-only descriptors of their heaps. Whoever connects without the same user id and
-// the token is dropped and never noticed by the job. Abstract names leave nothing in the file system.
+// the token, and both hand over a read-only descriptor of their heap, and bells where the group has them. Whoever
+// connects without the same user id and the token is dropped and never noticed by the job. Abstract names leave nothing
+// in the file system.
 // Thread safety: one handshake at a time in one object.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ struct Introduced {
   Descriptor heap;   ///< the peer's heap, read-only
   Descriptor watch;  ///< readable once the peer's process is gone
   int pid = 0;
+  std::vector<Descriptor> bells{};
 };
 
 class Handshake {
@@ -36,12 +39,16 @@ class Handshake {
     Token token;
   };
 
-  /// Meets every other rank; `peers` is indexed by rank. Throws Timeout naming the ranks that did not come, SystemError.
-  std::vector<Introduced> meet(const std::vector<Peer>& peers, int heap_descriptor, const Deadline& deadline);
+  static constexpr size_t kMostHanded = 8;
+
+  /// Meets every other rank; `peers` is indexed by rank. `handed` are the descriptors that they get: the heap's, then
+  /// bells, as many on every rank. Throws Timeout naming the ranks that did not come, SystemError.
+  std::vector<Introduced> meet(const std::vector<Peer>& peers, std::span<const int> handed, const Deadline& deadline);
 
  private:
-  Descriptor call(const Peer& peer, int heap_descriptor) const;
-  bool answer(Descriptor connection, int heap_descriptor, std::vector<Introduced>& met, const Deadline& deadline) const;
+  Descriptor call(const Peer& peer, std::span<const int> handed) const;
+  bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
+              const Deadline& deadline) const;
   std::string missing(const std::vector<Introduced>& met) const;
 
   int rank_;

@@ -36,6 +36,9 @@ class Pipe {
   /// Whether the peer has all that was written, as far as this side can know, or will never have it.
   virtual bool delivered() noexcept = 0;
 
+  /// Nothing more will be read: what the peer still writes goes nowhere.
+  virtual void close() noexcept = 0;
+
   /// What poll() watches on its behalf.
   virtual int descriptor() const noexcept = 0;
 

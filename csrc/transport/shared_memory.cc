@@ -1,24 +1,24 @@
 #include "transport/shared_memory.h"
 
 #include <poll.h>
-#include <sys/stat.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "base/error.h"
 #include "memory/heap.h"
+#include "transport/address.h"
 #include "transport/handshake.h"
 
 namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 1;
+constexpr uint32_t kRegionVersion = 2;
 
 /// What a rank tells the others through the store.
 struct Card {
@@ -30,15 +30,6 @@ struct Card {
   Token token;
   char socket_name[64];
 };
-
-/// The same for two processes exactly where one can hand the other a descriptor: one kernel, one network namespace.
-uint64_t host_identity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  struct stat network{};
-  ::stat("/proc/self/ns/net", &network);
-  return std::hash<std::string>{}(boot) * 1000003u ^ network.st_ino;
-}
 
 /// Peers' heaps are mapped once per process, however many groups share them.
 std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descriptor, size_t bytes) {
@@ -55,10 +46,16 @@ std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descripto
 
 class SharedMemory final : public Transport {
  public:
-  SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), watches_(world), maps_(world) {
+  SharedMemory(int rank, int world, bool with_bells)
+      : Transport(rank, world), heap_(Heap::process()), watches_(world), bells_(world), maps_(world) {
     region_ = heap_->allocate(layout_.bytes());
     // A used block of the heap holds old bytes; counters must start at zero before any peer looks.
     std::memset(region_, 0, layout_.stages());
+    for (int lane = 0; with_bells && lane < kLanes; ++lane) {
+      Descriptor bell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+      if (!bell.valid()) throw_errno("eventfd");
+      bells_[rank].push_back(std::move(bell));
+    }
   }
 
   void connect(Store& store, const std::string& name, const Deadline& deadline) {
@@ -80,7 +77,9 @@ class SharedMemory final : public Transport {
       peers[q] = {cards[q].socket_name, cards[q].token};
     }
     const Descriptor own = heap_->read_only_descriptor();
-    std::vector<Introduced> met = handshake.meet(peers, own.get(), deadline);
+    std::vector<int> handed{own.get()};
+    for (const Descriptor& bell : bells_[rank_]) handed.push_back(bell.get());
+    std::vector<Introduced> met = handshake.meet(peers, handed, deadline);
     store.forget(key(rank_));  // whoever met this rank has read all cards
     for (int q = 0; q < world_; ++q) {
       if (q == rank_) {
@@ -89,6 +88,7 @@ class SharedMemory final : public Transport {
       }
       maps_[q] = map_heap(cards[q].heap_id, met[q].heap, cards[q].heap_bytes);
       watches_[q] = std::move(met[q].watch);
+      bells_[q] = std::move(met[q].bells);
       links_[q] = {maps_[q]->base() + cards[q].region, maps_[q]->base()};
     }
     find_oversubscription();
@@ -101,6 +101,10 @@ class SharedMemory final : public Transport {
   bool alive(int peer) const noexcept override {
     pollfd wait{watches_[peer].get(), POLLIN, 0};
     return peer == rank_ || ::poll(&wait, 1, 0) == 0;
+  }
+  int watch(int peer) const noexcept override { return watches_[peer].get(); }
+  int bell(int peer, Lane lane) const noexcept override {
+    return bells_[peer].empty() ? -1 : bells_[peer][static_cast<size_t>(lane)].get();
   }
   void retire() noexcept override { heap_->discard(region_ + layout_.stages(), layout_.bytes() - layout_.stages()); }
 
@@ -127,6 +131,7 @@ class SharedMemory final : public Transport {
   std::shared_ptr<Heap> heap_;
   std::byte* region_;
   std::vector<Descriptor> watches_;
+  std::vector<std::vector<Descriptor>> bells_;
   std::vector<std::shared_ptr<const Mapping>> maps_;
 };
 
@@ -134,7 +139,14 @@ class SharedMemory final : public Transport {
 
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
                                                  const Deadline& deadline) {
-  auto transport = std::make_unique<SharedMemory>(rank, world);
+  auto transport = std::make_unique<SharedMemory>(rank, world, false);
+  transport->connect(store, name, deadline);
+  return transport;
+}
+
+std::unique_ptr<Transport> connect_with_bells(Store& store, const std::string& name, int rank, int world,
+                                              const Deadline& deadline) {
+  auto transport = std::make_unique<SharedMemory>(rank, world, true);
   transport->connect(store, name, deadline);
   return transport;
 }

@@ -18,4 +18,8 @@ namespace ringlet {
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
                                                  const Deadline& deadline);
 
+/// The same with a bell per rank and lane, for Wires.
+std::unique_ptr<Transport> connect_with_bells(Store& store, const std::string& name, int rank, int world,
+                                              const Deadline& deadline);
+
 }  // namespace ringlet

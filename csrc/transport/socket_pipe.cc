@@ -92,7 +92,7 @@ bool SocketPipe::delivered() noexcept {
   return end_.load(std::memory_order_relaxed) != 0 || ::ioctl(socket_.get(), SIOCOUTQ, &waiting) != 0 || waiting == 0;
 }
 
-void SocketPipe::examine() noexcept {
+void SocketPipe::examine() const noexcept {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;

@@ -22,6 +22,7 @@ class SocketPipe final : public Pipe {
   bool ended() const noexcept override;
   std::string why_ended() const override;
   void finish() noexcept override;
+  void close() noexcept override {}  // goes with the socket
   int descriptor() const noexcept override { return socket_.get(); }
   uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
   uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
@@ -29,7 +30,7 @@ class SocketPipe final : public Pipe {
   bool delivered() noexcept override;
 
   /// Ends the pipe if the peer's host has not acknowledged what is in flight for too long. A system call.
-  void examine() noexcept;
+  void examine() const noexcept;
 
  private:
   void end(int code) const noexcept;

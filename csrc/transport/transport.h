@@ -6,6 +6,8 @@
 // Ownership: the transport keeps all mappings alive. Thread safety: const calls from any thread.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -35,6 +37,15 @@ struct RegionLayout {
   size_t message(int peer, int parity) const { return stages() + kStageBytes + (2 * peer + parity) * kMessageBytes; }
   size_t bytes() const { return message(world, 0); }
 
+  // A group with wires has neither slabs nor stages: its rings lie there. Both sizes are powers of two.
+  static constexpr size_t kRingBytes = 2 * kMessageBytes;
+  size_t ring_bytes(int index) const {
+    return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStageBytes / static_cast<size_t>(world)));
+  }
+  size_t ring(int peer, int index) const {
+    return index == 0 ? message(peer, 0) : stages() + static_cast<size_t>(peer) * ring_bytes(index);
+  }
+
   int world;
 };
 
@@ -52,6 +63,12 @@ class Transport {
 
   /// Whether the peer's process (or thread) still runs. A system call: for slow paths.
   virtual bool alive(int peer) const noexcept = 0;
+
+  /// What poll() finds readable once the peer's process is gone; -1 where there is nothing of the kind.
+  virtual int watch(int) const noexcept { return -1; }
+
+  /// The eventfd that wakes whoever sleeps on that lane in the peer's process, or in this one; -1 in a transport without.
+  virtual int bell(int, Lane) const noexcept { return -1; }
 
   /// Gives the stages' memory back once no peer will read them any more. The control page stays: peers that look late
   /// must still see that this rank left.

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "transport/door.h"
+#include "transport/ring_pipe.h"
 #include "transport/socket_pipe.h"
 
 namespace ringlet {
@@ -27,16 +28,12 @@ Descriptor make_bell() {
   return bell;
 }
 
-void strike(const Descriptor& bell) noexcept {
-  const uint64_t one = 1;
-  // Only a full counter refuses it, and then whoever sleeps wakes anyway.
-  [[maybe_unused]] const ssize_t written = ::write(bell.get(), &one, sizeof one);
+void silence(int bell) noexcept {
+  uint64_t rung;
+  [[maybe_unused]] const ssize_t read = ::read(bell, &rung, sizeof rung);  // none rung: nothing to read
 }
 
-void silence(const Descriptor& bell) noexcept {
-  uint64_t rung;
-  [[maybe_unused]] const ssize_t read = ::read(bell.get(), &rung, sizeof rung);  // none rung: nothing to read
-}
+constexpr Lane kAllLanes[] = {Lane::collectives, Lane::outgoing, Lane::incoming};
 
 /// One pipe, or the way to it.
 struct Slot {
@@ -52,8 +49,24 @@ struct Slot {
 }  // namespace
 
 struct Wires::State final : Door::Resident {
-  explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.cards.size()) {
-    for (Descriptor& bell : bells) bell = make_bell();
+  explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
+    for (Descriptor& bell : own_bells) {
+      if (!setup.local) bell = make_bell();
+    }
+    for (int peer = 0, place = 0; setup.local && peer < setup.world; ++peer) {
+      if (setup.hosts[peer] != setup.hosts[setup.rank]) continue;
+      if (peer != setup.rank) join(peer, place);
+      ++place;
+    }
+  }
+
+  /// Rings stand from the start: the memory is there.
+  void join(int peer, int place) {
+    for (const Lane lane : kAllLanes) {
+      Slot& slot = at(peer, lane);
+      slot.owned = std::make_unique<RingPipe>(*setup.local, place, lane);
+      slot.pipe.store(slot.owned.get(), std::memory_order_release);
+    }
   }
 
   bool wants(int peer, Lane lane) noexcept override {
@@ -88,9 +101,15 @@ struct Wires::State final : Door::Resident {
   }
 
   Slot& at(int peer, Lane lane) { return slots[peer][static_cast<size_t>(lane)]; }
-  const Descriptor& bell(Lane lane) const { return bells[static_cast<size_t>(lane)]; }
+  int bell(Lane lane) const {
+    return setup.local ? setup.local->bell(setup.local->rank(), lane) : own_bells[static_cast<size_t>(lane)].get();
+  }
   void ring_all() noexcept {
-    for (const Descriptor& bell : bells) strike(bell);
+    for (const Lane lane : kAllLanes) strike(bell(lane));
+  }
+  void announce(Lane lane, bool asleep) noexcept {
+    if (!setup.local) return;
+    setup.local->control().asleep[static_cast<size_t>(lane)].store(asleep, std::memory_order_seq_cst);
   }
   void ask(int peer, Lane lane);
 
@@ -106,7 +125,7 @@ struct Wires::State final : Door::Resident {
   const Setup setup;
   const int owner;  // the process that made it: a forked child's copy must leave the connections alone
   std::vector<std::array<Slot, kLanes>> slots;
-  std::array<Descriptor, kLanes> bells;
+  std::array<Descriptor, kLanes> own_bells;  // where `local` has none
   std::array<Deadline, kLanes> examination{Deadline::after(0ms), Deadline::after(0ms), Deadline::after(0ms)};
   std::atomic<int> sockets{0};
   std::mutex mutex;
@@ -153,23 +172,41 @@ Pipe* Wires::find(int peer, Lane lane) const noexcept {
 bool Wires::gone(int peer) const noexcept {
   for (const Slot& slot : state_->slots[peer]) {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
-    pollfd watched{pipe != nullptr ? pipe->descriptor() : -1, POLLRDHUP, 0};
-    if (pipe != nullptr && ::poll(&watched, 1, 0) > 0) return true;
+    if (pipe == nullptr) continue;
+    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor tells of the peer's process
+    pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
+    if (::poll(&watched, 1, 0) > 0 || (ring && pipe->ended())) return true;
   }
   return false;
 }
 
-void Wires::about_to_sleep(Lane) noexcept {}
+void Wires::about_to_sleep(Lane lane) noexcept { state_->announce(lane, true); }
 
 void Wires::sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds) noexcept {
-  std::vector<pollfd> watched{{state_->bell(lane).get(), POLLIN, 0}};
+  std::array<bool, kLanes> rings{};  // the lanes whose bells are listened to: those of watched rings, too
+  rings[static_cast<size_t>(lane)] = true;
+  Deadline& examination = state_->examination[static_cast<size_t>(lane)];
+  const bool examine = examination.passed();
+  if (examine) examination = Deadline::after(kExamineEvery);
+  std::vector<pollfd> watched;
   for (const Watch& each : watches) {
-    const short events = static_cast<short>((each.reading ? POLLIN : 0) | (each.writing ? POLLOUT : 0));
-    watched.push_back({each.pipe->descriptor(), events, 0});
+    const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
+    const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
+    const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
+    watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's: its peer's process; its bell tells the rest
+    if (ring != nullptr) rings[static_cast<size_t>(ring->lane())] = true;
+    if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
+  }
+  for (const Lane each : kAllLanes) {
+    if (rings[static_cast<size_t>(each)]) watched.push_back({state_->bell(each), POLLIN, 0});
   }
   const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   ::ppoll(watched.data(), watched.size(), &limit, nullptr);
-  silence(state_->bell(lane));
+  for (const Lane each : kAllLanes) {
+    if (!rings[static_cast<size_t>(each)]) continue;
+    state_->announce(each, false);
+    silence(state_->bell(each));
+  }
 }
 
 void Wires::ring() noexcept { state_->ring_all(); }
@@ -194,18 +231,21 @@ void Wires::close(const Deadline& deadline) noexcept {
   }
   Door::process().leave(state_->setup.key, state_->setup.rank);
   state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
-  for (;;) {
-    bool delivered = true;
-    state_->for_each_pipe([&](Pipe& pipe) { delivered = delivered && pipe.delivered(); });
+  bool delivered = false;
+  while (!delivered) {
+    delivered = true;
+    state_->for_each_pipe([&](Pipe& pipe) { delivered = pipe.delivered() && delivered; });
     if (delivered || deadline.passed()) break;
     sleep(Lane::collectives, {}, std::chrono::nanoseconds(kGlance).count());
   }
+  state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
   for (auto& lanes : state_->slots) {
     for (Slot& slot : lanes) {
       slot.pipe.store(nullptr, std::memory_order_release);
       slot.owned.reset();
     }
   }
+  if (delivered && state_->setup.local) state_->setup.local->retire();
 }
 
 }  // namespace ringlet

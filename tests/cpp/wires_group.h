@@ -1,19 +1,25 @@
 // Ranks of one group as threads of this process, each with its own Wires, and bytes that tell where they belong.
 #pragma once
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
+#include "transport/shared_memory.h"
 #include "transport/wires.h"
 
 using Bytes = std::vector<std::byte>;
+using Hosts = std::vector<int>;  // by rank
 
 inline std::string hex(const ringlet::Token& token) {
   std::string text;
@@ -35,23 +41,74 @@ inline Bytes pattern(size_t bytes, int from, int to) {
   return data;
 }
 
+/// The rendezvous of ranks that are threads.
+class ThreadStore final : public ringlet::Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, const ringlet::Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.count(key) != 0; })) {
+      throw ringlet::Timeout("nobody set " + key);
+    }
+    return values_[key];
+  }
+  void forget(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    values_.erase(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
 class Group {
  public:
   enum class Start { all, first_alone };
+  using CardChange = std::function<std::string(std::string)>;
 
-  explicit Group(int world, const std::function<std::string(std::string)>& change_card = {}, Start begin = Start::all)
-      : key_(ringlet::random_token()), world_(world), ranks_(world) {
+  /// TCP between all.
+  explicit Group(int world, const CardChange& change_card = {}, Start begin = Start::all)
+      : key_(ringlet::random_token()), hosts_(world), ranks_(world) {
     const std::string card = ringlet::Wires::card();
     card_ = change_card ? change_card(card) : card;
+    for (int rank = 0; rank < world; ++rank) hosts_[rank] = rank;
     for (int rank = 0; rank < (begin == Start::all ? world : 1); ++rank) start(rank);
   }
 
-  void start(int rank) {
-    std::vector<int> hosts(world_);
-    for (int q = 0; q < world_; ++q) hosts[q] = q;
-    ranks_[rank] = std::make_unique<ringlet::Wires>(ringlet::Wires::Setup{
-        .rank = rank, .world = world_, .key = key_, .cards = std::vector<std::string>(world_, card_), .hosts = hosts});
+  /// Shared memory where `hosts` are equal, TCP elsewhere.
+  explicit Group(const Hosts& hosts)
+      : key_(ringlet::random_token()), card_(ringlet::Wires::card()), hosts_(hosts), ranks_(hosts.size()) {
+    ThreadStore store;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world(); ++rank) {
+      threads.emplace_back([&, rank] {
+        const int place = static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]));
+        const int together = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
+        const std::string name = "host-" + std::to_string(hosts[rank]);
+        const auto deadline = ringlet::Deadline::after(std::chrono::seconds(60));
+        start(rank, ringlet::connect_with_bells(store, name, place, together, deadline));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
+
+  void start(int rank, std::unique_ptr<ringlet::Transport> local = nullptr) {
+    ranks_[rank] =
+        std::make_unique<ringlet::Wires>(ringlet::Wires::Setup{.rank = rank,
+                                                               .world = world(),
+                                                               .key = key_,
+                                                               .cards = std::vector<std::string>(hosts_.size(), card_),
+                                                               .hosts = hosts_,
+                                                               .local = std::move(local)});
+  }
+
+  int world() const { return static_cast<int>(hosts_.size()); }
 
   ringlet::Wires& rank(int rank) { return *ranks_[rank]; }
   const ringlet::Token& key() const { return key_; }
@@ -73,8 +130,8 @@ class Group {
 
  private:
   ringlet::Token key_;
-  int world_;
   std::string card_;
+  std::vector<int> hosts_;
   std::vector<std::unique_ptr<ringlet::Wires>> ranks_;
 };
 

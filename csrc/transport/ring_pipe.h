@@ -1,0 +1,57 @@
+// A pipe between two processes of one host: a ring of bytes in each one's region, read where it lies.
+//
+// The sender owns the bytes and the count of those sent; the reader keeps the count of those read in its own region, as
+// peers' memory is read-only. Whoever changes a count rings the peer's bell, if the peer has announced that it sleeps.
+// Ownership: the transport must outlive it. Thread safety: as Pipe; the counters from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "transport/pipe.h"
+#include "transport/transport.h"
+
+namespace ringlet {
+
+/// Wakes who sleeps on an eventfd; nothing where it is -1.
+void strike(int bell) noexcept;
+
+class RingPipe final : public Pipe {
+ public:
+  /// `peer` is a rank of `transport`, which has bells.
+  RingPipe(Transport& transport, int peer, Lane lane);
+
+  size_t write(const iovec* pieces, int n) noexcept override;
+  size_t read(const iovec* pieces, int n) noexcept override;
+  bool ended() const noexcept override;
+  std::string why_ended() const override;
+  void finish() noexcept override;
+  void close() noexcept override;
+  bool delivered() noexcept override;
+  int descriptor() const noexcept override { return transport_.watch(peer_); }
+  uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
+  uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
+
+  Lane lane() const { return lane_; }
+
+ private:
+  void publish(std::atomic<uint32_t>& count, uint32_t value) noexcept;
+  void awake() noexcept;
+
+  Transport& transport_;
+  const int peer_;
+  const Lane lane_;
+  const uint32_t size_;
+  RingCounters& mine_;
+  const RingCounters& theirs_;
+  const std::atomic<uint32_t>& over_;  // the peer takes no part any more
+  std::byte* const outgoing_;          // this rank's ring to the peer
+  const std::byte* const incoming_;    // the peer's to this rank
+  const int bell_;                     // the peer's, of the lane that faces this one
+  const std::atomic<uint32_t>& asleep_;
+  std::atomic<uint64_t> written_{0};
+  std::atomic<uint64_t> read_{0};
+};
+
+}  // namespace ringlet
