@@ -46,7 +46,8 @@ MessageEngine::~MessageEngine() = default;
 const Algorithm& MessageEngine::algorithm_of(const Call& call) const {
   if (call.algorithm != nullptr) return *call.algorithm;
   const size_t buffers = is_divided(call.collective) ? 1 : static_cast<size_t>(world_);
-  return *choose_algorithm({call.collective, call.count * element_size(call.dtype) * buffers, world_, false});
+  const size_t bytes = call.count * element_size(call.dtype) * buffers;
+  return *choose_algorithm({call.collective, bytes, world_, false, true, topology_.hosts() < world_});
 }
 
 const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root) {
@@ -142,10 +143,7 @@ bool MessageEngine::push(Link& link) {
     const Link::Queued next = link.queue.front();
     if (!next.word && !link.writer->midway()) address(link, next.slab, next.message);
     const size_t before = link.writer->done();
-    if (!link.send()) {
-      heed_end(link);
-      return moved || link.writer->done() != before;
-    }
+    if (!link.send()) return moved || link.writer->done() != before;
     moved = true;
     link.queue.pop_front();
     if (next.word) continue;
@@ -174,10 +172,7 @@ bool MessageEngine::pull(Link& link) {
   bool moved = false;
   for (int i = 0; i < kFramesAtOnce; ++i) {
     const FrameHeader* header = link.next();
-    if (header == nullptr) {
-      heed_end(link);
-      return moved;
-    }
+    if (header == nullptr) return moved;
     if (header->kind != FrameKind::data) {
       if (!take_word(link, *header)) return moved;
       moved = true;
@@ -201,10 +196,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
     if (waits || !expect(link, header)) return false;
   }
   const size_t index = header.slab, bytes = header.bytes;
-  if (!link.reader->payload(link.pieces)) {
-    heed_end(link);
-    return false;
-  }
+  if (!link.reader->payload(link.pieces)) return false;
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
   const int message = link.receiving;
   link.receiving = -1;

@@ -61,7 +61,9 @@ void MessageEngine::examine() {
   if (failure_.failed()) failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
   look_at_others();
   for (const auto& each : links_) {
-    if (each && each->left && awaits(*each)) lost(*each);
+    if (!each || each->pipe == nullptr) continue;
+    if (each->left && awaits(*each)) lost(*each);
+    heed_end(*each);
   }
   const auto waited = Deadline::Clock::now() - run_->started;
   if (run_->deadline.passed()) {
@@ -102,10 +104,7 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
   link.text.resize(header.bytes);
   const iovec piece{link.text.data(), link.text.size()};
   const FrameHeader word = header;
-  if (!link.reader->payload({&piece, 1})) {
-    heed_end(link);
-    return false;
-  }
+  if (!link.reader->payload({&piece, 1})) return false;
   const bool sound = word.detail >= 0 && word.detail <= static_cast<int64_t>(ErrorKind::device_error);
   if (word.kind == FrameKind::error && sound) {
     const int origin = static_cast<int>(word.index);
