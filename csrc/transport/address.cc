@@ -66,8 +66,8 @@ std::vector<Address> named(const std::vector<Interface>& all, const std::string&
       const std::string one = each.name + " (" + each.address.text() + ")";
       if (!each.address.is_link_local()) there += (there.empty() ? "" : ", ") + one;
     }
-    throw InvalidUsage("RINGLET_INTERFACE names \"" + name + "\", but no interface of that name has an address here; " +
-                       "there are: " + there);
+    throw InvalidUsage("RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME) names \"" + name +
+                       "\", but no interface of that name has an address here; " + "there are: " + there);
   }
   return addresses;
 }

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 constexpr auto kWhole = 10s;      // to find a door that answers
 constexpr auto kPerAddress = 2s;  // a packet lost on the way is sent again after 1 s
 // A door that answered is the right one; its group may still be being made, or the peer's own dial under way.
-constexpr auto kWelcome = 20s;
+constexpr auto kWelcome = 50s;
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 
 constexpr int kComplete = -1, kClosed = 1 << 16;  // among errno's numbers
@@ -58,7 +58,7 @@ Dial::Outcome Dial::start() {
   }
   socklen_t length = 0;
   const sockaddr_storage address = addresses_[address_].with_port(call_.card.port, length);
-  socket_ = Descriptor(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  socket_ = Socket(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket_.valid()) {
     if (errno == EAFNOSUPPORT) return miss(std::strerror(errno), false);
     return fail(ErrorKind::system_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
@@ -127,13 +127,16 @@ Dial::Outcome Dial::welcomed() {
                           : Outcome::going;
   }
   if (same(proof_, prove(call_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
+  if (same(proof_, prove(call_.key, Domain::departed, hello_, answer_))) {
+    return fail(ErrorKind::peer_lost, "it has left the group");
+  }
   return miss("answered, but does not know this group's secret", false);
 }
 
 Dial::Outcome Dial::miss(const std::string& why, bool worth_repeating) {
   reasons_ += (reasons_.empty() ? "" : "; ") + place() + ": " + why;
   repeat_ = repeat_ || worth_repeating;
-  socket_ = Descriptor();
+  socket_ = Socket();
   if (until_.passed()) return fail(ErrorKind::peer_lost, reasons_);
   stage_ = Stage::pause;
   step_ = Deadline::after(0ms);
@@ -148,7 +151,7 @@ Dial::Outcome Dial::miss(const std::string& why, bool worth_repeating) {
 }
 
 Dial::Outcome Dial::fail(ErrorKind kind, const std::string& why) {
-  socket_ = Descriptor();
+  socket_ = Socket();
   kind_ = kind;
   reason_ = why;
   return Outcome::failed;

@@ -13,9 +13,9 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "memory/mapping.h"
 #include "transport/address.h"
 #include "transport/greeting.h"
+#include "transport/socket.h"
 
 namespace ringlet {
 
@@ -38,7 +38,7 @@ class Dial {
   short events() const;                             ///< for poll()
   const Deadline& next() const { return step_; }
 
-  Descriptor take() { return std::move(socket_); }
+  Socket take() { return std::move(socket_); }
   ErrorKind kind() const { return kind_; }
   const std::string& reason() const { return reason_; }
 
@@ -59,7 +59,7 @@ class Dial {
   Call call_;
   std::vector<Address> addresses_;
   size_t address_ = 0;
-  Descriptor socket_;
+  Socket socket_;
   Stage stage_ = Stage::pause;
   Deadline until_;
   Deadline step_;

@@ -19,25 +19,26 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kStrangers = 128;  // connections that have not named this door
-constexpr size_t kNamed = 4096;     // those that have: ranks of this job, or who can read its store
-constexpr int kBacklog = 4096;      // the kernel takes the smaller of this and net.core.somaxconn
-constexpr int kAtOnce = 256;        // accepted between two looks at the others
+constexpr size_t kNamed = 512;      // those that have: ranks of this job, or who overheard one of them
+constexpr size_t kDeparted = 256;
+constexpr int kBacklog = 4096;  // the kernel takes the smaller of this and net.core.somaxconn
+constexpr int kAtOnce = 256;    // accepted between two looks at the others
 constexpr auto kRest = 100ms;
 
-Descriptor listen_at(int family, sockaddr* address, socklen_t length) {
-  Descriptor listener(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!listener.valid()) return Descriptor();
+Socket listen_at(int family, sockaddr* address, socklen_t length) {
+  Socket listener(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener.valid()) return Socket();
   const int off = 0;
   if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (::bind(listener.get(), address, length) != 0 || ::listen(listener.get(), kBacklog) != 0) return Descriptor();
+  if (::bind(listener.get(), address, length) != 0 || ::listen(listener.get(), kBacklog) != 0) return Socket();
   return listener;
 }
 
 /// At any address and a free port, for IPv6 and IPv4 where the machine knows both.
-Descriptor listen_anywhere() {
+Socket listen_anywhere() {
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
-  Descriptor listener = listen_at(AF_INET6, reinterpret_cast<sockaddr*>(&both), sizeof both);
+  Socket listener = listen_at(AF_INET6, reinterpret_cast<sockaddr*>(&both), sizeof both);
   if (listener.valid()) return listener;
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
@@ -46,7 +47,7 @@ Descriptor listen_anywhere() {
   return listener;
 }
 
-uint16_t port_of(const Descriptor& listener) {
+uint16_t port_of(const Socket& listener) {
   sockaddr_in6 address{};  // the port stands at the same place in both families
   socklen_t length = sizeof address;
   if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) throw_errno("getsockname");
@@ -126,7 +127,11 @@ void Door::leave(const Token& key, int rank) noexcept {
   if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
   {
     const std::lock_guard lock(mutex_);
-    members_.erase({group_name(key), static_cast<uint32_t>(rank)});
+    const Place place{group_name(key), static_cast<uint32_t>(rank)};
+    members_.erase(place);
+    departed_.emplace_back(place, key);
+    if (departed_.size() > kDeparted) departed_.pop_front();
+    stirred_ = true;
   }
   wake();
 }
@@ -149,6 +154,16 @@ Door::Member Door::member(const Place& place) {
   const std::lock_guard lock(mutex_);
   const auto found = members_.find(place);
   return found == members_.end() ? Member{} : found->second;
+}
+
+bool Door::departed(Visitor& visitor) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [place, key] : departed_) {
+    if (place != Place{visitor.hello().group, visitor.hello().to}) continue;
+    if (visitor.proves(key)) visitor.send_away(key);
+    return true;
+  }
+  return false;
 }
 
 void Door::run() {
@@ -194,7 +209,7 @@ void Door::wait() {
 
 void Door::receive() {
   for (int i = 0; i < kAtOnce; ++i) {
-    Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
       visitors_.emplace_back(std::move(socket), card_.door);
       visitors_.back().advance();
@@ -233,12 +248,12 @@ bool Door::consider(Visitor& visitor) {
   const Hello& hello = visitor.hello();
   const Member host = member({hello.group, hello.to});
   const std::shared_ptr<Resident> resident = host.resident.lock();
-  if (!resident) return false;  // its group is not made here yet, or gone
+  if (!resident) return departed(visitor);  // else its group is not made here yet
   const std::optional<Lane> lane = facing(hello.lane);
   if (!visitor.proves(host.key) || !lane || !resident->wants(static_cast<int>(hello.from), *lane)) return true;
   const bool rivals = std::any_of(dials_.begin(), dials_.end(), [&](const Dial& own) { return meet(own, hello); });
   if (rivals && hello.to > hello.from) return false;
-  if (Descriptor socket = visitor.welcome(host.key); socket.valid()) {
+  if (Socket socket = visitor.welcome(host.key); socket.valid()) {
     resident->admit(static_cast<int>(hello.from), *lane, std::move(socket));
   }
   return true;
@@ -270,7 +285,7 @@ bool Door::finish(Dial& dial) {
   }
   for (Visitor& each : visitors_) {  // the peer may have found the way that this rank did not find
     if (each.stage() != Visitor::Stage::waiting || !meet(dial, each.hello()) || !each.proves(call.key)) continue;
-    if (Descriptor socket = each.welcome(call.key); socket.valid()) {
+    if (Socket socket = each.welcome(call.key); socket.valid()) {
       resident->admit(peer, call.lane, std::move(socket));
       return true;
     }

@@ -21,6 +21,7 @@
 #include "memory/mapping.h"
 #include "transport/address.h"
 #include "transport/dial.h"
+#include "transport/socket.h"
 #include "transport/token.h"
 #include "transport/visitor.h"
 
@@ -34,7 +35,7 @@ class Door {
     virtual ~Resident() = default;
     /// Whether a pipe to `peer` is still missing.
     virtual bool wants(int peer, Lane lane) noexcept = 0;
-    virtual void admit(int peer, Lane lane, Descriptor socket) noexcept = 0;
+    virtual void admit(int peer, Lane lane, Socket socket) noexcept = 0;
     /// A dial came to nothing.
     virtual void give_up(int peer, Lane lane, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
@@ -45,6 +46,7 @@ class Door {
   const Card& card() const { return card_; }
   /// From now on connections to `rank` of the group with this key are received. The door does not keep it alive.
   void enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident);
+  /// Those who come later are told so.
   void leave(const Token& key, int rank) noexcept;
   /// Ends in the caller's admit() or give_up(), unless it has left before or a connection came from the other side.
   void dial(Dial::Call call);
@@ -72,15 +74,17 @@ class Door {
   bool finish(Dial& dial);
   void wake() noexcept;
   Member member(const Place& place);
+  bool departed(Visitor& visitor);
 
   const int owner_;  // the process whose door this is
   Card card_;
-  Descriptor listener_;
+  Socket listener_;
   Descriptor bell_;
   std::mutex mutex_;
-  std::map<Place, Member> members_;  // guarded by mutex_
-  std::deque<Dial> calls_;           // new ones; guarded by mutex_
-  bool stirred_ = false;             // members changed; guarded by mutex_
+  std::map<Place, Member> members_;               // guarded by mutex_
+  std::deque<std::pair<Place, Token>> departed_;  // the last that left, with their keys; guarded by mutex_
+  std::deque<Dial> calls_;                        // new ones; guarded by mutex_
+  bool stirred_ = false;                          // members changed; guarded by mutex_
 
   // The thread's own.
   std::deque<Visitor> visitors_;  // in the order in which they came

@@ -4,7 +4,7 @@
 //   dialler   Hello    which door, group, ranks and lane it wants, and a nonce
 //   acceptor  Answer   at once, whether it knows the group yet or not: its version and a nonce
 //   dialler   Proof    digest of Hello and Answer under the group's key
-//   acceptor  Proof    the same in another domain, once it takes the connection; closing it is a refusal
+//   acceptor  Proof    the same in another domain, once it takes the connection, or in a third if it has left the group
 //
 // Both nonces go into both proofs, so what was recorded from one connection proves nothing on another.
 #pragma once
@@ -44,7 +44,7 @@ static_assert(std::has_unique_object_representations_v<Hello> && sizeof(Hello) =
 static_assert(std::has_unique_object_representations_v<Answer> && sizeof(Answer) == 24);
 
 /// What the digest is for: one made for one purpose serves no other.
-enum class Domain : uint64_t { group = 1, dialler, acceptor };
+enum class Domain : uint64_t { group = 1, dialler, acceptor, departed };
 
 /// By what name strangers may know a group.
 inline Token group_name(const Token& key) {

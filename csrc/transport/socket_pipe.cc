@@ -32,7 +32,7 @@ void set(int socket, int level, int option, int value) {
 
 }  // namespace
 
-SocketPipe::SocketPipe(Descriptor socket) : socket_(std::move(socket)) {
+SocketPipe::SocketPipe(Socket socket) : socket_(std::move(socket)) {
   set(socket_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
@@ -45,12 +45,19 @@ void SocketPipe::end(int code) const noexcept {
   end_.compare_exchange_strong(none, code, std::memory_order_relaxed);
 }
 
+void SocketPipe::end_of_stream() const noexcept {
+  const int cause = write_error_.load(std::memory_order_relaxed);
+  end(cause != 0 ? cause : kClosed);
+}
+
 size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(pieces);
   message.msg_iovlen = static_cast<size_t>(std::min(n, IOV_MAX));
   const ssize_t bytes = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (bytes <= 0) return 0;  // what went wrong, if anything, ended() finds: bytes to be read may still be there
+  // The kernel tells a cause once; EPIPE is none, only its echo.
+  if (bytes < 0 && !transient(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
+  if (bytes <= 0) return 0;
   written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
   return static_cast<size_t>(bytes);
 }
@@ -59,7 +66,7 @@ size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
   const bool wanted = std::any_of(pieces, pieces + n, [](const iovec& piece) { return piece.iov_len > 0; });
   if (!wanted || end_.load(std::memory_order_relaxed) != 0) return 0;
   const ssize_t bytes = ::readv(socket_.get(), pieces, std::min(n, IOV_MAX));
-  if (bytes == 0) end(kClosed);
+  if (bytes == 0) end_of_stream();
   if (bytes < 0 && !transient(errno)) end(errno);
   if (bytes <= 0) return 0;
   read_.store(read_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
@@ -70,7 +77,7 @@ bool SocketPipe::ended() const noexcept {
   if (end_.load(std::memory_order_relaxed) != 0) return true;
   std::byte byte;
   const ssize_t bytes = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (bytes == 0) end(kClosed);
+  if (bytes == 0) end_of_stream();
   if (bytes < 0 && !transient(errno)) end(errno);
   return bytes == 0 || end_.load(std::memory_order_relaxed) != 0;
 }
@@ -86,6 +93,8 @@ std::string SocketPipe::why_ended() const {
 }
 
 void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
+
+void SocketPipe::close() noexcept { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 bool SocketPipe::delivered() noexcept {
   int waiting = 0;

@@ -8,21 +8,21 @@
 #include <cstdint>
 #include <string>
 
-#include "memory/mapping.h"
 #include "transport/pipe.h"
+#include "transport/socket.h"
 
 namespace ringlet {
 
 class SocketPipe final : public Pipe {
  public:
-  explicit SocketPipe(Descriptor socket);
+  explicit SocketPipe(Socket socket);
 
   size_t write(const iovec* pieces, int n) noexcept override;
   size_t read(const iovec* pieces, int n) noexcept override;
   bool ended() const noexcept override;
   std::string why_ended() const override;
   void finish() noexcept override;
-  void close() noexcept override {}  // goes with the socket
+  void close() noexcept override;
   int descriptor() const noexcept override { return socket_.get(); }
   uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
   uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
@@ -34,9 +34,11 @@ class SocketPipe final : public Pipe {
 
  private:
   void end(int code) const noexcept;
+  void end_of_stream() const noexcept;
 
-  Descriptor socket_;
+  Socket socket_;
   mutable std::atomic<int> end_{0};  // errno's numbers, or kClosed
+  std::atomic<int> write_error_{0};  // why nothing can be written; bytes to be read may still be there
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> read_{0};
 };

@@ -13,13 +13,13 @@ using namespace std::chrono_literals;
 constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
 // A proof waits while its group is being made here, or while it is open which of two connections is kept. Dial gives up
 // before that.
-constexpr auto kHold = 30s;
+constexpr auto kHold = 60s;
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 
 }  // namespace
 
-Visitor::Visitor(Descriptor socket, uint64_t door)
+Visitor::Visitor(Socket socket, uint64_t door)
     : socket_(std::move(socket)), door_(door), deadline_(Deadline::after(kPatience)) {}
 
 bool Visitor::fill(void* message, size_t bytes) noexcept {
@@ -65,11 +65,16 @@ Visitor::Stage Visitor::advance() noexcept {
 
 bool Visitor::proves(const Token& key) const { return same(proof_, prove(key, Domain::dialler, hello_, answer_)); }
 
-Descriptor Visitor::welcome(const Token& key) {
+bool Visitor::answer(const Token& key, Domain domain) noexcept {
   stage_ = Stage::gone;
-  const Proof proof = prove(key, Domain::acceptor, hello_, answer_);
-  if (::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof proof) return Descriptor();
-  return std::move(socket_);
+  const Proof proof = prove(key, domain, hello_, answer_);
+  return ::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof proof;
 }
+
+Socket Visitor::welcome(const Token& key) noexcept {
+  return answer(key, Domain::acceptor) ? std::move(socket_) : Socket();
+}
+
+void Visitor::send_away(const Token& key) noexcept { answer(key, Domain::departed); }
 
 }  // namespace ringlet

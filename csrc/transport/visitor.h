@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "base/deadline.h"
-#include "memory/mapping.h"
 #include "transport/greeting.h"
+#include "transport/socket.h"
 
 namespace ringlet {
 
@@ -17,12 +17,12 @@ class Visitor {
  public:
   enum class Stage {
     stranger,  ///< has not named this door yet
-    named,     ///< named this door, which only those do who read this job's store; its proof has not come
+    named,     ///< named this door, as only those can who read this job's store or overheard a rank; no proof yet
     waiting,   ///< gave a proof, which nobody has looked at yet
     gone,      ///< closed, broke the rules or ran out of time
   };
 
-  Visitor(Descriptor socket, uint64_t door);
+  Visitor(Socket socket, uint64_t door);
 
   /// Takes what has arrived.
   Stage advance() noexcept;
@@ -33,14 +33,17 @@ class Visitor {
   const Hello& hello() const { return hello_; }
   bool proves(const Token& key) const;
   /// Shows that this side knows the key too; the socket, or an invalid one where the visitor has gone.
-  Descriptor welcome(const Token& key);
+  Socket welcome(const Token& key) noexcept;
+  /// Lets it know that the rank it wants has left the group.
+  void send_away(const Token& key) noexcept;
 
  private:
+  bool answer(const Token& key, Domain domain) noexcept;
   bool fill(void* message, size_t bytes) noexcept;
   void greet() noexcept;
   void look_for_end() noexcept;
 
-  Descriptor socket_;
+  Socket socket_;
   uint64_t door_;
   Deadline deadline_;
   Stage stage_ = Stage::stranger;

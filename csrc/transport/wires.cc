@@ -50,6 +50,7 @@ struct Slot {
 
 struct Wires::State final : Door::Resident {
   explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
+    check();
     for (Descriptor& bell : own_bells) {
       if (!setup.local) bell = make_bell();
     }
@@ -59,6 +60,8 @@ struct Wires::State final : Door::Resident {
       ++place;
     }
   }
+
+  void check() const;
 
   /// Rings stand from the start: the memory is there.
   void join(int peer, int place) {
@@ -73,10 +76,10 @@ struct Wires::State final : Door::Resident {
     if (peer < 0 || peer >= setup.world || peer == setup.rank) return false;
     const std::lock_guard lock(mutex);
     const Slot& slot = at(peer, lane);
-    return !closed && slot.owned == nullptr && !slot.failed;
+    return !closed && slot.owned == nullptr;  // also where an own dial failed: the peer may find a way
   }
 
-  void admit(int peer, Lane lane, Descriptor socket) noexcept override {
+  void admit(int peer, Lane lane, Socket socket) noexcept override {
     {
       const std::lock_guard lock(mutex);
       Slot& slot = at(peer, lane);
@@ -92,7 +95,6 @@ struct Wires::State final : Door::Resident {
     {
       const std::lock_guard lock(mutex);
       Slot& slot = at(peer, lane);
-      if (slot.owned != nullptr) return;
       slot.failed = true;
       slot.kind = kind;
       slot.reason = reason;
@@ -125,12 +127,31 @@ struct Wires::State final : Door::Resident {
   const Setup setup;
   const int owner;  // the process that made it: a forked child's copy must leave the connections alone
   std::vector<std::array<Slot, kLanes>> slots;
-  std::array<Descriptor, kLanes> own_bells;  // where `local` has none
+  std::array<Descriptor, kLanes> own_bells;         // where `local` has none
+  std::array<std::vector<pollfd>, kLanes> watched;  // by each lane's sleeper, kept so that sleeping allocates nothing
   std::array<Deadline, kLanes> examination{Deadline::after(0ms), Deadline::after(0ms), Deadline::after(0ms)};
   std::atomic<int> sockets{0};
   std::mutex mutex;
   bool closed = false;  // guarded by mutex
 };
+
+void Wires::State::check() const {
+  const size_t world = setup.world < 1 ? 0 : static_cast<size_t>(setup.world);
+  if (setup.rank < 0 || setup.rank >= setup.world || setup.cards.size() != world || setup.hosts.size() != world) {
+    throw InvalidUsage("wires for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
+                       " need one card and one host for each rank, not " + std::to_string(setup.cards.size()) +
+                       " and " + std::to_string(setup.hosts.size()));
+  }
+  const auto together = std::count(setup.hosts.begin(), setup.hosts.end(), setup.hosts[setup.rank]);
+  if (setup.local ? setup.local->world() != together : together != 1) {
+    throw InvalidUsage("rank " + std::to_string(setup.rank) + " shares its host with " + std::to_string(together - 1) +
+                       " other ranks, but is joined by shared memory to " +
+                       std::to_string(setup.local ? setup.local->world() - 1 : 0));
+  }
+  if (setup.local && setup.local->bell(setup.local->rank(), Lane::collectives) < 0) {
+    throw InvalidUsage("wires need a transport with bells (connect_with_bells)");
+  }
+}
 
 void Wires::State::ask(int peer, Lane lane) {
   const std::lock_guard lock(mutex);
@@ -188,7 +209,8 @@ void Wires::sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds
   Deadline& examination = state_->examination[static_cast<size_t>(lane)];
   const bool examine = examination.passed();
   if (examine) examination = Deadline::after(kExamineEvery);
-  std::vector<pollfd> watched;
+  std::vector<pollfd>& watched = state_->watched[static_cast<size_t>(lane)];
+  watched.clear();
   for (const Watch& each : watches) {
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
@@ -239,12 +261,7 @@ void Wires::close(const Deadline& deadline) noexcept {
     sleep(Lane::collectives, {}, std::chrono::nanoseconds(kGlance).count());
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
-  for (auto& lanes : state_->slots) {
-    for (Slot& slot : lanes) {
-      slot.pipe.store(nullptr, std::memory_order_release);
-      slot.owned.reset();
-    }
-  }
+  state_->sockets.store(0, std::memory_order_relaxed);
   if (delivered && state_->setup.local) state_->setup.local->retire();
 }
 

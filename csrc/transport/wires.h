@@ -4,7 +4,8 @@
 // process's door (transport/door.h), so that open() never waits. Lane `collectives` carries both directions; a message
 // lane carries one: `outgoing` here is `incoming` at the peer, and only `outgoing` is ever dialled.
 // Sleeping: call about_to_sleep, look at every pipe once more, then sleep; each lane has its own bell.
-// Ownership: owns the pipes; the process's door outlives it. Thread safety: one thread at a time per lane; ring, find and the counters from any.
+// Ownership: owns the pipes, which stay readable objects until it goes; the process's door outlives it.
+// Thread safety: one thread at a time per lane; ring, find and the counters from any; close while nobody moves bytes.
 #pragma once
 
 #include <array>
@@ -29,10 +30,11 @@ class Wires {
     Token key{};                       ///< the group's secret, the same on all ranks, never used before
     std::vector<std::string> cards{};  ///< by rank: card() of its process
     std::vector<int> hosts{};          ///< by rank: equal where `local` joins them; all different without it
-    std::unique_ptr<Transport>
-        local{};  ///< shared memory of this rank's host, its ranks in ascending order; may be null
+    /// From connect_with_bells, between the ranks of this rank's host in ascending order; may be null.
+    std::unique_ptr<Transport> local{};
   };
 
+  /// Throws InvalidUsage where the setup contradicts itself, SystemError.
   explicit Wires(Setup setup);
   ~Wires();
   Wires(const Wires&) = delete;

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "transport/address.h"
 #include "transport/shared_memory.h"
 #include "transport/wires.h"
 
@@ -70,20 +71,27 @@ class ThreadStore final : public ringlet::Store {
 class Group {
  public:
   enum class Start { all, first_alone };
-  using CardChange = std::function<std::string(std::string)>;
+  /// What the others are told of where a rank can be reached.
+  using CardChange = std::function<void(int rank, ringlet::Card& card)>;
 
   /// TCP between all.
   explicit Group(int world, const CardChange& change_card = {}, Start begin = Start::all)
       : key_(ringlet::random_token()), hosts_(world), ranks_(world) {
-    const std::string card = ringlet::Wires::card();
-    card_ = change_card ? change_card(card) : card;
-    for (int rank = 0; rank < world; ++rank) hosts_[rank] = rank;
+    for (int rank = 0; rank < world; ++rank) {
+      ringlet::Card card = ringlet::Card::unpack(ringlet::Wires::card());
+      if (change_card) change_card(rank, card);
+      cards_.push_back(card.pack());
+      hosts_[rank] = rank;
+    }
     for (int rank = 0; rank < (begin == Start::all ? world : 1); ++rank) start(rank);
   }
 
   /// Shared memory where `hosts` are equal, TCP elsewhere.
   explicit Group(const Hosts& hosts)
-      : key_(ringlet::random_token()), card_(ringlet::Wires::card()), hosts_(hosts), ranks_(hosts.size()) {
+      : key_(ringlet::random_token()),
+        cards_(hosts.size(), ringlet::Wires::card()),
+        hosts_(hosts),
+        ranks_(hosts.size()) {
     ThreadStore store;
     std::vector<std::thread> threads;
     for (int rank = 0; rank < world(); ++rank) {
@@ -99,13 +107,8 @@ class Group {
   }
 
   void start(int rank, std::unique_ptr<ringlet::Transport> local = nullptr) {
-    ranks_[rank] =
-        std::make_unique<ringlet::Wires>(ringlet::Wires::Setup{.rank = rank,
-                                                               .world = world(),
-                                                               .key = key_,
-                                                               .cards = std::vector<std::string>(hosts_.size(), card_),
-                                                               .hosts = hosts_,
-                                                               .local = std::move(local)});
+    ranks_[rank] = std::make_unique<ringlet::Wires>(ringlet::Wires::Setup{
+        .rank = rank, .world = world(), .key = key_, .cards = cards_, .hosts = hosts_, .local = std::move(local)});
   }
 
   int world() const { return static_cast<int>(hosts_.size()); }
@@ -130,7 +133,7 @@ class Group {
 
  private:
   ringlet::Token key_;
-  std::string card_;
+  std::vector<std::string> cards_;
   std::vector<int> hosts_;
   std::vector<std::unique_ptr<ringlet::Wires>> ranks_;
 };

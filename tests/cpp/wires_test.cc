@@ -99,15 +99,39 @@ void a_closed_group_is_seen_and_everything_arrived(Group group) {
 }
 
 void nobody_there_is_an_error_that_names_it() {
-  Group group(2, [](std::string text) {
-    Card card = Card::unpack(text);
-    card.port = 1;  // nobody listens
-    return card.pack();
-  });
+  Group group(2, [](int, Card& card) { card.port = 1; });  // where nobody listens
   Wires& wires = group.rank(0);
   const std::string message = CHECK_THROWS(PeerLost, wait_for(wires, 1, Lane::collectives));
   CHECK(message.find("rank 0 cannot reach rank 1") != std::string::npos);
   CHECK(message.find("127.0.0.1:1: Connection refused") != std::string::npos);
+}
+
+void a_way_open_in_one_direction_is_found() {
+  // Both dial, and the connection of rank 1, which would be kept, comes to nothing.
+  Group group(2, [](int rank, Card& card) { card.port = rank == 0 ? 1 : card.port; });
+  group.run([&](Wires& wires) {
+    Pipe* pipe = nullptr;
+    while (pipe == nullptr) {
+      try {
+        pipe = wait_for(wires, 1 - wires.rank(), Lane::collectives);
+      } catch (const PeerLost&) {
+        CHECK_EQ(wires.rank(), 1);  // before rank 0 had come
+      }
+    }
+    if (wires.rank() == 1) write_all(wires, *pipe, pattern(1000, 1, 0));
+    if (wires.rank() == 0) CHECK(read_all(wires, *pipe, 1000) == pattern(1000, 1, 0));
+  });
+}
+
+void setups_that_contradict_themselves_are_refused() {
+  const auto setup = [](int rank, int world, Hosts hosts) {
+    std::vector<std::string> cards(hosts.size(), Wires::card());
+    return Wires::Setup{.rank = rank, .world = world, .key = random_token(), .cards = cards, .hosts = hosts};
+  };
+  CHECK_THROWS(InvalidUsage, Wires(setup(2, 2, {0, 1})));
+  CHECK_THROWS(InvalidUsage, Wires(setup(0, 3, {0, 1})));
+  CHECK_THROWS(InvalidUsage, Wires(setup(0, 2, {0, 0})));  // one host, but no shared memory
+  CHECK_THROWS(InvalidUsage, Wires(setup(0, 0, {})));
 }
 
 void a_group_made_later_is_waited_for() {
@@ -129,11 +153,7 @@ int main() {
   addresses_are_those_of_the_interface();
   all_pairs_exchange(Group(2), 3);
   all_pairs_exchange(Group(4), 9);
-  const auto only_v6 = [](std::string text) {
-    Card card = Card::unpack(text);
-    card.addresses = {Address(std::string("::1"))};
-    return card.pack();
-  };
+  const auto only_v6 = [](int, Card& card) { card.addresses = {Address(std::string("::1"))}; };
   all_pairs_exchange(Group(2, only_v6), 3);
   all_pairs_exchange(Group(Hosts{0, 0}), 0);
   all_pairs_exchange(Group(Hosts{5, 5, 5, 5, 5}), 0);
@@ -142,6 +162,8 @@ int main() {
   a_closed_group_is_seen_and_everything_arrived(Group(2));
   a_closed_group_is_seen_and_everything_arrived(Group(Hosts{0, 0}));
   nobody_there_is_an_error_that_names_it();
+  a_way_open_in_one_direction_is_found();
+  setups_that_contradict_themselves_are_refused();
   a_group_made_later_is_waited_for();
   return check_result("wires");
 }

@@ -1,0 +1,57 @@
+#include "transport/socket.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace ringlet {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::set<int> sockets;  // guarded by mutex
+};
+
+Registry& registry() {
+  static Registry* const all = [] {
+    auto* made = new Registry;  // never destroyed: a child may be forked at any time
+    // Between these no socket is closed, so that no number in the child's list means something else by then.
+    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                     [] {
+                       const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+                       for (const int socket : registry().sockets) ::dup3(nothing, socket, O_CLOEXEC);
+                       ::close(nothing);
+                       registry().mutex.unlock();
+                     });
+    return made;
+  }();
+  return *all;
+}
+
+}  // namespace
+
+Socket::Socket(int fd) : fd_(fd) {
+  if (fd_ < 0) return;
+  const std::lock_guard lock(registry().mutex);
+  registry().sockets.insert(fd_);
+}
+
+Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Socket::~Socket() {
+  if (fd_ < 0) return;
+  const std::lock_guard lock(registry().mutex);
+  registry().sockets.erase(fd_);
+  ::close(fd_);
+}
+
+}  // namespace ringlet

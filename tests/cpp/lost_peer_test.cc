@@ -1,0 +1,109 @@
+// A rank's process is killed, and a child that it forked lives on: the peer reads what was sent, then sees the end.
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "wires_group.h"
+
+using namespace ringlet;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// The rendezvous of two processes, each at one end of a socket pair: what one sets, the other gets.
+class PairStore final : public Store {
+ public:
+  explicit PairStore(int end) : end_(end) {}
+  void set(const std::string& key, const std::string& value) override {
+    own_[key] = value;
+    const std::string text = key + '\n' + value;
+    CHECK(::send(end_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+  }
+  std::string get(const std::string& key, const Deadline&) override {
+    if (own_.count(key) != 0) return own_[key];
+    while (theirs_.count(key) == 0) {
+      char text[4096];
+      const ssize_t bytes = ::recv(end_, text, sizeof text, 0);
+      if (bytes <= 0) throw PeerLost("the other process is gone");
+      const std::string all(text, static_cast<size_t>(bytes));
+      theirs_[all.substr(0, all.find('\n'))] = all.substr(all.find('\n') + 1);
+    }
+    return theirs_[key];
+  }
+  void forget(const std::string&) override {}
+
+ private:
+  int end_;
+  std::map<std::string, std::string> own_, theirs_;
+};
+
+constexpr size_t kBytes = 100'000;
+
+std::unique_ptr<Wires> join(int rank, PairStore& store, const Token& key, bool one_host) {
+  const Deadline deadline = Deadline::after(60s);
+  std::vector<std::string> cards(2);
+  store.set("card-" + std::to_string(rank), Wires::card());
+  for (int q = 0; q < 2; ++q) cards[q] = store.get("card-" + std::to_string(q), deadline);
+  return std::make_unique<Wires>(
+      Wires::Setup{.rank = rank,
+                   .world = 2,
+                   .key = key,
+                   .cards = cards,
+                   .hosts = one_host ? Hosts{0, 0} : Hosts{0, 1},
+                   .local = one_host ? connect_with_bells(store, "pair", rank, 2, deadline) : nullptr});
+}
+
+/// The rank that will be killed: sends, forks a child that does nothing, and tells the child's pid.
+[[noreturn]] void victim(int end, const Token& key, bool one_host) {
+  PairStore store(end);
+  const std::unique_ptr<Wires> wires = join(1, store, key, one_host);
+  write_all(*wires, *wait_for(*wires, 0, Lane::collectives), pattern(kBytes, 1, 0));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  store.set("child", std::to_string(child));
+  for (;;) ::pause();
+}
+
+void a_killed_process_is_seen(bool one_host) {
+  int ends[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  const Token key = random_token();
+  const pid_t pid = ::fork();
+  if (pid == 0) victim(ends[1], key, one_host);
+  PairStore store(ends[0]);
+  const std::unique_ptr<Wires> wires = join(0, store, key, one_host);
+  Pipe* pipe = wait_for(*wires, 1, Lane::collectives);
+  const pid_t child = static_cast<pid_t>(std::stol(store.get("child", Deadline::after(60s))));
+  CHECK(!pipe->ended());
+  ::kill(pid, SIGKILL);
+  CHECK(::waitpid(pid, nullptr, 0) == pid);
+  CHECK(read_all(*wires, *pipe, kBytes) == pattern(kBytes, 1, 0));
+  sleep_until(*wires, *pipe, [&] { return pipe->ended(); });
+  if (one_host) CHECK_EQ(pipe->why_ended(), "its process is gone");
+  ::kill(child, SIGKILL);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+}  // namespace
+
+int main() {
+  // Each in a process of its own: a process that has threads, as the door's is one, had better not fork.
+  for (const bool one_host : {false, true}) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(120);
+      a_killed_process_is_seen(one_host);
+      ::_exit(check_result(one_host ? "lost_peer, one host" : "lost_peer, TCP"));
+    }
+    int status = 0;
+    CHECK(::waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+  }
+  return check_result("lost_peer");
+}
