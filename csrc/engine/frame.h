@@ -66,6 +66,8 @@ class FrameReader {
   /// A header is there whose payload nobody has asked for, or not to the end.
   bool waits() const { return have_header_; }
   size_t taken() const { return taken_; }
+  /// Whether a whole header has been read ahead: then the pipe may have ended, but its frames have not.
+  bool has_more() const { return end_ - begin_ >= sizeof(FrameHeader); }
 
  private:
   static constexpr size_t kBuffer = 4096;  // small frames come whole; of large ones at most this much is copied twice

@@ -154,9 +154,11 @@ void MessageEngine::tell_suspicion() {
   }
 }
 
-/// A pipe may end once its peer said bye and nothing of it is needed any more.
+/// A pipe may end once its peer said bye and nothing of it is needed any more. Frames of later calls may have been read
+/// ahead: then it has not ended yet.
 void MessageEngine::heed_end(const Link& link) {
-  if (link.pipe->ended() && !(link.left && (run_ == nullptr || !awaits(link)))) lost(link);
+  const bool unread = link.reader->has_more() || (link.reader->waits() && link.receiving < 0);
+  if (!unread && link.pipe->ended() && !(link.left && (run_ == nullptr || !awaits(link)))) lost(link);
 }
 
 void MessageEngine::lost(const Link& link) {
