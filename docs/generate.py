@@ -15,7 +15,9 @@ from pathlib import Path
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import REDUCTIONS
+from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import Proof, prove
+from ringlet.schedule.uplink import uplink_load
 
 DOCS = Path(__file__).parent
 sys.path.append(str(DOCS.parent / "tests" / "conformance"))
@@ -23,6 +25,8 @@ import conformance_tables  # noqa: E402
 
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
+ON_HOSTS = {"hierarchical": parse_hosts("2x2")}  # pictures of what would look like another on one host
+UPLINKS = ("4x2", "4x4", "8x2", "4x8")  # hosts x ranks of the table of loads
 MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
 # Constants that a user may want to know: name, file in csrc/, what it limits.
 LIMITS = [
@@ -49,7 +53,7 @@ END = "<!-- end of table {} -->"
 
 def pictures() -> dict[str, str]:
     """File name -> SVG, for every registered schedule and a few worlds that show more."""
-    found = {f"{c}-{a}.svg": schedule(a, c, world=WORLD).svg() for a, c, _ in algorithms()}
+    found = {f"{c}-{a}.svg": schedule(a, c, world=WORLD, hosts=ON_HOSTS.get(a)).svg() for a, c, _ in algorithms()}
     for collective, algorithm, world in MORE_PICTURES:
         found[f"{collective}-{algorithm}-world-{world}.svg"] = schedule(algorithm, collective, world=world).svg()
     return found
@@ -63,6 +67,7 @@ def tables() -> dict[str, dict[str, str]]:
         "algorithms.md": {
             "all_reduce": _algorithms(reductions, with_collective=False),
             "others": _algorithms([row for row in rows if row not in reductions], with_collective=True),
+            "uplinks": _uplinks([algorithm for algorithm, _ in reductions]),
             "auto": _rules(),
         },
         "architecture.md": {"limits": _limits()},
@@ -96,6 +101,24 @@ def _proved(proofs: list[Proof], summed: bool) -> list[str]:
 
     sums = [cell([p.depth for p in proofs]), cell([p.trees for p in proofs])] if summed else ["-", "-"]
     return [cell([p.rounds for p in proofs]), cell([p.sent for p in proofs]), *sums]
+
+
+def _uplinks(names: list[str]) -> str:
+    """What all-reduces ask of the busiest uplink: by rank number on two numberings, and as they are run."""
+    blocks = [parse_hosts(shape) for shape in UPLINKS]
+    cyclic = [parse_hosts(f"{shape}:cyclic") for shape in UPLINKS]
+    columns = ("block, by rank number", "cyclic, by rank number", "as run, block or cyclic")
+    lines = [["algorithm", *(f"{column}: {', '.join(UPLINKS)}" for column in columns)]]
+    for name in names:
+        by_number = [[uplink_load(schedule(name, world=len(h)), h) for h in hosts] for hosts in (blocks, cyclic)]
+        cells = [_decimals(loads) if name != "hierarchical" else "-" for loads in by_number]
+        lines.append([f"`{name}`", *cells, _decimals([uplink_load(schedule(name, hosts=h)) for h in blocks])])
+    bound = [2 - Fraction(2, len(set(hosts))) for hosts in blocks]
+    return _table([*lines, ["least possible", "", "", _decimals(bound)]])
+
+
+def _decimals(values: list[Fraction]) -> str:
+    return ", ".join(f"{float(value):g}" for value in values)
 
 
 def _rules() -> str:

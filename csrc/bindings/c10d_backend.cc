@@ -7,7 +7,6 @@
 #include "bindings/registered_allocator.h"
 #include "bindings/tensors.h"
 #include "engine/selector.h"
-#include "transport/shared_memory.h"
 
 namespace py = pybind11;
 
@@ -15,11 +14,13 @@ namespace ringlet {
 
 using c10d::OpType;
 
-C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group)
+C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group,
+                         Carrier carrier)
     : c10d::Backend(group->rank(), group->world()),
       store_(std::move(store)),
       name_(std::move(name)),
-      group_(std::move(group)) {}
+      group_(std::move(group)),
+      carrier_(carrier) {}
 
 C10dBackend::~C10dBackend() {
   // The group's end joins its threads, which may be waiting for the GIL to let tensors go.
@@ -30,10 +31,11 @@ C10dBackend::~C10dBackend() {
 }
 
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
-                                             int rank, int size, std::chrono::milliseconds timeout) {
+                                             const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {
   TorchStore rendezvous(store);
-  auto transport = connect_shared_memory(rendezvous, name, rank, size, Deadline::after(timeout));
-  return c10::make_intrusive<C10dBackend>(store, name, std::make_unique<Communicator>(std::move(transport), timeout));
+  auto engine = join(rendezvous, name, member, carrier, Deadline::after(timeout));
+  auto group = std::make_unique<Communicator>(std::move(engine), timeout);
+  return c10::make_intrusive<C10dBackend>(store, name, std::move(group), carrier);
 }
 
 void C10dBackend::set_algorithm(const std::string& name) {
@@ -55,8 +57,8 @@ c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c1
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
   const auto timeout = options ? options->timeout : group_->timeout();
-  auto part =
-      make_backend(store, name, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), timeout);
+  const Member member{static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size())};
+  auto part = make_backend(store, name, member, carrier_, timeout);
   const auto* given = dynamic_cast<const GroupOptions*>(options.get());
   part->set_algorithm(given != nullptr ? given->algorithm : algorithm_);
   return part;

@@ -10,6 +10,7 @@
 #include "bindings/torch_store.h"
 #include "bindings/torch_version.h"
 #include "comm/communicator.h"
+#include "comm/join.h"
 
 namespace ringlet {
 
@@ -22,11 +23,14 @@ class C10dBackend final : public c10d::Backend {
 
   /// What init_process_group(pg_options=...) and new_group take.
   struct GroupOptions final : Options {
-    explicit GroupOptions(std::string algorithm = "auto") : Options("ringlet"), algorithm(std::move(algorithm)) {}
+    explicit GroupOptions(std::string algorithm = "auto", std::string transport = "auto")
+        : Options("ringlet"), algorithm(std::move(algorithm)), transport(std::move(transport)) {}
     std::string algorithm;  ///< of all-reduces
+    std::string transport;  ///< comm/join.h
   };
 
-  C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group);
+  C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group,
+              Carrier carrier);
   ~C10dBackend() override;
 
   const std::string getBackendName() const override { return "ringlet"; }
@@ -96,6 +100,7 @@ class C10dBackend final : public c10d::Backend {
   TorchStore store_;
   std::string name_;
   std::unique_ptr<Communicator> group_;
+  const Carrier carrier_;
   std::string algorithm_ = "auto";
   uint64_t monitored_ = 0;  // barriers
   uint64_t splits_ = 0;
@@ -104,6 +109,6 @@ class C10dBackend final : public c10d::Backend {
 
 /// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/meeting.py).
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
-                                             int rank, int size, std::chrono::milliseconds timeout);
+                                             const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 
 }  // namespace ringlet

@@ -15,21 +15,31 @@ void bind_c10d(py::module_& m) {
   using Options = C10dBackend::GroupOptions;
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
       m, "BackendOptions",
-      "What `pg_options=` of init_process_group and new_group takes. algorithm: of all-reduces, by name.")
-      .def(py::init<std::string>(), py::arg("algorithm") = "auto")
-      .def_readwrite("algorithm", &Options::algorithm);
+      "What `pg_options=` of init_process_group and new_group takes. algorithm: of all-reduces, by name. transport: "
+      "\"auto\" (shared memory inside hosts, TCP between them), \"shared_memory\" or \"tcp\".")
+      .def(py::init<std::string, std::string>(), py::arg("algorithm") = "auto", py::arg("transport") = "auto")
+      .def_readwrite("algorithm", &Options::algorithm)
+      .def_readwrite("transport", &Options::transport);
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")
       .def_property_readonly("options", &C10dBackend::getBackendOptions)
       .def_property_readonly(
           "bytes_received", [](const C10dBackend& backend) { return backend.group().bytes_received(); },
-          "Bytes that this rank's collectives read out of peers' memory, ever.")
+          "Bytes that this rank's collectives took in from peers, ever.")
+      .def_property_readonly("transport", [](const C10dBackend& backend) { return backend.group().transport(); })
+      .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().hosts(); })
       .def(
           "get_error", [](C10dBackend& backend) { return static_cast<int>(backend.getError()); },
           "0: well, 1: Timeout, 2: another failure, 3: PeerLost; of the error that poisoned the group.");
-  m.def("make_backend", &make_backend, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
-        py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "make_backend",
+      [](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+         std::chrono::milliseconds timeout, const std::string& transport) {
+        return make_backend(store, name, {rank, size}, parse_carrier(transport), timeout);
+      },
+      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("transport"),
+      py::call_guard<py::gil_scoped_release>());
   m.def("use_registered_allocator", &use_registered_allocator, py::arg("enabled"));
   m.def("registered_allocator_cache_bytes", &registered_allocator_cache_bytes);
 }

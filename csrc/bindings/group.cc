@@ -13,10 +13,11 @@
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
+#include "comm/join.h"
+#include "engine/addressable.h"
 #include "memory/heap.h"
 #include "reduce/level.h"
 #include "reduce/reduce.h"
-#include "transport/shared_memory.h"
 #include "transport/threads.h"
 
 namespace py = pybind11;
@@ -52,20 +53,22 @@ milliseconds milliseconds_of(const Limit& limit) {
   return milliseconds(std::llround(std::get<double>(*limit) * 1000));
 }
 
-std::shared_ptr<Communicator> own(std::unique_ptr<Transport> transport, milliseconds timeout) {
-  return {new Communicator(std::move(transport), timeout), end_without_gil};
+std::shared_ptr<Communicator> own(std::unique_ptr<Engine> engine, milliseconds timeout) {
+  return {new Communicator(std::move(engine), timeout), end_without_gil};
 }
 
-std::shared_ptr<Communicator> make_shared_memory(c10::intrusive_ptr<c10d::Store> store, const std::string& name,
-                                                 int rank, int world, milliseconds timeout) {
+std::shared_ptr<Communicator> make_joined(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
+                                          int world, milliseconds timeout, const std::string& transport) {
   check_place(rank, world);
+  const Carrier carrier = parse_carrier(transport);
   TorchStore rendezvous(std::move(store));
-  return own(connect_shared_memory(rendezvous, name, rank, world, Deadline::after(timeout)), timeout);
+  return own(join(rendezvous, name, {rank, world}, carrier, Deadline::after(timeout)), timeout);
 }
 
 std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {
   check_place(rank, world);
-  return own(join_threads(name, rank, world, Deadline::after(timeout)), timeout);
+  auto transport = join_threads(name, rank, world, Deadline::after(timeout));
+  return own(std::make_unique<AddressableEngine>(std::move(transport)), timeout);
 }
 
 }  // namespace
@@ -85,13 +88,17 @@ void bind_group(py::module_& m) {
   });
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Group")
-      .def_static("shared_memory", &make_shared_memory, py::arg("store"), py::arg("name"), py::arg("rank"),
-                  py::arg("world"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_static("join", &make_joined, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world"),
+                  py::arg("timeout"), py::arg("transport"), py::call_guard<py::gil_scoped_release>())
       .def_static("threads", &make_threads, py::arg("name"), py::arg("rank"), py::arg("world"), py::arg("timeout"),
                   py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
+      .def_property_readonly("hosts", &Communicator::hosts)
+      .def_property_readonly("bytes_received", &Communicator::bytes_received)
+      .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
+      .def_property_readonly("connections", &Communicator::connections)
       .def_property_readonly("sequence", &Communicator::sequence)
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())

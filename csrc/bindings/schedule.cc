@@ -1,10 +1,14 @@
 // Schedules as plain Python data: what the prover, the cost model, the drawings and the tests read.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/module.h"
 #include "schedule/registry.h"
+#include "schedule/topology.h"
 
 namespace py = pybind11;
 
@@ -69,14 +73,24 @@ py::list rounds_of(const Schedule& schedule) {
   return rounds;
 }
 
-py::dict schedule_of_all_ranks(const std::string& algorithm, const std::string& collective, int world, int root) {
+Topology checked_topology(const std::optional<std::vector<int>>& hosts, int world) {
+  if (hosts && hosts->size() != static_cast<size_t>(world)) {
+    throw py::value_error("hosts must name the host of each of " + std::to_string(world) + " ranks, not of " +
+                          std::to_string(hosts->size()));
+  }
+  return Topology(hosts ? *hosts : std::vector<int>(world, 0));
+}
+
+py::dict schedule_of_all_ranks(const std::string& algorithm, const std::string& collective, int world, int root,
+                               const std::optional<std::vector<int>>& hosts) {
   const Algorithm& found = checked_algorithm(algorithm, collective);
   check_place(found, world, root);
+  const Topology topology = checked_topology(hosts, world);
   py::list ranks, inputs, outputs;
   int parts = 0;
   for (int rank = 0; rank < world; ++rank) {
-    const Place place{rank, world, root};
-    const Schedule schedule = found.make(place);
+    const Place place{rank, world, root, &topology};
+    const Schedule schedule = schedule_of(found, place);
     parts = schedule.parts;
     ranks.append(rounds_of(schedule));
     inputs.append(pair(input_chunks(found.collective, place, parts)));
@@ -101,9 +115,10 @@ py::list list_algorithms() {
 void bind_schedule(py::module_& m) {
   m.def("algorithms", &list_algorithms, "[(name, collective, summary), ...] in the registry's order");
   m.def("schedule", &schedule_of_all_ranks, py::arg("algorithm"), py::arg("collective"), py::arg("world"),
-        py::arg("root") = 0,
+        py::arg("root") = 0, py::arg("hosts") = py::none(),
         "dict(parts, ranks, inputs, outputs): ranks[r][round] = [(verb, peer, first, count), ...]; inputs[r] and\n"
-        "outputs[r] = (first, count). ValueError for an unknown name or an impossible world or root.");
+        "outputs[r] = (first, count). hosts[r]: any number for rank r's host; None: all on one.\n"
+        "ValueError for an unknown name or an impossible world, root or hosts.");
 }
 
 }  // namespace ringlet

@@ -28,6 +28,23 @@ class TorchStore final : public Store {
     }
   }
 
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, const Deadline& deadline) override {
+    std::vector<std::string> values;
+    if (!store_->hasExtendedApi()) {
+      for (const std::string& key : keys) values.push_back(get(key, deadline));
+      return values;
+    }
+    try {
+      store_->wait(keys, deadline.left());
+    } catch (const std::exception&) {
+      for (const std::string& key : keys) get(key, deadline);  // throws for the first that is missing
+    }
+    for (const std::vector<uint8_t>& value : store_->multiGet(keys)) values.emplace_back(value.begin(), value.end());
+    return values;
+  }
+
+  int64_t add(const std::string& key, int64_t more) override { return store_->add(key, more); }
+
   void forget(const std::string& key) override { store_->deleteKey(key); }
 
   bool has(const std::string& key) { return store_->check({key}); }

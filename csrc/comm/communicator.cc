@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "comm/progress.h"
+#include "reduce/reduce.h"
 
 namespace ringlet {
 namespace {
@@ -49,15 +50,13 @@ bool pending(const std::unique_ptr<ProgressThread>& thread) { return thread && t
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout)
-    : transport_(std::move(transport)),
-      rank_(transport_->rank()),
-      world_(transport_->world()),
-      ranks_are_threads_(std::string_view(transport_->name()) == "threads"),
+Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout)
+    : engine_(std::move(engine)),
+      rank_(engine_->rank()),
+      world_(engine_->world()),
+      ranks_are_threads_(std::string_view(engine_->transport()) == "threads"),
       timeout_(timeout),
-      waiter_(*transport_),
-      engine_(*transport_, waiter_),
-      messenger_(std::make_shared<Messenger>(*transport_, waiter_)) {}
+      messenger_(std::make_shared<Messenger>(engine_->lanes())) {}
 
 Communicator::~Communicator() { close(std::chrono::milliseconds(1000)); }
 
@@ -78,7 +77,7 @@ void Communicator::check(const Call& call) const {
 }
 
 void Communicator::prepare(Call& call) {
-  waiter_.raise_if_failed();
+  engine_->raise_if_failed();
   if (closed_) throw InvalidUsage(std::string(name(call.collective)) + " on a group that was closed");
   check(call);
   if (call.timeout.count() <= 0) call.timeout = timeout_;
@@ -144,7 +143,7 @@ std::shared_ptr<Work> Communicator::give(const std::function<std::function<void(
 
 /// Of the next call.
 uint64_t Communicator::number() {
-  waiter_.raise_if_failed();
+  engine_->raise_if_failed();
   if (closed_) throw InvalidUsage("a call on a group that was closed");
   return sequence_++;
 }
@@ -165,11 +164,11 @@ void Communicator::run_now(const Call& call, bool patient) {
     Call even = call;
     even.blocks = &agreed;
     even.count = agreed.longest;
-    world_ == 1 ? run_alone(even) : engine_.run(even, patient);
+    world_ == 1 ? run_alone(even) : engine_->run(even, patient);
   } else if (world_ == 1) {
     run_alone(call);
   } else {
-    engine_.run(call, patient);
+    engine_->run(call, patient);
   }
 }
 
@@ -195,7 +194,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patien
     blocks.longest = std::max(blocks.longest, static_cast<size_t>(theirs[2 * q + 1]));
     const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
     if (theirs[2 * q] == expected) continue;
-    waiter_.fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
+    engine_->fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
                                                ": calls do not match: rank " + std::to_string(q) + " sends " +
                                                std::to_string(theirs[2 * q]) + " elements to rank " +
                                                std::to_string(rank_) + ", which expects " + std::to_string(expected));
@@ -231,7 +230,7 @@ void Communicator::run_alone(const Call& call) const {
 }
 
 void Communicator::prepare(Message& message) {
-  waiter_.raise_if_failed();
+  engine_->raise_if_failed();
   if (closed_) throw InvalidUsage("send or recv on a group that was closed");
   const bool any = !message.sending && message.peer == kAnySource;
   if (!any && (message.peer < 0 || message.peer >= world_ || message.peer == rank_)) {
@@ -253,16 +252,7 @@ std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::sha
 }
 
 void Communicator::abort(const std::string& reason) {
-  waiter_.abort(reason);
-  transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
-}
-
-/// Whether every message this rank sent has left its region.
-bool Communicator::messages_taken() const {
-  for (int q = 0; q < world_; ++q) {
-    if (transport_->channel(q).sent.load() != transport_->channel_of(q, rank_).received.load()) return false;
-  }
-  return true;
+  engine_->abort(reason);
 }
 
 void Communicator::close(std::chrono::milliseconds patience) {
@@ -271,12 +261,10 @@ void Communicator::close(std::chrono::milliseconds patience) {
   bool quiet = true;
   if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;
   if (!messenger_->wait_idle(patience)) quiet = false;
-  if (!quiet) waiter_.abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
+  if (!quiet) engine_->abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
   collectives_.reset();
   messenger_->end();
-  // Peers that are still reading this rank's stages need them a moment longer; if they take too long, the stages stay.
-  if (quiet && messages_taken() && engine_.quiesce(patience)) transport_->retire();
-  transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+  engine_->leave(quiet, patience);
 }
 
 }  // namespace ringlet

@@ -16,7 +16,7 @@
 #include "comm/messenger.h"
 #include "comm/work.h"
 #include "engine/call.h"
-#include "engine/pull.h"
+#include "engine/engine.h"
 
 namespace ringlet {
 
@@ -24,21 +24,21 @@ class ProgressThread;
 
 class Communicator {
  public:
-  Communicator(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout);
+  Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int world() const { return world_; }
-  const char* transport() const { return transport_->name(); }
+  const char* transport() const { return engine_->transport(); }
   bool ranks_are_threads() const { return ranks_are_threads_; }
   uint64_t sequence() const { return sequence_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   /// The error that poisoned the group, if one did.
-  std::optional<ErrorKind> failure() const { return waiter_.failure(); }
+  std::optional<ErrorKind> failure() const { return engine_->failure(); }
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
   void check(const Call& call) const;
@@ -56,10 +56,16 @@ class Communicator {
   std::shared_ptr<Messenger::Ticket> start(Message message, std::shared_ptr<void> keep);
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
-  bool registered(const void* pointer, size_t bytes) const { return transport_->locate(pointer, bytes).has_value(); }
+  bool registered(const void* pointer, size_t bytes) const { return engine_->registered(pointer, bytes); }
 
-  /// What collectives read out of peers' memory, ever. From any thread.
-  uint64_t bytes_received() const { return engine_.bytes_read(); }
+  /// Which host each rank is on, numbered by first appearance.
+  const std::vector<int>& hosts() const { return engine_->hosts(); }
+
+  /// What collectives gave to peers, ever (where they read it themselves: 0), and TCP connections that stand.
+  uint64_t bytes_sent() const { return engine_->bytes_sent(); }
+  int connections() const { return engine_->connections(); }
+  /// What collectives took in from peers, ever. From any thread.
+  uint64_t bytes_received() const { return engine_->bytes_received(); }
 
   /// Ends pending and later calls of this rank with an error; peers see that it left.
   void abort(const std::string& reason);
@@ -75,15 +81,12 @@ class Communicator {
   void run_now(const Job& job, uint64_t sequence, bool patient);
   void agree_on_blocks(const Call& call, Blocks& blocks, bool patient);
   void run_alone(const Call& call) const;
-  bool messages_taken() const;
 
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Engine> engine_;
   const int rank_;
   const int world_;
   const bool ranks_are_threads_;
   std::chrono::milliseconds timeout_;
-  Waiter waiter_;
-  PullEngine engine_;
   uint64_t sequence_ = 0;
   std::atomic<bool> busy_{false};
   bool closed_ = false;

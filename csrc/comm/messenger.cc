@@ -16,9 +16,7 @@ constexpr int64_t kSleepNanoseconds = 1'000'000;  // how often failures are look
 constexpr auto kYieldFor = 20ms;                  // before sleeping, and between looks at the peers' processes
 constexpr int kFirstLooks = 40;                   // at posting: a message that is there already needs no thread
 
-std::string elements(uint64_t dtype, uint64_t count) {
-  return std::to_string(count) + " elements of " + name(static_cast<DType>(dtype));
-}
+std::string elements(DType dtype, uint64_t count) { return std::to_string(count) + " elements of " + name(dtype); }
 
 }  // namespace
 
@@ -27,32 +25,36 @@ struct Messenger::Pending {
   std::shared_ptr<void> keep;
   std::shared_ptr<Ticket> ticket;
   Deadline deadline;
-  std::optional<Outgoing> out{};
+  Moved moved{};  // of one that is sent
 };
 
 /// A message taken before a receive wanted it.
 struct Messenger::Stray {
   int peer;
-  SlabHeader header;
+  MessageTitle title;
   std::vector<std::byte> data;
   bool complete = false;
   std::shared_ptr<Pending> wanted{};  // by a receive posted since it began to arrive
 };
 
 struct Messenger::Inbox {
-  std::optional<Incoming> incoming{};
+  struct Taking {
+    std::byte* to;
+    size_t bytes;
+    Moved moved{};
+  };
+  std::optional<Taking> taking{};
   std::shared_ptr<Pending> receive{};
   Stray* stray = nullptr;  // where no receive was posted
 
   void clear() {
-    incoming.reset();
+    taking.reset();
     receive.reset();
     stray = nullptr;
   }
 };
 
-Messenger::Messenger(Transport& transport, Waiter& waiter)
-    : transport_(transport), waiter_(waiter), outgoing_(transport.world()), inboxes_(transport.world()) {}
+Messenger::Messenger(Lanes& lanes) : lanes_(lanes), outgoing_(lanes.world()), inboxes_(lanes.world()) {}
 
 Messenger::~Messenger() { end(); }
 
@@ -85,7 +87,7 @@ std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::
 bool Messenger::take_stray(const std::shared_ptr<Pending>& pending, Completed& completed) {
   const Message& message = pending->message;
   const auto stray = std::find_if(strays_.begin(), strays_.end(), [&](const Stray& s) {
-    return !s.wanted && s.header.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
+    return !s.wanted && s.title.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
   });
   if (stray == strays_.end()) return false;
   if (stray->complete) {
@@ -100,7 +102,7 @@ bool Messenger::take_stray(const std::shared_ptr<Pending>& pending, Completed& c
 void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed) {
   std::exception_ptr error;
   try {
-    check(*pending, stray.peer, stray.header);
+    check(*pending, stray.peer, stray.title);
     if (!stray.data.empty()) copy_bytes(pending->message.data, stray.data.data(), stray.data.size(), false);
   } catch (...) {
     error = std::current_exception();
@@ -124,10 +126,10 @@ bool Messenger::look(Completed& completed, bool closely) {
 
 bool Messenger::move(Completed& completed) {
   bool moved = false;
-  for (int peer = 0; peer < transport_.world(); ++peer) {
-    if (peer == transport_.rank()) continue;
+  for (int peer = 0; peer < lanes_.world(); ++peer) {
+    if (peer == lanes_.rank()) continue;
     if (!outgoing_[peer].empty()) moved |= send_some(peer, completed);
-    if (inboxes_[peer].incoming || wanted(peer)) moved |= receive_some(peer, completed);
+    if (inboxes_[peer].taking || wanted(peer)) moved |= receive_some(peer, completed);
   }
   return moved;
 }
@@ -135,9 +137,10 @@ bool Messenger::move(Completed& completed) {
 bool Messenger::send_some(int peer, Completed& completed) {
   auto& queue = outgoing_[peer];
   const std::shared_ptr<Pending> first = queue.front();
-  if (!first->out) first->out.emplace(transport_, first->message);
-  const size_t before = first->out->moved();
-  if (!first->out->advance()) return first->out->moved() != before;
+  const Moved before = first->moved;
+  if (!lanes_.send(first->message, first->moved)) {
+    return first->moved.bytes != before.bytes || first->moved.started != before.started;
+  }
   queue.pop_front();
   completed.emplace_back(first, nullptr);
   return true;
@@ -145,9 +148,10 @@ bool Messenger::send_some(int peer, Completed& completed) {
 
 bool Messenger::receive_some(int peer, Completed& completed) {
   Inbox& inbox = inboxes_[peer];
-  if (!inbox.incoming && !begin_receive(peer)) return false;
-  const size_t before = inbox.incoming->moved();
-  if (!inbox.incoming->advance()) return inbox.incoming->moved() != before;
+  if (!inbox.taking && !begin_receive(peer)) return false;
+  Inbox::Taking& taking = *inbox.taking;
+  const size_t before = taking.moved.bytes;
+  if (!lanes_.receive(peer, taking.to, taking.bytes, taking.moved)) return taking.moved.bytes != before;
   if (inbox.receive) {
     inbox.receive->ticket->peer_.store(peer, std::memory_order_release);
     completed.emplace_back(std::move(inbox.receive), nullptr);
@@ -169,41 +173,40 @@ bool Messenger::wanted(int peer) const {
 }
 
 bool Messenger::begin_receive(int peer) {
-  const SlabHeader* header = Incoming::next(transport_, peer);
-  if (header == nullptr) return false;
+  const std::optional<MessageTitle> title = lanes_.next(peer);
+  if (!title) return false;
   const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const auto& pending) {
     const Message& message = pending->message;
-    return message.tag == header->tag && (message.peer == peer || message.peer == kAnySource);
+    return message.tag == title->tag && (message.peer == peer || message.peer == kAnySource);
   });
   Inbox& inbox = inboxes_[peer];
   if (match != receives_.end()) {
-    check(**match, peer, *header);
+    check(**match, peer, *title);
     inbox.receive = *match;
     receives_.erase(match);
-    inbox.incoming.emplace(transport_, peer, inbox.receive->message.data, inbox.receive->message.bytes());
+    inbox.taking = {inbox.receive->message.data, inbox.receive->message.bytes()};
     return true;
   }
-  const size_t bytes = header->count * element_size(static_cast<DType>(header->dtype));
-  inbox.stray = &strays_.emplace_back(Stray{peer, *header, std::vector<std::byte>(bytes)});
-  inbox.incoming.emplace(transport_, peer, inbox.stray->data.data(), bytes);
+  inbox.stray = &strays_.emplace_back(Stray{peer, *title, std::vector<std::byte>(title->bytes())});
+  inbox.taking = {inbox.stray->data.data(), inbox.stray->data.size()};
   return true;
 }
 
-void Messenger::check(const Pending& pending, int peer, const SlabHeader& header) {
+void Messenger::check(const Pending& pending, int peer, const MessageTitle& title) {
   const Message& message = pending.message;
-  if (header.dtype == static_cast<uint64_t>(message.dtype) && header.count == message.count) return;
-  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(peer) + " sends " +
-                                             elements(header.dtype, header.count) + ", rank " +
-                                             std::to_string(transport_.rank()) + " receives " +
-                                             elements(static_cast<uint64_t>(message.dtype), message.count));
+  if (title.dtype == message.dtype && title.count == message.count) return;
+  lanes_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(peer) + " sends " +
+                                             elements(title.dtype, title.count) + ", rank " +
+                                             std::to_string(lanes_.rank()) + " receives " +
+                                             elements(message.dtype, message.count));
 }
 
 std::string Messenger::story(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
   const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
-  return "rank " + std::to_string(transport_.rank()) + " of " + std::to_string(transport_.world()) +
+  return "rank " + std::to_string(lanes_.rank()) + " of " + std::to_string(lanes_.world()) +
          (message.sending ? " in send to " : " in recv from ") + peer + " (" +
-         elements(static_cast<uint64_t>(message.dtype), message.count) +
+         elements(message.dtype, message.count) +
          (message.tag != 0 ? ", tag " + std::to_string(message.tag) : "") + "), " + std::to_string(moved) + " of " +
          std::to_string(message.bytes()) + " bytes done";
 }
@@ -214,21 +217,21 @@ void Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   waiting.timeout = pending.message.timeout;
   waiting.reached = [] { return false; };
   waiting.story = [&] { return story(pending, moved); };
-  waiter_.examine(waiting, pending.deadline, look_at_process);
+  lanes_.examine(waiting, pending.deadline, look_at_process);
 }
 
 /// Throws what ends the wait of a pending message, if something does.
 void Messenger::examine() {
-  waiter_.raise_if_failed();
+  lanes_.raise_if_failed();
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
   for (const auto& queue : outgoing_) {
-    if (!queue.empty()) examine(*queue.front(), queue.front()->out ? queue.front()->out->moved() : 0, look_at_process);
+    if (!queue.empty()) examine(*queue.front(), queue.front()->moved.bytes, look_at_process);
   }
   for (const auto& pending : receives_) examine(*pending, 0, look_at_process);
   for (const Inbox& inbox : inboxes_) {
-    if (inbox.receive) examine(*inbox.receive, inbox.incoming->moved(), look_at_process);
+    if (inbox.receive) examine(*inbox.receive, inbox.taking->moved.bytes, look_at_process);
   }
   for (const Stray& stray : strays_) {
     if (stray.wanted) examine(*stray.wanted, 0, look_at_process);
@@ -265,23 +268,14 @@ void Messenger::finish(Completed& completed) {
   changed_.notify_all();
 }
 
-std::vector<Watched> Messenger::watched() const {
-  std::vector<Watched> words;
-  const auto add = [&](const std::atomic<uint32_t>& word) {
-    words.push_back({&word, word.load(std::memory_order_acquire)});
-  };
-  for (int peer = 0; peer < transport_.world(); ++peer) {
-    if (peer == transport_.rank()) continue;
-    if (!outgoing_[peer].empty()) add(transport_.channel_of(peer, transport_.rank()).received);
-    if (inboxes_[peer].incoming || wanted(peer)) add(Incoming::watched(transport_, peer));
+Watchlist Messenger::watched() {
+  Watchlist list;
+  for (int peer = 0; peer < lanes_.world(); ++peer) {
+    if (peer == lanes_.rank()) continue;
+    if (!outgoing_[peer].empty()) lanes_.watch(peer, true, list);
+    if (inboxes_[peer].taking || wanted(peer)) lanes_.watch(peer, false, list);
   }
-  return words;
-}
-
-void Messenger::sleep(const std::vector<Watched>& words) {
-  transport_.control().awaiting_messages.fetch_add(1, std::memory_order_seq_cst);
-  sleep_on_any(words, kSleepNanoseconds);
-  transport_.control().awaiting_messages.fetch_sub(1, std::memory_order_relaxed);
+  return list;
 }
 
 void Messenger::Ticket::assist(const Deadline& deadline) {
@@ -293,22 +287,22 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
   enum class Manner { spin, yield, sleep };
   const auto turn = [&](Manner manner) {  // whether that was enough
     Completed completed;
-    std::vector<Watched> words;
+    Watchlist list;
     bool changed = false, over = false;
     {
       const std::lock_guard lock(mutex_);
-      if (manner == Manner::sleep) words = watched();
+      if (manner == Manner::sleep) list = watched();
       changed = look(completed, manner == Manner::sleep);
       over = ended_ || pending_ == 0;
     }
     finish(completed);
     if (over || ticket.done() || deadline.passed()) return true;
-    if (manner == Manner::sleep && !changed) sleep(words);
+    if (manner == Manner::sleep && !changed) lanes_.sleep(list, kSleepNanoseconds);
     return false;
   };
   add_assistant(1);
   bool enough = false;
-  for (int i = waiter_.spins(false); i > 0 && !enough; --i) {
+  for (int i = lanes_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
     Waiter::relax();
   }
@@ -339,11 +333,11 @@ void Messenger::loop() {
       continue;
     }
     Completed completed;
-    const std::vector<Watched> words = watched();
+    const Watchlist list = watched();
     const bool changed = look(completed, true);
     lock.unlock();
     finish(completed);
-    if (!changed) sleep(words);
+    if (!changed) lanes_.sleep(list, kSleepNanoseconds);
     lock.lock();
   }
 }
@@ -361,7 +355,7 @@ void Messenger::end() {
     ended_ = true;
     auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
     try {
-      waiter_.raise_if_failed();
+      lanes_.raise_if_failed();
     } catch (...) {
       error = std::current_exception();
     }

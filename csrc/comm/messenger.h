@@ -18,8 +18,7 @@
 #include <vector>
 
 #include "comm/work.h"
-#include "engine/point_to_point.h"
-#include "engine/wait.h"
+#include "engine/lanes.h"
 
 namespace ringlet {
 
@@ -41,7 +40,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
     std::atomic<int> peer_{kAnySource};
   };
 
-  Messenger(Transport& transport, Waiter& waiter);
+  explicit Messenger(Lanes& lanes);
   ~Messenger();
 
   /// Starts a message. `keep` is let go when it is complete. `awaited`: the caller waits for it at once, no thread need.
@@ -65,20 +64,18 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   bool wanted(int peer) const;
   bool take_stray(const std::shared_ptr<Pending>& pending, Completed& completed);
   void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed);
-  void check(const Pending& pending, int peer, const SlabHeader& header);
+  void check(const Pending& pending, int peer, const MessageTitle& title);
   void examine();
   void examine(const Pending& pending, size_t moved, bool look_at_process);
   void give_up(Completed& completed, const std::exception_ptr& error);
   void finish(Completed& completed);
-  std::vector<Watched> watched() const;
-  void sleep(const std::vector<Watched>& words);
+  Watchlist watched();
   void assist(const Ticket& ticket, const Deadline& deadline);
   void add_assistant(int more);
   std::string story(const Pending& pending, size_t moved) const;
   void loop();
 
-  Transport& transport_;
-  Waiter& waiter_;
+  Lanes& lanes_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::vector<std::deque<std::shared_ptr<Pending>>> outgoing_;  // by peer

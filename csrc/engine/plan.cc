@@ -43,8 +43,8 @@ class Planner {
   Planner(const Algorithm& algorithm, const Place& place, bool in_place) : algorithm_(algorithm), place_(place) {
     std::vector<Chunks> inputs;
     for (int q = 0; q < place.world; ++q) {
-      const Place there{q, place.world, place.root};
-      schedules_.push_back(algorithm.make(there));
+      const Place there{q, place.world, place.root, place.topology};
+      schedules_.push_back(schedule_of(algorithm, there));
       placements_.push_back(place_chunks(schedules_[q], algorithm.collective, there, in_place));
       inputs.push_back(input_chunks(algorithm.collective, there, schedules_[q].parts));
     }

@@ -15,6 +15,8 @@ struct Situation {
   size_t bytes;  ///< of the schedule's whole buffer
   int world;
   bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
+  bool network = false;       ///< some ranks reach each other over a network only
+  bool shared_hosts = false;  ///< some of them share a host
 };
 
 /// Never null: every collective has a row for every situation.

@@ -43,10 +43,13 @@ bool is_divided(Collective collective) noexcept;
 bool has_root(Collective collective) noexcept;
 bool is_reduction(Collective collective) noexcept;
 
+class Topology;
+
 struct Place {
   int rank;
   int world;
   int root = 0;
+  const Topology* topology = nullptr;  ///< not owned; null: all ranks share a host
 };
 
 Chunks input_chunks(Collective collective, const Place& place, int parts) noexcept;

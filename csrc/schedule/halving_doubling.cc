@@ -7,10 +7,12 @@
 //                                            rank 2   0 1                     1
 //                                            rank 3       2 3                     3
 //
-// Near first: the largest exchanges are between neighbouring ranks, which share a host when ranks are numbered by
-// host. Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with
-// q the power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth
-// ceil(log2 world). Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+// Near first, as above: the largest exchanges are between neighbouring ranks, which share a host when ranks are numbered
+// host after host. Far first: distance 2 comes before 1, the largest exchanges are between ranks half the world apart,
+// which share a host when ranks are numbered round robin over the hosts.
+// Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with q the
+// power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
+// Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "schedule/halving_doubling.h"
 
 #include "schedule/fold.h"
@@ -29,15 +31,14 @@ struct Halves {
   Chunks given;
 };
 
-}  // namespace
-
-Schedule halving_doubling_all_reduce(const Place& place) {
+Schedule exchanged(const Place& place, bool near_first) {
   const Fold fold(place);
   Schedule schedule(fold.size);
   fold.enter(schedule);
   Chunks left{0, fold.size};
   Schedule doubling(fold.size);
-  for (int distance = 1; distance < fold.size && !fold.sits_out; distance *= 2) {
+  for (int near = 1, far = fold.size / 2; far > 0 && !fold.sits_out; near *= 2, far /= 2) {
+    const int distance = near_first ? near : far;
     const int peer = fold.rank_of(fold.player ^ distance);
     const Halves halves(left, (fold.player & distance) != 0);
     schedule.round().send(peer, halves.given).reduce(peer, halves.kept);
@@ -48,5 +49,10 @@ Schedule halving_doubling_all_reduce(const Place& place) {
   fold.leave(schedule);
   return schedule;
 }
+
+}  // namespace
+
+Schedule halving_doubling_near(const Place& place) { return exchanged(place, true); }
+Schedule halving_doubling_far(const Place& place) { return exchanged(place, false); }
 
 }  // namespace ringlet

@@ -1,4 +1,4 @@
-// The bandwidth-optimal butterfly (Rabenseifner). A pure function of place; see halving_doubling.cc.
+// The bandwidth-optimal butterfly (Rabenseifner), in its two orders. Pure functions of place; see halving_doubling.cc.
 #pragma once
 
 #include "schedule/collective.h"
@@ -6,6 +6,7 @@
 
 namespace ringlet {
 
-Schedule halving_doubling_all_reduce(const Place& place);
+Schedule halving_doubling_near(const Place& place);
+Schedule halving_doubling_far(const Place& place);
 
 }  // namespace ringlet

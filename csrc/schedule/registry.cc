@@ -5,32 +5,46 @@
 #include "schedule/butterfly.h"
 #include "schedule/circulant.h"
 #include "schedule/halving_doubling.h"
+#include "schedule/hierarchical.h"
+#include "schedule/relabel.h"
 #include "schedule/ring.h"
 #include "schedule/star.h"
+#include "schedule/topology.h"
 #include "schedule/tree.h"
 
 namespace ringlet {
 namespace {
 
 using enum Collective;
+using enum Order;
 
 constexpr Algorithm kAlgorithms[] = {
-    {"ring", all_reduce, ring_all_reduce, "fewest bytes, 2(p-1) rounds between neighbours"},
-    {"butterfly", all_reduce, butterfly_all_reduce, "fewest rounds with one partner at a time; one tree for all"},
-    {"halving_doubling", all_reduce, halving_doubling_all_reduce, "the butterfly with few bytes, near partners first"},
-    {"circulant", all_reduce, circulant_all_reduce, "fewest bytes in 2 ceil(log2 p) rounds, for every world"},
+    {"ring", all_reduce, ring_all_reduce, "fewest bytes, 2(p-1) rounds between neighbours", along},
+    {"butterfly", all_reduce, butterfly_all_reduce, "fewest rounds with one partner at a time; one tree for all",
+     along},
+    {"halving_doubling", all_reduce, halving_doubling_near, "the butterfly with few bytes, near partners first", along},
+    {"halving_doubling_far", all_reduce, halving_doubling_far, "the butterfly with few bytes, far partners first",
+     across},
+    {"circulant", all_reduce, circulant_all_reduce, "fewest bytes in 2 ceil(log2 p) rounds, for every world", across},
     {"one_shot", all_reduce, one_shot_all_reduce, "everyone to everyone, whole; one round, one rounding"},
     {"two_shot", all_reduce, two_shot_all_reduce, "everyone to everyone, a chunk each; two rounds, one rounding"},
     {"star", all_reduce, star_all_reduce, "a parameter server at rank 0; the yardstick"},
-    {"ring", reduce_scatter, ring_reduce_scatter, "fewest bytes, p-1 rounds between neighbours"},
-    {"circulant", reduce_scatter, circulant_reduce_scatter, "fewest bytes in ceil(log2 p) rounds, for every world"},
+    {"hierarchical", all_reduce, hierarchical_all_reduce,
+     "inside hosts, across in shards, inside; fewest bytes between hosts"},
+    {"ring", reduce_scatter, ring_reduce_scatter, "fewest bytes, p-1 rounds between neighbours", along},
+    {"circulant", reduce_scatter, circulant_reduce_scatter, "fewest bytes in ceil(log2 p) rounds, for every world",
+     across},
     {"two_shot", reduce_scatter, two_shot_reduce_scatter, "everyone to everyone; one round, one rounding"},
-    {"ring", all_gather, ring_all_gather, "fewest bytes, p-1 rounds between neighbours"},
-    {"circulant", all_gather, circulant_all_gather, "fewest bytes in ceil(log2 p) rounds, for every world"},
+    {"hierarchical", reduce_scatter, hierarchical_reduce_scatter,
+     "inside hosts, then across; fewest bytes between hosts"},
+    {"ring", all_gather, ring_all_gather, "fewest bytes, p-1 rounds between neighbours", along},
+    {"circulant", all_gather, circulant_all_gather, "fewest bytes in ceil(log2 p) rounds, for every world", across},
     {"two_shot", all_gather, two_shot_all_gather, "everyone to everyone; one round"},
-    {"tree", broadcast, tree_broadcast, "binomial tree; ceil(log2 p) rounds"},
+    {"hierarchical", all_gather, hierarchical_all_gather, "across hosts, then inside; fewest bytes between hosts"},
+    {"tree", broadcast, tree_broadcast, "binomial tree; ceil(log2 p) rounds", along},
     {"star", broadcast, star_broadcast, "the root to everybody; one round"},
-    {"tree", reduce, tree_reduce, "binomial tree; ceil(log2 p) rounds"},
+    {"hierarchical", broadcast, hierarchical_broadcast, "shards inside the root's host, across by trees, inside"},
+    {"tree", reduce, tree_reduce, "binomial tree; ceil(log2 p) rounds", along},
     {"star", reduce, star_reduce, "everybody to the root; one round, one rounding"},
     {"linear", gather, linear_gather, "everybody to the root; one round"},
     {"linear", scatter, linear_scatter, "the root to everybody; one round"},
@@ -39,6 +53,14 @@ constexpr Algorithm kAlgorithms[] = {
 };
 
 }  // namespace
+
+Schedule schedule_of(const Algorithm& algorithm, const Place& place) {
+  if (place.topology == nullptr || algorithm.order == Order::none) return algorithm.make(place);
+  const Numbering& positions = algorithm.order == along ? place.topology->along() : place.topology->across();
+  if (positions.identity) return algorithm.make(place);
+  const Place position{positions.position_of[place.rank], place.world, positions.position_of[place.root]};
+  return relabelled(algorithm.make(position), algorithm.collective, positions);
+}
 
 std::span<const Algorithm> algorithms() noexcept { return kAlgorithms; }
 

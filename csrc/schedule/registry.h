@@ -1,9 +1,12 @@
 // Every algorithm by name: the one table that the engines, the prover, the drawings and the tests read.
 //
+// An algorithm is written for positions 0 .. world-1. Which rank stands at a position follows from the topology, in the
+// order that suits the algorithm: schedule_of() sees to it, and everybody who wants a schedule asks there.
 // To add an algorithm: one file in schedule/, one row in registry.cc.
 // Thread safety: the table is constant.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -12,12 +15,19 @@
 
 namespace ringlet {
 
+/// How ranks take positions (schedule/topology.h): by number, host after host, or round robin over the hosts.
+enum class Order : uint8_t { none, along, across };
+
 struct Algorithm {
   const char* name;  ///< "ring"
   Collective collective;
-  Schedule (*make)(const Place& place);  ///< pure; the schedule of place.rank
+  Schedule (*make)(const Place& place);  ///< pure; the schedule of the position place.rank
   const char* summary;                   ///< one line, for people
+  Order order = Order::none;
 };
+
+/// The schedule of place.rank along place.topology. Pure.
+Schedule schedule_of(const Algorithm& algorithm, const Place& place);
 
 std::span<const Algorithm> algorithms() noexcept;
 

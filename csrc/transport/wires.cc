@@ -210,6 +210,17 @@ Pipe* Wires::find(int peer, Lane lane) const noexcept {
   return state_->at(peer, lane).pipe.load(std::memory_order_acquire);
 }
 
+bool Wires::gone(int peer) const noexcept {
+  for (const Slot& slot : state_->slots[peer]) {
+    const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
+    if (pipe == nullptr) continue;
+    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor tells of the peer's process
+    pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
+    if (::poll(&watched, 1, 0) > 0 || (ring && pipe->ended())) return true;
+  }
+  return false;
+}
+
 void Wires::about_to_sleep(Lane lane) noexcept { state_->announce(lane, true); }
 
 void Wires::sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds) noexcept {
@@ -222,8 +233,9 @@ void Wires::sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds
   watched.clear();
   for (const Watch& each : watches) {
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
-    const bool room = each.writing && ring == nullptr;  // a ring's bell tells of room as well
-    watched.push_back({each.pipe->descriptor(), static_cast<short>(room ? POLLIN | POLLOUT : POLLIN), 0});
+    const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
+    const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
+    watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's: its peer's process; its bell tells the rest
     if (ring != nullptr) rings[static_cast<size_t>(ring->lane())] = true;
     if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
   }

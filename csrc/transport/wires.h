@@ -54,9 +54,13 @@ class Wires {
   /// The pipe if it is there.
   Pipe* find(int peer, Lane lane) const noexcept;
 
+  /// Whether the peer has closed a pipe that stood, or its process is gone; what it sent may still be unread.
+  bool gone(int peer) const noexcept;
+
   struct Watch {
     const Pipe* pipe;
-    bool writing;  ///< wakes when there is room again, too
+    bool reading;  ///< wakes when something arrives
+    bool writing;  ///< wakes when there is room again
   };
   /// From now on peers in shared memory ring the bell when they have written or read.
   void about_to_sleep(Lane lane) noexcept;

@@ -9,21 +9,22 @@ import torch.distributed as dist
 
 from ringlet import _C
 from ringlet.errors import InvalidUsage
-from ringlet.group import as_timedelta
+from ringlet.group import as_timedelta, default_transport
 from ringlet.meeting import meeting_key
 
 NAME = "ringlet"
 
 
 def _make(options: Any, pg_options: Any) -> _C.Backend:
-    algorithm = "auto"
+    algorithm, transport = "auto", default_transport()
     if isinstance(pg_options, _C.BackendOptions):
         algorithm = pg_options.algorithm
+        transport = transport if pg_options.transport == "auto" else pg_options.transport
     elif pg_options is not None:
         raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; this backend takes ringlet.BackendOptions")
     place = options.group_rank, options.group_size, options.timeout
     key = meeting_key(options.store, f"ringlet/{options.group_id}", *place)
-    backend = _C.make_backend(options.store, key, *place)
+    backend = _C.make_backend(options.store, key, *place, transport)
     backend.algorithm = algorithm
     return backend
 

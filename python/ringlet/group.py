@@ -20,22 +20,34 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
+TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
+
+
+def default_transport() -> str:
+    """RINGLET_TRANSPORT, or "auto"."""
+    return os.environ.get("RINGLET_TRANSPORT") or "auto"
 
 
 class Group:
     """Ranks that communicate. Made by `init` and `new_group`; calls take it as `group=`.
 
-    rank, world: this rank's place. ranks: their ranks in the default group. transport: "shared_memory" or "threads".
+    rank, world: this rank's place. ranks: their ranks in the default group. transport: what carries the bytes,
+    "shared_memory", "tcp", "shared_memory+tcp" (inside hosts and between them) or "threads". hosts: which host each rank is
+    on, numbered by first appearance.
     """
 
-    def __init__(self, handle: _C.Group, name: str, store: Store | None, ranks: Sequence[int]):
+    def __init__(
+        self, handle: _C.Group, name: str, store: Store | None, ranks: Sequence[int], carrier: str = "threads"
+    ):
         self.handle = handle
         self.name = name
         self.store = store
         self.ranks = tuple(ranks)
+        self.carrier = carrier  # as init was given it: of groups made of this one too
         self.rank: int = handle.rank
         self.world: int = handle.world
         self.transport: str = handle.transport
+        self.hosts: tuple[int, ...] = tuple(handle.hosts)
         self._children = itertools.count()
         self._closed = False
 
@@ -48,6 +60,21 @@ class Group:
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
         self.handle.abort(reason)
+
+    @property
+    def bytes_sent(self) -> int:
+        """What this rank's collectives gave to peers over TCP or rings, ever; 0 where peers read it themselves."""
+        return self.handle.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """What this rank's collectives took in from peers, ever."""
+        return self.handle.bytes_received
+
+    @property
+    def connections(self) -> int:
+        """TCP connections of this rank that stand. They are made when an algorithm first names a peer."""
+        return self.handle.connections
 
     def __repr__(self) -> str:
         return f"<ringlet.Group {self.name!r}: rank {self.rank} of {self.world}, {self.transport}>"
@@ -82,7 +109,7 @@ def init(
     store: Store | None = None,
     *,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
-    transport: str = "shared_memory",
+    transport: str | None = None,
     name: str = "default",
 ) -> Group:
     """Joins the default group.
@@ -91,11 +118,13 @@ def init(
     that all ranks share; made at MASTER_ADDR and MASTER_PORT, or where the launcher tells that rank 0 is, where not
     given (none is needed for a world of one, or for threads). timeout: seconds or timedelta; of the meeting and, unless
     a call says otherwise, of every call.
-    transport: "shared_memory" (ranks are processes of one host) or "threads" (ranks are threads that use one `name`).
+    transport: "auto" (shared memory inside hosts, TCP between them), "shared_memory" (ranks are processes of one host),
+    "tcp" or "threads" (ranks are threads that use one `name`); RINGLET_TRANSPORT, or auto, where not given.
 
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
     """
     global _of_process
+    transport = default_transport() if transport is None else transport
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
     if rank is None or world is None:
@@ -107,13 +136,13 @@ def init(
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
-    if transport != "shared_memory":
-        raise InvalidUsage(f'transport "{transport}" is not one of shared_memory, threads')
+    if transport not in TRANSPORTS:
+        raise InvalidUsage(f'transport "{transport}" is not one of {", ".join(TRANSPORTS)}')
     if store is None:
         store = _store_from_environment(rank, world, limit)
     key = meeting_key(store, f"ringlet/{name}", rank, world, limit)
-    handle = _C.Group.shared_memory(store, key, rank, world, limit)
-    _of_process = Group(handle, name, store, range(world))
+    handle = _C.Group.join(store, key, rank, world, limit, transport)
+    _of_process = Group(handle, name, store, range(world), transport)
     _C.set_default(handle, False)
     return _of_process
 
@@ -151,8 +180,8 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
         key = meeting_key(parent.store, f"ringlet/{name}/{members}", place, world, limit)
-        handle = _C.Group.shared_memory(parent.store, key, place, world, limit)
-    return Group(handle, name, parent.store, members)
+        handle = _C.Group.join(parent.store, key, place, world, limit, parent.carrier)
+    return Group(handle, name, parent.store, members, parent.carrier)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:

@@ -27,7 +27,7 @@ def spawn(
     nprocs: int,
     args: tuple[Any, ...] = (),
     *,
-    transport: str = "shared_memory",
+    transport: str | None = None,
     timeout: timedelta | float = groups.DEFAULT_TIMEOUT,
 ) -> None:
     """Runs `main(rank, *args)` on `nprocs` ranks that have joined the default group.
@@ -37,6 +37,7 @@ def spawn(
     """
     if nprocs < 1:
         raise InvalidUsage(f"spawn: nprocs={nprocs} is not at least 1")
+    transport = groups.default_transport() if transport is None else transport
     if transport == "threads":
         _spawn_threads(main, nprocs, args, timeout)
         return

@@ -109,14 +109,14 @@ void all_to_all_of_uneven_blocks(Communicator& group) {
 
 int main() {
   for (const int world : {2, 3, 5}) {
-    for (const bool share_addresses : {true, false}) {
+    for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
       for (uint32_t seed = 1; seed <= 4; ++seed) {
         const std::vector<Planned> all = traffic(world, 60, seed);
         const auto errors =
-            run_ranks(world, share_addresses, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
+            run_ranks(world, between, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
         for (const std::string& error : errors) CHECK_EQ(error, std::string());
       }
-      const auto errors = run_ranks(world, share_addresses, all_to_all_of_uneven_blocks);
+      const auto errors = run_ranks(world, between, all_to_all_of_uneven_blocks);
       for (const std::string& error : errors) CHECK_EQ(error, std::string());
     }
   }

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "schedule/registry.h"
+#include "schedule/topology.h"
 #include "transport/control.h"
 
 using namespace ringlet;
@@ -29,12 +30,12 @@ int area(Space space) { return space == Space::stage_a ? 1 : space == Space::sta
 
 class Model {
  public:
-  Model(const Algorithm& algorithm, int world, int root, bool in_place)
-      : algorithm_(algorithm), world_(world), root_(root) {
-    for (int q = 0; q < world; ++q) {
-      ranks_.push_back({make_plan(algorithm, {q, world, root}, in_place), 0, kAnnounced, {}});
+  Model(const Algorithm& algorithm, const Topology& topology, int root, bool in_place)
+      : algorithm_(algorithm), world_(topology.world()), root_(root) {
+    for (int q = 0; q < world_; ++q) {
+      ranks_.push_back({make_plan(algorithm, {q, world_, root, &topology}, in_place), 0, kAnnounced, {}});
       parts_ = ranks_.back().plan.parts;
-      const Chunks input = input_chunks(algorithm.collective, {q, world, root}, parts_);
+      const Chunks input = input_chunks(algorithm.collective, {q, world_, root}, parts_);
       for (int c = input.first; c < input.first + input.count; ++c) ranks_[q].memory[{0, c}] = unit(q, c);
     }
   }
@@ -127,26 +128,40 @@ class Model {
   std::vector<Rank> ranks_;
 };
 
+void every_algorithm(const Topology& topology, const char* what) {
+  const int world = topology.world();
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective == Collective::barrier) continue;
+    for (const bool in_place : {false, true}) {
+      for (unsigned seed = 0; seed < 12; ++seed) {
+        const int root = has_root(algorithm.collective) ? static_cast<int>(seed) % world : 0;
+        Model model(algorithm, topology, root, in_place);
+        const bool ended = model.run(seed);
+        const bool right = ended && model.outputs_right();
+        if (!right)
+          std::fprintf(stderr, "%s %s world %d, %s, %s seed %u\n", algorithm.name, name(algorithm.collective), world,
+                       what, in_place ? "in place" : "staged", seed);
+        CHECK(ended);
+        CHECK(right);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
-  for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.collective == Collective::barrier) continue;
-    for (int world = 1; world <= 13; ++world) {
-      for (const bool in_place : {false, true}) {
-        for (unsigned seed = 0; seed < 12; ++seed) {
-          const int root = has_root(algorithm.collective) ? static_cast<int>(seed) % world : 0;
-          Model model(algorithm, world, root, in_place);
-          const bool ended = model.run(seed);
-          const bool right = ended && model.outputs_right();
-          if (!right)
-            std::fprintf(stderr, "%s %s world %d %s seed %u\n", algorithm.name, name(algorithm.collective), world,
-                         in_place ? "in place" : "staged", seed);
-          CHECK(ended);
-          CHECK(right);
-        }
-      }
+  for (int world = 1; world <= 13; ++world) every_algorithm(Topology(std::vector<int>(world, 0)), "one host");
+  for (int world = 2; world <= 12; world += 2) {
+    std::vector<int> block, cyclic, uneven;
+    for (int rank = 0; rank < world; ++rank) {
+      block.push_back(rank / 2);
+      cyclic.push_back(rank % (world / 2));
+      uneven.push_back(rank * rank % 5);
     }
+    every_algorithm(Topology(block), "pairs");
+    every_algorithm(Topology(cyclic), "pairs, cyclic");
+    every_algorithm(Topology(uneven), "uneven");
   }
   return check_result("plan");
 }

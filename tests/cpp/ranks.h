@@ -9,22 +9,42 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "engine/addressable.h"
+#include "engine/message.h"
 #include "transport/threads.h"
 
-inline std::vector<std::string> run_ranks(int world, bool share_addresses,
+/// What lies between the ranks.
+enum class Between { one_memory, stages, tcp };
+
+inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int rank, int world, Between between,
+                                                    const ringlet::Token& key) {
+  using namespace ringlet;
+  if (between != Between::tcp) {
+    const auto soon = Deadline::after(std::chrono::seconds(60));
+    return std::make_unique<AddressableEngine>(join_threads(name, rank, world, soon, between == Between::one_memory));
+  }
+  Wires::Setup setup;
+  setup.rank = rank;
+  setup.world = world;
+  setup.key = key;
+  setup.cards.assign(static_cast<size_t>(world), Wires::card());
+  for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
+  std::vector<int> hosts = setup.hosts;
+  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts), "tcp");
+}
+
+inline std::vector<std::string> run_ranks(int world, Between between,
                                           const std::function<void(ringlet::Communicator&)>& body,
                                           std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   static int generation = 0;
   const std::string name = "test-" + std::to_string(++generation);
+  const ringlet::Token key = ringlet::random_token();
   std::vector<std::string> errors(world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        ringlet::Communicator group(
-            ringlet::join_threads(name, rank, world, ringlet::Deadline::after(std::chrono::seconds(60)),
-                                  share_addresses),
-            timeout);
+        ringlet::Communicator group(make_engine(name, rank, world, between, key), timeout);
         body(group);
       } catch (const ringlet::Error& error) {
         errors[rank] = std::string(ringlet::name(error.kind())) + ": " + error.what();

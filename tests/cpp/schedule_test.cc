@@ -1,4 +1,4 @@
-// Structure of every registered schedule, and two golden ones. What schedules compute is proved in Python
+// Structure of every registered schedule along every kind of topology, and golden ones. What schedules compute is proved in Python
 // (tests/python/test_prove.py); here: they build, stay inside their buffer, and their messages pair up.
 #include <map>
 #include <string>
@@ -6,9 +6,14 @@
 #include <vector>
 
 #include "check.h"
+#include "schedule/all_pairs.h"
 #include "schedule/circulant.h"
+#include "schedule/halving_doubling.h"
+#include "schedule/hierarchical.h"
 #include "schedule/registry.h"
+#include "schedule/relabel.h"
 #include "schedule/ring.h"
+#include "schedule/topology.h"
 
 namespace {
 
@@ -51,12 +56,12 @@ void check_step(const Step& step, const Place& place, int parts, Messages& sent,
   }
 }
 
-void check_world(const Algorithm& algorithm, int world, int root) {
+void check_world(const Algorithm& algorithm, int world, int root, const Topology* topology = nullptr) {
   Messages sent, received;
   int parts = 0;
   for (int rank = 0; rank < world; ++rank) {
-    const Place place{rank, world, root};
-    const Schedule schedule = algorithm.make(place);
+    const Place place{rank, world, root, topology};
+    const Schedule schedule = schedule_of(algorithm, place);
     if (rank == 0) parts = schedule.parts;
     CHECK_EQ(schedule.parts, parts);
     CHECK_EQ(schedule.parts, expected_parts(algorithm.collective, world, schedule.parts));
@@ -79,6 +84,114 @@ void every_algorithm_builds() {
       if (!has_root(algorithm.collective)) continue;
       for (int root = 1; root < world; root += world < 10 ? 1 : world - 2) check_world(algorithm, world, root);
     }
+  }
+}
+
+/// Hosts of the ranks: block and cyclic numbering, uneven hosts, ranks of a host that lie apart.
+const std::vector<std::vector<int>> kHosts = {{0, 0, 1, 1, 2, 2, 3, 3}, {0, 1, 2, 3, 0, 1, 2, 3},
+                                              {7, 7, 7, -2, -2, 7, 4},  {0, 1, 1, 2, 2, 2, 0, 1, 1, 2, 1, 2, 2},
+                                              {5, 4, 3, 2, 1},          {1, 1, 1, 1, 1, 0}};
+
+void every_algorithm_builds_along_every_topology() {
+  for (const auto& hosts : kHosts) {
+    const Topology topology(hosts);
+    for (const Algorithm& algorithm : algorithms()) {
+      const int roots = has_root(algorithm.collective) ? topology.world() : 1;
+      for (int root = 0; root < roots; ++root) check_world(algorithm, topology.world(), root, &topology);
+    }
+  }
+}
+
+using Ranks = std::vector<int>;
+
+Ranks ranks_on(const Topology& topology, int host) {
+  const auto ranks = topology.ranks_on(host);
+  return {ranks.begin(), ranks.end()};
+}
+
+void topology_answers() {
+  const Topology topology(Ranks{7, 7, 7, -2, -2, 7, 4});
+  CHECK_EQ(topology.world(), 7);
+  CHECK_EQ(topology.hosts(), 3);
+  CHECK_EQ(topology.fewest(), 1);
+  CHECK(!topology.one_host());
+  CHECK(ranks_on(topology, 0) == (Ranks{0, 1, 2, 5}) && ranks_on(topology, 1) == (Ranks{3, 4}));
+  CHECK_EQ(topology.size(0), 4);
+  CHECK_EQ(topology.host(4), 1);
+  CHECK_EQ(topology.index_on_host(5), 3);
+  CHECK_EQ(topology.index_on_host(6), 0);
+  CHECK(topology.along().rank_at == (Ranks{0, 1, 2, 5, 3, 4, 6}));
+  CHECK(topology.across().rank_at == (Ranks{0, 3, 6, 1, 4, 2, 5}));
+  CHECK(topology.across().position_of == (Ranks{0, 3, 5, 1, 4, 6, 2}));
+  CHECK(Topology(Ranks{3, 3, 3}).one_host());
+}
+
+void identity_where_ranks_are_in_order() {
+  const Topology block(Ranks{0, 0, 1, 1}), cyclic(Ranks{0, 1, 0, 1}), together(Ranks{0, 0, 0});
+  CHECK(block.along().identity && !block.across().identity);
+  CHECK(cyclic.across().identity && !cyclic.along().identity);
+  CHECK(together.along().identity && together.across().identity);
+}
+
+void golden_relabelled() {
+  // Two hosts, cyclic: the ring goes 0 2 1 3. An all-reduce's chunks stay; a reduce-scatter's go with their ranks.
+  const Topology cyclic(Ranks{0, 1, 0, 1}), block(Ranks{0, 0, 1, 1});
+  const auto of = [](Collective collective, const char* algorithm, int rank, const Topology& topology) {
+    const Place place{rank, topology.world(), 0, &topology};
+    return text(schedule_of(*find_algorithm(collective, algorithm), place));
+  };
+  CHECK_EQ(of(Collective::all_gather, "ring", 0, cyclic),
+           "send 2 [0+1] recv 3 [3+1] | send 2 [3+1] recv 3 [1+1] | send 2 [1+1] recv 3 [2+1] | ");
+  CHECK_EQ(of(Collective::all_reduce, "ring", 0, cyclic),
+           "send 2 [3+1] reduce 3 [2+1] | send 2 [2+1] reduce 3 [1+1] | send 2 [1+1] reduce 3 [0+1] | "
+           "send 2 [0+1] recv 3 [3+1] | send 2 [3+1] recv 3 [2+1] | send 2 [2+1] recv 3 [1+1] | ");
+  // Two hosts, block: the circulant goes 0 2 1 3. Blocks 2 3 of the positions are ranks 1 3: two steps on both sides.
+  CHECK_EQ(of(Collective::reduce_scatter, "circulant", 0, block),
+           "send 1 [1+1] send 1 [3+1] reduce 1 [0+1] reduce 1 [2+1] | send 2 [2+1] reduce 3 [0+1] | ");
+  CHECK_EQ(of(Collective::reduce_scatter, "circulant", 1, block),
+           "send 0 [0+1] send 0 [2+1] reduce 0 [1+1] reduce 0 [3+1] | send 3 [3+1] reduce 2 [1+1] | ");
+  // The tree goes 0 2 1 3 as well, counted from its root 3: rank 1's parent is on the other host.
+  const Place child{1, 4, 3, &cyclic};
+  CHECK_EQ(text(schedule_of(*find_algorithm(Collective::broadcast, "tree"), child)), "recv 2 [0+1] | ");
+}
+
+void relabelled_blocks_move_with_their_ranks() {
+  // Rank 1 stands at position 2; of its own block, what it gives is chunk 1 and what it gets chunk 4 + 1.
+  const Schedule schedule = pairwise_all_to_all({2, 4});
+  CHECK_EQ(text(relabelled(schedule, Collective::all_to_all, Topology(Ranks{0, 0, 1, 1}).across())),
+           "send 3 [3+1] send 0 [0+1] send 2 [2+1] recv 3 [7+1] recv 0 [4+1] recv 2 [6+1] copy 5 [1+1] | ");
+}
+
+void golden_halving_doubling() {
+  CHECK_EQ(text(halving_doubling_near({1, 4})),
+           "send 0 [0+2] reduce 0 [2+2] | send 3 [3+1] reduce 3 [2+1] | "
+           "send 3 [2+1] recv 3 [3+1] | send 0 [2+2] recv 0 [0+2] | ");
+  CHECK_EQ(text(halving_doubling_far({1, 4})),
+           "send 3 [2+2] reduce 3 [0+2] | send 0 [0+1] reduce 0 [1+1] | "
+           "send 0 [1+1] recv 0 [0+1] | send 3 [0+2] recv 3 [2+2] | ");
+}
+
+void golden_hierarchical() {
+  const Topology block(Ranks{0, 0, 1, 1}), uneven(Ranks{0, 0, 0, 1});
+  CHECK_EQ(text(hierarchical_all_reduce({1, 4, 0, &block})),
+           "send 0 [0+2] reduce 0 [2+2] | send 3 [3+1] reduce 3 [2+1] | "
+           "send 3 [2+1] recv 3 [3+1] | send 0 [2+2] recv 0 [0+2] | ");
+  // Rank 2 owns nothing: the other host has one rank.
+  CHECK_EQ(text(hierarchical_all_reduce({2, 4, 0, &uneven})), "send 0 [0+2] | recv 0 [0+2] | ");
+  CHECK_EQ(text(hierarchical_reduce_scatter({1, 4, 0, &block})),
+           "send 0 [0+1] send 0 [2+1] reduce 0 [1+1] reduce 0 [3+1] | send 3 [3+1] reduce 3 [1+1] | ");
+  CHECK_EQ(text(hierarchical_all_gather({3, 4, 0, &uneven})), "send 0 [3+1] recv 0 [0+1] recv 1 [1+1] recv 2 [2+1] | ");
+  // The root leads its host, whatever its number.
+  CHECK_EQ(text(hierarchical_broadcast({3, 4, 3, &block})), "send 2 [1+1] | send 0 [0+1] | send 2 [0+1] | ");
+  CHECK_EQ(text(hierarchical_broadcast({2, 4, 3, &block})), "recv 3 [1+1] | send 1 [1+1] | recv 3 [0+1] | ");
+  CHECK_EQ(text(hierarchical_broadcast({1, 4, 3, &block})), "recv 2 [1+1] | send 0 [1+1] recv 0 [0+1] | ");
+}
+
+void hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one() {
+  const Topology apart(Ranks{0, 1, 2, 3, 4});
+  for (int rank = 0; rank < 5; ++rank) {
+    CHECK_EQ(text(hierarchical_all_reduce({rank, 5})), text(two_shot_all_reduce({rank, 5})));
+    CHECK_EQ(text(hierarchical_all_reduce({rank, 5, 0, &apart})), text(circulant_all_reduce({rank, 5})));
   }
 }
 
@@ -126,6 +239,14 @@ void golden_circulant() {
 
 int main() {
   every_algorithm_builds();
+  every_algorithm_builds_along_every_topology();
+  topology_answers();
+  identity_where_ranks_are_in_order();
+  golden_relabelled();
+  relabelled_blocks_move_with_their_ranks();
+  golden_halving_doubling();
+  golden_hierarchical();
+  hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one();
   registry_finds_by_name();
   golden_ring();
   golden_circulant();

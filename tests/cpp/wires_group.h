@@ -152,7 +152,7 @@ void sleep_until(ringlet::Wires& wires, ringlet::Pipe& pipe, Done done, bool wri
   while (!done()) {
     about_to_sleep(wires);
     if (done()) return;
-    const ringlet::Wires::Watch watch{&pipe, writing};
+    const ringlet::Wires::Watch watch{&pipe, !writing, writing};
     wires.sleep(ringlet::Lane::collectives, {&watch, 1}, kSleepNanoseconds);
   }
 }
@@ -229,7 +229,7 @@ inline void exchange(ringlet::Wires& wires, std::vector<Exchange>& all) {
     for (Exchange& each : all) {
       each.advance(wires);
       done = done && each.done();
-      if (each.pipe != nullptr && !each.done()) watches.push_back({each.pipe, each.sent < each.outgoing.size()});
+      if (each.pipe != nullptr && !each.done()) watches.push_back({each.pipe, true, each.sent < each.outgoing.size()});
     }
     if (done) break;
     if (wires.bytes_sent() + wires.bytes_received() == before) {

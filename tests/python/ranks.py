@@ -29,7 +29,8 @@ import torch.distributed as dist
 import ringlet
 
 WORLDS = (1, 2, 3, 5, 8)
-TRANSPORTS = ("shared_memory", "threads")
+# "mixed": ranks on two hosts in turn, with shared memory inside and TCP between them.
+TRANSPORTS = ("shared_memory", "threads", "tcp", "mixed")
 HANG_SECONDS = 120
 LIMITED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -60,12 +61,25 @@ class Task:
 
 
 @contextlib.contextmanager
+def on_host(name: str | None) -> Iterator[None]:
+    """As if this process were on a host of that name."""
+    if name is not None:
+        os.environ["RINGLET_HOST_ID"] = name
+    try:
+        yield
+    finally:
+        os.environ.pop("RINGLET_HOST_ID", None)
+
+
+@contextlib.contextmanager
 def membership(task: Task) -> Iterator[None]:
     """What `join` means: a ringlet group of processes or threads, torch.distributed on a backend, or nothing."""
     limit = timedelta(seconds=task.timeout)
-    if task.join in ("shared_memory", "threads"):
-        store = dist.FileStore(task.store, task.world) if task.join == "shared_memory" else None
-        ringlet.init(task.rank, task.world, store, transport=task.join, timeout=limit, name=task.store)
+    if task.join in TRANSPORTS:
+        store = None if task.join == "threads" else dist.FileStore(task.store, task.world)
+        transport = "auto" if task.join == "mixed" else task.join
+        with on_host(f"host {task.rank % 2}" if task.join == "mixed" else None):
+            ringlet.init(task.rank, task.world, store, transport=transport, timeout=limit, name=task.store)
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringlet.schedule.collectives import input_chunks, output_chunks
+from ringlet.schedule.hosts import described, numbered
 
 if TYPE_CHECKING:
     from ringlet.schedule.cost import Cost, Machine
@@ -80,7 +81,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schedule:
-    """All ranks' rounds of one collective. `inputs[r]` and `outputs[r]` are rank r's (first chunk, count)."""
+    """All ranks' rounds of one collective. `inputs[r]` and `outputs[r]` are rank r's (first chunk, count).
+
+    `hosts[r]` is the number of rank r's host, for which the schedule was made; empty: one host.
+    """
 
     algorithm: str
     collective: str
@@ -90,6 +94,7 @@ class Schedule:
     ranks: tuple[tuple[Round, ...], ...]
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
+    hosts: tuple[int, ...] = ()
 
     @classmethod
     def from_steps(
@@ -111,7 +116,8 @@ class Schedule:
     @property
     def name(self) -> str:
         root = f", root {self.root}" if self.root else ""
-        return f"{self.algorithm} {self.collective}, world {self.world}{root}"
+        hosts = described(self.hosts)
+        return f"{self.algorithm} {self.collective}, world {self.world}{root}{', ' if hosts else ''}{hosts}"
 
     @property
     def rounds(self) -> int:
@@ -151,18 +157,30 @@ class Schedule:
         return "\n".join(lines)
 
 
-def schedule(algorithm: str, collective: str = "all_reduce", *, world: int, root: int = 0) -> Schedule:
+def schedule(
+    algorithm: str,
+    collective: str = "all_reduce",
+    *,
+    world: int | None = None,
+    root: int = 0,
+    hosts: Sequence[int] | None = None,
+) -> Schedule:
     """The schedule of all `world` ranks, as the engines run it.
 
-    `algorithms()` lists the names. `root` is for broadcast, reduce, gather and scatter. ValueError names what is known
-    where the algorithm, collective, world or root is not.
+    `algorithms()` lists the names. `root` is for broadcast, reduce, gather and scatter. `hosts[r]` is any number for
+    rank r's host, the same for ranks that share one (default: all do), and says how large the world is. ValueError
+    names what is known where the algorithm, collective, world, root or hosts is not.
     """
     import ringlet._C as _C
 
-    data: dict[str, Any] = _C.schedule(algorithm, collective, world, root)
+    if world is None and not hosts:
+        raise ValueError("give world, the number of ranks, or hosts, the host of each rank")
+    world = len(hosts) if world is None and hosts else world
+    data: dict[str, Any] = _C.schedule(algorithm, collective, world, root, hosts)
     ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
     inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
-    return Schedule(algorithm, collective, world, root, data["parts"], ranks, inputs, outputs)
+    on_hosts = numbered(hosts) if hosts and len(set(hosts)) > 1 else ()
+    return Schedule(algorithm, collective, len(ranks), root, data["parts"], ranks, inputs, outputs, on_hosts)
 
 
 def algorithms() -> list[tuple[str, str, str]]:
@@ -179,8 +197,16 @@ def _chunks(first: int, count: int) -> str:
 class _CallableModule(types.ModuleType):
     """`ringlet.schedule` is a package and `ringlet.schedule("ring", world=4)` a call (docs/decisions/0002)."""
 
-    def __call__(self, algorithm: str, collective: str = "all_reduce", *, world: int, root: int = 0) -> Schedule:
-        return schedule(algorithm, collective, world=world, root=root)
+    def __call__(
+        self,
+        algorithm: str,
+        collective: str = "all_reduce",
+        *,
+        world: int | None = None,
+        root: int = 0,
+        hosts: Sequence[int] | None = None,
+    ) -> Schedule:
+        return schedule(algorithm, collective, world=world, root=root, hosts=hosts)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -14,6 +14,7 @@ from ringlet.schedule import ScheduleError, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
+from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
 from ringlet.schedule.prove import Proof, prove_all
 
 COLUMNS = (
@@ -27,7 +28,9 @@ Progress = Callable[[int, int, str], None]
 def add_parsers(subparsers: Any) -> None:
     """Adds `prove` and `draw`; each sets `run`, a function of the parsed arguments that returns the exit code."""
     proves = subparsers.add_parser("prove", help="prove schedules correct for every world size")
-    proves.add_argument("--worlds", type=parse_worlds, default=parse_worlds("1-64"), help="1-64 (default), 5, 2,3,8-16")
+    sizes = proves.add_mutually_exclusive_group()
+    sizes.add_argument("--worlds", type=parse_worlds, default=parse_worlds("1-64"), help="1-64 (default), 5, 2,3,8-16")
+    sizes.add_argument("--hosts", type=_hosts, help=SYNTAX)
     proves.add_argument("--algorithm", help="only this one, e.g. ring")
     proves.add_argument("--collective", choices=COLLECTIVES, help="only this one")
     proves.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the table to FILE, for programs")
@@ -35,7 +38,9 @@ def add_parsers(subparsers: Any) -> None:
     draws = subparsers.add_parser("draw", help="draw a schedule as SVG or text")
     draws.add_argument("algorithm", help="e.g. ring")
     draws.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
-    draws.add_argument("--world", type=int, default=4, help="number of ranks (default 4)")
+    size = draws.add_mutually_exclusive_group()
+    size.add_argument("--world", type=int, help="number of ranks (default 4)")
+    size.add_argument("--hosts", type=_hosts, help=SYNTAX)
     draws.add_argument("--root", type=int, default=0)
     draws.add_argument("--rank-free", action="store_true", help="any one rank r, where all do the same")
     draws.add_argument("-o", "--output", type=pathlib.Path, metavar="FILE.svg", help="write an SVG picture")
@@ -47,7 +52,8 @@ def prove_command(args: argparse.Namespace) -> int:
     """Proves and prints a table; 1 with the message where a schedule is wrong, 2 where the arguments are."""
     try:
         with _progress() as progress:
-            proofs = prove_all(args.worlds, progress, algorithm=args.algorithm, collective=args.collective)
+            worlds = [len(args.hosts)] if args.hosts else args.worlds
+            proofs = prove_all(worlds, progress, args.algorithm, args.collective, args.hosts)
     except ScheduleError as error:
         print(f"not proved: {error}", file=sys.stderr)
         if args.json:
@@ -67,7 +73,8 @@ def prove_command(args: argparse.Namespace) -> int:
 def draw_command(args: argparse.Namespace) -> int:
     """Draws one schedule; 2 with the message where there is none."""
     try:
-        drawn = schedule(args.algorithm, args.collective, world=args.world, root=args.root)
+        world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
+        drawn = schedule(args.algorithm, args.collective, world=world, root=args.root, hosts=args.hosts)
         if args.output:
             args.output.write_text(svg(drawn, rank_free=args.rank_free), encoding="utf-8")
             print(f"{args.output}: {drawn.name}")
@@ -94,6 +101,13 @@ def parse_worlds(words: str) -> list[int]:
     return sorted(worlds)
 
 
+def _hosts(words: str) -> Hosts:
+    try:
+        return parse_hosts(words)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
     """One row for each algorithm and collective, in the registry's order."""
     groups: dict[tuple[str, str], list[Proof]] = {}
@@ -101,7 +115,7 @@ def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
         groups.setdefault((proof.algorithm, proof.collective), []).append(proof)
     rows = []
     for (algorithm, collective), group in groups.items():
-        form = CLOSED_FORMS.get((algorithm, collective))
+        form = CLOSED_FORMS.get((algorithm, collective)) if all(p.closed_form for p in group) else None
         summed = collective in REDUCTIONS
         cells = (
             algorithm,

@@ -1,14 +1,17 @@
 """The closed forms that every registered schedule is held to: rounds, bytes, roundings and summation orders.
 
-p is the world, S the bytes (ringlet.schedule.collectives says of what), q the largest power of two <= p. To add an
-algorithm is to add its row here; the prover says "none" for one that has no row. Sources: the algorithm's C++ file.
+p is the world, S the bytes (ringlet.schedule.collectives says of what), q the largest power of two <= p, n the hosts
+and k the ranks on each, where the algorithm looks at hosts (the table has its form for one host). To add an algorithm
+is to add its row here; the prover says "none" for one that has no row. Sources: the algorithm's C++ file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+from ringlet.schedule.hosts import ranks_by_host
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,45 @@ def _sends(units: int) -> Callable[[int], Fraction]:
     return lambda p: units * share(p)
 
 
+HALVING_DOUBLING = ClosedForm(
+    lambda p: 2 * floor_log2(p) + 2 * folded(p),
+    lambda p: 2 * share(1 << floor_log2(p)) + folded(p),
+    ceil_log2,
+    one,
+    "2 log2 q (+2)",
+    "2S(q-1)/q (+S)",
+)
+
+
+def hierarchical(n: int) -> dict[str, ClosedForm]:
+    """By collective, on n hosts of p/n ranks each."""
+
+    def two(p: int) -> int:
+        """One for inside, one for across, where there is anybody."""
+        return several(n) + several(p // n)
+
+    return {
+        "all_reduce": ClosedForm(
+            lambda p: 2 * several(p // n) + 2 * ceil_log2(n),
+            _sends(2),
+            lambda p: several(p // n) + ceil_log2(n),
+            lambda p: odd_part(n),
+            "2 + 2 ceil(log2 n)",
+            "2S(p-1)/p",
+        ),
+        "reduce_scatter": ClosedForm(two, _sends(1), two, one, "2", "S(p-1)/p"),
+        "all_gather": ClosedForm(two, _sends(1), none, none, "2", "S(p-1)/p"),
+        "broadcast": ClosedForm(
+            lambda p: 2 * several(p // n) + ceil_log2(n),
+            lambda p: Fraction(2 * (p // n - 1) + ceil_log2(n), p // n),
+            none,
+            none,
+            "2 + ceil(log2 n)",
+            "S(2(k-1) + ceil(log2 n))/k",
+        ),
+    }
+
+
 CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("ring", "all_reduce"): ClosedForm(
         lambda p: 2 * (p - 1), _sends(2), lambda p: p - 1, ring_trees, "2(p-1)", "2S(p-1)/p"
@@ -83,14 +125,8 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
         "log2 q (+2)",
         "S log2 q (+S)",
     ),
-    ("halving_doubling", "all_reduce"): ClosedForm(
-        lambda p: 2 * floor_log2(p) + 2 * folded(p),
-        lambda p: 2 * share(1 << floor_log2(p)) + folded(p),
-        ceil_log2,
-        one,
-        "2 log2 q (+2)",
-        "2S(q-1)/q (+S)",
-    ),
+    ("halving_doubling", "all_reduce"): HALVING_DOUBLING,
+    ("halving_doubling_far", "all_reduce"): HALVING_DOUBLING,
     ("circulant", "all_reduce"): ClosedForm(
         lambda p: 2 * ceil_log2(p), _sends(2), ceil_log2, odd_part, "2 ceil(log2 p)", "2S(p-1)/p"
     ),
@@ -115,4 +151,21 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
     ("pairwise", "all_to_all"): ClosedForm(one, _sends(1), none, none, "1", "S(p-1)/p"),
     ("dissemination", "barrier"): ClosedForm(ceil_log2, lambda p: Fraction(0), none, none, "ceil(log2 p)", "0"),
+    **{("hierarchical", collective): form for collective, form in hierarchical(1).items()},
 }
+
+
+def closed_form(algorithm: str, collective: str, hosts: Sequence[int]) -> ClosedForm | None:
+    """The form on file, for `hosts` as in a Schedule; only `hierarchical` does other things on other hosts."""
+    if algorithm != "hierarchical" or not hosts:
+        return CLOSED_FORMS.get((algorithm, collective))
+    return hierarchical(len(set(hosts))).get(collective) if regular(hosts) else None
+
+
+def regular(hosts: Sequence[int]) -> bool:
+    """As many ranks on every host, and the hosts' first ranks, second ranks, ... in one order: block, cyclic, ..."""
+    ranks = ranks_by_host(hosts)
+    if len({len(on_host) for on_host in ranks}) > 1:
+        return False
+    indices = range(len(ranks[0]))
+    return len({tuple(sorted(range(len(ranks)), key=lambda h: ranks[h][i])) for i in indices}) == 1

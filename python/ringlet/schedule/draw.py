@@ -132,6 +132,8 @@ def _labels(layout: _Layout, rank_free: bool) -> list[str]:
         middle = layout.column(rank) + layout.panel_width / 2
         name = f"rank {relative(rank, schedule.world) if rank_free else rank}"
         lines.append(_text(middle, layout.top - 22, name, 'font-size="13" font-weight="600"'))
+        if schedule.hosts:
+            lines.append(_text(middle, layout.top - 36, f"host {schedule.hosts[rank]}", 'font-size="10"'))
         if layout.box_width < 8:
             continue
         for index in range(layout.boxes):
@@ -237,6 +239,8 @@ def text(schedule: Schedule, rank_free: bool = False) -> str:
         return _rank_free_text(schedule)
     scene = film(schedule)
     rows = [("", [[f"rank {rank}"] for rank in range(schedule.world)])]
+    if schedule.hosts:
+        rows.insert(0, ("", [[f"host {host}"] for host in schedule.hosts]))
     for moment, frame in enumerate(scene.frames):
         rows.append(("start" if moment == 0 else "", [[_characters(scene, boxes)] for boxes in frame]))
         if moment + 1 < len(scene.frames):

@@ -17,13 +17,13 @@ It shares no code with the engines, and states what collectives promise by itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ringlet import schedule as schedules
 from ringlet.schedule import Round, Schedule, ScheduleError, Step
-from ringlet.schedule.closed_forms import CLOSED_FORMS
+from ringlet.schedule.closed_forms import ClosedForm, closed_form
 from ringlet.schedule.collectives import (
     COLLECTIVES,
     DIVIDED,
@@ -56,6 +56,7 @@ class Proof:
     depth: int  # roundings from a rank's input to the result, at most
     trees: int  # different summation orders; 1: an element's bits do not depend on its place; 0: nothing is summed
     closed_form: bool  # False: there is none on file; a wrong one raises
+    hosts: tuple[int, ...] = ()  # as in the Schedule
 
 
 def prove(schedule: Schedule) -> Proof:
@@ -83,11 +84,13 @@ def prove_all(
     progress: Callable[[int, int, str], None] | None = None,
     algorithm: str | None = None,
     collective: str | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
     """Proves every registered schedule, or those of one name or collective, for every world.
 
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
-    the last root above. `progress(done, total, name)` is called before each proof and once at the end.
+    the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
+    `progress(done, total, name)` is called before each proof and once at the end.
     Raises the first ScheduleError; ValueError where nothing registered has that name.
     """
     rows = [(a, c) for a, c, _ in schedules.algorithms() if algorithm in (None, a) and collective in (None, c)]
@@ -101,7 +104,7 @@ def prove_all(
     for done, (a, c, world, root) in enumerate(cases):
         if progress:
             progress(done, len(cases), f"{a} {c}")
-        proofs.append(prove(schedules.schedule(a, c, world=world, root=root)))
+        proofs.append(prove(schedules.schedule(a, c, world=world, root=root, hosts=hosts)))
     if progress:
         progress(len(cases), len(cases), "")
     return proofs
@@ -238,6 +241,7 @@ def _check_barrier(schedule: Schedule, execution: Execution) -> None:
 def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> Proof:
     summed = schedule.collective in REDUCTIONS
     counted = counts(schedule)
+    form = closed_form(schedule.algorithm, schedule.collective, schedule.hosts)
     proof = Proof(
         algorithm=schedule.algorithm,
         collective=schedule.collective,
@@ -247,15 +251,16 @@ def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> P
         sent=max(counted.sent),
         depth=max((execution.trees.depth[tree] for tree in results), default=0),
         trees=len(set(results)) if summed else 0,
-        closed_form=(schedule.algorithm, schedule.collective) in CLOSED_FORMS,
+        closed_form=form is not None,
+        hosts=schedule.hosts,
     )
-    if proof.closed_form:
-        _check_closed_form(schedule, proof, counted.sent.index(proof.sent))
+    if form:
+        _check_closed_form(schedule, proof, form, counted.sent.index(proof.sent))
     return proof
 
 
-def _check_closed_form(schedule: Schedule, proof: Proof, busiest: int) -> None:
-    form, p = CLOSED_FORMS[schedule.algorithm, schedule.collective], schedule.world
+def _check_closed_form(schedule: Schedule, proof: Proof, form: ClosedForm, busiest: int) -> None:
+    p = schedule.world
     longest = [len(rounds) for rounds in schedule.ranks].index(proof.rounds)
     expected = [
         (longest, "rounds", proof.rounds, form.rounds(p)),

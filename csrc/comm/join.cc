@@ -1,0 +1,117 @@
+#include "comm/join.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/addressable.h"
+#include "engine/message.h"
+#include "transport/address.h"
+#include "transport/shared_memory.h"
+#include "transport/token.h"
+#include "transport/wires.h"
+
+namespace ringlet {
+namespace {
+
+/// Names this host to the others. RINGLET_HOST_ID splits one host into several, for tests, or joins what only looks apart.
+std::string own_host() {
+  const char* given = std::getenv("RINGLET_HOST_ID");
+  return given != nullptr && *given != '\0' ? given : std::to_string(host_identity());
+}
+
+class Meeting {
+ public:
+  Meeting(Store& store, const std::string& name, const Member& member, const Deadline& deadline)
+      : store_(store), name_(name), member_(member), deadline_(deadline) {}
+
+  /// What all ranks say to one question, by rank.
+  std::vector<std::string> exchange(const std::string& what, const std::string& mine) {
+    std::vector<std::string> keys;
+    for (int q = 0; q < member_.world; ++q) keys.push_back(name_ + "/" + what + "/" + std::to_string(q));
+    store_.set(keys[member_.rank], mine);
+    std::vector<std::string> all = store_.get_all(keys, deadline_);
+    // Who is the last to have read them all takes them back.
+    const std::string read = name_ + "/" + what + "/read";
+    if (store_.add(read, 1) == member_.world) {
+      for (const std::string& key : keys) store_.forget(key);
+      store_.forget(read);
+    }
+    return all;
+  }
+
+ private:
+  Store& store_;
+  const std::string& name_;
+  const Member& member_;
+  const Deadline& deadline_;
+};
+
+/// By rank: which host, numbered by first appearance.
+std::vector<int> numbered(const std::vector<std::string>& hosts) {
+  std::vector<std::string> known;
+  std::vector<int> numbers;
+  for (const std::string& host : hosts) {
+    const auto found = std::find(known.begin(), known.end(), host);
+    numbers.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(host);
+  }
+  return numbers;
+}
+
+bool one_host(const std::vector<int>& hosts) {
+  return std::all_of(hosts.begin(), hosts.end(), [](int host) { return host == 0; });
+}
+
+/// This rank's host's ranks as a group of their own; null where there is only this one.
+std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, const std::vector<int>& hosts, int rank,
+                                        const Deadline& deadline) {
+  int local_rank = 0, local_world = 0;
+  for (int q = 0; q < static_cast<int>(hosts.size()); ++q) {
+    if (hosts[q] != hosts[rank]) continue;
+    if (q < rank) ++local_rank;
+    ++local_world;
+  }
+  if (local_world == 1) return nullptr;
+  const std::string host = name + "/host/" + std::to_string(hosts[rank]);
+  return connect_with_bells(store, host, local_rank, local_world, deadline);
+}
+
+}  // namespace
+
+Carrier parse_carrier(std::string_view name) {
+  if (name == "auto") return Carrier::automatic;
+  if (name == "shared_memory") return Carrier::shared_memory;
+  if (name == "tcp") return Carrier::tcp;
+  throw InvalidUsage("transport \"" + std::string(name) + "\" is not one of auto, shared_memory, tcp, threads");
+}
+
+std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
+                             const Deadline& deadline) {
+  const auto [rank, world] = member;
+  Meeting meeting(store, name, member, deadline);
+  std::vector<int> hosts(static_cast<size_t>(world), 0);
+  if (carrier != Carrier::shared_memory) hosts = numbered(meeting.exchange("host", own_host()));
+  if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
+    return std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, world, deadline));
+  }
+  Wires::Setup setup;
+  setup.rank = rank;
+  setup.world = world;
+  const Token token = rank == 0 ? random_token() : Token{};
+  const std::string key(token.begin(), token.end());
+  setup.cards = meeting.exchange("card", key + Wires::card());
+  std::copy_n(setup.cards[0].begin(), setup.key.size(), setup.key.begin());
+  for (std::string& card : setup.cards) card.erase(0, setup.key.size());
+  if (carrier == Carrier::automatic) {
+    setup.local = connect_host(store, name, hosts, rank, deadline);
+    setup.hosts = hosts;
+  } else {
+    for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
+  }
+  const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
+  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), hosts, transport);
+}
+
+}  // namespace ringlet

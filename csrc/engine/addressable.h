@@ -1,0 +1,58 @@
+// The engine of ranks that can read each other's memory: threads of one process, processes of one host.
+//
+// Ownership: owns the transport. Thread safety: engine.h.
+#pragma once
+
+#include <memory>
+
+#include "engine/engine.h"
+#include "engine/pull.h"
+#include "engine/slot_lanes.h"
+#include "engine/wait.h"
+#include "transport/transport.h"
+
+namespace ringlet {
+
+class AddressableEngine final : public Engine {
+ public:
+  explicit AddressableEngine(std::unique_ptr<Transport> transport)
+      : transport_(std::move(transport)), waiter_(*transport_), pull_(*transport_, waiter_), lanes_(*transport_, waiter_), hosts_(static_cast<size_t>(transport_->world()), 0) {}
+
+  const char* transport() const noexcept override { return transport_->name(); }
+  int rank() const noexcept override { return transport_->rank(); }
+  int world() const noexcept override { return transport_->world(); }
+  void run(const Call& call, bool patient) override { pull_.run(call, patient); }
+  Lanes& lanes() override { return lanes_; }
+  bool registered(const void* pointer, size_t bytes) const noexcept override {
+    return transport_->locate(pointer, bytes).has_value();
+  }
+  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  uint64_t bytes_received() const noexcept override { return pull_.bytes_read(); }
+  void raise_if_failed() override { waiter_.raise_if_failed(); }
+  std::optional<ErrorKind> failure() const override { return waiter_.failure(); }
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
+
+  void abort(const std::string& reason) override {
+    waiter_.abort(reason);
+    leave_now();
+  }
+
+  void leave(bool quiet, std::chrono::milliseconds patience) override {
+    // Peers that are still reading this rank's stages need them a moment longer; if they take too long, the stages stay.
+    if (quiet && lanes_.all_taken() && pull_.quiesce(patience)) transport_->retire();
+    leave_now();
+  }
+
+ private:
+  void leave_now() {
+    transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+  }
+
+  std::unique_ptr<Transport> transport_;
+  Waiter waiter_;
+  PullEngine pull_;
+  SlotLanes lanes_;
+  std::vector<int> hosts_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,57 @@
+// The first error of a group, kept for every later call. Thread safety: all calls from any thread.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringlet {
+
+class Failure {
+ public:
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  std::optional<ErrorKind> kind() const {
+    const std::lock_guard lock(mutex_);
+    return what_ ? std::optional(what_->first) : std::nullopt;
+  }
+
+  /// Remembers an error; false where there was one before.
+  bool set(ErrorKind kind, const std::string& message) {
+    const std::lock_guard lock(mutex_);
+    if (what_) return false;
+    what_ = {kind, message};
+    failed_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  /// Hands the error to someone who throws.
+  template <typename Throw>
+  void raise_to(const Throw& thrower) const {
+    const auto what = [&] {
+      const std::lock_guard lock(mutex_);
+      return *what_;
+    }();
+    thrower(what.first, what.second);
+  }
+
+  /// `before`: what stands before the message.
+  [[noreturn]] void raise(const std::string& before) const {
+    const std::lock_guard lock(mutex_);
+    rethrow(what_->first, before + what_->second);
+  }
+  void raise_if_failed() const {
+    if (failed()) raise("this group failed before: ");
+  }
+
+ private:
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::optional<std::pair<ErrorKind, std::string>> what_;  // guarded by mutex_
+};
+
+}  // namespace ringlet

@@ -1,0 +1,244 @@
+#include "engine/message.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <string_view>
+
+#include "engine/message_link.h"
+#include "engine/selector.h"
+#include "engine/wait.h"
+
+namespace ringlet {
+namespace {
+
+// A slab's messages are large enough to be worth their headers and system calls, and small enough for several slabs to
+// be under way even in messages of middle size, and for what arrived to be still in the cache when it is combined.
+constexpr size_t kSlabBytes = size_t{1} << 20;
+constexpr size_t kLeastSlabBytes = size_t{64} << 10;
+constexpr size_t kSlabsWanted = 4;
+constexpr size_t kMostSlabsUnderWay = 64;
+
+size_t slab_bytes(size_t whole) { return std::clamp(whole / kSlabsWanted, kLeastSlabBytes, kSlabBytes); }
+
+/// RINGLET_TOPOLOGY=ignore: every rank counts as a host of its own, so that the ranks' own order is kept; for measurements.
+Topology seen(const std::vector<int>& hosts) {
+  const char* wish = std::getenv("RINGLET_TOPOLOGY");
+  if (wish == nullptr || std::string_view(wish) != "ignore") return Topology(hosts);
+  std::vector<int> alone(hosts.size());
+  std::iota(alone.begin(), alone.end(), 0);
+  return Topology(alone);
+}
+
+}  // namespace
+
+MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport)
+    : wires_(std::move(wires)),
+      hosts_(std::move(hosts)),
+      topology_(seen(hosts_)),
+      transport_(transport),
+      rank_(wires_->rank()),
+      world_(wires_->world()),
+      links_(static_cast<size_t>(world_)) {}
+
+MessageEngine::~MessageEngine() = default;
+
+const Algorithm& MessageEngine::algorithm_of(const Call& call) const {
+  if (call.algorithm != nullptr) return *call.algorithm;
+  const size_t buffers = is_divided(call.collective) ? 1 : static_cast<size_t>(world_);
+  const size_t bytes = call.count * element_size(call.dtype) * buffers;
+  return *choose_algorithm({call.collective, bytes, world_, false, true, topology_.hosts() < world_});
+}
+
+const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root) {
+  const uint64_t key = static_cast<uint64_t>(index_of(algorithm)) << 32 | static_cast<uint32_t>(root);
+  std::unique_ptr<MessagePlan>& plan = plans_[key];
+  if (!plan) plan = std::make_unique<MessagePlan>(make_message_plan(algorithm, {rank_, world_, root, &topology_}));
+  return *plan;
+}
+
+void MessageEngine::run(const Call& call, bool patient) {
+  const std::lock_guard lock(pipes_);
+  failure_.raise_if_failed();
+  ++calls_;
+  const Announcement announcement{signature_of(call, false, history_), announced_count(call)};
+  history_ = history_after(history_, announcement);
+  const MessagePlan& plan = plan_for(algorithm_of(call), call.root);
+  const size_t size = element_size(call.dtype);
+  const size_t whole = call.count * size * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const size_t limit = slab_bytes(whole);
+  MessageCall shared{call, plan, CallMemory(call, plan), scratch_, nullptr, world_, 0, {}};
+  if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
+  shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
+  const size_t slabs = std::max<size_t>(1, ceil_div(shared.memory.longest_chunk(), shared.width));
+  if (slabs == 1) shared.width = std::max<size_t>(1, shared.memory.longest_chunk());
+  scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
+  const size_t of_slab = shared.width * size * static_cast<size_t>(plan.received_chunks + (plan.works ? plan.parts : 0));
+  const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_slab), 2, kMostSlabsUnderWay);
+  if (slabs_.size() < window) slabs_.resize(window);
+  Run run(call, shared, announcement, slabs, window);
+  run.patient = patient;
+  run.header.signature = announcement.signature;
+  run.header.count = announcement.count;
+  run.header.call = calls_;
+  run.header.sequence = call.sequence;
+  shared.outbox = [&](size_t slab, int message) { link(plan.sent[message].peer).queue.push_back({slab, message}); };
+  run_ = &run;
+  try {
+    int idle = 0;
+    while (run.done < run.slabs) turn() ? void(idle = 0) : wait(idle);
+  } catch (const Error& error) {
+    failure_.set(error.kind(), error.what());
+    for (size_t i = run.first; i < run.next; ++i) slabs_[i % run.window].forget();
+    for (const auto& each : links_) {
+      if (each) each->drop();
+    }
+    run_ = nullptr;
+    throw;
+  }
+  run_ = nullptr;
+}
+
+/// One look at everything; whether something moved.
+bool MessageEngine::turn() {
+  bool moved = begin_slabs();
+  for (const int peer : run_->shared.plan.peers) {
+    Link& peers = link(peer);
+    if (!peers.open(*wires_)) continue;
+    moved |= push(peers);
+    moved |= pull(peers);
+  }
+  return moved;
+}
+
+bool MessageEngine::begin_slabs() {
+  Run& run = *run_;
+  bool begun = false;
+  while (run.next < run.slabs && run.next < run.first + run.window) {
+    const size_t index = run.next++;
+    MessageSlab& slab = slabs_[index % run.window];
+    slab.begin(run.shared, index);
+    begun = true;
+    if (slab.complete()) finish_slab(index);
+  }
+  return begun;
+}
+
+void MessageEngine::finish_slab(size_t index) {
+  Run& run = *run_;
+  ++run.done;
+  run.finished[index % run.window] = 1;
+  while (run.first < run.next && run.finished[run.first % run.window]) run.finished[run.first++ % run.window] = 0;
+}
+
+MessageEngine::Link& MessageEngine::link(int peer) {
+  if (!links_[peer]) links_[peer] = std::make_unique<Link>(peer);
+  return *links_[peer];
+}
+
+bool MessageEngine::push(Link& link) {
+  Run& run = *run_;
+  bool moved = false;
+  while (!link.queue.empty()) {
+    const Link::Queued next = link.queue.front();
+    if (!next.word && !link.writer->midway()) address(link, next.slab, next.message);
+    const size_t before = link.writer->done();
+    if (!link.send()) return moved || link.writer->done() != before;
+    moved = true;
+    link.queue.pop_front();
+    if (next.word) continue;
+    bytes_sent_.fetch_add(link.header.bytes, std::memory_order_relaxed);
+    MessageSlab& slab = slabs_[next.slab % run.window];
+    const bool was_complete = slab.complete();
+    slab.sent(next.message);
+    if (!was_complete && slab.complete()) finish_slab(next.slab);
+  }
+  return moved;
+}
+
+/// Sets header and payload of the message to be sent next.
+void MessageEngine::address(Link& link, size_t index, int message) {
+  const SentMessage& sent = run_->shared.plan.sent[message];
+  const MessageSlab& slab = slabs_[index % run_->window];
+  slab.pieces_of_sent(message, link.sending);
+  link.header = run_->header;
+  link.header.bytes = slab.bytes(sent.first, sent.count);
+  link.header.slab = static_cast<uint32_t>(index);
+  link.header.index = sent.index;
+}
+
+bool MessageEngine::pull(Link& link) {
+  constexpr int kFramesAtOnce = 4;  // so that sending goes on meanwhile
+  bool moved = false;
+  for (int i = 0; i < kFramesAtOnce; ++i) {
+    const FrameHeader* header = link.next();
+    if (header == nullptr) return moved;
+    if (header->kind != FrameKind::data) {
+      if (!take_word(link, *header)) return moved;
+      moved = true;
+      continue;
+    }
+    if (header->call > calls_) return moved;  // the peer is in its next call already
+    const size_t before = link.reader->taken();
+    bool waits = false;
+    if (!take(link, *header, waits)) return moved || (!waits && link.reader->taken() != before);
+    moved = true;
+  }
+  return moved;
+}
+
+/// Takes what has arrived of a message; true once it is complete. `waits`: it is not its time yet.
+bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
+  Run& run = *run_;
+  if (link.receiving < 0) {
+    compare(link, header);
+    waits = header.slab >= run.next && header.slab < run.slabs;
+    if (waits || !expect(link, header)) return false;
+  }
+  const size_t index = header.slab, bytes = header.bytes;
+  if (!link.reader->payload(link.pieces)) return false;
+  bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
+  const int message = link.receiving;
+  link.receiving = -1;
+  link.suspects = -1;
+  MessageSlab& slab = slabs_[index % run.window];
+  const bool was_complete = slab.complete();
+  slab.arrived(message);
+  if (!was_complete && slab.complete()) finish_slab(index);
+  return true;
+}
+
+/// Finds the place of a message that begins to arrive. Throws PeerLost for one that the schedule does not know.
+bool MessageEngine::expect(Link& link, const FrameHeader& header) {
+  Run& run = *run_;
+  const auto from = run.shared.plan.from.find(link.peer);
+  const bool known = from != run.shared.plan.from.end() && header.index < from->second.size() &&
+                     header.slab >= run.first && header.slab < run.next && !run.finished[header.slab % run.window];
+  if (known) {
+    const int message = from->second[header.index];
+    const ReceivedMessage& received = run.shared.plan.received[message];
+    MessageSlab& slab = slabs_[header.slab % run.window];
+    if (slab.expects(message) && header.bytes == slab.bytes(received.first, received.count)) {
+      slab.pieces_of_received(message, link.pieces);
+      link.receiving = message;
+      return true;
+    }
+  }
+  fail(ErrorKind::peer_lost, story() + ": rank " + std::to_string(link.peer) + " sent message " +
+                                 std::to_string(header.index) + " of slab " + std::to_string(header.slab) + ", " +
+                                 std::to_string(header.bytes) + " bytes, which this call has no use for");
+}
+
+void MessageEngine::compare(const Link& link, const FrameHeader& header) {
+  const Announcement theirs{header.signature, header.count}, mine = run_->announcement;
+  if (header.call == calls_ && same_call(theirs, mine)) [[likely]]
+    return;
+  fail(ErrorKind::invalid_usage,
+       "calls do not match: rank " + std::to_string(rank_) + " is in " + describe(mine, run_->call.sequence) + ", rank " +
+           std::to_string(link.peer) + (header.call == calls_ ? " is in " : " was in ") +
+           describe(theirs, header.sequence) +
+           (same_but_for_history(theirs, mine) ? "; they made different calls before" : "") +
+           "; all ranks of a group must make the same calls in the same order");
+}
+
+}  // namespace ringlet

@@ -1,0 +1,108 @@
+// The message engine on the host: runs any schedule over pipes, with a header before every message.
+//
+// A call is cut into slabs, many of which are under way at once: while one slab's message is on the wire, another's is
+// combined. Messages carry slab and number, so that a pipe is never held up by one that comes early. What a header says
+// of the call is compared before any data is used. Errors are told along the pipes that stand, so that every rank that waits,
+// directly or not, for one that failed learns of it. Scratch memory: at most kScratchBytes, kept between calls.
+// Ownership: owns the wires. Thread safety: engine.h.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/deadline.h"
+#include "engine/engine.h"
+#include "engine/failure.h"
+#include "engine/frame.h"
+#include "engine/message_slab.h"
+#include "engine/stream_lanes.h"
+#include "schedule/topology.h"
+#include "transport/wires.h"
+
+namespace ringlet {
+
+class MessageEngine final : public Engine {
+ public:
+  static constexpr size_t kScratchBytes = size_t{64} << 20;
+
+  /// `transport`: its name, for people; a literal.
+  /// `hosts`: by rank, numbered by first appearance.
+  MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport);
+  ~MessageEngine() override;
+
+  const char* transport() const noexcept override { return transport_; }
+  int rank() const noexcept override { return rank_; }
+  int world() const noexcept override { return world_; }
+  void run(const Call& call, bool patient) override;
+  Lanes& lanes() override { return lanes_; }
+  bool registered(const void*, size_t) const noexcept override { return false; }
+  uint64_t bytes_received() const noexcept override { return bytes_received_.load(std::memory_order_relaxed); }
+  uint64_t bytes_sent() const noexcept override { return bytes_sent_.load(std::memory_order_relaxed); }
+  int connections() const noexcept override { return wires_->connections(); }
+  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  void raise_if_failed() override { failure_.raise_if_failed(); }
+  std::optional<ErrorKind> failure() const override { return failure_.kind(); }
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;
+  void abort(const std::string& reason) override;
+  void leave(bool quiet, std::chrono::milliseconds patience) override;
+
+  Wires& wires() { return *wires_; }
+  /// Hears what peers say outside of any call, unless one is in progress. Throws the error that one reports.
+  void look_around();
+
+ private:
+  struct Link;
+  struct Run;
+
+  const MessagePlan& plan_for(const Algorithm& algorithm, int root);
+  const Algorithm& algorithm_of(const Call& call) const;
+  Link& link(int peer);
+  bool turn();
+  bool begin_slabs();
+  bool push(Link& link);
+  void address(Link& link, size_t slab, int message);
+  bool pull(Link& link);
+  bool take(Link& link, const FrameHeader& header, bool& waits);
+  bool expect(Link& link, const FrameHeader& header);
+  bool take_word(Link& link, const FrameHeader& header);
+  void look_at_others();
+  void wait(int& idle);
+  void examine();
+  void tell_suspicion();
+  void sleep();
+  void compare(const Link& link, const FrameHeader& header);
+  void finish_slab(size_t index);
+  void tell(const FrameHeader& header, const std::string& text);
+  void drain(const Deadline& deadline);
+  [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
+  void heed_end(const Link& link);
+  [[noreturn]] void lost(const Link& link);
+  bool awaits(const Link& link) const;
+  int suspect() const;
+  std::string story() const;
+
+  std::unique_ptr<Wires> wires_;
+  const std::vector<int> hosts_;
+  const Topology topology_;
+  const char* transport_;
+  const int rank_;
+  const int world_;
+  Failure failure_;
+  std::atomic<bool> aborted_{false};
+  std::atomic<uint64_t> bytes_received_{0}, bytes_sent_{0};
+  std::unordered_map<uint64_t, std::unique_ptr<MessagePlan>> plans_;
+  std::recursive_mutex pipes_;                // held by whoever moves bytes
+  std::vector<std::unique_ptr<Link>> links_;  // by peer, where there is a pipe; guarded by pipes_
+  Scratch scratch_;
+  std::vector<MessageSlab> slabs_;  // a ring of those under way
+  uint64_t calls_ = 0;
+  uint64_t history_ = 0;
+  Run* run_ = nullptr;  // the call in progress
+  StreamLanes lanes_{*this};
+};
+
+}  // namespace ringlet

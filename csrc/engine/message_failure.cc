@@ -1,0 +1,249 @@
+// How the message engine waits, and every way in which a wait can end badly.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "engine/message_link.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Looks before sleeping, each with a yield: peers on other machines answer within them, and ranks that share a processor
+// get it at once.
+constexpr int kLooks = 60;
+constexpr int kLooksOfThePatient = 2;
+constexpr int64_t kSleepNanoseconds = 20'000'000;
+constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
+
+std::string seconds(Deadline::Clock::duration d) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
+  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
+}
+
+}  // namespace
+
+void MessageEngine::wait(int& idle) {
+  const int looks = run_->patient ? kLooksOfThePatient : kLooks;
+  if (++idle < looks) {
+    ::sched_yield();
+  } else if (idle == looks) {
+    if (!run_->outside) run_->outside.emplace();
+    wires_->about_to_sleep(Lane::collectives);  // and look once more
+  } else {
+    examine();
+    sleep();
+    idle = looks - 1;
+  }
+}
+
+void MessageEngine::sleep() {
+  std::vector<Wires::Watch>& watches = run_->watches;
+  watches.clear();
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    // A header that nobody takes now would wake at once, for ever.
+    const Wires::Watch watch{each->pipe, !each->reader->waits() || each->receiving >= 0, !each->queue.empty()};
+    if (watch.reading || watch.writing) watches.push_back(watch);
+  }
+  wires_->sleep(Lane::collectives, watches, kSleepNanoseconds);
+}
+
+/// Throws what ends the call in progress, if something does.
+void MessageEngine::examine() {
+  if (aborted_.load(std::memory_order_acquire)) {
+    FrameHeader bye;
+    bye.kind = FrameKind::bye;
+    tell(bye, "");
+    failure_.raise("");
+  }
+  if (failure_.failed()) failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
+  look_at_others();
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    if (each->left && awaits(*each)) lost(*each);
+    heed_end(*each);
+  }
+  const auto waited = Deadline::Clock::now() - run_->started;
+  if (run_->deadline.passed()) {
+    const int peer = suspect();
+    fail(ErrorKind::timeout, story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " +
+                                 (peer < 0 ? "nobody" : "rank " + std::to_string(peer)) +
+                                 ", which holds up the others; is it in other work, stuck, or cut off from the network? "
+                                 "(timeout= raises the limit)");
+  }
+  if (waited > run_->call.timeout / 2) tell_suspicion();
+}
+
+/// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part.
+void MessageEngine::look_at_others() {
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer == rank_ || (!links_[peer] && wires_->find(peer, Lane::collectives) == nullptr)) continue;
+    Link& other = link(peer);
+    if (!other.find(*wires_) || other.receiving >= 0) continue;
+    const FrameHeader* header = other.next();
+    if (header == nullptr) {
+      heed_end(other);
+    } else if (header->kind != FrameKind::data) {
+      take_word(other, *header);
+    } else if (run_ != nullptr && header->call <= calls_) {
+      compare(other, *header);
+    }
+  }
+}
+
+void MessageEngine::look_around() {
+  const std::unique_lock lock(pipes_, std::try_to_lock);
+  if (lock) look_at_others();
+}
+
+/// Takes what is no message; false while it has not arrived whole.
+bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
+  if (header.bytes > FrameHeader::kMostText) throw PeerLost("rank " + std::to_string(link.peer) + " sent a bad frame");
+  link.text.resize(header.bytes);
+  const iovec piece{link.text.data(), link.text.size()};
+  const FrameHeader word = header;
+  if (!link.reader->payload({&piece, 1})) return false;
+  const bool sound = word.detail >= 0 && word.detail <= static_cast<int64_t>(ErrorKind::device_error);
+  if (word.kind == FrameKind::error && sound) {
+    const int origin = static_cast<int>(word.index);
+    give_up(static_cast<ErrorKind>(word.detail),
+            story() + ": rank " + std::to_string(origin) + " reported: " + link.text, origin, link.text);
+  }
+  if (word.kind == FrameKind::bye) link.left = true;
+  if (word.kind == FrameKind::waiting) link.suspects = static_cast<int>(word.detail);
+  return true;
+}
+
+bool MessageEngine::awaits(const Link& link) const {
+  if (!link.queue.empty()) return true;
+  for (size_t i = run_->first; i < run_->next; ++i) {
+    if (!run_->finished[i % run_->window] && slabs_[i % run_->window].awaits(link.peer)) return true;
+  }
+  return false;
+}
+
+/// Whom to blame: the peer this rank waits for, or whom that one waits for, as far as it said so.
+int MessageEngine::suspect() const {
+  int peer = -1;
+  for (size_t i = run_->first; i < run_->next && peer < 0; ++i) {
+    if (!run_->finished[i % run_->window]) peer = slabs_[i % run_->window].awaited();
+  }
+  for (const auto& each : links_) {
+    if (peer < 0 && each && !each->queue.empty()) peer = each->peer;
+  }
+  if (peer < 0 || !links_[peer]) return peer;
+  const int theirs = links_[peer]->suspects;
+  return theirs >= 0 && theirs != rank_ ? theirs : peer;
+}
+
+/// A rank that is stuck says nothing; those who wait for it say so, and those who wait for them pass it on.
+void MessageEngine::tell_suspicion() {
+  const int peer = suspect();
+  if (peer == run_->told) return;
+  run_->told = peer;
+  FrameHeader header = run_->header;
+  header.kind = FrameKind::waiting;
+  header.detail = peer;
+  const auto word = std::make_shared<const Link::Word>(Link::Word{header, ""});
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    each->say(word);
+    while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
+  }
+}
+
+/// A pipe may end once its peer said bye and nothing of it is needed any more. Frames of later calls may have been read
+/// ahead: then it has not ended yet.
+void MessageEngine::heed_end(const Link& link) {
+  const bool unread = link.reader->has_more() || (link.reader->waits() && link.receiving < 0);
+  if (!unread && link.pipe->ended() && !(link.left && (run_ == nullptr || !awaits(link)))) lost(link);
+}
+
+void MessageEngine::lost(const Link& link) {
+  const std::string peer = "rank " + std::to_string(link.peer);
+  const std::string where = run_ != nullptr ? story() : "rank " + std::to_string(rank_);
+  if (link.left) {
+    fail(ErrorKind::peer_lost, where + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
+  }
+  fail(ErrorKind::peer_lost, where + ": the connection to " + peer + " ended (" + link.pipe->why_ended() +
+                                 "): its process is gone, or its host cannot be reached; look at that rank's own output");
+}
+
+void MessageEngine::fail(ErrorKind kind, const std::string& message) { give_up(kind, message, rank_, message); }
+
+/// `words`: what rank `origin`, where it happened, says of it.
+void MessageEngine::give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
+  failure_.set(kind, message);
+  FrameHeader header;
+  header.kind = FrameKind::error;
+  header.detail = static_cast<int64_t>(kind);
+  header.index = static_cast<uint32_t>(origin);
+  tell(header, words.substr(0, FrameHeader::kMostText));
+  rethrow(kind, message);
+}
+
+/// Best effort: whoever is not told finds out by the deadline.
+void MessageEngine::tell(const FrameHeader& header, const std::string& text) {
+  std::unique_lock lock(pipes_, std::try_to_lock);
+  if (!lock) {  // the thread that moves bytes will see the failure, and tell
+    wires_->ring();
+    return;
+  }
+  auto word = std::make_shared<Link::Word>(Link::Word{header, text});
+  word->header.bytes = text.size();
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer == rank_ || wires_->find(peer, Lane::collectives) == nullptr) continue;
+    Link& each = link(peer);
+    each.find(*wires_);
+    each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
+    each.queue.push_back({0, -1, word});
+  }
+  drain(Deadline::after(kLastWords));
+}
+
+/// Until nothing is queued that can still go out.
+void MessageEngine::drain(const Deadline& deadline) {
+  for (bool left = true; left && !deadline.passed();) {
+    left = false;
+    std::vector<Wires::Watch> watches;
+    for (const auto& each : links_) {
+      if (!each || each->pipe == nullptr) continue;
+      while (!each->queue.empty() && each->send()) each->queue.pop_front();
+      if (each->queue.empty() || each->pipe->ended()) continue;
+      watches.push_back({each->pipe, false, true});
+      left = true;
+    }
+    if (left) wires_->sleep(Lane::collectives, watches, 1'000'000);
+  }
+}
+
+void MessageEngine::abort(const std::string& reason) {
+  failure_.set(ErrorKind::peer_lost, reason);
+  aborted_.store(true, std::memory_order_release);
+  FrameHeader bye;
+  bye.kind = FrameKind::bye;
+  tell(bye, "");
+}
+
+void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
+  const std::lock_guard lock(pipes_);
+  FrameHeader bye;
+  bye.kind = FrameKind::bye;
+  tell(bye, "");
+  wires_->close(Deadline::after(patience));
+}
+
+std::string MessageEngine::story() const {
+  std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_);
+  if (run_ == nullptr) return text;
+  const Run& run = *run_;
+  const size_t bytes = run.call.count * element_size(run.call.dtype);
+  text += " in " + describe(run.announcement, run.call.sequence) + ", " +
+          std::to_string(bytes * run.done / run.slabs) + " of " + std::to_string(bytes) + " bytes done";
+  if (run.first < run.next) text += ", round " + std::to_string(slabs_[run.first % run.window].round());
+  return text;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,112 @@
+// What the message engine knows of one peer and of the call in progress. Private to engine/message*.cc.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/message.h"
+#include "engine/wait.h"
+
+namespace ringlet {
+
+struct MessageEngine::Link {
+  struct Word {
+    FrameHeader header;
+    std::string text;
+  };
+  struct Queued {
+    size_t slab;
+    int message;                       // of plan.sent
+    std::shared_ptr<const Word> word{};  // instead
+  };
+
+  explicit Link(int peer) : peer(peer) {}
+
+  /// Whether there is a pipe; asking starts one.
+  bool open(Wires& wires) { return attach(pipe != nullptr ? pipe : wires.open(peer, Lane::collectives)); }
+  bool find(const Wires& wires) { return attach(pipe != nullptr ? pipe : wires.find(peer, Lane::collectives)); }
+
+  const FrameHeader* next() {
+    try {
+      return reader->header();
+    } catch (const Error& error) {
+      throw PeerLost("rank " + std::to_string(peer) + " " + error.what());
+    }
+  }
+
+  /// Puts a word before all that is not on its way yet.
+  void say(const std::shared_ptr<const Word>& word) {
+    queue.insert(queue.begin() + (writer->midway() ? 1 : 0), {0, -1, word});
+  }
+
+  /// Writes what is queued next, once its header and payload are set; true once it is out.
+  bool send() {
+    const Queued& next = queue.front();
+    if (next.word && !writer->midway()) {
+      header = next.word->header;
+      sending.assign(1, {const_cast<char*>(next.word->text.data()), next.word->text.size()});
+    }
+    return writer->write(header, sending);
+  }
+
+  /// Forgets the call in progress.
+  void drop() {
+    queue.clear();
+    receiving = -1;
+  }
+
+  const int peer;
+  Pipe* pipe = nullptr;
+  std::optional<FrameWriter> writer{};
+  std::optional<FrameReader> reader{};
+  std::deque<Queued> queue{};
+  FrameHeader header{};          // of the message being sent
+  std::vector<iovec> sending{};  // its payload
+  int receiving = -1;            // which of plan.received is being taken
+  std::vector<iovec> pieces{};   // where it goes
+  std::string text{};            // of an error being taken
+  bool left = false;             // the peer said bye
+  int suspects = -1;             // whom the peer waits for
+
+ private:
+  bool attach(Pipe* found) {
+    if (pipe == nullptr && found != nullptr) {
+      pipe = found;
+      writer.emplace(*pipe);
+      reader.emplace(*pipe);
+    }
+    return pipe != nullptr;
+  }
+};
+
+struct MessageEngine::Run {
+  Run(const Call& call, const MessageCall& shared, const Announcement& announcement, size_t slabs, size_t window)
+      : call(call),
+        shared(shared),
+        announcement(announcement),
+        slabs(slabs),
+        window(window),
+        started(Deadline::Clock::now()),
+        deadline(Deadline::after(call.timeout)),
+        finished(window, 0) {}
+
+  const Call& call;
+  const MessageCall& shared;
+  const Announcement announcement;
+  const size_t slabs, window;
+  const Deadline::Clock::time_point started;
+  const Deadline deadline;
+  FrameHeader header{};            // what all of its messages share
+  bool patient = false;
+  size_t first = 0, next = 0;      // slabs [first, next) are under way
+  size_t done = 0;
+  std::vector<uint8_t> finished;   // by slab modulo window
+  std::optional<OutsideRuntime> outside{};
+  std::vector<Wires::Watch> watches{};
+  int told = -1;                   // whom the peers were last told that this rank waits for
+};
+
+}  // namespace ringlet

@@ -1,0 +1,117 @@
+#include "engine/stream_lanes.h"
+
+#include <algorithm>
+
+#include "engine/message.h"
+
+namespace ringlet {
+namespace {
+
+// Looks before sleeping: each is a system call per pipe, and peers may share this processor.
+constexpr int kLooks = 20;
+
+std::string seconds(std::chrono::milliseconds d) {
+  return std::to_string(d.count() / 1000) + "." + std::to_string(d.count() % 1000 / 100) + " s";
+}
+
+}  // namespace
+
+StreamLanes::StreamLanes(MessageEngine& engine)
+    : engine_(engine), outgoing_(static_cast<size_t>(engine.world())), incoming_(static_cast<size_t>(engine.world())) {}
+
+int StreamLanes::rank() const { return engine_.rank(); }
+int StreamLanes::world() const { return engine_.world(); }
+int StreamLanes::spins(bool patient) const { return patient ? 1 : kLooks; }
+
+bool StreamLanes::send(const Message& message, Moved& moved) {
+  std::optional<Outgoing>& out = outgoing_[message.peer];
+  if (!out) {
+    Pipe* const pipe = engine_.wires().open(message.peer, Lane::outgoing);
+    if (pipe == nullptr) return false;
+    out.emplace(Outgoing{pipe, FrameWriter(*pipe)});
+  }
+  FrameHeader header;
+  header.kind = FrameKind::message;
+  header.bytes = message.bytes();
+  header.signature = static_cast<uint64_t>(message.dtype);
+  header.count = message.count;
+  header.detail = message.tag;
+  const iovec payload{message.data, message.bytes()};
+  const bool complete = out->writer.write(header, {&payload, payload.iov_len > 0 ? size_t{1} : size_t{0}});
+  moved.started = complete || out->writer.midway();
+  moved.bytes = complete ? message.bytes() : out->writer.done() - std::min(out->writer.done(), sizeof header);
+  return complete;
+}
+
+StreamLanes::Incoming* StreamLanes::incoming(int peer) {
+  std::optional<Incoming>& in = incoming_[peer];
+  if (!in) {
+    Pipe* const pipe = engine_.wires().find(peer, Lane::incoming);
+    if (pipe == nullptr) return nullptr;
+    in.emplace(Incoming{pipe, FrameReader(*pipe)});
+  }
+  return &*in;
+}
+
+std::optional<MessageTitle> StreamLanes::next(int peer) {
+  Incoming* const in = incoming(peer);
+  const FrameHeader* const header = in != nullptr ? in->reader.header() : nullptr;
+  if (header == nullptr) return std::nullopt;
+  const auto dtype = static_cast<DType>(header->signature);
+  if (header->kind != FrameKind::message || header->signature >= kDTypes ||
+      header->count > header->bytes / element_size(dtype) || header->bytes != header->count * element_size(dtype)) {
+    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent something that is not a message");
+  }
+  return MessageTitle{dtype, header->count, header->detail};
+}
+
+bool StreamLanes::receive(int peer, std::byte* to, size_t bytes, Moved& moved) {
+  Incoming* const in = incoming(peer);
+  const iovec payload{to, bytes};
+  const bool complete = in->reader.payload({&payload, bytes > 0 ? size_t{1} : size_t{0}});
+  moved.started = true;
+  moved.bytes = complete ? bytes : in->reader.taken();
+  return complete;
+}
+
+void StreamLanes::watch(int peer, bool sending, Watchlist& list) {
+  engine_.wires().about_to_sleep(Lane::outgoing);
+  engine_.wires().about_to_sleep(Lane::incoming);
+  if (sending && outgoing_[peer]) list.pipes.push_back({outgoing_[peer]->pipe, false, true});
+  if (!sending && incoming(peer) != nullptr) list.pipes.push_back({incoming_[peer]->pipe, true, false});
+}
+
+void StreamLanes::sleep(const Watchlist& list, int64_t nanoseconds) {
+  engine_.wires().sleep(Lane::incoming, list.pipes, nanoseconds);
+}
+
+void StreamLanes::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
+  if (closely) {
+    engine_.look_around();
+    check_alive(waiting);
+  }
+  if (deadline.passed() && !waiting.reached()) {
+    const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
+    fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " + peer +
+                                 "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+  }
+}
+
+void StreamLanes::check_alive(const Waiting& waiting) {
+  bool all = true;
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer == rank() || (waiting.peer >= 0 && peer != waiting.peer)) continue;
+    // Who waits for a message holds a connection to its sender, which ends when that process does.
+    if (waiting.peer >= 0) engine_.wires().open(peer, Lane::collectives);
+    all = all && engine_.wires().gone(peer);
+  }
+  if (!all || waiting.reached()) return;
+  const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
+  fail(ErrorKind::peer_lost, waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
+}
+
+void StreamLanes::raise_if_failed() { engine_.raise_if_failed(); }
+
+void StreamLanes::fail(ErrorKind kind, const std::string& message) { engine_.fail(kind, message); }
+
+}  // namespace ringlet

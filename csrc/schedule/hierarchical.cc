@@ -1,0 +1,79 @@
+// The message is cut into m shards, m being the ranks of the host that has fewest, and shard j has an owner on every
+// host: its j-th rank. Hosts talk through the owners only, all shards at once.
+//
+//   3 hosts of 2 ranks     host 0   A0  B0      in        every rank gives each owner on its host that owner's shard
+//   A owns shard 0         host 1   A1  B1      across    A0 A1 A2 among themselves, and so B0 B1 B2
+//   B owns shard 1         host 2   A2  B2      out       every owner gives its shard to all ranks on its host
+//
+// All-reduce: owners combine what comes in; across goes the circulant all-reduce. Broadcast: the root, which counts as
+// the first rank of its host, deals out the shards; across goes the binomial tree.
+// With n hosts of k ranks each, p = nk: rounds 2 + 2 ceil(log2 n) and 2 + ceil(log2 n), without in and out where k = 1.
+// Bytes sent per rank: all-reduce 2S (p-1)/p; broadcast S (2(k-1) + ceil(log2 n))/k at the root. Over a host's uplink:
+// all-reduce 2S (n-1)/n, the least possible; broadcast S ceil(log2 n) at the root's host.
+// Sums: one n-ary reduction in rank order, rounded once, then depth <= ceil(log2 n).
+// Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, with circulant.cc and tree.cc between hosts.
+#include "schedule/hierarchical.h"
+
+#include "schedule/circulant.h"
+#include "schedule/locals.h"
+#include "schedule/tree.h"
+
+namespace ringlet {
+namespace {
+
+/// Appends a schedule whose ranks are whole hosts, as the owners of this rank's shard run it.
+void across(Schedule& schedule, const Schedule& of_hosts, const Locals& here) {
+  for (const Round& round : of_hosts.rounds) {
+    std::vector<Step>& steps = schedule.round().steps;
+    for (const Step& step : round.steps) {
+      const int peer = ranks_on(here.topology, step.peer, here.leader)[here.index];
+      steps.push_back({step.verb, peer, here.index * of_hosts.parts + step.first, step.count});
+    }
+  }
+}
+
+}  // namespace
+
+Schedule hierarchical_all_reduce(const Place& place) {
+  const Locals here(place);
+  const int shards = here.topology.fewest(), hosts = here.topology.hosts();
+  const bool owns = here.index < shards;
+  const std::vector<int> owners = here.others(shards), served = owns ? here.peers() : std::vector<int>{};
+  const auto shard = [hosts](int i) { return Chunks{i * hosts, hosts}; };
+  Schedule schedule(shards * hosts);
+  if (!here.alone()) {
+    Round& in = schedule.round();
+    for (const int i : owners) in.send(here.ranks[i], shard(i));
+    for (const int peer : served) in.reduce(peer, shard(here.index));
+  }
+  if (owns) across(schedule, circulant_all_reduce({here.host, hosts}), here);
+  if (!here.alone()) {
+    Round& out = schedule.round();
+    for (const int peer : served) out.send(peer, shard(here.index));
+    for (const int i : owners) out.recv(here.ranks[i], shard(i));
+  }
+  return schedule;
+}
+
+Schedule hierarchical_broadcast(const Place& place) {
+  const Locals here(place, /*leader=*/place.root);
+  const int shards = here.topology.fewest(), source = here.topology.host(place.root);
+  const bool owns = here.index < shards, at_root = place.rank == place.root;
+  Schedule schedule(shards);
+  if (here.host == source && owns && shards > 1) {
+    Round& in = schedule.round();
+    if (!at_root) in.recv(place.root, {here.index, 1});
+    for (const int i : here.others(at_root ? shards : 0)) in.send(here.ranks[i], {i, 1});
+  }
+  if (owns) across(schedule, tree_broadcast({here.host, here.topology.hosts(), source}), here);
+  if (!here.alone()) {
+    Round& out = schedule.round();
+    for (const int peer : owns ? here.peers() : std::vector<int>{}) {
+      if (peer != place.root) out.send(peer, {here.index, 1});
+    }
+    for (const int i : here.others(at_root ? 0 : shards)) out.recv(here.ranks[i], {i, 1});
+  }
+  return schedule;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,99 @@
+// Every block goes over each link between two hosts once, and what it is combined with, or spread to, on a host is one
+// rank's work there: its owner. Rank r's block is owned by r on its own host; if r is the j-th rank there, by the j-th
+// rank on another, counted round where that has fewer.
+//
+//   ranks  0 1 2 | 3 4 | 5       owners of block 0:  0 | 3 | 5     1:  1 | 4 | 5     2:  2 | 3 | 5
+//   on three hosts                               3:  0 | 3 | 5     4:  1 | 4 | 5     5:  0 | 3 | 5
+//
+// Reduce-scatter: in, owners combine their host's contributions to their blocks; across, they send them to the ranks
+// whose blocks they are, which combine them. All-gather: across, every rank gives its block to its owners on the other
+// hosts; out, owners give what they have to all ranks on their host.
+// With n hosts of k ranks each, p = nk: rounds 2, or 1 where n or k is 1. Bytes sent per rank: reduce-scatter
+// S (p-1)/p for any hosts; all-gather S (p-1)/p. Over a host's uplink: S (n-1)/n, the least possible.
+// Sums: an n-ary reduction in rank order on each host, and one of the hosts' sums: rounded twice.
+// Source: as hierarchical.cc, with all hosts at once between hosts.
+#include "schedule/hierarchical.h"
+#include "schedule/locals.h"
+
+namespace ringlet {
+namespace {
+
+int owner_on(const Topology& topology, int host, int block) {
+  return topology.ranks_on(host)[topology.index_on_host(block) % topology.size(host)];
+}
+
+/// The blocks that a rank owns on its host, in ranges.
+std::vector<Chunks> owned_by(const Topology& topology, int rank) {
+  std::vector<Chunks> ranges;
+  for (int block = 0; block < topology.world(); ++block) {
+    if (owner_on(topology, topology.host(rank), block) != rank) continue;
+    if (ranges.empty() || ranges.back().first + ranges.back().count < block) ranges.push_back({block, 0});
+    ++ranges.back().count;
+  }
+  return ranges;
+}
+
+/// The owners of a rank's block on the other hosts, from the next host on.
+std::vector<int> owners_elsewhere(const Locals& here, int block) {
+  std::vector<int> owners;
+  const int hosts = here.topology.hosts();
+  for (int i = 1; i < hosts; ++i) owners.push_back(owner_on(here.topology, (here.host + i) % hosts, block));
+  return owners;
+}
+
+/// The ranks on other hosts whose blocks this rank owns on its own, from the next rank on.
+std::vector<int> served_elsewhere(const Locals& here, const Place& place) {
+  std::vector<int> ranks;
+  for (int i = 1; i < place.world; ++i) {
+    const int block = (place.rank + i) % place.world;
+    const bool elsewhere = here.topology.host(block) != here.host;
+    if (elsewhere && owner_on(here.topology, here.host, block) == place.rank) ranks.push_back(block);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Schedule hierarchical_reduce_scatter(const Place& place) {
+  const Locals here(place);
+  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
+  Schedule schedule(place.world);
+  if (!here.alone()) {
+    Round& in = schedule.round();
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : owned_by(here.topology, peer)) in.send(peer, blocks);
+    }
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : own) in.reduce(peer, blocks);
+    }
+  }
+  if (!here.topology.one_host()) {
+    Round& across = schedule.round();
+    for (const int peer : served_elsewhere(here, place)) across.send(peer, {peer, 1});
+    for (const int peer : owners_elsewhere(here, place.rank)) across.reduce(peer, {place.rank, 1});
+  }
+  return schedule;
+}
+
+Schedule hierarchical_all_gather(const Place& place) {
+  const Locals here(place);
+  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
+  Schedule schedule(place.world);
+  if (!here.topology.one_host()) {
+    Round& across = schedule.round();
+    for (const int peer : owners_elsewhere(here, place.rank)) across.send(peer, {place.rank, 1});
+    for (const int peer : served_elsewhere(here, place)) across.recv(peer, {peer, 1});
+  }
+  if (!here.alone()) {
+    Round& out = schedule.round();
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : own) out.send(peer, blocks);
+    }
+    for (const int peer : here.peers()) {
+      for (const Chunks blocks : owned_by(here.topology, peer)) out.recv(peer, blocks);
+    }
+  }
+  return schedule;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,151 @@
+// What every engine must do, against plain loops: all algorithms, several worlds and counts, in and out of place.
+#pragma once
+
+#include <cstdio>
+#include <vector>
+
+#include "check.h"
+#include "engine/selector.h"
+#include "ranks.h"
+
+namespace contract {
+
+using namespace ringlet;
+
+inline int value(int rank, size_t i) { return static_cast<int>((static_cast<size_t>(rank) * 7 + i * 3) % 23) - 11; }
+
+inline int summed(int world, size_t i) {
+  int sum = 0;
+  for (int q = 0; q < world; ++q) sum += value(q, i);
+  return sum;
+}
+
+/// What rank `rank` must hold at element `i` of its output.
+inline int expected(const Call& call, int rank, int world, size_t i) {
+  switch (call.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce: return summed(world, i);
+    case Collective::reduce_scatter: return summed(world, static_cast<size_t>(rank) * call.count + i);
+    case Collective::all_gather:
+    case Collective::gather: return value(static_cast<int>(i / call.count), i % call.count);
+    case Collective::broadcast: return value(call.root, i);
+    case Collective::scatter: return value(call.root, static_cast<size_t>(rank) * call.count + i);
+    case Collective::all_to_all:
+      return value(static_cast<int>(i / call.count), static_cast<size_t>(rank) * call.count + i % call.count);
+    case Collective::barrier: break;
+  }
+  return 0;
+}
+
+inline void try_call(Communicator& group, Call call, bool in_place) {
+  const int rank = group.rank(), world = group.world();
+  const size_t inputs = input_elements(call, rank, world), outputs = output_elements(call, rank, world);
+  std::vector<int> input(inputs), output(outputs, -99);
+  for (size_t i = 0; i < inputs; ++i) input[i] = value(rank, i);
+  const std::vector<int> before = input;
+  const bool same = in_place && (is_divided(call.collective)) && inputs == outputs;
+  int* out = same ? input.data() : output.data();
+  call.dtype = DType::int32;
+  call.input = inputs == 0 ? nullptr : reinterpret_cast<const std::byte*>(input.data());
+  call.output = outputs == 0 ? nullptr : reinterpret_cast<std::byte*>(out);
+  if (call.collective == Collective::broadcast && inputs == 0) call.input = nullptr;
+  group.run(call);
+  size_t wrong = 0;
+  for (size_t i = 0; i < outputs; ++i) wrong += out[i] != expected(call, rank, world, i);
+  CHECK_EQ(wrong, size_t{0});
+  if (!same) CHECK(input == before);
+  if (wrong != 0) {
+    std::fprintf(stderr, "  %s %s world %d count %zu root %d\n", name(call.collective), call.algorithm->name, world,
+                 call.count, call.root);
+  }
+}
+
+inline void every_algorithm(int world, Between between) {
+  const auto errors = run_ranks(world, between, [&](Communicator& group) {
+    const size_t w = static_cast<size_t>(world);
+    for (const size_t count : {size_t{0}, size_t{1}, w - 1, w + 1, size_t{4100}, size_t{123567}}) {
+      for (const Algorithm& algorithm : algorithms()) {
+        Call call;
+        call.collective = algorithm.collective;
+        call.algorithm = &algorithm;
+        call.count = is_divided(algorithm.collective) ? count : count / w;
+        if (algorithm.collective == Collective::barrier) call.count = 0;
+        for (const int root : {0, world - 1}) {
+          call.root = has_root(algorithm.collective) ? root : 0;
+          try_call(group, call, false);
+          try_call(group, call, true);
+        }
+      }
+    }
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, "");
+}
+
+/// Scaled inputs of a 16-bit type: what one rank adds unrounded and another rounded would differ in the last bit.
+inline void scaled_sums_agree(int world, Between between) {
+  constexpr size_t kCount = 20000;
+  std::vector<std::vector<uint16_t>> results(static_cast<size_t>(world), std::vector<uint16_t>(kCount));
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective != Collective::all_reduce) continue;
+    const auto errors = run_ranks(world, between, [&](Communicator& group) {
+      auto& mine = results[static_cast<size_t>(group.rank())];
+      for (size_t i = 0; i < kCount; ++i) {
+        mine[i] = static_cast<uint16_t>(0x3f80 + (i * 37 + static_cast<size_t>(group.rank()) * 101) % 128);  // 1 to 2
+      }
+      Call call;
+      call.collective = Collective::all_reduce;
+      call.algorithm = &algorithm;
+      call.dtype = DType::bfloat16;
+      call.op = ReduceOp::premul_sum;
+      call.scale = 0.3 + 0.17 * group.rank();
+      call.count = kCount;
+      call.input = reinterpret_cast<const std::byte*>(mine.data());
+      call.output = reinterpret_cast<std::byte*>(mine.data());
+      group.run(call);
+    });
+    for (const std::string& error : errors) CHECK_EQ(error, "");
+    for (const auto& result : results) CHECK(result == results[0]);
+  }
+}
+
+inline void point_to_point(Between between) {
+  const auto errors = run_ranks(3, between, [&](Communicator& group) {
+    const int rank = group.rank();
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{50000}, size_t{300001}}) {
+      std::vector<int> out(count), in(count, -1);
+      for (size_t i = 0; i < count; ++i) out[i] = value(rank, i);
+      const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+      const auto sent =
+          group.start({next, true, DType::int32, count, reinterpret_cast<std::byte*>(out.data()), {}}, nullptr);
+      group.run({before, false, DType::int32, count, reinterpret_cast<std::byte*>(in.data()), {}});
+      sent->wait(std::chrono::seconds(60));
+      size_t wrong = 0;
+      for (size_t i = 0; i < count; ++i) wrong += in[i] != value(before, i);
+      CHECK_EQ(wrong, size_t{0});
+    }
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, "");
+}
+
+inline void asynchronous(Between between) {
+  const auto errors = run_ranks(2, between, [&](Communicator& group) {
+    constexpr int kCalls = 50;
+    std::vector<std::vector<float>> tensors(kCalls, std::vector<float>(3000, 1.0f));
+    std::vector<std::shared_ptr<Work>> works;
+    for (auto& tensor : tensors) {
+      Call call;
+      call.collective = Collective::all_reduce;
+      call.dtype = DType::float32;
+      call.count = tensor.size();
+      call.input = reinterpret_cast<const std::byte*>(tensor.data());
+      call.output = reinterpret_cast<std::byte*>(tensor.data());
+      works.push_back(group.start(call, nullptr));
+      if (works.size() % 7 == 0) group.run(call);  // a synchronous call waits its turn behind them
+    }
+    for (auto& work : works) work->wait(std::chrono::seconds(60));
+    for (int i = 0; i < kCalls; ++i) CHECK_EQ(tensors[i][2999], (i + 1) % 7 == 0 ? 4.0f : 2.0f);
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, "");
+}
+
+}  // namespace contract

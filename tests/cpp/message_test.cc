@@ -1,0 +1,75 @@
+// The message engine: the contract over TCP, calls that do not match, and ranks that go or do not come.
+#include "contract.h"
+
+using namespace ringlet;
+
+namespace {
+
+Call sum_of(std::vector<float>& tensor, const char* algorithm) {
+  Call call;
+  call.collective = Collective::all_reduce;
+  call.algorithm = find_algorithm(Collective::all_reduce, algorithm);
+  call.dtype = DType::float32;
+  call.count = tensor.size();
+  call.input = reinterpret_cast<const std::byte*>(tensor.data());
+  call.output = reinterpret_cast<std::byte*>(tensor.data());
+  return call;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Who is in another call hears so at once, and everybody who waits, with both calls named.
+void calls_that_do_not_match() {
+  const auto errors = run_ranks(4, Between::tcp, [&](Communicator& group) {
+    std::vector<float> tensor(group.rank() == 2 ? 500 : 1000, 1.0f);
+    group.run(sum_of(tensor, "ring"));
+  });
+  for (const std::string& error : errors) {
+    CHECK(has(error, "InvalidUsage: ") && has(error, "500 elements") && has(error, "1000 elements"));
+  }
+}
+
+/// The rank that is elsewhere is named by all, not only by those who wait for it directly.
+void a_rank_that_does_not_come() {
+  const auto errors = run_ranks(
+      5, Between::tcp,
+      [&](Communicator& group) {
+        std::vector<float> tensor(100'000, 1.0f);
+        group.run({.collective = Collective::barrier});
+        if (group.rank() == 3) {
+          std::this_thread::sleep_for(std::chrono::seconds(3));  // stuck: this is what the others must find out
+        } else {
+          group.run(sum_of(tensor, "ring"));
+        }
+      },
+      std::chrono::seconds(2));
+  for (int rank = 0; rank < 5; ++rank) {
+    if (rank != 3) CHECK(has(errors[rank], "Timeout: ") && has(errors[rank], "for rank 3"));
+  }
+}
+
+/// A rank that leaves early is named, by those who waited for it and by those who waited for them.
+void a_rank_that_leaves() {
+  const auto errors = run_ranks(4, Between::tcp, [&](Communicator& group) {
+    std::vector<float> tensor(1000, 1.0f);
+    group.run(sum_of(tensor, "ring"));
+    if (group.rank() != 1) group.run(sum_of(tensor, "ring"));
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank != 1) CHECK(has(errors[rank], "PeerLost: ") && has(errors[rank], "rank 1 left the group"));
+  }
+  CHECK_EQ(errors[1], "");
+}
+
+}  // namespace
+
+int main() {
+  for (const int world : {2, 3, 5, 8}) contract::every_algorithm(world, Between::tcp);
+  for (const int world : {2, 3, 5}) contract::scaled_sums_agree(world, Between::tcp);
+  contract::point_to_point(Between::tcp);
+  contract::asynchronous(Between::tcp);
+  calls_that_do_not_match();
+  a_rank_that_does_not_come();
+  a_rank_that_leaves();
+  return check_result("message");
+}
