@@ -216,7 +216,7 @@ bool Wires::gone(int peer) const noexcept {
     if (pipe == nullptr) continue;
     const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor tells of the peer's process
     pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
-    if (::poll(&watched, 1, 0) > 0 || (ring && pipe->ended())) return true;
+    if (::poll(&watched, 1, 0) > 0 || pipe->ended()) return true;
   }
   return false;
 }

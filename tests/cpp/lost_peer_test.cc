@@ -33,6 +33,12 @@ class PairStore final : public Store {
     }
     return theirs_[key];
   }
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, const Deadline& deadline) override {
+    std::vector<std::string> values;
+    for (const std::string& key : keys) values.push_back(get(key, deadline));
+    return values;
+  }
+  int64_t add(const std::string&, int64_t) override { throw SystemError("two ends of a socket pair cannot count"); }
   void forget(const std::string&) override {}
 
  private:

@@ -57,6 +57,15 @@ class ThreadStore final : public ringlet::Store {
     }
     return values_[key];
   }
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, const ringlet::Deadline& deadline) override {
+    std::vector<std::string> values;
+    for (const std::string& key : keys) values.push_back(get(key, deadline));
+    return values;
+  }
+  int64_t add(const std::string& key, int64_t more) override {
+    const std::lock_guard lock(mutex_);
+    return numbers_[key] += more;
+  }
   void forget(const std::string& key) override {
     const std::lock_guard lock(mutex_);
     values_.erase(key);
@@ -66,6 +75,7 @@ class ThreadStore final : public ringlet::Store {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
+  std::map<std::string, int64_t> numbers_;
 };
 
 class Group {
@@ -161,7 +171,7 @@ inline ringlet::Pipe* wait_for(ringlet::Wires& wires, int peer, ringlet::Lane la
   ringlet::Pipe* pipe = nullptr;
   while ((pipe = wires.open(peer, lane)) == nullptr) {
     // Where messages are waited for, the other pipe tells whether the peer is still there.
-    const ringlet::Wires::Watch watch{wires.find(peer, ringlet::Lane::collectives), false};
+    const ringlet::Wires::Watch watch{wires.find(peer, ringlet::Lane::collectives), true, false};
     wires.sleep(lane, {&watch, watch.pipe == nullptr ? size_t{0} : size_t{1}}, kSleepNanoseconds);
   }
   return pipe;
