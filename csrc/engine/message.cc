@@ -104,11 +104,20 @@ bool MessageEngine::turn() {
   bool moved = begin_slabs();
   for (const int peer : run_->shared.plan.peers) {
     Link& peers = link(peer);
-    if (!peers.open(*wires_)) continue;
+    if (peers.pipe == nullptr && !reach(peers)) continue;
     moved |= push(peers);
     moved |= pull(peers);
   }
   return moved;
+}
+
+/// Whether there is a pipe; asking starts one.
+bool MessageEngine::reach(Link& link) {
+  try {
+    return link.open(*wires_);
+  } catch (const Error& error) {
+    fail(error.kind(), story() + ": " + error.what());
+  }
 }
 
 bool MessageEngine::begin_slabs() {

@@ -62,6 +62,7 @@ class MessageEngine final : public Engine {
   const Algorithm& algorithm_of(const Call& call) const;
   Link& link(int peer);
   bool turn();
+  bool reach(Link& link);
   bool begin_slabs();
   bool push(Link& link);
   void address(Link& link, size_t slab, int message);

@@ -25,7 +25,7 @@ struct MessageEngine::Link {
 
   explicit Link(int peer) : peer(peer) {}
 
-  /// Whether there is a pipe; asking starts one.
+  /// Whether there is a pipe; open() starts one.
   bool open(Wires& wires) { return attach(pipe != nullptr ? pipe : wires.open(peer, Lane::collectives)); }
   bool find(const Wires& wires) { return attach(pipe != nullptr ? pipe : wires.find(peer, Lane::collectives)); }
 
