@@ -38,7 +38,7 @@ LIMITS = [
     ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
     ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
-    ("kInPlaceBytes", "engine/point_to_point.cc", "from this size on, a registered tensor is sent without a copy"),
+    ("kInPlaceBytes", "engine/slot_lanes.cc", "from this size on, a registered tensor is sent without a copy"),
     ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
     ("kSpins", "engine/wait.h", "looks before a wait yields"),
     ("kSpinsWhenShared", "engine/wait.h", "the same where ranks outnumber processors, and on progress threads"),
