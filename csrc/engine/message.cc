@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "engine/message_link.h"
 #include "engine/selector.h"
@@ -60,6 +61,7 @@ const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root)
 void MessageEngine::run(const Call& call, bool patient) {
   const std::lock_guard lock(pipes_);
   failure_.raise_if_failed();
+  if (reported_) pass_on();
   ++calls_;
   const Announcement announcement{signature_of(call, false, history_), announced_count(call)};
   history_ = history_after(history_, announcement);
@@ -78,6 +80,7 @@ void MessageEngine::run(const Call& call, bool patient) {
   if (slabs_.size() < window) slabs_.resize(window);
   Run run(call, shared, announcement, slabs, window);
   run.patient = patient;
+  made_before_ = std::exchange(made_, {announcement, call.sequence});
   run.header.signature = announcement.signature;
   run.header.count = announcement.count;
   run.header.call = calls_;
@@ -201,6 +204,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   Run& run = *run_;
   if (link.receiving < 0) {
     compare(link, header);
+    link.heard = header.call;
     waits = header.slab >= run.next && header.slab < run.slabs;
     if (waits || !expect(link, header)) return false;
   }
@@ -209,7 +213,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
   const int message = link.receiving;
   link.receiving = -1;
-  link.suspects = -1;
+  link.suspects = {};
   MessageSlab& slab = slabs_[index % run.window];
   const bool was_complete = slab.complete();
   slab.arrived(message);
@@ -238,16 +242,20 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
                                  std::to_string(header.bytes) + " bytes, which this call has no use for");
 }
 
+/// A peer may be a call behind, if neither needed the other in that one.
 void MessageEngine::compare(const Link& link, const FrameHeader& header) {
-  const Announcement theirs{header.signature, header.count}, mine = run_->announcement;
-  if (header.call == calls_ && same_call(theirs, mine)) [[likely]]
+  const Announcement theirs{header.signature, header.count};
+  const bool now = header.call == calls_;
+  const Made& mine = now ? made_ : made_before_;
+  if (now && same_call(theirs, mine.announcement)) [[likely]]
     return;
-  fail(ErrorKind::invalid_usage,
-       "calls do not match: rank " + std::to_string(rank_) + " is in " + describe(mine, run_->call.sequence) + ", rank " +
-           std::to_string(link.peer) + (header.call == calls_ ? " is in " : " was in ") +
-           describe(theirs, header.sequence) +
-           (same_but_for_history(theirs, mine) ? "; they made different calls before" : "") +
-           "; all ranks of a group must make the same calls in the same order");
+  if (header.kind == FrameKind::waiting && (header.call + 1 < calls_ || same_call(theirs, mine.announcement))) return;
+  const std::string in = now ? " is in " : " was in ";
+  fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
+                                     describe(mine.announcement, mine.sequence) + ", rank " +
+                                     std::to_string(link.peer) + in + describe(theirs, header.sequence) +
+                                     (same_but_for_history(theirs, mine.announcement) ? ", after other calls" : "") +
+                                     "; all ranks of a group must make the same calls in the same order");
 }
 
 }  // namespace ringlet

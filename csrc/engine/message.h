@@ -57,6 +57,22 @@ class MessageEngine final : public Engine {
  private:
   struct Link;
   struct Run;
+  /// What a rank said of its failure.
+  struct Reported {
+    ErrorKind kind;
+    int origin;
+    std::string text;
+  };
+  struct Made {
+    Announcement announcement;
+    uint64_t sequence = 0;
+  };
+  /// Who holds up a call, and whether it has made that call at all.
+  struct Suspect {
+    int rank = -1;
+    bool in_call = false;
+    bool operator==(const Suspect&) const = default;
+  };
 
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   const Algorithm& algorithm_of(const Call& call) const;
@@ -79,11 +95,12 @@ class MessageEngine final : public Engine {
   void finish_slab(size_t index);
   void tell(const FrameHeader& header, const std::string& text);
   void drain(const Deadline& deadline);
+  [[noreturn]] void pass_on();
   [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
   void heed_end(const Link& link);
   [[noreturn]] void lost(const Link& link);
   bool awaits(const Link& link) const;
-  int suspect() const;
+  Suspect suspect() const;
   std::string story() const;
 
   std::unique_ptr<Wires> wires_;
@@ -102,6 +119,8 @@ class MessageEngine final : public Engine {
   std::vector<MessageSlab> slabs_;  // a ring of those under way
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
+  std::optional<Reported> reported_{};
+  Made made_, made_before_;  // the calls calls_ and calls_ - 1
   Run* run_ = nullptr;  // the call in progress
   StreamLanes lanes_{*this};
 };

@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 constexpr int kLooks = 60;
 constexpr int kLooksOfThePatient = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
+constexpr auto kSilence = 50ms;      // after which the peers are told what this rank is in, and whom it waits for
 constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
 
 std::string seconds(Deadline::Clock::duration d) {
@@ -67,13 +68,14 @@ void MessageEngine::examine() {
   }
   const auto waited = Deadline::Clock::now() - run_->started;
   if (run_->deadline.passed()) {
-    const int peer = suspect();
-    fail(ErrorKind::timeout, story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " +
-                                 (peer < 0 ? "nobody" : "rank " + std::to_string(peer)) +
-                                 ", which holds up the others; is it in other work, stuck, or cut off from the network? "
-                                 "(timeout= raises the limit)");
+    const Suspect last = suspect();
+    const std::string peer = last.rank < 0 ? "nobody" : "rank " + std::to_string(last.rank);
+    fail(ErrorKind::timeout, story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " + peer +
+                                 "; furthest behind is " + peer +
+                                 (last.in_call ? ", which is in this call" : ", which has not made this call") +
+                                 "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
-  if (waited > run_->call.timeout / 2) tell_suspicion();
+  if (waited > std::min<Deadline::Clock::duration>(kSilence, run_->call.timeout / 4)) tell_suspicion();
 }
 
 /// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part.
@@ -107,13 +109,24 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
   if (!link.reader->payload({&piece, 1})) return false;
   const bool sound = word.detail >= 0 && word.detail <= static_cast<int64_t>(ErrorKind::device_error);
   if (word.kind == FrameKind::error && sound) {
-    const int origin = static_cast<int>(word.index);
-    give_up(static_cast<ErrorKind>(word.detail),
-            story() + ": rank " + std::to_string(origin) + " reported: " + link.text, origin, link.text);
+    link.left = true;
+    reported_ = {static_cast<ErrorKind>(word.detail), static_cast<int>(word.index), link.text};
+    // Of a later call: this one has all it needs of that rank, and can end well.
+    if (run_ == nullptr || word.call <= calls_) pass_on();
   }
   if (word.kind == FrameKind::bye) link.left = true;
-  if (word.kind == FrameKind::waiting) link.suspects = static_cast<int>(word.detail);
+  if (word.kind == FrameKind::waiting) {
+    if (run_ != nullptr && word.call <= calls_) compare(link, word);
+    link.heard = word.call;
+    link.suspects = {static_cast<int>(word.detail), word.index != 0};
+  }
   return true;
+}
+
+/// Gives the group up for what a peer reported.
+void MessageEngine::pass_on() {
+  const Reported what = *reported_;
+  give_up(what.kind, story() + ": rank " + std::to_string(what.origin) + " reported: " + what.text, what.origin, what.text);
 }
 
 bool MessageEngine::awaits(const Link& link) const {
@@ -124,8 +137,8 @@ bool MessageEngine::awaits(const Link& link) const {
   return false;
 }
 
-/// Whom to blame: the peer this rank waits for, or whom that one waits for, as far as it said so.
-int MessageEngine::suspect() const {
+/// The peer that this rank waits for, or whom that one waits for, as far as it said so.
+MessageEngine::Suspect MessageEngine::suspect() const {
   int peer = -1;
   for (size_t i = run_->first; i < run_->next && peer < 0; ++i) {
     if (!run_->finished[i % run_->window]) peer = slabs_[i % run_->window].awaited();
@@ -133,19 +146,23 @@ int MessageEngine::suspect() const {
   for (const auto& each : links_) {
     if (peer < 0 && each && !each->queue.empty()) peer = each->peer;
   }
-  if (peer < 0 || !links_[peer]) return peer;
-  const int theirs = links_[peer]->suspects;
-  return theirs >= 0 && theirs != rank_ ? theirs : peer;
+  if (peer < 0 || !links_[peer]) return {peer, false};
+  const Link& link = *links_[peer];
+  const bool passed_on = link.heard >= calls_ && link.suspects.rank >= 0 && link.suspects.rank != rank_;
+  return passed_on ? link.suspects : Suspect{peer, link.heard >= calls_};
 }
 
-/// A rank that is stuck says nothing; those who wait for it say so, and those who wait for them pass it on.
+/// A rank that is stuck says nothing; those who wait for it say so, and those who wait for them pass it on. Peers also
+/// learn in which call this rank is, where the call itself sends them nothing.
 void MessageEngine::tell_suspicion() {
-  const int peer = suspect();
-  if (peer == run_->told) return;
-  run_->told = peer;
+  const Suspect last = suspect();
+  if (run_->announced && last == run_->told) return;
+  run_->announced = true;
+  run_->told = last;
   FrameHeader header = run_->header;
   header.kind = FrameKind::waiting;
-  header.detail = peer;
+  header.detail = last.rank;
+  header.index = last.in_call ? 1 : 0;
   const auto word = std::make_shared<const Link::Word>(Link::Word{header, ""});
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr) continue;
@@ -193,6 +210,7 @@ void MessageEngine::tell(const FrameHeader& header, const std::string& text) {
   }
   auto word = std::make_shared<Link::Word>(Link::Word{header, text});
   word->header.bytes = text.size();
+  word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || wires_->find(peer, Lane::collectives) == nullptr) continue;
     Link& each = link(peer);

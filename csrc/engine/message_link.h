@@ -69,7 +69,8 @@ struct MessageEngine::Link {
   std::vector<iovec> pieces{};   // where it goes
   std::string text{};            // of an error being taken
   bool left = false;             // the peer said bye
-  int suspects = -1;             // whom the peer waits for
+  uint64_t heard = 0;            // the last call in which it was heard
+  Suspect suspects{};            // whom it waits for
 
  private:
   bool attach(Pipe* found) {
@@ -106,7 +107,8 @@ struct MessageEngine::Run {
   std::vector<uint8_t> finished;   // by slab modulo window
   std::optional<OutsideRuntime> outside{};
   std::vector<Wires::Watch> watches{};
-  int told = -1;                   // whom the peers were last told that this rank waits for
+  bool announced = false;          // the peers were told what this rank is in
+  Suspect told{};                   // whom the peers were last told that this rank waits for
 };
 
 }  // namespace ringlet

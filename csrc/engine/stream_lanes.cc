@@ -26,8 +26,10 @@ int StreamLanes::spins(bool patient) const { return patient ? 1 : kLooks; }
 bool StreamLanes::send(const Message& message, Moved& moved) {
   std::optional<Outgoing>& out = outgoing_[message.peer];
   if (!out) {
+    // The other lane stands too before anything is sent: by it each hears of the other's errors, and of its end.
+    const bool heard = engine_.wires().open(message.peer, Lane::collectives) != nullptr;
     Pipe* const pipe = engine_.wires().open(message.peer, Lane::outgoing);
-    if (pipe == nullptr) return false;
+    if (pipe == nullptr || !heard) return false;
     out.emplace(Outgoing{pipe, FrameWriter(*pipe)});
   }
   FrameHeader header;
