@@ -82,6 +82,20 @@ std::string algorithm_for(const Communicator& group, const std::string& collecti
   return group.algorithm_for(*which, nbytes, registered).name;
 }
 
+void bind_work(py::module_& m) {
+  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
+      .def("done", &Work::done, "Whether the call is complete (well or not).")
+      .def(
+          "wait",
+          [](Work& work, const Limit& timeout) {
+            const py::gil_scoped_release unlocked;
+            work.wait(milliseconds_of(timeout));
+          },
+          py::arg("timeout") = py::none(),
+          "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
+          "Timeout if it passes first (the call goes on).");
+}
+
 }  // namespace
 
 void set_python_error(const Error& error) {
@@ -115,18 +129,7 @@ void bind_group(py::module_& m) {
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
-
-  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
-      .def("done", &Work::done, "Whether the call is complete (well or not).")
-      .def(
-          "wait",
-          [](Work& work, const Limit& timeout) {
-            const py::gil_scoped_release unlocked;
-            work.wait(milliseconds_of(timeout));
-          },
-          py::arg("timeout") = py::none(),
-          "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
-          "Timeout if it passes first (the call goes on).");
+  bind_work(m);
 
   m.def(
       "empty",

@@ -1,5 +1,6 @@
 #include "engine/rule.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <set>

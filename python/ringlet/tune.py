@@ -16,7 +16,7 @@ from ringlet.bench.cases import Sweep, parse_bytes
 from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.run import Row
-from ringlet.group import TRANSPORTS
+from ringlet.group import default_transport
 from ringlet.rules import MARGIN, Rule, Timing, derive, table_text
 
 _EPILOG = """\
@@ -46,9 +46,10 @@ def add_parsers(subparsers: Any) -> None:
     add("--show", action="store_true", help="print the table in force and where it came from, measure nothing")
     add("--world", dest="worlds", type=bench.comma_list(int), metavar="N[,N]", help="ranks (default 2)")
     add("--hosts", metavar="NAME", help="on emulated hosts: benchmarks/clusters/NAME.toml, or a file (needs root)")
-    add("--transport", choices=TRANSPORTS, default="", help="default: ringlet's own choice")
-    add("--collectives", type=bench.comma_list(str), default=tuple(choices()), metavar="C,C",
-        help=f"default {','.join(choices())}")  # fmt: skip
+    add("--transport", choices=("auto", "shared_memory", "tcp"), default=default_transport(),
+        help="default: as groups have it")  # fmt: skip
+    add("--collectives", type=bench.comma_list(str), default=tuple(alternatives()), metavar="C,C",
+        help=f"default {','.join(alternatives())}")  # fmt: skip
     add("-b", dest="begin_bytes", type=parse_bytes, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
     add("-e", dest="end_bytes", type=parse_bytes, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
     add("-f", dest="factor", type=int, default=4, metavar="F", help="from a size to the next (default 4)")
@@ -96,7 +97,7 @@ def in_force() -> str:
     return f"{given}\n# built in\n{_C.built_in_rules()}"
 
 
-def choices() -> dict[str, tuple[str, ...]]:
+def alternatives() -> dict[str, tuple[str, ...]]:
     """By collective: its algorithms, where there is more than one."""
     known: dict[str, list[str]] = defaultdict(list)
     for name, collective, _ in _C.algorithms():
@@ -117,7 +118,7 @@ def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
 
 
 def _medium(row: Row, cluster: Cluster | None) -> str:
-    if row["transport"] in ("shared_memory", "threads"):
+    if row["transport"] == "shared_memory":
         return "registered" if row["memory"] == "registered" else "staged"
     return "hosts" if cluster is None or cluster.ranks_per_host > 1 else "apart"
 
@@ -128,11 +129,12 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     if min(worlds) < 2:
         raise BenchError("world: a rank that is alone has nothing to choose")
     memory = ("ordinary",) if cluster or args.transport == "tcp" else ("registered", "ordinary")
+    known = alternatives()
     for collective in args.collectives:
-        if collective not in choices():
-            raise BenchError(f"collectives: {collective} is not one of {', '.join(choices())}")
+        if collective not in known:
+            raise BenchError(f"collectives: {collective} is not one of {', '.join(known)}")
         yield Sweep(
-            worlds=worlds, collectives=(collective,), algorithms=choices()[collective], memory=memory, hosts=cluster,
+            worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
             begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor, rounds=args.rounds,
             sample_ms=args.sample_ms, transport=args.transport,
         )  # fmt: skip

@@ -174,7 +174,7 @@ def test_calls_go_by_the_table(pool, tmp_path):
 def test_torch_groups_and_threads_take_it_too(pool, tmp_path, monkeypatch):
     table = tmp_path / "table"
     table.write_text("all_reduce up to nothing star\n")
-    for join in ("dist:ringlet", "shared_memory", "threads", "mixed"):
+    for join in ("dist:ringlet", "shared_memory", "threads", "mixed", "alone"):
         for outcome in pool.run(join_with, 2, str(tmp_path / join.replace(":", "-")), join, str(table), join="nothing"):
             assert outcome.kind == "InvalidUsage", outcome
             assert f'{table}, line 1: "nothing" is no size' in outcome.message
@@ -186,6 +186,9 @@ def join_with(rank: int, world: int, folder: str, how: str, table: str) -> None:
         if how == "threads":
             os.environ["RINGLET_TABLE"] = table
             ringlet.init(0, 1, transport="threads", name=f"{folder}-{rank}")
+        elif how == "alone":
+            os.environ["RINGLET_TABLE"] = table
+            ringlet.init(0, 1)
         elif how == "dist:ringlet":
             store = dist.FileStore(folder, world)
             try:

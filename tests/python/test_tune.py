@@ -7,7 +7,7 @@ import pytest
 from ringlet import _C
 from ringlet.__main__ import main
 from ringlet.rules import Rule, Timing, derive, size_text, table_text
-from ringlet.tune import choices
+from ringlet.tune import alternatives
 
 SIZES = (1024, 4096, 16384, 65536)
 
@@ -77,8 +77,8 @@ def test_the_text_says_what_the_rules_do():
 
 
 def test_all_that_have_a_choice_are_measured():
-    assert {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"} <= choices().keys()
-    assert "barrier" not in choices()
+    assert {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"} <= alternatives().keys()
+    assert "barrier" not in alternatives()
 
 
 def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
