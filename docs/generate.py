@@ -12,6 +12,7 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
+from ringlet import _C
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import REDUCTIONS
@@ -122,14 +123,8 @@ def _decimals(values: list[Fraction]) -> str:
 
 
 def _rules() -> str:
-    """The selector's rules, in its order."""
-    row = r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"(?:, Memory::(\w+))?\}"
-    lines = [["collective", "bytes up to", "ranks up to", "memory", "algorithm"]]
-    for collective, most, world, algorithm, memory in re.findall(row, _source("engine/selector.cc")):
-        size = "any" if most == "kAnyBytes" else _amount("Bytes", most)
-        ranks = "any" if world == "kAnyWorld" else world
-        lines.append([f"`{collective}`", size, ranks, memory or "any", f"`{algorithm}`"])
-    return _table(lines)
+    """The built-in rules, as they are written."""
+    return f"```\n{_C.built_in_rules()}```\n"
 
 
 def _limits() -> str:

@@ -1,10 +1,15 @@
 // What `ringlet doctor` reads from the core: the build, the CPU kernels, the GPU.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/version.h>
+
+#include <string>
+#include <vector>
 
 #include "bindings/module.h"
 #include "engine/gpu.h"
 #include "reduce/level.h"
+#include "transport/address.h"
 
 namespace py = pybind11;
 
@@ -46,11 +51,20 @@ py::dict gpu() {
                   py::arg("driver_version") = status.driver_version, py::arg("devices") = status.devices);
 }
 
+std::vector<std::string> addresses(const std::string& interfaces) {
+  std::vector<std::string> texts;
+  for (const Address& address : own_addresses(interfaces)) texts.push_back(address.text());
+  return texts;
+}
+
 }  // namespace
 
 void bind_doctor(py::module_& m) {
   m.def("build_info", &build_info, "dict(compiler, torch, cxx11_abi, python, assertions): what this was built with");
   m.def("kernels", &kernels, "dict(chosen, available): the CPU kernels of this machine, the best first");
+  m.def("host_identity", &host_identity, "The same number for processes of one host.");
+  m.def("addresses", &addresses, py::arg("interfaces"),
+        "Where peers reach this process, best first. interfaces: as RINGLET_INTERFACE; empty for automatic choice.");
   m.def("gpu_status", &gpu,
         "dict(state, detail, advice, runtime_version, driver_version, devices); opens the CUDA library where there is "
         "one. state: ready, not built, not loaded, no driver, no device or error.");

@@ -13,8 +13,10 @@
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
+#include "comm/given_table.h"
 #include "comm/join.h"
 #include "engine/addressable.h"
+#include "engine/selector.h"
 #include "memory/heap.h"
 #include "reduce/level.h"
 #include "reduce/reduce.h"
@@ -67,8 +69,31 @@ std::shared_ptr<Communicator> make_joined(c10::intrusive_ptr<c10d::Store> store,
 
 std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {
   check_place(rank, world);
+  const GivenTable table = given_table();
+  if (!table.problem.empty()) throw InvalidUsage(table.problem);
+  Selector selector(table.text, table.origin);
   auto transport = join_threads(name, rank, world, Deadline::after(timeout));
-  return own(std::make_unique<AddressableEngine>(std::move(transport)), timeout);
+  return own(std::make_unique<AddressableEngine>(std::move(transport), std::move(selector)), timeout);
+}
+
+std::string algorithm_for(const Communicator& group, const std::string& collective, size_t nbytes, bool registered) {
+  const auto which = parse_collective(collective);
+  if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
+  return group.algorithm_for(*which, nbytes, registered).name;
+}
+
+void bind_work(py::module_& m) {
+  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
+      .def("done", &Work::done, "Whether the call is complete (well or not).")
+      .def(
+          "wait",
+          [](Work& work, const Limit& timeout) {
+            const py::gil_scoped_release unlocked;
+            work.wait(milliseconds_of(timeout));
+          },
+          py::arg("timeout") = py::none(),
+          "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
+          "Timeout if it passes first (the call goes on).");
 }
 
 }  // namespace
@@ -96,6 +121,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
       .def_property_readonly("hosts", &Communicator::hosts)
+      .def("algorithm_for", &algorithm_for, py::arg("collective"), py::arg("nbytes"), py::arg("registered"))
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
       .def_property_readonly("connections", &Communicator::connections)
@@ -103,18 +129,7 @@ void bind_group(py::module_& m) {
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
-
-  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
-      .def("done", &Work::done, "Whether the call is complete (well or not).")
-      .def(
-          "wait",
-          [](Work& work, const Limit& timeout) {
-            const py::gil_scoped_release unlocked;
-            work.wait(milliseconds_of(timeout));
-          },
-          py::arg("timeout") = py::none(),
-          "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
-          "Timeout if it passes first (the call goes on).");
+  bind_work(m);
 
   m.def(
       "empty",

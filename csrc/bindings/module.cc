@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m) {
   ringlet::bind_collectives(m);
   ringlet::bind_c10d(m);
   ringlet::bind_doctor(m);
+  ringlet::bind_selector(m);
 }

@@ -24,28 +24,13 @@ py::str verb_name(Verb verb) {
 
 py::tuple pair(Chunks chunks) { return py::make_tuple(chunks.first, chunks.count); }
 
-/// "a, b, c": the algorithms of one collective.
-std::string known_algorithms(Collective collective) {
-  std::string names;
-  for (const Algorithm& a : algorithms()) {
-    if (a.collective == collective) names += (names.empty() ? "" : ", ") + std::string(a.name);
-  }
-  return names;
-}
-
-std::string known_collectives() {
-  std::string names;
-  for (int i = 0; i < kCollectives; ++i) names += (i == 0 ? "" : ", ") + std::string(name(static_cast<Collective>(i)));
-  return names;
-}
-
 const Algorithm& checked_algorithm(const std::string& algorithm, const std::string& collective) {
   const auto which = parse_collective(collective);
-  if (!which) throw py::value_error("there is no collective '" + collective + "'; known: " + known_collectives());
+  if (!which) throw py::value_error("there is no collective '" + collective + "'; known: " + collective_names());
   const Algorithm* found = find_algorithm(*which, algorithm);
   if (!found) {
     throw py::value_error("there is no algorithm '" + algorithm + "' for " + collective +
-                          "; known: " + known_algorithms(*which));
+                          "; known: " + algorithm_names(*which));
   }
   return *found;
 }
@@ -110,10 +95,19 @@ py::list list_algorithms() {
   return rows;
 }
 
+py::tuple orders(const std::vector<int>& hosts) {
+  if (hosts.empty()) throw py::value_error("hosts must name the host of at least one rank");
+  const Topology topology(hosts);
+  return py::make_tuple(topology.along().rank_at, topology.across().rank_at);
+}
+
 }  // namespace
 
 void bind_schedule(py::module_& m) {
   m.def("algorithms", &list_algorithms, "[(name, collective, summary), ...] in the registry's order");
+  m.def("orders", &orders, py::arg("hosts"),
+        "(along, across): the ranks host after host, as the ring goes round, and round robin over the hosts, as the\n"
+        "circulant does. hosts[r]: any number for rank r's host.");
   m.def("schedule", &schedule_of_all_ranks, py::arg("algorithm"), py::arg("collective"), py::arg("world"),
         py::arg("root") = 0, py::arg("hosts") = py::none(),
         "dict(parts, ranks, inputs, outputs): ranks[r][round] = [(verb, peer, first, count), ...]; inputs[r] and\n"

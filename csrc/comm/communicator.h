@@ -58,6 +58,11 @@ class Communicator {
   /// Whether peers can read [pointer, pointer + bytes) in place.
   bool registered(const void* pointer, size_t bytes) const { return engine_->registered(pointer, bytes); }
 
+  /// What `auto` means (engine.h).
+  const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const {
+    return engine_->algorithm_for(collective, bytes, registered);
+  }
+
   /// Which host each rank is on, numbered by first appearance.
   const std::vector<int>& hosts() const { return engine_->hosts(); }
 

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/given_table.h"
 #include "engine/addressable.h"
 #include "engine/message.h"
+#include "engine/selector.h"
 #include "transport/address.h"
 #include "transport/shared_memory.h"
 #include "transport/token.h"
@@ -14,6 +16,9 @@
 
 namespace ringlet {
 namespace {
+
+// What is between two parts of an answer: no variable of an environment can hold it.
+constexpr char kPart = '\0';
 
 /// Names this host to the others. RINGLET_HOST_ID splits one host into several, for tests, or joins what only looks apart.
 std::string own_host() {
@@ -41,6 +46,18 @@ class Meeting {
     return all;
   }
 
+  /// Rank 0 goes on when all others have come here: it may be the store, which ends with it.
+  void part() {
+    std::vector<std::string> keys;
+    for (int q = 1; q < member_.world; ++q) keys.push_back(name_ + "/parted/" + std::to_string(q));
+    if (member_.rank > 0) {
+      store_.set(keys[static_cast<size_t>(member_.rank) - 1], "");
+      return;
+    }
+    store_.get_all(keys, deadline_);
+    for (const std::string& key : keys) store_.forget(key);
+  }
+
  private:
   Store& store_;
   const std::string& name_;
@@ -58,6 +75,32 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
     if (found == known.end()) known.push_back(host);
   }
   return numbers;
+}
+
+/// What every rank tells first: its host, and rank 0 its user's table.
+std::string introduction(int rank) {
+  const GivenTable table = rank == 0 ? given_table() : GivenTable{};
+  return own_host() + kPart + table.origin + kPart + table.problem + kPart + table.text;
+}
+
+/// Takes the first part off.
+std::string take_part(std::string& parts) {
+  const size_t end = parts.find(kPart);
+  std::string part = parts.substr(0, end);
+  parts.erase(0, end == parts.npos ? end : end + 1);
+  return part;
+}
+
+/// What rank 0 told of its table, without its host. Throws on all ranks alike.
+Selector selector_of(std::string told, Meeting& meeting) {
+  const std::string origin = take_part(told), problem = take_part(told);
+  try {
+    if (!problem.empty()) throw InvalidUsage(problem);
+    return Selector(told, origin);
+  } catch (const InvalidUsage&) {
+    meeting.part();
+    throw;
+  }
 }
 
 bool one_host(const std::vector<int>& hosts) {
@@ -91,10 +134,14 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
                              const Deadline& deadline) {
   const auto [rank, world] = member;
   Meeting meeting(store, name, member, deadline);
+  std::vector<std::string> told = meeting.exchange("introduction", introduction(rank)), names;
+  for (std::string& each : told) names.push_back(take_part(each));
+  Selector selector = selector_of(told[0], meeting);
   std::vector<int> hosts(static_cast<size_t>(world), 0);
-  if (carrier != Carrier::shared_memory) hosts = numbered(meeting.exchange("host", own_host()));
+  if (carrier != Carrier::shared_memory) hosts = numbered(names);
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
-    return std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, world, deadline));
+    return std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, world, deadline),
+                                               std::move(selector));
   }
   Wires::Setup setup;
   setup.rank = rank;
@@ -111,7 +158,8 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
   }
   const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
-  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), hosts, transport);
+  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), hosts, transport,
+                                         std::move(selector));
 }
 
 }  // namespace ringlet

@@ -1,4 +1,5 @@
-// How a group of processes comes together: finds out which ranks share a host, and makes the engine that fits.
+// How a group of processes comes together: finds out which ranks share a host, takes over rank 0's table of rules
+// (comm/given_table.h), and makes the engine that fits.
 //
 // Contract: every rank calls join() with the same store, name, world and carrier; `name` is new (ringlet/meeting.py).
 // Thread safety: one call per group; groups may be joined from several threads.
@@ -26,7 +27,8 @@ struct Member {
   int world;
 };
 
-/// Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts, SystemError.
+/// Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts and, on all ranks, for a
+/// table that is not right; SystemError.
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
                              const Deadline& deadline);
 

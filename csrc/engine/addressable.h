@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/pull.h"
+#include "engine/selector.h"
 #include "engine/slot_lanes.h"
 #include "engine/wait.h"
 #include "transport/transport.h"
@@ -15,13 +16,21 @@ namespace ringlet {
 
 class AddressableEngine final : public Engine {
  public:
-  explicit AddressableEngine(std::unique_ptr<Transport> transport)
-      : transport_(std::move(transport)), waiter_(*transport_), pull_(*transport_, waiter_), lanes_(*transport_, waiter_), hosts_(static_cast<size_t>(transport_->world()), 0) {}
+  explicit AddressableEngine(std::unique_ptr<Transport> transport, Selector selector = Selector())
+      : transport_(std::move(transport)),
+        selector_(std::move(selector)),
+        waiter_(*transport_),
+        pull_(*transport_, waiter_, selector_),
+        lanes_(*transport_, waiter_),
+        hosts_(static_cast<size_t>(transport_->world()), 0) {}
 
   const char* transport() const noexcept override { return transport_->name(); }
   int rank() const noexcept override { return transport_->rank(); }
   int world() const noexcept override { return transport_->world(); }
   void run(const Call& call, bool patient) override { pull_.run(call, patient); }
+  const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
+    return pull_.algorithm_for(collective, bytes, registered);
+  }
   Lanes& lanes() override { return lanes_; }
   bool registered(const void* pointer, size_t bytes) const noexcept override {
     return transport_->locate(pointer, bytes).has_value();
@@ -49,6 +58,7 @@ class AddressableEngine final : public Engine {
   }
 
   std::unique_ptr<Transport> transport_;
+  const Selector selector_;
   Waiter waiter_;
   PullEngine pull_;
   SlotLanes lanes_;

@@ -31,6 +31,10 @@ class Engine {
   /// `patient`: called from a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool patient) = 0;
 
+  /// What `auto` means for a message of so many bytes (of the schedule's whole buffer) here: the same on every rank.
+  /// `registered`: all ranks' tensors are.
+  virtual const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const = 0;
+
   /// Its lanes for point-to-point messages.
   virtual Lanes& lanes() = 0;
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "engine/message_link.h"
-#include "engine/selector.h"
 #include "engine/wait.h"
 
 namespace ringlet {
@@ -33,22 +32,21 @@ Topology seen(const std::vector<int>& hosts) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport)
+MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport,
+                             Selector selector)
     : wires_(std::move(wires)),
       hosts_(std::move(hosts)),
       topology_(seen(hosts_)),
       transport_(transport),
+      selector_(std::move(selector)),
       rank_(wires_->rank()),
       world_(wires_->world()),
       links_(static_cast<size_t>(world_)) {}
 
 MessageEngine::~MessageEngine() = default;
 
-const Algorithm& MessageEngine::algorithm_of(const Call& call) const {
-  if (call.algorithm != nullptr) return *call.algorithm;
-  const size_t buffers = is_divided(call.collective) ? 1 : static_cast<size_t>(world_);
-  const size_t bytes = call.count * element_size(call.dtype) * buffers;
-  return *choose_algorithm({call.collective, bytes, world_, false, true, topology_.hosts() < world_});
+const Algorithm& MessageEngine::algorithm_for(Collective collective, size_t bytes, bool) const {
+  return selector_.choose({collective, bytes, world_, false, true, topology_.hosts() < world_});
 }
 
 const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root) {
@@ -65,9 +63,11 @@ void MessageEngine::run(const Call& call, bool patient) {
   ++calls_;
   const Announcement announcement{signature_of(call, false, history_), announced_count(call)};
   history_ = history_after(history_, announcement);
-  const MessagePlan& plan = plan_for(algorithm_of(call), call.root);
   const size_t size = element_size(call.dtype);
   const size_t whole = call.count * size * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const Algorithm& algorithm =
+      call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
+  const MessagePlan& plan = plan_for(algorithm, call.root);
   const size_t limit = slab_bytes(whole);
   MessageCall shared{call, plan, CallMemory(call, plan), scratch_, nullptr, world_, 0, {}};
   if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
@@ -75,7 +75,8 @@ void MessageEngine::run(const Call& call, bool patient) {
   const size_t slabs = std::max<size_t>(1, ceil_div(shared.memory.longest_chunk(), shared.width));
   if (slabs == 1) shared.width = std::max<size_t>(1, shared.memory.longest_chunk());
   scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
-  const size_t of_slab = shared.width * size * static_cast<size_t>(plan.received_chunks + (plan.works ? plan.parts : 0));
+  const size_t of_slab =
+      shared.width * size * static_cast<size_t>(plan.received_chunks + (plan.works ? plan.parts : 0));
   const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_slab), 2, kMostSlabsUnderWay);
   if (slabs_.size() < window) slabs_.resize(window);
   Run run(call, shared, announcement, slabs, window);

@@ -19,6 +19,7 @@
 #include "engine/failure.h"
 #include "engine/frame.h"
 #include "engine/message_slab.h"
+#include "engine/selector.h"
 #include "engine/stream_lanes.h"
 #include "schedule/topology.h"
 #include "transport/wires.h"
@@ -31,13 +32,15 @@ class MessageEngine final : public Engine {
 
   /// `transport`: its name, for people; a literal.
   /// `hosts`: by rank, numbered by first appearance.
-  MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport);
+  MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport,
+                Selector selector = Selector());
   ~MessageEngine() override;
 
   const char* transport() const noexcept override { return transport_; }
   int rank() const noexcept override { return rank_; }
   int world() const noexcept override { return world_; }
   void run(const Call& call, bool patient) override;
+  const Algorithm& algorithm_for(Collective collective, size_t bytes, bool) const override;
   Lanes& lanes() override { return lanes_; }
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return bytes_received_.load(std::memory_order_relaxed); }
@@ -75,7 +78,6 @@ class MessageEngine final : public Engine {
   };
 
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
-  const Algorithm& algorithm_of(const Call& call) const;
   Link& link(int peer);
   bool turn();
   bool reach(Link& link);
@@ -107,6 +109,7 @@ class MessageEngine final : public Engine {
   const std::vector<int> hosts_;
   const Topology topology_;
   const char* transport_;
+  const Selector selector_;
   const int rank_;
   const int world_;
   Failure failure_;

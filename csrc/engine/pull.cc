@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/partition.h"
-#include "engine/selector.h"
 
 namespace ringlet {
 namespace {
@@ -57,9 +56,10 @@ struct PullEngine::Slab {
   size_t stage[2] = {0, 0};  // where the stages start, from the region's start
 };
 
-PullEngine::PullEngine(Transport& transport, Waiter& waiter)
+PullEngine::PullEngine(Transport& transport, Waiter& waiter, const Selector& selector)
     : transport_(transport),
       waiter_(waiter),
+      selector_(selector),
       rank_(transport.rank()),
       world_(transport.world()),
       epoch_(kFirstEpoch - 1),
@@ -81,7 +81,7 @@ void PullEngine::run(const Call& call, bool patient) {
   const size_t size = element_size(call.dtype);
   const bool divided = is_divided(call.collective);
   const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
-  const bool small = whole <= (world_ == 2 ? kSmallBytesOfTwo : kSmallBytes);
+  const bool small = whole <= small_bytes(world_);
   // A rank that has no input or no output, of a rooted collective, is in nobody's way.
   const auto reachable = [&](const std::byte* pointer, size_t elements) {
     return elements == 0 || transport_.locate(pointer, elements * size).has_value();
@@ -95,7 +95,7 @@ void PullEngine::run(const Call& call, bool patient) {
   comparing_ = true;
   const bool in_place = !small && agree_on_place();
   const Algorithm& algorithm =
-      call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, world_, in_place});
+      call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, in_place);
   const Plan& plan = plan_for(algorithm, call.root, in_place);
   bind(plan, in_place);
   streaming_ = whole >= kStreamingBytes;

@@ -4,7 +4,7 @@
 // this rank's output is complete and its tensors may be written again, or throws (wait.h). Nothing is allocated and no lock is taken
 // once a plan exists. Small messages always go through stages, so that ranks need not agree first;
 // larger ones are announced, and read in place where all ranks' tensors are registered.
-// Ownership: the transport outlives the engine. Thread safety: one thread at a time.
+// Ownership: transport and selector outlive the engine. Thread safety: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 
 #include "engine/call.h"
 #include "engine/plan.h"
+#include "engine/selector.h"
 #include "engine/wait.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
@@ -28,10 +29,16 @@ class PullEngine {
   static constexpr size_t kSmallBytes = size_t{32} << 10;
   static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
 
-  PullEngine(Transport& transport, Waiter& waiter);
+  static constexpr size_t small_bytes(int world) { return world == 2 ? kSmallBytesOfTwo : kSmallBytes; }
+
+  PullEngine(Transport& transport, Waiter& waiter, const Selector& selector);
 
   /// `patient`: called from a progress thread, which must not take the processor from the rank's own computation.
   void run(const Call& call, bool patient);
+
+  const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const {
+    return selector_.choose({collective, bytes, world_, registered && bytes > small_bytes(world_)});
+  }
 
   /// Waits until all peers are done with everything this rank took part in; false if that takes longer than `timeout`.
   bool quiesce(std::chrono::milliseconds timeout);
@@ -60,6 +67,7 @@ class PullEngine {
 
   Transport& transport_;
   Waiter& waiter_;
+  const Selector& selector_;
   const int rank_;
   const int world_;
   uint64_t epoch_ = 1;  // of the slab in progress

@@ -1,26 +1,33 @@
-// Which algorithm `auto` means: one table, the same choice on every rank by construction, since all of its inputs are
-// the same on every rank.
+// Which algorithm `auto` means: rules that were given, then the built-in ones, so that every situation has one.
+//
+// The choice is the same on every rank by construction: a group's ranks hold the same rules (comm/join.h), and all that
+// rules look at is the same on every rank. Thread safety: immutable once made.
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "schedule/registry.h"
+#include "engine/rule.h"
 
 namespace ringlet {
 
-struct Situation {
-  Collective collective;
-  size_t bytes;  ///< of the schedule's whole buffer
-  int world;
-  bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
-  bool network = false;       ///< some ranks reach each other over a network only
-  bool shared_hosts = false;  ///< some of them share a host
+class Selector {
+ public:
+  /// The built-in rules alone.
+  Selector() : Selector("", "") {}
+  /// Those of `table` before them. Throws as parse_rules().
+  Selector(std::string_view table, const std::string& origin);
+
+  const Algorithm& choose(const Situation& situation) const;
+
+ private:
+  std::array<std::vector<Rule>, kCollectives> rules_;
 };
 
-/// Never null: every collective has a row for every situation.
-const Algorithm* choose_algorithm(const Situation& situation);
+/// The built-in rules, as text.
+std::string_view built_in_rules() noexcept;
 
 /// The algorithm of that name; "auto" gives null. Throws InvalidUsage that lists the names there are.
 const Algorithm* named_algorithm(Collective collective, std::string_view name);

@@ -16,6 +16,12 @@ std::optional<Collective> parse_collective(std::string_view name) noexcept {
   return std::nullopt;
 }
 
+std::string collective_names() {
+  std::string names;
+  for (const char* each : kNames) names += (names.empty() ? "" : ", ") + std::string(each);
+  return names;
+}
+
 bool is_divided(Collective c) noexcept {
   return c == Collective::all_reduce || c == Collective::broadcast || c == Collective::reduce;
 }

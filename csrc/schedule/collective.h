@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "schedule/step.h"
@@ -38,6 +39,8 @@ inline constexpr int kCollectives = 9;
 
 const char* name(Collective collective) noexcept;
 std::optional<Collective> parse_collective(std::string_view name) noexcept;
+/// "a, b, c": all of them, for messages.
+std::string collective_names();
 
 bool is_divided(Collective collective) noexcept;
 bool has_root(Collective collective) noexcept;

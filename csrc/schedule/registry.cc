@@ -71,6 +71,14 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name) no
   return nullptr;
 }
 
+std::string algorithm_names(Collective collective) {
+  std::string names;
+  for (const Algorithm& algorithm : kAlgorithms) {
+    if (algorithm.collective == collective) names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+  }
+  return names;
+}
+
 int index_of(const Algorithm& algorithm) noexcept { return static_cast<int>(&algorithm - kAlgorithms); }
 
 }  // namespace ringlet

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "schedule/collective.h"
@@ -33,6 +34,9 @@ std::span<const Algorithm> algorithms() noexcept;
 
 /// Null where there is none of that name for that collective.
 const Algorithm* find_algorithm(Collective collective, std::string_view name) noexcept;
+
+/// "a, b, c": the collective's algorithms, for messages.
+std::string algorithm_names(Collective collective);
 
 /// Index into algorithms(), stable within one build: what ranks compare to see that they call the same thing.
 int index_of(const Algorithm& algorithm) noexcept;

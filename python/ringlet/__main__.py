@@ -1,4 +1,4 @@
-"""The command line: `ringlet bench | prove | draw | doctor`, or `python -m ringlet ...`."""
+"""The command line: `ringlet bench | tune | prove | draw | doctor`, or `python -m ringlet ...`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import ringlet
-from ringlet import doctor
+from ringlet import doctor, tune
 from ringlet.bench import cli as bench_cli
 from ringlet.schedule import cli as schedule_cli
 
@@ -32,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ringlet {ringlet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     bench_cli.add_parsers(commands)
+    tune.add_parsers(commands)
     schedule_cli.add_parsers(commands)
     doctor.add_parsers(commands)
     return parser

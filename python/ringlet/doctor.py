@@ -27,6 +27,7 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import peers
 from ringlet.bench.cases import MPI_PEERS
+from ringlet.topology import topology_command
 
 WORLD = 2
 TIMEOUT_S = 30.0
@@ -55,10 +56,17 @@ def add_parsers(subparsers: Any) -> None:
         "ringlet needs does not work.",
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the findings to FILE")
+    parser.add_argument(
+        "--topology",
+        action="store_true",
+        help="under torchrun, mpirun or srun: tell which ranks share a host, and what is between them",
+    )
     parser.set_defaults(run=doctor_command)
 
 
 def doctor_command(args: argparse.Namespace) -> int:
+    if args.topology:
+        return topology_command()
     findings = []
     for finding in examine():
         findings.append(finding)

@@ -32,8 +32,8 @@ class Group:
     """Ranks that communicate. Made by `init` and `new_group`; calls take it as `group=`.
 
     rank, world: this rank's place. ranks: their ranks in the default group. transport: what carries the bytes,
-    "shared_memory", "tcp", "shared_memory+tcp" (inside hosts and between them) or "threads". hosts: which host each rank is
-    on, numbered by first appearance.
+    "shared_memory", "tcp", "shared_memory+tcp" (inside hosts and between them) or "threads". hosts: which host each
+    rank is on, numbered by first appearance.
     """
 
     def __init__(
@@ -60,6 +60,13 @@ class Group:
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
         self.handle.abort(reason)
+
+    def algorithm_for(self, collective: str, nbytes: int, *, registered: bool = False) -> str:
+        """What algorithm="auto" means here for a message: the algorithm's name, the same on every rank.
+
+        nbytes: of the largest buffer that a rank passes. registered: whether all ranks' tensors are.
+        """
+        return self.handle.algorithm_for(collective, nbytes, registered)
 
     @property
     def bytes_sent(self) -> int:

@@ -57,17 +57,18 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--hosts", metavar="NAME",
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
     add("--transport", metavar="T", help="ringlet's transport (default: its own choice)")
-    add("--nproc", dest="worlds", type=_list(int), metavar="N[,N]", help="ranks (default 2)")
-    add("--collective", dest="collectives", type=_list(str), metavar="C,C",
+    add("--nproc", dest="worlds", type=comma_list(int), metavar="N[,N]", help="ranks (default 2)")
+    add("--collective", dest="collectives", type=comma_list(str), metavar="C,C",
         help=f"{', '.join(CALLS)} (default all_reduce)")  # fmt: skip
-    add("--algorithms", type=_list(str), metavar="A,B", help="ringlet's (default auto; none: only the peers)")
+    add("--algorithms", type=comma_list(str), metavar="A,B", help="ringlet's (default auto; none: only the peers)")
     add("-b", dest="begin_bytes", type=parse_bytes, metavar="BYTES", help="smallest size (default 4)")
     add("-e", dest="end_bytes", type=parse_bytes, metavar="BYTES", help="largest size (default 256M)")
     add("-f", dest="factor", type=int, metavar="F", help="from a size to the next (default 4)")
-    add("--memory", type=_list(str), metavar="M,M",
+    add("--memory", type=comma_list(str), metavar="M,M",
         help=f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
-    add("--via", type=_list(str), metavar="V,V", help="api, torch: through ringlet's interface or torch.distributed")
-    add("--peers", type=_list(str), metavar="P,P",
+    add("--via", type=comma_list(str), metavar="V,V",
+        help="api, torch: through ringlet's interface or torch.distributed")  # fmt: skip
+    add("--peers", type=comma_list(str), metavar="P,P",
         help=f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")  # fmt: skip
     add("--dtype", choices=tuple(ITEM_BYTES), help="default float32")
     add("--op", choices=OPS, help="default sum")
@@ -94,12 +95,12 @@ def bench_command(args: argparse.Namespace) -> int:
         sweep = None if args.source else build_sweep(args)
         if sweep:
             peers.require(sweep.peers)
-            _require_hosts(sweep)
+            require_hosts(sweep)
     except BenchError as error:
         print(f"ringlet bench: {error}", file=sys.stderr)
         return 2
     try:
-        rows, meta = _measure(sweep, args.json) if sweep else results.read(args.source)
+        rows, meta = measure(sweep, args.json) if sweep else results.read(args.source)
         report.show(rows, meta)
         if args.plot:
             args.plot.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,8 @@ def bench_command(args: argparse.Namespace) -> int:
     return 1 if results.wrong_elements(rows) else 0
 
 
-def _require_hosts(sweep: Sweep) -> None:
+def require_hosts(sweep: Sweep) -> None:
+    """BenchError where the sweep is on emulated hosts, and there can be none here."""
     reason = why_not() if sweep.hosts else None
     if reason:
         raise BenchError(reason)
@@ -127,7 +129,7 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
     chosen = _read_sweep(args.sweep, names) if args.sweep else {}
     chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "hosts" in chosen:
-        chosen["hosts"] = read_cluster(_named("clusters", chosen["hosts"]))
+        chosen["hosts"] = read_cluster(named_file("clusters", chosen["hosts"]))
         chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
     if "peers" not in chosen:
         able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
@@ -140,7 +142,7 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
 
 
 def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
-    path = _named("sweeps", name)
+    path = named_file("sweeps", name)
     settings = read_toml(path, f"sweep {path}")
     unknown = settings.keys() - known
     if unknown:
@@ -153,14 +155,15 @@ def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
     return settings
 
 
-def _named(folder: str, name: str) -> Path:
+def named_file(folder: str, name: str) -> Path:
     """A file of the repository's benchmarks by its name, or any file by its path."""
     if name.endswith(".toml"):
         return Path(name)
     return (peers.repository() or Path()) / "benchmarks" / folder / f"{name}.toml"
 
 
-def _measure(sweep: Sweep, path: Path | None) -> tuple[list[Row], results.Meta]:
+def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:
+    """Runs a sweep with progress on stderr; rows go to `path` as they come."""
     load = os.getloadavg()[0]
     if load > len(os.sched_getaffinity(0)) / 2:
         print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
@@ -233,7 +236,9 @@ def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+def comma_list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """An option's type: words with commas between them; "none" is none."""
+
     def parse(text: str) -> tuple[Any, ...]:
         return tuple(kind(one.strip()) for one in text.split(",") if one.strip() not in ("", "none"))
 

@@ -1,0 +1,50 @@
+// What `auto` means, as plain Python data: for `ringlet tune` and the tests.
+#include "engine/selector.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "base/error.h"
+#include "bindings/module.h"
+#include "comm/given_table.h"
+#include "engine/pull.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+py::tuple given() {
+  const GivenTable table = given_table();
+  if (!table.problem.empty()) throw InvalidUsage(table.problem);
+  Selector(table.text, table.origin);  // refuses one that groups would refuse
+  return py::make_tuple(table.origin, table.text);
+}
+
+std::string chosen(const std::string& collective, size_t bytes, int world, const std::string& medium,
+                   const std::string& table) {
+  const auto which = parse_collective(collective);
+  if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
+  Situation situation{*which,           bytes, world, medium == "registered", medium == "apart" || medium == "hosts",
+                      medium == "hosts"};
+  return Selector(table, "the table").choose(situation).name;
+}
+
+}  // namespace
+
+void bind_selector(py::module_& m) {
+  m.def("built_in_rules", &built_in_rules, "The built-in rules, as text.");
+  m.def("table_file", [] { return given_table().origin; }, "Where that table is, or would be.");
+  m.def("given_table", &given,
+        "(file, text) of the table that this process's user gives, text empty where there is none; InvalidUsage where "
+        "it cannot be read.");
+  m.def("chosen", &chosen, py::arg("collective"), py::arg("bytes"), py::arg("world"), py::arg("medium"),
+        py::arg("table") = "",
+        "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts or apart.");
+  m.def("small_bytes", &PullEngine::small_bytes, py::arg("world"),
+        "Up to this size messages go through stages even if tensors are registered.");
+}
+
+}  // namespace ringlet

@@ -1,0 +1,157 @@
+#include "engine/rule.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ringlet {
+namespace {
+
+constexpr std::pair<std::string_view, Medium> kMedia[] = {
+    {"memory", Medium::memory},   {"registered", Medium::registered}, {"staged", Medium::staged},
+    {"network", Medium::network}, {"hosts", Medium::hosts},           {"apart", Medium::apart},
+};
+constexpr std::pair<std::string_view, int> kUnits[] = {{"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+
+template <class Number>
+std::optional<Number> whole_number(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+template <class Value, size_t n>
+std::optional<Value> find(const std::pair<std::string_view, Value> (&known)[n], std::string_view word) {
+  for (const auto& [name, value] : known) {
+    if (name == word) return value;
+  }
+  return std::nullopt;
+}
+
+/// One line's words, read from the left.
+class Line {
+ public:
+  Line(std::string_view text, std::string place) : place_(std::move(place)) {
+    constexpr std::string_view kBlank = " \t\r";
+    text = text.substr(0, text.find('#'));
+    for (size_t begin = 0; (begin = text.find_first_not_of(kBlank, begin)) != text.npos;) {
+      const size_t end = std::min(text.find_first_of(kBlank, begin), text.size());
+      words_.push_back(text.substr(begin, end - begin));
+      begin = end;
+    }
+  }
+
+  bool empty() const { return words_.empty(); }
+
+  Rule rule() {
+    const std::string_view first = next("a collective");
+    const auto collective = parse_collective(first);
+    if (!collective) refuse(quoted(first) + " is no collective; there are: " + collective_names());
+    Rule rule{*collective};
+    while (at_ + 1 < words_.size()) condition(rule);
+    const std::string_view last = next("an algorithm");
+    rule.algorithm = find_algorithm(*collective, last);
+    if (rule.algorithm == nullptr) {
+      refuse(std::string(first) + " has no algorithm " + quoted(last) + "; there are: " + algorithm_names(*collective));
+    }
+    if (rule.least_bytes > rule.most_bytes) refuse("no size is above the one and up to the other");
+    return rule;
+  }
+
+ private:
+  static std::string quoted(std::string_view word) { return '"' + std::string(word) + '"'; }
+
+  [[noreturn]] void refuse(const std::string& why) const { throw InvalidUsage(place_ + ": " + why); }
+
+  std::string_view next(const std::string& what) {
+    if (at_ == words_.size()) refuse("the line ends where " + what + " belongs");
+    return words_[at_++];
+  }
+
+  void condition(Rule& rule) {
+    const std::string_view word = next("a condition");
+    const auto medium = find(kMedia, word);
+    if (!given_.insert(medium ? "medium" : word).second) refuse(quoted(word) + " says a second time what holds");
+    if (medium) {
+      rule.medium = *medium;
+    } else if (word == "above") {
+      rule.least_bytes = size() + 1;
+    } else if (word == "up") {
+      if (next("\"to\"") != "to") refuse("\"up\" goes on with \"to\"");
+      rule.most_bytes = size();
+    } else if (word == "world") {
+      world(rule);
+    } else {
+      refuse(quoted(word) +
+             " is no condition; there are: above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
+             "staged, network, hosts, apart");
+    }
+  }
+
+  size_t size() {
+    const std::string_view word = next("a size");
+    const size_t digits = std::min(word.find_first_not_of("0123456789"), word.size());
+    const auto number = whole_number<size_t>(word.substr(0, digits));
+    const auto shift = find(kUnits, word.substr(digits));
+    if (!number || !shift || *number > (std::numeric_limits<size_t>::max() >> 1 >> *shift)) {
+      refuse(quoted(word) + " is no size: a whole number with B, KiB, MiB or GiB, as in 32KiB");
+    }
+    return *number << *shift;
+  }
+
+  void world(Rule& rule) {
+    const std::string_view word = next("a world");
+    const size_t dash = word.find('-');
+    const auto least = whole_number<int>(word.substr(0, dash));
+    const std::string_view end = dash == word.npos ? word : word.substr(dash + 1);
+    const auto most = end.empty() ? rule.most_world : whole_number<int>(end);
+    if (!least || !most || *least < 1 || *most < *least) {
+      refuse(quoted(word) + " is no world: 4, 2-4, or 5- for 5 and more");
+    }
+    rule.least_world = *least;
+    rule.most_world = *most;
+  }
+
+  std::string place_;
+  std::vector<std::string_view> words_;
+  size_t at_ = 0;
+  std::set<std::string_view> given_;
+};
+
+bool holds(Medium medium, const Situation& situation) noexcept {
+  switch (medium) {
+    case Medium::anything: return true;
+    case Medium::memory: return !situation.network;
+    case Medium::registered: return !situation.network && situation.in_place;
+    case Medium::staged: return !situation.network && !situation.in_place;
+    case Medium::network: return situation.network;
+    case Medium::hosts: return situation.network && situation.shared_hosts;
+    case Medium::apart: return situation.network && !situation.shared_hosts;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool Rule::fits(const Situation& situation) const noexcept {
+  return situation.collective == collective && situation.bytes >= least_bytes && situation.bytes <= most_bytes &&
+         situation.world >= least_world && situation.world <= most_world && holds(medium, situation);
+}
+
+std::vector<Rule> parse_rules(std::string_view table, const std::string& origin) {
+  std::vector<Rule> rules;
+  for (size_t begin = 0, number = 1; begin < table.size(); ++number) {
+    const size_t end = std::min(table.find('\n', begin), table.size());
+    Line line(table.substr(begin, end - begin), origin + ", line " + std::to_string(number));
+    if (!line.empty()) rules.push_back(line.rule());
+    begin = end + 1;
+  }
+  return rules;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,48 @@
+// The rules that say what `auto` means, as text that people read and edit: one a line, and the first that fits counts.
+//
+//   all_reduce  above 4KiB  up to 32KiB  world 2-4  network  one_shot    # a comment
+//
+// First the collective, last the algorithm; between them conditions in any order, none meaning always: sizes of the
+// schedule's whole buffer (B, KiB, MiB, GiB), the world (4, 2-4 or 5-, which has no end), and what lies between ranks:
+//   memory      they read each other's memory      network   some reach each other over a network only
+//   registered  ... in tensors that are registered  hosts     ... and some share a host
+//   staged      ... through stages                  apart     ... and none do
+// Pure values. Thread safety: any.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "schedule/registry.h"
+
+namespace ringlet {
+
+/// What a rule looks at: the same on every rank.
+struct Situation {
+  Collective collective;
+  size_t bytes;  ///< of the schedule's whole buffer
+  int world;
+  bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
+  bool network = false;       ///< some ranks reach each other over a network only
+  bool shared_hosts = false;  ///< some of them share a host
+};
+
+enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart };
+
+struct Rule {
+  Collective collective;
+  const Algorithm* algorithm = nullptr;
+  size_t least_bytes = 0, most_bytes = std::numeric_limits<size_t>::max();
+  int least_world = 1, most_world = std::numeric_limits<int>::max();
+  Medium medium = Medium::anything;
+
+  bool fits(const Situation& situation) const noexcept;
+};
+
+/// Throws InvalidUsage that names `origin`, the line and what is wrong with it.
+std::vector<Rule> parse_rules(std::string_view table, const std::string& origin);
+
+}  // namespace ringlet

@@ -1,0 +1,250 @@
+"""What `auto` means: the table's syntax, whose table counts, and that all ranks go by it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import free_ports, on_host
+from ringlet import _C
+
+MEDIA = ("registered", "staged", "hosts", "apart")
+
+
+def chosen(table: str, nbytes: int = 1 << 20, world: int = 4, medium: str = "staged") -> str:
+    return _C.chosen("all_reduce", nbytes, world, medium, table)
+
+
+# ---- the text
+
+
+def test_sizes_end_where_they_say():
+    table = "all_reduce above 4KiB up to 64KiB star"
+    usual = chosen("")
+    assert [chosen(table, size) == "star" for size in (4096, 4097, 65536, 65537)] == [False, True, True, False]
+    assert chosen("", 1 << 20) == usual != "star"
+    for text, size in (("100B", 100), ("3KiB", 3072), ("5MiB", 5 << 20), ("2GiB", 2 << 30)):
+        assert (
+            chosen(f"all_reduce up to {text} star", size) == "star" != chosen(f"all_reduce up to {text} star", size + 1)
+        )
+
+
+@pytest.mark.parametrize(
+    "words, worlds", [("world 4", [4]), ("world 2-4", [2, 3, 4]), ("world 5-", [5, 6, 7, 8]), ("", range(2, 9))]
+)
+def test_worlds(words, worlds):
+    assert [n for n in range(2, 9) if chosen(f"all_reduce {words} star", world=n) == "star"] == list(worlds)
+
+
+@pytest.mark.parametrize(
+    "word, media",
+    [
+        ("memory", {"registered", "staged"}),
+        ("registered", {"registered"}),
+        ("staged", {"staged"}),
+        ("network", {"hosts", "apart"}),
+        ("hosts", {"hosts"}),
+        ("apart", {"apart"}),
+        ("", set(MEDIA)),
+    ],
+)
+def test_media(word, media):
+    assert {medium for medium in MEDIA if chosen(f"all_reduce {word} star", medium=medium) == "star"} == media
+
+
+def test_the_first_rule_that_fits_counts_and_the_built_in_ones_come_last():
+    table = "# nothing\n\n  all_reduce\tup to 1KiB\tring # why\r\nall_reduce up to 1MiB star\nbroadcast star"
+    assert [chosen(table, size) for size in (512, 2048)] == ["ring", "star"]
+    assert chosen(table, 2 << 20) == chosen("", 2 << 20)
+
+
+def test_conditions_stand_in_any_order():
+    for table in ("all_reduce world 4 staged up to 2MiB ring", "all_reduce up to 2MiB world 4 staged ring"):
+        assert chosen(table) == "ring"
+
+
+def test_the_built_in_rules_are_a_table_that_covers_everything():
+    text = _C.built_in_rules()
+    for _, collective, _ in ringlet.schedule.algorithms():
+        for medium in MEDIA:
+            for world in (1, 2, 3, 4, 5, 17):
+                for size in (0, 1, 4096, 1 << 16, 1 << 22, 1 << 34):
+                    choice = _C.chosen(collective, size, world, medium)
+                    assert choice == _C.chosen(collective, size, world, medium, text)
+    assert chosen("", 4096, medium="apart") == "one_shot" and chosen("", 1 << 20, medium="hosts") == "hierarchical"
+    assert chosen("", 1 << 20, 2) == "one_shot" and chosen("", 1 << 20, 2, "registered") == "two_shot"
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("all_reduced ring", '"all_reduced" is no collective; there are: all_reduce, reduce_scatter'),
+        ("all_reduce wring", 'all_reduce has no algorithm "wring"; there are: ring, butterfly'),
+        ("all_reduce auto", 'no algorithm "auto"'),
+        ("all_reduce", "the line ends where an algorithm belongs"),
+        ("all_reduce up to 4K ring", '"4K" is no size: a whole number with B, KiB, MiB or GiB'),
+        ("all_reduce up to -4KiB ring", "is no size"),
+        ("all_reduce up to 99999999999GiB ring", "is no size"),
+        ("all_reduce up 4KiB ring", '"up" goes on with "to"'),
+        ("all_reduce above 4KiB up to 4KiB ring", "no size is above the one and up to the other"),
+        ("all_reduce up to 4KiB up to 8KiB ring", '"up" says a second time'),
+        ("all_reduce staged network ring", '"network" says a second time'),
+        ("all_reduce world 4-2 ring", '"4-2" is no world'),
+        ("all_reduce world 0 ring", '"0" is no world'),
+        ("all_reduce world many ring", '"many" is no world'),
+        ("all_reduce tcp ring", '"tcp" is no condition; there are: above SIZE'),
+    ],
+)
+def test_a_wrong_line_is_named(line, said):
+    with pytest.raises(ringlet.InvalidUsage, match="the table, line 3: ") as refused:
+        chosen(f"all_reduce ring\n# comment\n{line}\n")
+    assert said in str(refused.value)
+
+
+# ---- the file
+
+
+@contextlib.contextmanager
+def table_of(rank: int, tables: list[str | None]) -> Any:
+    """RINGLET_TABLE is this rank's own file while a group is made."""
+    os.environ["RINGLET_TABLE"] = tables[rank] or ""
+    try:
+        yield
+    finally:
+        os.environ["RINGLET_TABLE"] = ""
+
+
+def choose_everywhere(rank: int, world: int, folder: str, transport: str, tables: list[str | None]) -> list[str]:
+    """What `auto` means on this rank; and what it computes by it."""
+    store = dist.FileStore(f"{folder}/store", world)
+    with table_of(rank, tables), on_host(f"host {rank}" if transport == "auto" else None):
+        group = ringlet.init(rank, world, store, transport=transport)
+        other = ringlet.new_group([1, 0, 2])
+    try:
+        values = torch.full((300,), rank + 1.0)
+        ringlet.all_reduce(values)
+        assert values.eq(world * (world + 1) / 2).all()
+        return [each.algorithm_for("all_reduce", 1200) for each in (group, other)]
+    finally:
+        ringlet.finalize()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "auto"])
+def test_rank_0s_table_counts_for_all(pool, tmp_path, transport):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.write_text("all_reduce above 1KiB up to 2KiB star\n")
+    theirs.write_text("all_reduce ring\n")
+    tables = [str(mine), str(theirs), None]
+    told = pool.values(choose_everywhere, 3, str(tmp_path), transport, tables, join="nothing")
+    assert told == [["star", "ring"]] * 3  # the second group's rank 0 is the first's rank 1
+
+
+def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:
+    """What crosses in a call with `auto`, and in one with the named algorithm."""
+    with table_of(rank, [table, None, None]):
+        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="tcp")
+    try:
+        given = []
+        for algorithm in ("auto", "star"):
+            before = group.bytes_sent
+            ringlet.all_reduce(torch.ones(3000), algorithm=algorithm)
+            given.append(group.bytes_sent - before)
+        return given[0], given[1]
+    finally:
+        ringlet.finalize()
+
+
+def test_calls_go_by_the_table(pool, tmp_path):
+    table = tmp_path / "table"
+    table.write_text("all_reduce star\n")
+    told = pool.values(run_by_table, 3, str(tmp_path), str(table), join="nothing")
+    assert [auto for auto, _ in told] == [star for _, star in told]
+    assert told[0][0] == 2 * told[1][0]  # the server to both, each of them to the server
+
+
+def test_torch_groups_and_threads_take_it_too(pool, tmp_path, monkeypatch):
+    table = tmp_path / "table"
+    table.write_text("all_reduce up to nothing star\n")
+    for join in ("dist:ringlet", "shared_memory", "threads", "mixed", "alone"):
+        for outcome in pool.run(join_with, 2, str(tmp_path / join.replace(":", "-")), join, str(table), join="nothing"):
+            assert outcome.kind == "InvalidUsage", outcome
+            assert f'{table}, line 1: "nothing" is no size' in outcome.message
+
+
+def join_with(rank: int, world: int, folder: str, how: str, table: str) -> None:
+    """Rank 0 alone has the table."""
+    with table_of(rank, [table, None]):
+        if how == "threads":
+            os.environ["RINGLET_TABLE"] = table
+            ringlet.init(0, 1, transport="threads", name=f"{folder}-{rank}")
+        elif how == "alone":
+            os.environ["RINGLET_TABLE"] = table
+            ringlet.init(0, 1)
+        elif how == "dist:ringlet":
+            store = dist.FileStore(folder, world)
+            try:
+                dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
+                dist.all_reduce(torch.ones(1))
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+        else:
+            with on_host(f"host {rank}" if how == "mixed" else None):
+                transport = "auto" if how == "mixed" else how
+                ringlet.init(rank, world, dist.FileStore(folder, world), transport=transport)
+
+
+def test_a_table_that_cannot_be_read_is_told_on_all_ranks(pool, tmp_path):
+    missing = str(tmp_path / "missing")
+    for outcome in pool.run(join_with, 2, str(tmp_path / "store"), "shared_memory", missing, join="nothing"):
+        assert outcome.kind == "InvalidUsage" and f"{missing}: No such file" in outcome.message, outcome
+    folder = str(tmp_path)
+    for outcome in pool.run(join_with, 2, str(tmp_path / "store 2"), "tcp", folder, join="nothing"):
+        assert outcome.kind == "InvalidUsage" and f"{folder}: Is a directory" in outcome.message, outcome
+
+
+def test_the_store_ends_with_rank_0_only_after_all_were_told(tmp_path):
+    """As under torchrun's static rendezvous: rank 0 serves the store, and is gone when it has raised."""
+    table = tmp_path / "table"
+    table.write_text("nonsense\n")
+    program = "import ringlet; ringlet.init(timeout=60)"
+    environment = os.environ | {"RINGLET_TABLE": str(table), "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "3"}
+    environment["MASTER_PORT"] = str(free_ports(1)[0])
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        _, told = rank.communicate(timeout=100)
+        assert rank.returncode == 1 and b'line 1: "nonsense" is no collective' in told, told.decode()
+
+
+def test_where_the_table_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("RINGLET_TABLE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    usual = tmp_path / ".config" / "ringlet" / "table"
+    assert _C.given_table() == (str(usual), "")
+    usual.parent.mkdir(parents=True)
+    usual.write_text("all_reduce ring\n")
+    assert _C.given_table() == (str(usual), "all_reduce ring\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    assert _C.given_table() == (str(tmp_path / "other" / "ringlet" / "table"), "")
+    monkeypatch.setenv("RINGLET_TABLE", str(usual))
+    assert _C.given_table()[1] == "all_reduce ring\n"
+    monkeypatch.setenv("RINGLET_TABLE", "")
+    assert _C.given_table() == ("", "")
+    large = pathlib.Path(tmp_path / "large")
+    large.write_text("#" * (1 << 20))
+    monkeypatch.setenv("RINGLET_TABLE", str(large))
+    with pytest.raises(ringlet.InvalidUsage, match="larger than any table"):
+        _C.given_table()

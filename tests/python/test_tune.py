@@ -1,0 +1,118 @@
+"""`ringlet tune`: rules out of measurements, and a real run whose table is then used."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlet import _C
+from ringlet.__main__ import main
+from ringlet.rules import Rule, Timing, derive, size_text, table_text
+from ringlet.tune import alternatives
+
+SIZES = (1024, 4096, 16384, 65536)
+
+
+def usual(collective: str, nbytes: int, world: int, medium: str) -> str:
+    return "two_shot"
+
+
+def timed(speeds: dict[str, tuple[float, ...]], medium: str = "staged") -> list[Timing]:
+    """Three rounds on a machine that drifts by halves: only ratios within a round tell. speeds: times two_shot's."""
+    timings = []
+    for index, size in enumerate(SIZES):
+        for algorithm, gains in ({"two_shot": (1.0,) * len(SIZES)} | speeds).items():
+            times = {round_: drift * size / gains[index] for round_, drift in enumerate((1.0, 1.5, 2.0))}
+            timings.append(Timing("all_reduce", medium, 4, size, algorithm, times))
+    return timings
+
+
+def ranges(rules: list[Rule]) -> list[tuple[int | None, int, str]]:
+    return [(rule.above, rule.up_to, rule.algorithm) for rule in rules]
+
+
+def test_what_does_not_pay_writes_no_rule():
+    assert derive(timed({"ring": (1.04, 0.5, 1.0, 1.049)}), usual) == []
+    assert ranges(derive(timed({"ring": (1.04, 0.5, 1.0, 1.049)}), usual, 0.03)) == [
+        (None, 1024, "ring"), (16384, 65536, "ring"),
+    ]  # fmt: skip
+
+
+def test_neighbours_share_a_rule_and_none_reaches_beyond_what_was_measured():
+    rules = derive(timed({"ring": (1.2, 1.3, 1.0, 2.0), "star": (1.1, 1.0, 1.4, 1.0)}), usual)
+    assert ranges(rules) == [(None, 4096, "ring"), (4096, 16384, "star"), (16384, 65536, "ring")]
+    assert rules[0].gains == pytest.approx((1.2, 1.3))
+
+
+def test_an_algorithm_stays_while_no_other_pays_more_by_the_margin():
+    rules = derive(timed({"ring": (1.2, 1.20, 1.20, 1.2), "star": (1.1, 1.24, 1.27, 1.22)}), usual)
+    assert ranges(rules) == [(None, 4096, "ring"), (4096, 65536, "star")]
+
+
+def test_one_lucky_round_is_not_enough():
+    timings = timed({"ring": (1.0, 1.0, 1.0, 1.0)})
+    for timing in timings:
+        if timing.algorithm == "ring":
+            timing.times[0] /= 10
+    assert derive(timings, usual) == []
+
+
+def test_media_are_kept_apart():
+    rules = derive(timed({"ring": (2,) * 4}) + timed({"star": (2,) * 4}, "registered"), usual)
+    assert [(rule.medium, rule.algorithm, rule.up_to) for rule in rules] == [
+        ("staged", "ring", 65536), ("registered", "star", 65536),
+    ]  # fmt: skip
+
+
+def test_the_text_says_what_the_rules_do():
+    rules = derive(timed({"ring": (1.2, 1.0, 1.3, 2.0)}) + timed({"star": (1.0, 2.0, 2.5, 1.0)}, "apart"), usual)
+    text = table_text(rules)
+    for medium in ("staged", "apart"):
+        for size in (1, 1024, 1025, 4096, 4097, 16384, 65536, 65537):
+            fits = [r for r in rules if r.medium == medium and (r.above or 0) < size <= r.up_to]
+            wanted = fits[0].algorithm if fits else _C.chosen("all_reduce", size, 4, medium)
+            assert _C.chosen("all_reduce", size, 4, medium, text) == wanted
+        assert _C.chosen("all_reduce", 1024, 5, medium, text) == _C.chosen("all_reduce", 1024, 5, medium)
+    assert "1.20x" in text and "1.30x to 2.00x" in text and table_text([]) == ""
+    assert [size_text(size) for size in (3, 1024, 1536, 3 << 20, 1 << 30)] == ["3B", "1KiB", "1536B", "3MiB", "1GiB"]
+
+
+def test_all_that_have_a_choice_are_measured():
+    assert {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"} <= alternatives().keys()
+    assert "barrier" not in alternatives()
+
+
+def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
+    table = tmp_path / "config" / "table"
+    monkeypatch.setenv("RINGLET_TABLE", str(table))
+    words = ("tune", "--collectives", "reduce,broadcast", "-b", "1K", "-e", "16K", "--rounds", "3", "--ms", "1")
+    # With such a margin every other algorithm pays, so that there are rules whatever this machine does.
+    assert main((*words, "--margin", "-99.9")) == 0
+    text = table.read_text()
+    printed = capsys.readouterr().out
+    assert printed == text and text.startswith("# ringlet ")
+    rules = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert {words[0] for words in rules} == {"reduce", "broadcast"}
+    assert _C.chosen("reduce", 4096, 2, "staged") == "star" and _C.chosen("reduce", 4096, 2, "staged", text) == "tree"
+    assert main(("tune", "--show")) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"# from {table}\n{text}") and shown.endswith(_C.built_in_rules())
+    _C.chosen("reduce", 1, 2, "staged", shown)  # what is shown is a table
+
+    assert main((*words, "--margin", "9999")) == 0
+    assert "the built-in choice is right" in capsys.readouterr().err
+    assert table.with_name("table.before").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--world", "1"), "alone has nothing to choose"),
+        (("--collectives", "gather"), "gather is not one of all_reduce"),
+        (("-b", "4K", "-e", "1K"), "sizes"),
+        ((), "give -o FILE"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words, said, capsys, monkeypatch):
+    monkeypatch.setenv("RINGLET_TABLE", "")
+    assert main(("tune", *words)) == 2
+    assert said in capsys.readouterr().err
