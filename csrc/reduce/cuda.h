@@ -10,6 +10,10 @@
 
 #include "reduce/reduce.h"
 
+namespace ringlet::cuda {
+struct PullArgs;  // cuda_pull.h
+}
+
 extern "C" {
 
 struct RingletCudaFacts {
@@ -34,6 +38,11 @@ struct RingletCudaDevice {
   /// float32 to or from float16, bfloat16 or float8; dst and src do not overlap.
   int (*cast)(void* dst, ringlet::DType to, const void* src, ringlet::DType from, size_t count, void* stream);
   int (*copy)(void* dst, const void* src, size_t bytes, void* stream);
+  /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
+  int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
+
+  int (*upload)(void* dst, const void* src, size_t bytes);    ///< from the host; done when it returns
+  int (*download)(void* dst, const void* src, size_t bytes);  ///< to the host; done when it returns
 
   int (*allocate)(void** memory, size_t bytes);  ///< may wait for the device, as release may
   int (*release)(void* memory);

@@ -34,6 +34,11 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
   return cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream));
 }
 
+int pull(const PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  const PullLaunch launch = supports(dtype, op) ? pull_launch(dtype, op) : nullptr;
+  return launch == nullptr ? cudaErrorInvalidValue : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
 int create_stream(void** stream) {
   return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
 }
@@ -54,6 +59,9 @@ constexpr RingletCudaDevice kDevice = {
     kMostSources,
     cast,
     copy,
+    pull,
+    [](void* dst, const void* src, size_t bytes) -> int { return cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice); },
+    [](void* dst, const void* src, size_t bytes) -> int { return cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost); },
     [](void** memory, size_t bytes) -> int { return cudaMalloc(memory, bytes); },
     [](void* memory) -> int { return cudaFree(memory); },
     create_stream,

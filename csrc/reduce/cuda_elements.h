@@ -29,6 +29,15 @@ RINGLET_BOTH To bits_as(From from) {
   return to;
 }
 
+/// Tensors lie in global memory; where the compiler cannot see that, it would load and store more slowly.
+template <class T>
+RINGLET_BOTH T* global(T* address) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(address));
+#endif
+  return address;
+}
+
 inline constexpr uint32_t kFloatInfinity = 0x7f800000;
 inline constexpr uint32_t kFloatNan = 0x7fc00000;
 

@@ -4,17 +4,20 @@
 #include <cuda_runtime.h>
 
 #include "reduce/cuda_cast.h"
+#include "reduce/cuda_pull.h"
 #include "reduce/cuda_table.h"
 
 namespace ringlet::cuda {
 
 using ReduceLaunch = cudaError_t (*)(const ReduceArgs& args, cudaStream_t stream);
 using CastLaunch = cudaError_t (*)(const CastArgs& args, cudaStream_t stream);
+using PullLaunch = cudaError_t (*)(const PullArgs& args, cudaStream_t stream);
 
 ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
 CastLaunch cast_launch(DType from, DType to) noexcept;
+PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 
 constexpr int kThreads = 256;
 // Enough blocks to fill a processor; more would only wait in line.

@@ -36,22 +36,24 @@ struct Work {
   const std::byte* srcs[kMost];
 };
 
-/// `size`: of an element.
+/// Finds the packs of a work of which all else is given; `size`: of an element.
+template <int kMost>
+RINGLET_BOTH void find_packs(Work<kMost>& work, size_t size) {
+  const auto remainder = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % kPackBytes; };
+  const size_t start = remainder(work.dst);
+  bool alike = work.dst2 == nullptr || remainder(work.dst2) == start;
+  for (int i = 0; i < work.n; ++i) alike = alike && remainder(work.srcs[i]) == start;
+  const size_t before = (kPackBytes - start) % kPackBytes;
+  const bool fits = alike && before % size == 0 && before / size < work.count;
+  work.head = fits ? before / size : work.count;
+  work.packs = (work.count - work.head) * size / kPackBytes;
+}
+
 template <int kMost>
 Work<kMost> make_work(const ReduceArgs& args, size_t size) {
-  Work<kMost> work{args.dst,   args.dst2, args.count,         args.count,   0,
-                   args.scale, args.n,    args.scaled_source, args.divisor, {}};
-  const auto remainder = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % kPackBytes; };
-  const size_t start = remainder(args.dst);
-  bool alike = args.dst2 == nullptr || remainder(args.dst2) == start;
-  for (int i = 0; i < args.n; ++i) {
-    work.srcs[i] = args.srcs[i];
-    alike = alike && remainder(args.srcs[i]) == start;
-  }
-  const size_t before = (kPackBytes - start) % kPackBytes;
-  if (!alike || before % size != 0 || before / size >= args.count) return work;
-  work.head = before / size;
-  work.packs = (args.count - work.head) * size / kPackBytes;
+  Work<kMost> work{args.dst, args.dst2, args.count, 0, 0, args.scale, args.n, args.scaled_source, args.divisor, {}};
+  for (int i = 0; i < args.n; ++i) work.srcs[i] = args.srcs[i];
+  find_packs(work, size);
   return work;
 }
 
@@ -132,7 +134,9 @@ RINGLET_BOTH void combine_packs(const Work<kMost>& work, size_t at, size_t apart
   const size_t start = work.head * sizeof(typename E::Bits) + at * kPackBytes;
   const auto load = [&](const std::byte* src, Pack* packs) {
     RINGLET_UNROLL
-    for (int p = 0; p < kPacks; ++p) packs[p] = *reinterpret_cast<const Pack*>(src + start + p * apart * kPackBytes);
+    for (int p = 0; p < kPacks; ++p) {
+      packs[p] = *global(reinterpret_cast<const Pack*>(src + start + p * apart * kPackBytes));
+    }
   };
   Pack packs[kPacks];
   Values<Part, Op, kCount> sums[kPacks];
@@ -165,8 +169,8 @@ RINGLET_BOTH void combine_packs(const Work<kMost>& work, size_t at, size_t apart
     Pack result;
     sums[p].pack(result);
     const size_t place = start + p * apart * kPackBytes;
-    *reinterpret_cast<Pack*>(work.dst + place) = result;
-    if (work.dst2 != nullptr) *reinterpret_cast<Pack*>(work.dst2 + place) = result;
+    *global(reinterpret_cast<Pack*>(work.dst + place)) = result;
+    if (work.dst2 != nullptr) *global(reinterpret_cast<Pack*>(work.dst2 + place)) = result;
   }
 }
 
@@ -175,7 +179,7 @@ RINGLET_BOTH void combine_one(const Work<kMost>& work, size_t element) {
   using Bits = typename E::Bits;
   constexpr bool kLinear = kMost != 2 && std::is_same_v<Op, Sum>;
   const auto load = [&](int source, Values<E, Op, 1>& values) {
-    values.unpack(reinterpret_cast<const Bits*>(work.srcs[source]) + element);
+    values.unpack(global(reinterpret_cast<const Bits*>(work.srcs[source]) + element));
     if constexpr (kLinear) {
       if (work.scaled_source == source) values.scale(work.scale);
     }
@@ -192,8 +196,8 @@ RINGLET_BOTH void combine_one(const Work<kMost>& work, size_t element) {
   }
   Bits bits[1];
   sum.pack(bits);
-  reinterpret_cast<Bits*>(work.dst)[element] = bits[0];
-  if (work.dst2 != nullptr) reinterpret_cast<Bits*>(work.dst2)[element] = bits[0];
+  *global(reinterpret_cast<Bits*>(work.dst) + element) = bits[0];
+  if (work.dst2 != nullptr) *global(reinterpret_cast<Bits*>(work.dst2) + element) = bits[0];
 }
 
 /// Packs that a thread has under way at once, per source: bytes in flight are what memory bandwidth is made of. Fewer

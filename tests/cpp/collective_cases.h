@@ -1,18 +1,18 @@
-// One collective call on the fake NCCL and device: its inputs, one rank's tensors and engine, and what must come out.
+// Collective calls for the tests of the GPU's engines: inputs, a rank's tensors, and what must come out.
 //
-// Inputs are numbers whose sums and products every type holds exactly. Ownership: a Rank owns what serves it, and must
-// end before the machine. Thread safety: none.
+// Inputs are numbers whose sums and products every type holds exactly, so that results do not depend on the order.
+// Ownership: Tensors owns its memory. Thread safety: none.
 #pragma once
 
 #include <cstring>
-#include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
-#include "engine/gpu_message.h"
-#include "fake_nccl.h"
+#include "engine/call.h"
 #include "reduce_cases.h"
 
-namespace gpu_message_cases {
+namespace collective_cases {
 
 using namespace ringlet;
 using namespace reduce_reference;
@@ -116,57 +116,64 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs)
   return all;
 }
 
-/// One rank's tensors and everything that serves it.
-struct Rank {
-  Rank(FakeMachine& machine, const Case& c, int rank)
-      : call(call_of(c, rank)),
+/// One rank's tensors, guarded, and what a program does with them around a call.
+struct Tensors {
+  Tensors(const Case& c, int rank)
+      : rank(rank),
+        call(call_of(c, rank)),
         given(numbers(c, rank, input_elements(call, rank, c.world))),
         input(given.size(), c.offset),
-        output(output_elements(call, rank, c.world) * element_size(c.dtype), c.offset) {
-    machine.rank = rank;
-    communicator =
-        std::make_unique<NcclCommunicator>(FakeMachine::nccl(), NcclCommunicator::Setup{.rank = rank, .world = c.world},
-                                           Deadline::after(std::chrono::seconds(60)));
-    engine = std::make_unique<GpuMessageEngine>(*communicator, FakeMachine::device(),
-                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20});
-    stream = machine.add_stream();
-    place(c, rank);
-  }
-
-  void place(const Case& c, int rank) {
+        output(output_elements(call, rank, c.world) * element_size(c.dtype), c.offset),
+        in_place(c.in_place),
+        seen(output.size) {
     const size_t own = static_cast<size_t>(rank) * c.count * element_size(c.dtype);
     call.input = input.data;
-    call.output = output.data;
-    result = output.data;
+    call.output = result = output.data;
     // In place the two are one: the larger, of which the smaller is this rank's block.
-    if (c.in_place && input.size >= output.size)
+    if (in_place && input.size >= output.size) {
       call.output = result = input.data + (input.size > output.size ? own : 0);
-    if (c.in_place && input.size < output.size) call.input = output.data + own;
-    seen.resize(output.size);
+    } else if (in_place) {
+      call.input = output.data + own;
+    }
   }
 
-  /// As a program does: its stream makes the input, then the call, then reads the output and writes over the input.
-  void enqueue_call() {
-    const RingletCudaDevice& device = FakeMachine::device();
-    auto* to = const_cast<std::byte*>(call.input);
-    if (!given.empty()) device.copy(to, given.data(), given.size(), stream);
-    engine->run(call, stream);
-    if (!seen.empty()) device.copy(seen.data(), result, seen.size(), stream);
-    stream->items.push_back({.act = [this, to] {
-      untouched = untouched && (given.empty() || std::memcmp(to, given.data(), given.size()) == 0);
-      if (!given.empty()) std::memset(to, 0x55, given.size());
-    }});
+  void write_input() {
+    if (!given.empty()) std::memcpy(const_cast<std::byte*>(call.input), given.data(), given.size());
+  }
+  void read_output() {
+    if (!seen.empty()) std::memcpy(seen.data(), result, seen.size());
+    untouched = untouched && (in_place || given.empty() || std::memcmp(call.input, given.data(), given.size()) == 0);
+  }
+  void spoil_input() {
+    if (!given.empty()) std::memset(const_cast<std::byte*>(call.input), 0x55, given.size());
+  }
+  bool good(const Bytes& wanted) const {
+    return (seen.empty() || seen == wanted) && untouched && input.guards_intact() && output.guards_intact();
   }
 
+  int rank;
   Call call;
   Bytes given;
   Buffer input, output;
+  bool in_place;
   std::byte* result = nullptr;
-  bool untouched = true;  // the input, by the calls; in place it is not
-  Bytes seen;             // of the result, by what the stream did after the call
-  std::unique_ptr<NcclCommunicator> communicator;
-  std::unique_ptr<GpuMessageEngine> engine;
-  FakeStream* stream = nullptr;
+  Bytes seen;  // of the result
+  bool untouched = true;
 };
 
-}  // namespace gpu_message_cases
+/// Whether input and output can be one in the way of Tensors.
+inline bool has_place(const Case& c) {
+  const Collective k = c.algorithm->collective;
+  return !c.in_place || k == Collective::all_reduce || k == Collective::reduce_scatter || k == Collective::all_gather ||
+         k == Collective::broadcast;
+}
+
+inline std::string describe_case(const Case& c) {
+  std::ostringstream text;
+  text << c.algorithm->name << " " << name(c.algorithm->collective) << " world " << c.world << " count " << c.count
+       << " " << name(c.dtype) << " " << name(c.op) << (c.in_place ? " in place" : "") << " scratch " << c.scratch_bytes
+       << " offset " << c.offset << " seed " << c.seed;
+  return text.str();
+}
+
+}  // namespace collective_cases
