@@ -47,8 +47,8 @@ struct GpuPlan {
   int parts = 1;
   int work_slots = 0;
   int inbox_slots = 0;
-  int slots = 0;         ///< of both, at the rank that has most: all ranks cut a message into the same slabs
-  int most_sources = 1;  ///< of a reduction, at any rank
+  int slots = 0;                  ///< of both, at the rank that has most: all ranks cut a message into the same slabs
+  int most_sources = 1;           ///< of a reduction, at any rank
   std::vector<GpuCombine> scale;  ///< before the first round: premul_sum's own input, where the plan is for that
   std::vector<GpuRound> rounds;
   std::vector<GpuCombine> deliver;  ///< after the last round: output chunks that are still the input's

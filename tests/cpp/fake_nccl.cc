@@ -161,7 +161,6 @@ void FakeMachine::add_part(FakeCommunicator* communicator, Part part, FakeStream
   for (const Part& other : group->parts) {
     if ((!part.sends || !other.sends) && overlap(part, other)) violate("messages of one group overlap");
   }
-  part.group = group;
   if (part.sends) {
     messages.push_back(std::to_string(group->rank) + ">" + std::to_string(part.peer) + " " +
                        std::to_string(part.bytes));
@@ -186,18 +185,18 @@ bool FakeMachine::can_run(const FakeStream& stream) const {
   return !head.group || !head.group->posted || head.group->left == 0;
 }
 
-void FakeMachine::post(FakeGroup& group) {
-  group.posted = true;
-  for (const Part& part : group.parts) {
-    auto& lane = lanes_[part.sends ? std::pair(group.rank, part.peer) : std::pair(part.peer, group.rank)];
+void FakeMachine::post(const std::shared_ptr<FakeGroup>& group) {
+  group->posted = true;
+  for (Part part : group->parts) {
+    part.group = group;
+    auto& lane = lanes_[part.sends ? std::pair(group->rank, part.peer) : std::pair(part.peer, group->rank)];
     (part.sends ? lane.first : lane.second).push_back(part);
   }
 }
 
 void FakeMachine::run_head(FakeStream& stream) {
   const FakeStream::Item head = stream.items.front();
-  if (head.group && !head.group->posted) return post(*head.group);
-  if (head.group) head.group->parts.clear();  // they hold the group, too
+  if (head.group && !head.group->posted) return post(head.group);
   stream.items.pop_front();
   if (head.sets) *head.sets = true;
   if (!head.act) return;

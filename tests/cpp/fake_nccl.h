@@ -51,7 +51,7 @@ class FakeMachine {
     int peer;
     std::byte* address;
     size_t bytes;
-    std::shared_ptr<FakeGroup> group;
+    std::shared_ptr<FakeGroup> group;  // once it has begun
   };
   FakeStream* add_stream();
   void violate(const std::string& what);
@@ -65,7 +65,7 @@ class FakeMachine {
   bool step(std::mt19937& random);
   void run_head(FakeStream& stream);
   bool can_run(const FakeStream& stream) const;
-  void post(FakeGroup& group);
+  void post(const std::shared_ptr<FakeGroup>& group);
   void move(int from, int to);
 
   std::vector<std::unique_ptr<FakeStream>> streams_;
