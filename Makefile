@@ -114,6 +114,11 @@ $(STAMPS)/lint: $(STAMPS)/tools pyproject.toml
 	@$(PIP) install -q $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
 	@touch $@
 
+# Readers of the GPU's machine code, for where an nvcc made some; without them that test skips itself.
+$(STAMPS)/machine-code: $(STAMPS)/tools
+	@! command -v nvcc > /dev/null || $(PIP) install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm || echo "no cuobjdump to be had: tests of the GPU's machine code will be skipped"
+	@touch $@
+
 $(STAMPS)/conformance: $(STAMPS)/tools
 	@$(PIP) install -q expecttest
 	@touch $@
@@ -136,7 +141,7 @@ cpp-test: $(STAMPS)/tools
 	@$(INSIDE) cmake --build --preset release
 	@$(INSIDE) ctest --preset release
 
-python-test: install
+python-test: install $(STAMPS)/machine-code
 	$(SAY) "Python tests"
 	@$(INSIDE) python -m pytest
 

@@ -1,11 +1,20 @@
-// What libringlet_cuda.so exports: plain C names, found with dlsym, so that nothing else links or includes CUDA.
+// What libringlet_cuda.so exports: two plain C names, found with dlsym, so that nothing else links or includes CUDA.
 //
-// Contract: a function never throws and leaves the current device as it was. Thread safety: from any thread.
+// Contract: no function throws or leaves another device current than it found; one that returns int returns 0 or CUDA's
+// error code, which `explain` puts into words. Streams and events are CUDA's own handles. What takes a stream only
+// enqueues: it allocates nothing and waits for nothing; the stream's device must be current.
+// Thread safety: from any thread.
 #pragma once
 
-#ifdef __cplusplus
+#include <cstddef>
+
+#include "reduce/reduce.h"
+
+namespace ringlet::cuda {
+struct PullArgs;  // cuda_pull.h
+}
+
 extern "C" {
-#endif
 
 struct RingletCudaFacts {
   int runtime_version;  ///< of the runtime linked in, e.g. 13000
@@ -17,8 +26,36 @@ struct RingletCudaFacts {
 };
 
 /// Fills `facts`; starts the driver and, where there is a device, runs one small kernel on it.
-void ringlet_cuda_facts(struct RingletCudaFacts* facts);
+void ringlet_cuda_facts(RingletCudaFacts* facts);
 
-#ifdef __cplusplus
+/// The device as the engines see it. A test fills one with functions of its own and needs no GPU.
+struct RingletCudaDevice {
+  size_t bytes;  ///< sizeof(RingletCudaDevice) where the library was built
+
+  /// reduce.h's contract, `streaming` aside, on addresses that the device reaches; up to `most_sources` sources.
+  int (*reduce)(const ringlet::ReduceArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
+  int most_sources;
+  /// float32 to or from float16, bfloat16 or float8; dst and src do not overlap.
+  int (*cast)(void* dst, ringlet::DType to, const void* src, ringlet::DType from, size_t count, void* stream);
+  int (*copy)(void* dst, const void* src, size_t bytes, void* stream);
+  /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
+  int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
+
+  int (*upload)(void* dst, const void* src, size_t bytes);    ///< from the host; done when it returns
+  int (*download)(void* dst, const void* src, size_t bytes);  ///< to the host; done when it returns
+
+  int (*allocate)(void** memory, size_t bytes);  ///< may wait for the device, as release may
+  int (*release)(void* memory);
+  int (*create_stream)(void** stream);  ///< one that does not wait for the default stream
+  int (*destroy_stream)(void* stream);
+  int (*create_event)(void** event);
+  int (*destroy_event)(void* event);
+  int (*record)(void* event, void* stream);
+  int (*wait)(void* stream, void* event);     ///< what follows on the stream waits for the event as last recorded
+  int (*finished)(void* event, int* answer);  ///< answer 1: what it was recorded after is done
+
+  const char* (*explain)(int code);
+};
+
+const RingletCudaDevice* ringlet_cuda_device();
 }
-#endif

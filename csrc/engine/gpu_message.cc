@@ -1,0 +1,286 @@
+#include "engine/gpu_message.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/partition.h"
+#include "engine/selector.h"
+
+namespace ringlet {
+namespace {
+
+constexpr size_t kPackBytes = 16;  // what the kernels load at once
+constexpr size_t kSlotUnit = 256;
+
+size_t remainder_of(const std::byte* address) { return reinterpret_cast<uintptr_t>(address) % kPackBytes; }
+
+Announcement announcement_of(const Call& call) {
+  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
+}
+
+}  // namespace
+
+/// The same piece of every chunk, so that slabs never change which chunk an element belongs to.
+struct GpuMessageEngine::Slab {
+  size_t begin;  // in every chunk
+  size_t set;    // of scratch
+};
+
+/// A call with its plan: where things lie and how it is cut.
+struct GpuMessageEngine::Bound {
+  Bound(const Call& call, const GpuPlan& plan, const Place& place)
+      : call(call),
+        plan(plan),
+        size(element_size(call.dtype)),
+        divided(is_divided(call.collective)),
+        input(input_chunks(call.collective, place, plan.parts)),
+        output(output_chunks(call.collective, place, plan.parts)),
+        partition(call.count, static_cast<size_t>(plan.parts)) {}
+
+  size_t length(int chunk) const { return divided ? partition.size(chunk) : call.count; }
+  size_t elements(int chunk, const Slab& slab) const {
+    return length(chunk) <= slab.begin ? 0 : std::min(width, length(chunk) - slab.begin);
+  }
+  size_t bytes(int chunk, const Slab& slab) const { return chunk == kNoChunk ? 1 : elements(chunk, slab) * size; }
+  bool overlapped() const { return transfers != computing; }
+
+  std::byte* in_tensor(const std::byte* tensor, Chunks chunks, int chunk, size_t begin) const {
+    const size_t start = divided ? partition.offset(chunk) : static_cast<size_t>(chunk - chunks.first) * call.count;
+    return const_cast<std::byte*>(tensor) + (start + begin) * size;
+  }
+
+  /// A chunk's slots lie as the chunk itself does, modulo 16: kernels then load and store packs.
+  size_t skew(int chunk, const Slab& slab) const {
+    const auto in = [chunk](Chunks c) { return chunk >= c.first && chunk < c.first + c.count; };
+    if (chunk == kNoChunk) return 0;
+    if (in(output)) return remainder_of(in_tensor(call.output, output, chunk, slab.begin));
+    return in(input) ? remainder_of(in_tensor(call.input, input, chunk, slab.begin)) : 0;
+  }
+
+  std::byte* address(Spot spot, const Slab& slab) const {
+    if (spot.where == Where::input) return in_tensor(call.input, input, spot.chunk, slab.begin);
+    if (spot.where == Where::output) return in_tensor(call.output, output, spot.chunk, slab.begin);
+    const size_t slot = static_cast<size_t>(spot.where == Where::work ? spot.slot : plan.work_slots + spot.slot);
+    return scratch + (slab.set * slots + slot) * slot_bytes + skew(spot.chunk, slab);
+  }
+
+  const Call& call;
+  const GpuPlan& plan;
+  size_t size;
+  bool divided;
+  Chunks input, output;
+  Partition partition;
+  std::byte* scratch = nullptr;
+  size_t slots = 0;  // of a set
+  size_t slot_bytes = 0;
+  size_t width = 1;  // elements of a slab in every chunk
+  size_t slabs = 1;
+  size_t sets = 1;  // in use
+  NcclStream stream = nullptr, transfers = nullptr, computing = nullptr;
+};
+
+GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const RingletCudaDevice& device,
+                                   const Limits& limits)
+    : communicator_(communicator),
+      device_(device),
+      limits_(limits),
+      rank_(communicator.rank()),
+      world_(communicator.world()),
+      pointers_(static_cast<size_t>(device.most_sources)) {
+  try {
+    void* scratch = nullptr;
+    device_call(device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
+    scratch_ = static_cast<std::byte*>(scratch);
+    for (NcclStream* stream : {&transfers_, &computing_}) device_call(device_.create_stream(stream), "making a stream");
+    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_}) {
+      device_call(device_.create_event(event), "making an event");
+    }
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+GpuMessageEngine::~GpuMessageEngine() { release(); }
+
+void GpuMessageEngine::release() noexcept {
+  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_}) {
+    if (event != nullptr) device_.destroy_event(event);
+  }
+  for (NcclStream stream : {transfers_, computing_}) {
+    if (stream != nullptr) device_.destroy_stream(stream);
+  }
+  if (scratch_ != nullptr) device_.release(scratch_);
+}
+
+void GpuMessageEngine::check_call(const Call& call) const {
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU: " + why);
+  };
+  if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  if (call.root < 0 || call.root >= world_) refuse("no rank " + std::to_string(call.root) + " to be the root");
+  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
+    refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
+  }
+  if (input_elements(call, rank_, world_) != 0 && call.input == nullptr) refuse("this rank needs an input");
+  if (output_elements(call, rank_, world_) != 0 && call.output == nullptr) refuse("this rank needs an output");
+}
+
+const GpuPlan& GpuMessageEngine::plan_for(const Algorithm& algorithm, const Call& call) {
+  const bool scaled = is_reduction(call.collective) && call.op == ReduceOp::premul_sum;
+  const auto index = static_cast<uint64_t>(index_of(algorithm));
+  std::unique_ptr<GpuPlan>& plan = plans_[index << 33 | uint64_t{scaled} << 32 | static_cast<uint32_t>(call.root)];
+  if (!plan) plan = std::make_unique<GpuPlan>(make_gpu_plan(algorithm, {rank_, world_, call.root}, scaled));
+  if (plan->most_sources > device_.most_sources) {
+    throw InvalidUsage(std::string(algorithm.name) + " combines " + std::to_string(plan->most_sources) +
+                       " values at once, and the GPU's kernels " + std::to_string(device_.most_sources) +
+                       " at most; choose another algorithm for a world of " + std::to_string(world_));
+  }
+  return *plan;
+}
+
+GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& plan, NcclStream stream) const {
+  Bound bound(call, plan, {rank_, world_, call.root});
+  bound.scratch = scratch_;
+  bound.stream = bound.transfers = bound.computing = stream;
+  bound.slots = static_cast<size_t>(plan.slots);
+  const size_t longest = bound.divided ? bound.partition.size(0) : call.count;
+  const size_t room = limits_.scratch_bytes / (kSets * std::max<size_t>(1, bound.slots)) / kSlotUnit * kSlotUnit;
+  bound.slot_bytes = std::min(room, round_up(limits_.slab_bytes + kPackBytes, kSlotUnit));
+  if (bound.slot_bytes < kSlotUnit) {
+    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU needs at least " +
+                       std::to_string(kSets * bound.slots * kSlotUnit) + " bytes of scratch, and the budget is " +
+                       std::to_string(limits_.scratch_bytes));
+  }
+  bound.width = bound.slots == 0 ? std::max<size_t>(1, longest) : (bound.slot_bytes - kPackBytes) / bound.size;
+  bound.slabs = std::max<size_t>(1, ceil_div(longest, bound.width));
+  if (bound.slabs > 1 && plan.in_step) {
+    bound.sets = kSets;
+    bound.transfers = transfers_;
+    bound.computing = computing_;
+  }
+  return bound;
+}
+
+void GpuMessageEngine::run(const Call& call, NcclStream stream) {
+  communicator_.check();
+  check_call(call);
+  const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
+  const Algorithm& algorithm = call.algorithm != nullptr
+                                   ? *call.algorithm
+                                   : *choose_algorithm({call.collective, whole, world_, /*in_place=*/false});
+  const Bound bound = bind(call, plan_for(algorithm, call), stream);
+  last_ = describe(announcement_of(call), call.sequence);
+  try {
+    enqueue(bound);
+  } catch (const Error& error) {
+    communicator_.abort();  // the peers would wait for what this rank will not send
+    rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());
+  }
+}
+
+void GpuMessageEngine::enqueue(const Bound& bound) {
+  if (bound.overlapped()) {
+    device_call(device_.record(entered_, bound.stream), "recording an event");
+    for (NcclStream stream : {bound.transfers, bound.computing}) {
+      device_call(device_.wait(stream, entered_), "waiting for an event");
+    }
+  }
+  for (size_t first = 0; first < bound.slabs; first += bound.sets) {
+    std::vector<Slab> slabs;
+    for (size_t s = 0; s < bound.sets && first + s < bound.slabs; ++s) slabs.push_back({(first + s) * bound.width, s});
+    for (const Slab& slab : slabs) begin(bound, slab);
+    // In this order on all ranks, whichever rounds they have: those that meet are of one step, and of one slab.
+    for (const GpuRound& round : bound.plan.rounds) {
+      for (const Slab& slab : slabs) run_round(bound, round, slab);
+    }
+    for (const Slab& slab : slabs) {
+      for (const GpuCombine& copy : bound.plan.deliver) combine(bound, copy, slab, false);
+    }
+  }
+  // Arithmetic waits for every group, so its stream is the last to be done.
+  order(bound, done_, bound.computing, bound.stream);
+  if (!bound.overlapped()) device_call(device_.record(done_, bound.stream), "recording an event");
+  any_ = true;
+}
+
+void GpuMessageEngine::begin(const Bound& bound, const Slab& slab) {
+  for (const GpuCombine& own : bound.plan.scale) combine(bound, own, slab, true);
+  if (bound.overlapped()) device_call(device_.record(ready_[slab.set], bound.computing), "recording an event");
+}
+
+void GpuMessageEngine::run_round(const Bound& bound, const GpuRound& round, const Slab& slab) {
+  if (transfer(bound, round, slab)) order(bound, moved_[slab.set], bound.transfers, bound.computing);
+  for (const GpuCombine& item : round.combines) combine(bound, item, slab, false);
+  if (bound.overlapped()) device_call(device_.record(ready_[slab.set], bound.computing), "recording an event");
+}
+
+/// False where there is nothing to send or receive. Empty messages are left out on both sides.
+bool GpuMessageEngine::transfer(const Bound& bound, const GpuRound& round, const Slab& slab) {
+  const auto any = [&](const std::vector<GpuTransfer>& transfers) {
+    return std::any_of(transfers.begin(), transfers.end(),
+                       [&](const GpuTransfer& t) { return bound.bytes(t.spot.chunk, slab) != 0; });
+  };
+  if (!any(round.sends) && !any(round.receives)) return false;
+  if (bound.overlapped()) device_call(device_.wait(bound.transfers, ready_[slab.set]), "waiting for an event");
+  communicator_.open_group();
+  for (const GpuTransfer& t : round.sends) {
+    const size_t bytes = bound.bytes(t.spot.chunk, slab);
+    if (bytes != 0) communicator_.send(bound.address(t.spot, slab), bytes, t.peer, bound.transfers);
+  }
+  for (const GpuTransfer& t : round.receives) {
+    const size_t bytes = bound.bytes(t.spot.chunk, slab);
+    if (bytes != 0) communicator_.recv(bound.address(t.spot, slab), bytes, t.peer, bound.transfers);
+  }
+  communicator_.close_group(Deadline::after(bound.call.timeout));
+  return true;
+}
+
+void GpuMessageEngine::combine(const Bound& bound, const GpuCombine& item, const Slab& slab, bool scale) {
+  const Call& call = bound.call;
+  ReduceArgs args{};
+  args.dst = bound.address(item.to, slab);
+  args.srcs = pointers_.data();
+  args.n = item.sources;
+  args.count = bound.elements(item.to.chunk, slab);
+  args.divisor = item.finish && call.op == ReduceOp::avg ? world_ : 1;
+  if (scale) {
+    args.scaled_source = 0;
+    args.scale = call.scale;
+  }
+  for (int i = 0; i < item.sources; ++i) {
+    pointers_[i] = bound.address(bound.plan.sources[item.first_source + i], slab);
+  }
+  if (args.count == 0) return;
+  if (item.sources > 1 || scale) {
+    device_call(device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
+  } else if (args.dst != pointers_[0]) {
+    device_call(device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
+  }
+}
+
+void GpuMessageEngine::order(const Bound& bound, void* event, NcclStream before, NcclStream after) {
+  if (!bound.overlapped()) return;
+  device_call(device_.record(event, before), "recording an event");
+  device_call(device_.wait(after, event), "waiting for an event");
+}
+
+void GpuMessageEngine::wait(const Deadline& deadline) {
+  for (int finished = 0; any_;) {
+    device_call(device_.finished(done_, &finished), last_.c_str());
+    if (finished != 0) return;
+    communicator_.check();
+    if (deadline.passed()) {
+      communicator_.abort();
+      throw Timeout(last_ + " on rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                    " was not done at the deadline; some rank has not made this call, or is stuck before it");
+    }
+    std::this_thread::yield();
+  }
+}
+
+void GpuMessageEngine::device_call(int code, const char* what) {
+  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
+}
+
+}  // namespace ringlet

@@ -1,0 +1,78 @@
+// The message engine on the GPU: runs any schedule as groups of NCCL sends and receives and reduction kernels.
+//
+// Contract: run() enqueues one collective behind what is on the caller's stream, and what the caller enqueues there
+// later comes after it; the host waits only while NCCL connects peers. All ranks make the same calls in the same order.
+// wait() returns when the last call is done. Errors abort the communicator and throw; then so does every later call.
+// A long message is cut into slabs, the same piece of every chunk; two are under way in turns, so that one is reduced
+// while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the device.
+// Talks to the world through two tables only (transport/nccl_api.h, reduce/cuda.h), which a test fills with its own.
+// Ownership: api, device and communicator outlive it; tensors must stay until the stream has passed the call. The
+// device must be current. Thread safety: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/call.h"
+#include "engine/gpu_plan.h"
+#include "reduce/cuda.h"
+#include "transport/nccl_communicator.h"
+
+namespace ringlet {
+
+class GpuMessageEngine {
+ public:
+  struct Limits {
+    size_t scratch_bytes = size_t{64} << 20;
+    size_t slab_bytes = size_t{2} << 20;  ///< of one chunk: less, and NCCL's channels are not filled
+  };
+
+  GpuMessageEngine(NcclCommunicator& communicator, const RingletCudaDevice& device, const Limits& limits);
+  ~GpuMessageEngine();
+  GpuMessageEngine(const GpuMessageEngine&) = delete;
+  GpuMessageEngine& operator=(const GpuMessageEngine&) = delete;
+
+  /// Addresses are the device's. InvalidUsage, before anything moves, where the call or the budget does not do.
+  void run(const Call& call, NcclStream stream);
+
+  /// Until the last call is done; Timeout at the deadline, or what has befallen the communicator meanwhile.
+  void wait(const Deadline& deadline);
+
+ private:
+  static constexpr size_t kSets = 2;  // of scratch: slabs under way at once
+  struct Slab;
+  struct Bound;
+
+  void check_call(const Call& call) const;
+  const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
+  Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
+  void enqueue(const Bound& bound);
+  void begin(const Bound& bound, const Slab& slab);
+  void run_round(const Bound& bound, const GpuRound& round, const Slab& slab);
+  bool transfer(const Bound& bound, const GpuRound& round, const Slab& slab);
+  void combine(const Bound& bound, const GpuCombine& combine, const Slab& slab, bool scale);
+  void order(const Bound& bound, void* event, NcclStream before, NcclStream after);
+  void release() noexcept;
+  void device_call(int code, const char* what);
+
+  NcclCommunicator& communicator_;
+  const RingletCudaDevice& device_;
+  const Limits limits_;
+  const int rank_;
+  const int world_;
+  std::byte* scratch_ = nullptr;
+  NcclStream transfers_ = nullptr, computing_ = nullptr;  // where slabs take turns
+  void* moved_[kSets] = {};                               // by set: its last group is through
+  void* ready_[kSets] = {};                               // by set: what its next group sends is there
+  void* entered_ = nullptr;                               // the caller's stream has come to the call in progress
+  void* done_ = nullptr;                                  // the last call is done
+  bool any_ = false;
+  std::string last_;  // the last call, for messages
+  std::unordered_map<uint64_t, std::unique_ptr<GpuPlan>> plans_;
+  std::vector<const std::byte*> pointers_;  // of one combine's sources
+};
+
+}  // namespace ringlet

@@ -1,0 +1,204 @@
+#include "engine/gpu_pull.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/partition.h"
+#include "engine/selector.h"
+
+namespace ringlet {
+namespace {
+
+using cuda::PullArgs;
+using cuda::PullLayout;
+using cuda::PullSource;
+using cuda::PullStep;
+
+// The kernel has numbers for what the host has names for.
+static_assert(static_cast<uint8_t>(Space::none) == cuda::kNoSpace);
+static_assert(static_cast<uint8_t>(Space::input) == cuda::kInput);
+static_assert(static_cast<uint8_t>(Space::output) == cuda::kOutput);
+static_assert(static_cast<uint8_t>(Space::stage_a) == cuda::kStageA);
+static_assert(static_cast<int>(PlanStep::Kind::combine) == PullStep::combine);
+static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kAnnounced == 1);
+
+constexpr size_t kPieceBytes = size_t{64} << 10;  // of one chunk, where no stage limits it
+
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
+
+std::vector<PullStep> flat_steps(const Plan& plan) {
+  std::vector<PullStep> steps;
+  for (const PlanStep& s : plan.steps) {
+    steps.push_back({static_cast<PullStep::Kind>(s.kind), static_cast<uint8_t>(s.to), s.tee, s.finish, s.peer, s.stage,
+                     s.chunk, s.chunks, s.first_source, s.sources});
+  }
+  return steps;
+}
+
+std::vector<PullSource> flat_sources(const Plan& plan) {
+  std::vector<PullSource> sources;
+  for (const Source& s : plan.sources) {
+    sources.push_back({s.rank, s.chunk, static_cast<uint8_t>(s.space), static_cast<uint8_t>(s.staged), s.raw});
+  }
+  return sources;
+}
+
+Announcement announcement_of(const Call& call) {
+  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
+}
+
+}  // namespace
+
+GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup) : device_(device), setup_(std::move(setup)) {
+  if (setup_.world > cuda::kMostRanks) {
+    throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
+                       std::to_string(setup_.world) + "; use NCCL");
+  }
+  const PullLayout layout{setup_.blocks, 0};
+  if (setup_.blocks < 1 || setup_.region_bytes < layout.stages()) {
+    throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
+                       std::to_string(setup_.blocks) + " blocks");
+  }
+}
+
+GpuPullEngine::~GpuPullEngine() {
+  for (void* memory : owned_) device_.release(memory);
+}
+
+void* GpuPullEngine::upload(const void* data, size_t bytes) {
+  void* memory = nullptr;
+  device_call(device_.allocate(&memory, std::max<size_t>(bytes, 1)), "allocating a plan");
+  owned_.push_back(memory);
+  device_call(device_.upload(memory, data, bytes), "uploading a plan");
+  return memory;
+}
+
+const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+  const auto index = static_cast<uint64_t>(index_of(algorithm));
+  std::unique_ptr<Uploaded>& known = plans_[index << 33 | uint64_t{in_place} << 32 | static_cast<uint32_t>(root)];
+  if (!known) {
+    auto made = std::make_unique<Uploaded>();
+    made->plan = make_plan(algorithm, {setup_.rank, setup_.world, root}, in_place);
+    const std::vector<PullStep> steps = flat_steps(made->plan);
+    const std::vector<PullSource> sources = flat_sources(made->plan);
+    made->steps = upload(steps.data(), steps.size() * sizeof(PullStep));
+    made->sources = upload(sources.data(), sources.size() * sizeof(PullSource));
+    known = std::move(made);
+  }
+  return *known;
+}
+
+void GpuPullEngine::check_call(const Call& call, const Registered* registered) const {
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU: " + why);
+  };
+  if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
+  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
+    refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
+  }
+  if (input_elements(call, setup_.rank, setup_.world) != 0 && call.input == nullptr) refuse("this rank needs an input");
+  if (output_elements(call, setup_.rank, setup_.world) != 0 && call.output == nullptr) {
+    refuse("this rank needs an output");
+  }
+  if (registered == nullptr) return;
+  const auto world = static_cast<size_t>(setup_.world);
+  if (registered->inputs.size() != world || registered->outputs.size() != world)
+    refuse("an address per rank is needed");
+  if (call.op == ReduceOp::premul_sum) refuse("premul_sum is staged, as peers must see the scaled values");
+}
+
+/// How the message is cut: the same on all ranks, since it depends on nothing that differs between them.
+void GpuPullEngine::cut(const Plan& plan, const Call& call, PullArgs& args) const {
+  PullLayout layout{setup_.blocks, 0};
+  args.width = std::max<size_t>(1, kPieceBytes / args.size);
+  if (plan.stages > 0) {
+    const size_t slots = static_cast<size_t>(setup_.blocks) * 4 * args.parts;
+    const size_t room = (setup_.region_bytes - layout.stages()) / slots / cuda::kPackBytes * cuda::kPackBytes;
+    if (room < cuda::kPackBytes + args.size) {
+      throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU needs regions of at least " +
+                         std::to_string(layout.stages() + slots * round_up(cuda::kPackBytes + args.size, 16)) +
+                         " bytes, and they have " + std::to_string(setup_.region_bytes));
+    }
+    layout.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
+    args.width = (layout.slot_bytes - cuda::kPackBytes) / args.size;
+  }
+  // Pieces of whole packs, so that all but a chunk's first and last elements move 16 bytes at a time.
+  const size_t per_pack = std::max<size_t>(1, cuda::kPackBytes / args.size);
+  if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
+  args.layout = layout;
+}
+
+void GpuPullEngine::place(const Call& call, const Registered* registered, PullArgs& args) const {
+  const size_t block = args.divided ? 0 : call.count * args.size;
+  const auto moved = [&](const std::byte* tensor, Chunks chunks) {
+    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(tensor) -
+                                              static_cast<size_t>(chunks.first) * block);
+  };
+  const int parts = static_cast<int>(args.parts);
+  for (int q = 0; q < setup_.world; ++q) {
+    args.regions[q] = setup_.regions[static_cast<size_t>(q)];
+    const Place there{q, setup_.world, call.root};
+    const bool own = q == setup_.rank;
+    if (!own && registered == nullptr) continue;
+    const std::byte* input = own ? call.input : registered->inputs[static_cast<size_t>(q)];
+    const std::byte* output = own ? call.output : registered->outputs[static_cast<size_t>(q)];
+    args.inputs[q] = moved(input, input_chunks(call.collective, there, parts));
+    args.outputs[q] = moved(output, output_chunks(call.collective, there, parts));
+  }
+}
+
+void GpuPullEngine::run(const Call& call, void* stream, const Registered* registered) {
+  check_call(call, registered);
+  const size_t whole =
+      call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
+  const bool in_place = registered != nullptr && call.collective != Collective::barrier;  // which has no tensors
+  const Algorithm& algorithm =
+      call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, setup_.world, in_place});
+  const Uploaded& uploaded = plan_for(algorithm, call.root, in_place);
+  PullArgs args{};
+  args.steps = static_cast<const PullStep*>(uploaded.steps);
+  args.sources = static_cast<const PullSource*>(uploaded.sources);
+  args.step_count = static_cast<int>(uploaded.plan.steps.size());
+  args.body = static_cast<int>(uploaded.plan.body);
+  args.rank = setup_.rank;
+  args.world = setup_.world;
+  args.parts = static_cast<size_t>(uploaded.plan.parts);
+  args.count = call.count;
+  args.size = element_size(call.dtype);
+  args.scale = call.scale;
+  args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
+  args.divided = is_divided(call.collective);
+  args.in_place = in_place;
+  args.premul = call.op == ReduceOp::premul_sum;
+  args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count());
+  cut(uploaded.plan, call, args);
+  place(call, registered, args);
+  last_ = describe(announcement_of(call), call.sequence);
+  // A collective that combines nothing copies bytes, which any of the kernels does.
+  const bool reduces = is_reduction(call.collective);
+  device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
+              "launching a pull kernel");
+}
+
+void GpuPullEngine::check() const {
+  uint64_t word = 0;
+  device_call(device_.download(&word, setup_.regions[static_cast<size_t>(setup_.rank)], sizeof word),
+              "reading a region");
+  if (word == 0) return;
+  const auto peer = static_cast<int>(word >> 48 & 0x7fff), block = static_cast<int>(word >> 32 & 0xffff);
+  const auto stage = static_cast<uint32_t>(word);
+  const std::string where =
+      stage >= ready(0) && stage < kCompleted ? "round " + std::to_string(stage - ready(0)) : "the start of a piece";
+  throw Timeout("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
+                last_ + " on a GPU: block " + std::to_string(block) + " waited too long for rank " +
+                std::to_string(peer) + ", at " + where +
+                "; that rank has not made the call, or its kernel does not run");
+}
+
+void GpuPullEngine::device_call(int code, const char* what) const {
+  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
+}
+
+}  // namespace ringlet

@@ -1,0 +1,73 @@
+// The pull engine on the GPU: hands plans of engine/plan.h to one kernel per rank, which reads peers' memory itself.
+//
+// Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
+// order, and every rank's kernel must get to run beside its peers': with several ranks on one device, all blocks
+// together must fit on it. check(), of a call that the stream has passed, throws Timeout if a wait took longer than the
+// call's timeout; the engine is of no use then, and kernels launched later end at once.
+// Peers' memory is addresses only: of one process, of CUDA IPC, of a mapping; who makes them is no matter here.
+// Ownership: regions and device outlive it; a region is zeroed once before any rank's first call. Tensors must stay
+// until the stream has passed the call, and where they are read in place, all ranks' streams.
+// Thread safety: one thread at a time. The device must be current.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/call.h"
+#include "engine/plan.h"
+#include "reduce/cuda.h"
+#include "reduce/cuda_pull.h"
+
+namespace ringlet {
+
+class GpuPullEngine {
+ public:
+  struct Setup {
+    int rank = 0;
+    int world = 1;
+    std::vector<std::byte*> regions{};  ///< by rank, as this rank's device reaches them; 128-byte aligned
+    size_t region_bytes = 0;            ///< the same on all ranks
+    int blocks = 16;                    ///< of a kernel; the same on all ranks
+  };
+
+  /// All ranks' tensors of a call as this rank's device reaches them, by rank: then they are read in place.
+  struct Registered {
+    std::vector<const std::byte*> inputs;
+    std::vector<const std::byte*> outputs;
+  };
+
+  GpuPullEngine(const RingletCudaDevice& device, Setup setup);
+  ~GpuPullEngine();
+  GpuPullEngine(const GpuPullEngine&) = delete;
+  GpuPullEngine& operator=(const GpuPullEngine&) = delete;
+
+  void run(const Call& call, void* stream, const Registered* registered = nullptr);
+
+  /// Waits for a copy from the device; the stream must have passed the call.
+  void check() const;
+
+ private:
+  /// A plan with its copy on the device.
+  struct Uploaded {
+    Plan plan;
+    void* steps = nullptr;
+    void* sources = nullptr;
+  };
+
+  const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  void* upload(const void* data, size_t bytes);
+  void check_call(const Call& call, const Registered* registered) const;
+  void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
+  void place(const Call& call, const Registered* registered, cuda::PullArgs& args) const;
+  void device_call(int code, const char* what) const;
+
+  const RingletCudaDevice& device_;
+  const Setup setup_;
+  std::string last_;  // the last call, for messages
+  std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
+  std::vector<void*> owned_;  // on the device
+};
+
+}  // namespace ringlet

@@ -1,0 +1,80 @@
+// The kernel that runs pull plans, and its launch.
+#include <cuda_runtime.h>
+
+#include "reduce/cuda_launch.cuh"
+#include "reduce/cuda_pull.h"
+
+namespace ringlet::cuda {
+namespace {
+
+/// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
+/// causality through bar.sync).
+struct DeviceBlock {
+  Work<kMostRanks>& shared;
+
+  __device__ int index() const { return static_cast<int>(blockIdx.x); }
+  __device__ Work<kMostRanks>& work() { return shared; }
+  __device__ void together() { __syncthreads(); }
+
+  template <class Act>
+  __device__ void one(Act act) {
+    if (threadIdx.x == 0) act();
+  }
+  template <class Act>
+  __device__ void each(Act act) {
+    act(size_t{threadIdx.x}, size_t{kThreads});
+  }
+
+  __device__ static uint64_t load(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
+  __device__ void publish(uint64_t* word, uint64_t value) {
+    __syncthreads();  // all threads' stores come before
+    if (threadIdx.x == 0) asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  __device__ static uint64_t nanoseconds() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+
+  __device__ bool wait(const uint64_t* word, uint64_t target, uint64_t budget, uint64_t* failed, uint64_t failure) {
+    bool late = false;
+    if (threadIdx.x == 0 && load(word) < target) {
+      const uint64_t start = nanoseconds();
+      while (!late && load(word) < target) late = load(failed) != 0 || nanoseconds() - start > budget;
+      if (late) atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
+    }
+    return __syncthreads_or(late) == 0;
+  }
+};
+
+template <class E, class Op>
+__global__ void __launch_bounds__(kThreads, 1) pull_kernel(const __grid_constant__ PullArgs args) {
+  __shared__ Work<kMostRanks> work;
+  DeviceBlock block{work};
+  PullInterpreter<E, Op, DeviceBlock>(args, block).run();
+}
+
+struct LaunchPull {
+  using Function = PullLaunch;
+  template <class E, class Op>
+  static Function get() {
+    return [](const PullArgs& args, cudaStream_t stream) {
+      pull_kernel<E, Op><<<static_cast<unsigned>(args.layout.blocks), kThreads, 0, stream>>>(args);
+      return cudaGetLastError();
+    };
+  }
+};
+
+}  // namespace
+
+PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept {
+  if (const PullLaunch launch = find_float<LaunchPull>(dtype, op)) return launch;
+  if (const PullLaunch launch = find_float8<LaunchPull>(dtype, op)) return launch;
+  return find_other<LaunchPull>(dtype, op);
+}
+
+}  // namespace ringlet::cuda

@@ -1,0 +1,212 @@
+// A pull plan (engine/plan.h) as a GPU runs it: one kernel on every rank, reading peers' memory, no host in between.
+//
+// A block is a small pull engine of its own: it takes every blocks-th piece of all chunks through the whole plan, and
+// waits only for the blocks of its number on other ranks. Its progress, one 64-bit word in its rank's region, is what
+// transport/control.h says of a rank's: epoch << 16 | stage, for ever upwards, one epoch a piece. It lives on the
+// device, so a launch that is replayed goes on from where the last ended. Every wait has a budget; a block whose wait
+// is over writes which into its region's first word and ends, and so do the rank's others.
+// Ownership: none. Thread safety: one launch per rank at a time; only a rank's own kernel writes its region and tensors.
+// `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/gpu_pull_test.cc.
+#pragma once
+
+#include "reduce/cuda_reduce.h"
+
+namespace ringlet::cuda {
+
+inline constexpr int kMostRanks = 32;
+
+struct PullStep {
+  enum Kind : uint8_t { publish, wait, combine };
+  Kind kind;
+  uint8_t to;
+  bool tee;
+  bool finish;
+  int peer;
+  uint32_t stage;
+  int chunk;
+  int chunks;
+  int first_source;
+  int sources;
+};
+
+struct PullSource {
+  int rank;
+  int chunk;
+  uint8_t space;
+  uint8_t staged;
+  bool raw;
+};
+
+// Spaces by number; all from stage a on are stages.
+inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStageA = 3;
+
+/// A region: the failure word, a line for each block's progress, then stages; the same on all ranks.
+struct PullLayout {
+  static constexpr size_t kLine = 128;
+  int blocks;
+  size_t slot_bytes;  // of one chunk's piece in one stage
+
+  RINGLET_BOTH size_t progress(int block) const { return kLine * (1 + static_cast<size_t>(block)); }
+  RINGLET_BOTH size_t stages() const { return progress(blocks); }
+  /// Two stages of `parts` slots for either parity of the epoch.
+  RINGLET_BOTH size_t slot(int block, uint64_t epoch, int stage, size_t chunk, size_t parts) const {
+    const size_t area = (static_cast<size_t>(block) * 2 + (epoch & 1)) * 2 + static_cast<size_t>(stage);
+    return stages() + (area * parts + chunk) * slot_bytes;
+  }
+};
+
+struct PullArgs {
+  const PullStep* steps;
+  const PullSource* sources;
+  int step_count;
+  int body;  // steps from here on belong to a block's last piece only
+  int rank;
+  int world;
+  PullLayout layout;
+  size_t parts;
+  size_t count;  // elements: of the buffer where it is divided, of one block otherwise
+  size_t size;   // bytes of an element
+  size_t width;  // elements of a piece in every chunk
+  double scale;  // premul_sum's, of this rank
+  int divisor;   // of finished sums
+  bool divided;
+  bool in_place;
+  bool premul;
+  uint64_t budget;  // of a wait, in the block's unit of time
+  std::byte* regions[kMostRanks];
+  // By rank, moved so that chunk 0 would lie there; of peers only where the plan is in place.
+  const std::byte* inputs[kMostRanks];
+  const std::byte* outputs[kMostRanks];
+};
+
+/// failure word: 1 << 63 | peer << 48 | block << 32 | stage
+RINGLET_BOTH uint64_t pull_failure(int peer, int block, uint32_t stage) {
+  return uint64_t{1} << 63 | static_cast<uint64_t>(peer) << 48 | static_cast<uint64_t>(block) << 32 | stage;
+}
+
+template <class E, class Op, class Block>
+class PullInterpreter {
+ public:
+  RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : args_(args), block_(block) {}
+
+  RINGLET_BOTH void run() {
+    const size_t pieces = (longest() + args_.width - 1) / args_.width;
+    const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
+    if (block_.load(failure_word()) != 0) return;  // a call before did not end: its epochs are no longer its peers'
+    epoch_ = block_.load(progress(args_.rank)) >> 16;
+    // A barrier has one piece of nothing.
+    for (size_t piece = mine; piece < pieces || (pieces == 0 && piece == 0); piece += blocks) {
+      begin_ = piece * args_.width;
+      if (!run_piece(piece == mine, piece + blocks >= pieces)) return;
+      ++epoch_;
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAnnounced = 1;
+
+  RINGLET_BOTH uint64_t* progress(int rank) const {
+    return reinterpret_cast<uint64_t*>(args_.regions[rank] + args_.layout.progress(block_.index()));
+  }
+
+  RINGLET_BOTH uint64_t* failure_word() const { return reinterpret_cast<uint64_t*>(args_.regions[args_.rank]); }
+
+  // The same cut as base/partition.h, which the device does not compile.
+  RINGLET_BOTH size_t offset(size_t chunk) const {
+    if (!args_.divided) return chunk * args_.count;
+    const size_t larger = args_.count % args_.parts;
+    return chunk * (args_.count / args_.parts) + (chunk < larger ? chunk : larger);
+  }
+  RINGLET_BOTH size_t longest() const {
+    return args_.divided ? (args_.count + args_.parts - 1) / args_.parts : args_.count;
+  }
+  RINGLET_BOTH size_t elements(size_t chunk) const {
+    const size_t length = args_.divided ? offset(chunk + 1) - offset(chunk) : args_.count;
+    const size_t rest = length <= begin_ ? 0 : length - begin_;
+    return rest < args_.width ? rest : args_.width;
+  }
+
+  RINGLET_BOTH const std::byte* address(int rank, uint8_t space, size_t chunk) const {
+    const size_t place = (offset(chunk) + begin_) * args_.size;
+    if (space == kInput) return args_.inputs[rank] + place;
+    if (space == kOutput) return args_.outputs[rank] + place;
+    // As far from a pack's start as in a tensor that begins at one, so that packs meet packs.
+    return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStageA, chunk, args_.parts) +
+           place % kPackBytes;
+  }
+
+  RINGLET_BOTH bool run_piece(bool first, bool last) {
+    for (int q = 0; q < args_.world && epoch_ > 0; ++q) {  // what this piece writes over is two epochs old
+      if (!wait(q, epoch_ - 1, 0)) return false;
+    }
+    if (first && args_.in_place) {
+      publish(kAnnounced);
+      for (int q = 0; q < args_.world; ++q) {
+        if (!wait(q, epoch_, kAnnounced)) return false;
+      }
+    }
+    const int end = last ? args_.step_count : args_.body;
+    for (int i = 0; i < end; ++i) {
+      const PullStep& step = args_.steps[i];
+      if (step.kind == PullStep::publish) publish(step.stage);
+      if (step.kind == PullStep::wait && !wait(step.peer, epoch_, step.stage)) return false;
+      if (step.kind != PullStep::combine) continue;
+      for (int c = 0; c < step.chunks; ++c) combine(step, static_cast<size_t>(c));
+    }
+    return true;
+  }
+
+  RINGLET_BOTH void publish(uint32_t stage) { block_.publish(progress(args_.rank), (epoch_ << 16) + stage); }
+
+  RINGLET_BOTH bool wait(int peer, uint64_t epoch, uint32_t stage) {
+    if (peer == args_.rank) return true;
+    const uint64_t failure = pull_failure(peer, block_.index(), stage);
+    return block_.wait(progress(peer), (epoch << 16) + stage, args_.budget, failure_word(), failure);
+  }
+
+  RINGLET_BOTH void combine(const PullStep& step, size_t c) {
+    const size_t count = elements(static_cast<size_t>(step.chunk) + c);
+    if (count == 0) return;
+    Work<kMostRanks>& work = block_.work();
+    block_.one([&] { fill(work, step, c, count * args_.size); });
+    block_.together();
+    const bool plain = work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
+    if (!plain) {
+      block_.each([&](size_t thread, size_t threads) { reduce_as_thread<E, Op>(work, thread, threads); });
+    } else if (work.srcs[0] != work.dst || work.dst2 != nullptr) {
+      block_.each([&](size_t thread, size_t threads) {
+        reduce_as_thread<Integer<uint8_t>, Or>(work, thread, threads);  // every bit is kept
+      });
+    }
+    block_.together();  // before the work is filled again
+  }
+
+  RINGLET_BOTH void fill(Work<kMostRanks>& work, const PullStep& step, size_t c, size_t bytes) const {
+    const size_t chunk = static_cast<size_t>(step.chunk) + c;
+    work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk));
+    work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, kOutput, chunk)) : nullptr;
+    work.n = step.sources;
+    work.scale = args_.scale;
+    work.scaled_source = -1;
+    work.divisor = step.finish ? args_.divisor : 1;
+    for (int i = 0; i < step.sources; ++i) {
+      const PullSource& source = args_.sources[step.first_source + i];
+      const bool scaled = args_.premul && source.raw && source.rank == args_.rank;
+      const bool published = scaled && source.staged != kNoSpace;
+      const uint8_t space = published ? source.staged : source.space;
+      work.srcs[i] = address(source.rank, space, static_cast<size_t>(source.chunk) + c);
+      if (scaled && !published) work.scaled_source = i;
+    }
+    const bool plain = work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
+    const size_t size = plain ? 1 : sizeof(typename E::Bits);
+    work.count = bytes / size;  // a complex number is two reals to its sums
+    find_packs(work, size);
+  }
+
+  const PullArgs& args_;
+  Block& block_;
+  uint64_t epoch_ = 0;
+  size_t begin_ = 0;
+};
+
+}  // namespace ringlet::cuda

@@ -1,0 +1,310 @@
+// The GPU's message engine on a NCCL and a device of the host (fake_nccl.h): every algorithm, dtype and operation, in
+// and out of place, whole and in slabs, under many orders of events; and what it says where something refuses.
+#include "engine/gpu_message.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "collective_cases.h"
+#include "fake_nccl.h"
+
+using namespace ringlet;
+using namespace collective_cases;
+
+namespace {
+
+/// One rank's tensors and everything that serves it.
+struct Rank {
+  Rank(FakeMachine& machine, const Case& c, int rank) : tensors(c, rank), call(tensors.call) {
+    machine.rank = rank;
+    const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
+    communicator =
+        std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
+    engine = std::make_unique<GpuMessageEngine>(*communicator, FakeMachine::device(),
+                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20});
+    stream = machine.add_stream();
+  }
+
+  /// As a program does: its stream makes the input, then the call, then reads the output and writes over the input.
+  void enqueue_call() {
+    stream->items.push_back({.act = [this] { tensors.write_input(); }});
+    engine->run(call, stream);
+    stream->items.push_back({.act = [this] {
+      tensors.read_output();
+      tensors.spoil_input();
+    }});
+  }
+
+  Tensors tensors;
+  Call& call;
+  std::unique_ptr<NcclCommunicator> communicator;
+  std::unique_ptr<GpuMessageEngine> engine;
+  FakeStream* stream = nullptr;
+};
+
+/// Runs the case and returns how often arithmetic ran beside a transfer.
+int run_case(const Case& c, int calls = 1) {
+  FakeMachine machine;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<Bytes> inputs;
+  for (int q = 0; q < c.world; ++q) {
+    ranks.push_back(std::make_unique<Rank>(machine, c, q));
+    inputs.push_back(ranks.back()->tensors.given);
+  }
+  for (int i = 0; i < calls; ++i) {
+    for (auto& rank : ranks) {
+      machine.rank = rank->communicator->rank();
+      rank->enqueue_call();
+    }
+  }
+  bool ok = machine.execute(c.seed);
+  for (int q = 0; q < c.world && ok; ++q) {
+    Rank& rank = *ranks[static_cast<size_t>(q)];
+    rank.engine->wait(Deadline::after(std::chrono::seconds(60)));
+    ok = rank.tensors.good(expected(c, q, inputs));
+  }
+  ranks.clear();
+  std::string what = describe_case(c);
+  for (const std::string& violation : machine.violations) what += "; " + violation;
+  check_report(ok && machine.violations.empty() && machine.allocated == 0, __FILE__, __LINE__, what);
+  // A block of a reduce-scatter's input need not lie as its output does; elsewhere slots follow the tensors.
+  if (is_divided(c.algorithm->collective)) CHECK_EQ(machine.one_by_one, 0);
+  return machine.overlaps;
+}
+
+void every_algorithm() {
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const int world : {1, 2, 3, 4, 5}) {
+      for (const size_t count : {0, 1, world - 1, world + 1, 12357}) {
+        for (const bool in_place : {false, true}) {
+          // Whole, and in slabs of a few hundred elements.
+          for (const size_t scratch : {size_t{1} << 20, size_t{32} << 10}) {
+            Case c{&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count};
+            c.in_place = in_place;
+            c.scratch_bytes = scratch;
+            c.seed = static_cast<unsigned>(count + scratch) % 11;
+            c.offset = 4 * (count % 3);
+            if (has_place(c)) run_case(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+void every_dtype_and_operation() {
+  for (const char* name : {"ring", "butterfly", "two_shot", "star"}) {
+    const Algorithm* algorithm = find_algorithm(Collective::all_reduce, name);
+    for (int d = 0; d < kDTypes; ++d) {
+      for (int o = 0; o < kReduceOps; ++o) {
+        for (const int world : {1, 2, 3, 5}) {
+          Case c{algorithm, world, 1237, static_cast<DType>(d), static_cast<ReduceOp>(o)};
+          if (!supports(c.dtype, c.op)) continue;
+          c.in_place = (d + o + world) % 2 == 0;
+          c.scratch_bytes = size_t{16} << 10;
+          c.seed = static_cast<unsigned>(d + o);
+          c.offset = element_size(c.dtype);
+          run_case(c);
+        }
+      }
+    }
+  }
+}
+
+/// Orders of events that break what lacks a wait, with one call after another on the same stream.
+void many_orders() {
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective == Collective::barrier) continue;
+    for (unsigned seed = 0; seed < 40; ++seed) {
+      Case c{&algorithm, 3 + static_cast<int>(seed % 3), 999};
+      c.scratch_bytes = size_t{8} << 10;
+      c.seed = seed;
+      run_case(c, /*calls=*/1 + static_cast<int>(seed % 2));
+    }
+  }
+}
+
+/// Values whose sums depend on the order: several at once are added in rank order, as on the host.
+void rank_order() {
+  const Case c{find_algorithm(Collective::all_reduce, "two_shot"), 5, 999, DType::float32};
+  FakeMachine machine;
+  std::mt19937_64 random(5);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<Bytes> inputs;
+  for (int q = 0; q < c.world; ++q) {
+    ranks.push_back(std::make_unique<Rank>(machine, c, q));
+    inputs.push_back(ranks.back()->tensors.given = random_input(c.dtype, c.count, /*tame=*/true, random));
+  }
+  for (auto& rank : ranks) rank->enqueue_call();
+  CHECK(machine.execute(9));
+  const Bytes wanted = reference(c.dtype, ReduceOp::sum, inputs, {});
+  for (auto& rank : ranks) CHECK(rank->tensors.good(wanted));
+  std::reverse(inputs.begin(), inputs.end());
+  CHECK(wanted != reference(c.dtype, ReduceOp::sum, inputs, {}));
+}
+
+void slabs_overlap() {
+  for (const char* name : {"ring", "halving_doubling", "two_shot"}) {
+    Case c{find_algorithm(Collective::all_reduce, name), 4, 12357};
+    c.scratch_bytes = size_t{16} << 10;
+    CHECK(run_case(c) > 0);
+    c.scratch_bytes = size_t{16} << 20;  // one slab: nothing to overlap with
+    CHECK_EQ(run_case(c), 0);
+  }
+}
+
+/// A schedule of which two rounds of rank 1 meet one of rank 0: no common steps, so slabs go one after another.
+Schedule lopsided(const Place& place) {
+  Schedule schedule(/*parts=*/2);
+  if (place.rank == 0) schedule.round().send(1, {0, 1}).send(1, {1, 1});
+  if (place.rank == 1) {
+    schedule.round().recv(0, {0, 1});
+    schedule.round().recv(0, {1, 1});
+  }
+  return schedule;
+}
+
+/// It receives over what it sends.
+Schedule overwriting(const Place& place) {
+  Schedule schedule(/*parts=*/1);
+  schedule.round().send(1 - place.rank, {0, 1}).recv(1 - place.rank, {0, 1});
+  return schedule;
+}
+
+void unusual_schedules() {
+  const Algorithm swap{"overwriting", Collective::all_reduce, overwriting, ""};
+  const std::string message = CHECK_THROWS(InvalidUsage, make_gpu_plan(swap, {0, 2, 0}, false));
+  CHECK(message.find("round 0 rank 0 overwrites a chunk that it reads") != std::string::npos);
+  const Algorithm algorithm{"lopsided", Collective::broadcast, lopsided, ""};
+  CHECK(!make_gpu_plan(algorithm, {0, 2, 0}, false).in_step);
+  for (const Algorithm& known : algorithms()) CHECK(make_gpu_plan(known, {1, 5, 0}, false).in_step);
+}
+
+Case small_case() { return {find_algorithm(Collective::all_reduce, "ring"), 2, 1000}; }
+
+bool says(const std::string& message, std::initializer_list<const char*> words) {
+  const bool all = std::all_of(words.begin(), words.end(),
+                               [&](const char* word) { return message.find(word) != std::string::npos; });
+  if (!all) std::fprintf(stderr, "said: %s\n", message.c_str());
+  return all;
+}
+
+/// Refused before anything moves: the engine serves the next call.
+void refusals() {
+  FakeMachine machine;
+  Case c = small_case();
+  Rank rank(machine, c, 0);
+  Call call = rank.call;
+  call.op = ReduceOp::band;
+  call.dtype = DType::float32;
+  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"band", "float32", "on a GPU"}));
+  call = rank.call;
+  call.input = nullptr;
+  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"needs an input"}));
+  Blocks blocks;
+  call = rank.call;
+  call.blocks = &blocks;
+  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"uneven blocks"}));
+  machine.rank = 1;
+  GpuMessageEngine tiny(*rank.communicator, FakeMachine::device(), {256, 512});
+  CHECK(says(CHECK_THROWS(InvalidUsage, tiny.run(rank.call, rank.stream)), {"bytes of scratch", "budget is 256"}));
+  CHECK(machine.messages.empty() && machine.violations.empty());
+  rank.engine->run(rank.call, rank.stream);
+  CHECK(!machine.messages.empty());
+}
+
+/// Whatever fails on the way: the communicator is aborted once, the error names the call, and later calls say it again.
+void failures() {
+  {
+    FakeMachine machine;
+    Rank rank(machine, small_case(), 0);
+    machine.state = kNcclRemoteError;
+    const std::string message = CHECK_THROWS(PeerLost, rank.engine->run(rank.call, rank.stream));
+    CHECK(says(message, {"remote process exited", "said by the fake"}));
+    CHECK_THROWS(PeerLost, rank.engine->run(rank.call, rank.stream));
+    CHECK(machine.communicators[0]->ended && machine.violations.empty());
+  }
+  {
+    FakeMachine machine;
+    Rank rank(machine, small_case(), 0);
+    machine.device_refuses = 1;
+    const std::string message = CHECK_THROWS(DeviceError, rank.engine->run(rank.call, rank.stream));
+    CHECK(says(message, {"all_reduce #0 (ring, sum, int32, 1000 elements)", "rank 0", "said by the fake device"}));
+    CHECK(machine.communicators[0]->ended && machine.violations.empty());
+    CHECK(says(CHECK_THROWS(DeviceError, rank.engine->run(rank.call, rank.stream)), {"aborted before"}));
+  }
+}
+
+void deadlines() {
+  FakeMachine machine;
+  Rank rank(machine, small_case(), 0);
+  rank.engine->run(rank.call, rank.stream);
+  CHECK(!machine.execute(0));  // rank 1 has not come
+  const std::string stuck = CHECK_THROWS(Timeout, rank.engine->wait(Deadline::after(std::chrono::milliseconds(1))));
+  CHECK(says(stuck, {"all_reduce #0", "rank 0 of 2", "deadline"}));
+  machine.connects = false;
+  const NcclCommunicator::Setup setup{.rank = 1, .world = 2};
+  CHECK(says(CHECK_THROWS(Timeout,
+                          NcclCommunicator(FakeMachine::nccl(), setup, Deadline::after(std::chrono::milliseconds(1)))),
+             {"ncclCommInitRankConfig of rank 1 of 2", "deadline"}));
+  CHECK(machine.communicators[0]->ended && machine.communicators[1]->ended && machine.violations.empty());
+}
+
+/// The fake itself sees what it should: a test whose fake accepts everything proves nothing.
+void the_fake_sees() {
+  FakeMachine machine;
+  const NcclApi& nccl = FakeMachine::nccl();
+  NcclConfig config;
+  NcclComm comm = nullptr;
+  nccl.comm_init_rank_config(&comm, 2, {}, 0, &config);
+  FakeStream* stream = machine.add_stream();
+  std::byte memory[64]{};
+  CHECK(nccl.send(memory, 8, kNcclUint8, 1, comm, stream) != kNcclSuccess);
+  nccl.group_start();
+  nccl.send(memory, 0, kNcclUint8, 1, comm, stream);
+  nccl.send(memory, 8, kNcclUint8, 1, comm, stream);
+  nccl.recv(memory + 4, 8, kNcclUint8, 1, comm, stream);
+  nccl.send(memory, 8, kNcclUint8, 2, comm, stream);
+  nccl.group_end();
+  nccl.comm_abort(comm);
+  nccl.comm_abort(comm);
+  std::string all;
+  for (const std::string& violation : machine.violations) all += violation + "\n";
+  CHECK(says(all, {"outside a group", "an empty message", "overlap", "no such peer", "after its end"}));
+  CHECK(!machine.execute(1));  // nobody receives
+}
+
+void opening() {
+  setenv("RINGLET_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
+  CHECK_EQ(nccl_candidates().size(), size_t{1});
+  CHECK(says(CHECK_THROWS(DeviceError, nccl_api()), {"no NCCL", "/nowhere/libnccl.so.2", "RINGLET_NCCL_LIBRARY"}));
+  unsetenv("RINGLET_NCCL_LIBRARY");
+  CHECK(nccl_candidates().size() >= 3 && nccl_candidates().front().loaded_only);
+  CHECK(says(CHECK_THROWS(DeviceError, open_nccl({{"libm.so.6"}})), {"libm.so.6 has no ncclGetVersion"}));
+  CHECK(says(CHECK_THROWS(DeviceError, open_nccl({{OLD_NCCL}})), {"NCCL 2.16.5", "needs 2.17.0"}));
+  static_assert(sizeof(NcclConfig) == 40 && offsetof(NcclConfig, net_name) == 32);
+}
+
+}  // namespace
+
+int main() {
+  opening();
+  the_fake_sees();
+  refusals();
+  failures();
+  deadlines();
+  unusual_schedules();
+  every_algorithm();
+  every_dtype_and_operation();
+  many_orders();
+  rank_order();
+  slabs_overlap();
+  return check_result("gpu_message");
+}
