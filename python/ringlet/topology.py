@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -53,7 +54,8 @@ def own_whereabouts() -> Whereabouts:
     wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     interfaces = {}
     for _, name in reversed(socket.if_nameindex()):
-        interfaces |= dict.fromkeys(_C.addresses(name), name)
+        with contextlib.suppress(ringlet.InvalidUsage):  # it has no address
+            interfaces |= dict.fromkeys(_C.addresses(name), name)
     addresses = (f"{interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted))
     identity = os.environ.get("RINGLET_HOST_ID") or str(_C.host_identity())
     return Whereabouts(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))

@@ -128,7 +128,8 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     worlds = args.worlds or ((cluster.world,) if cluster else (2,))
     if min(worlds) < 2:
         raise BenchError("world: a rank that is alone has nothing to choose")
-    memory = ("ordinary",) if cluster or args.transport == "tcp" else ("registered", "ordinary")
+    in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and args.transport != "tcp"
+    memory = ("registered", "ordinary") if in_place else ("ordinary",)
     known = alternatives()
     for collective in args.collectives:
         if collective not in known:
