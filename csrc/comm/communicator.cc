@@ -195,9 +195,9 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patien
     const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
     if (theirs[2 * q] == expected) continue;
     engine_->fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
-                                               ": calls do not match: rank " + std::to_string(q) + " sends " +
-                                               std::to_string(theirs[2 * q]) + " elements to rank " +
-                                               std::to_string(rank_) + ", which expects " + std::to_string(expected));
+                                                ": calls do not match: rank " + std::to_string(q) + " sends " +
+                                                std::to_string(theirs[2 * q]) + " elements to rank " +
+                                                std::to_string(rank_) + ", which expects " + std::to_string(expected));
   }
 }
 
@@ -251,9 +251,7 @@ std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::sha
   return messenger_->post(message, std::move(keep), false);
 }
 
-void Communicator::abort(const std::string& reason) {
-  engine_->abort(reason);
-}
+void Communicator::abort(const std::string& reason) { engine_->abort(reason); }
 
 void Communicator::close(std::chrono::milliseconds patience) {
   if (closed_) return;

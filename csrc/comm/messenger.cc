@@ -195,18 +195,16 @@ bool Messenger::begin_receive(int peer) {
 void Messenger::check(const Pending& pending, int peer, const MessageTitle& title) {
   const Message& message = pending.message;
   if (title.dtype == message.dtype && title.count == message.count) return;
-  lanes_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(peer) + " sends " +
-                                             elements(title.dtype, title.count) + ", rank " +
-                                             std::to_string(lanes_.rank()) + " receives " +
-                                             elements(message.dtype, message.count));
+  lanes_.fail(ErrorKind::invalid_usage,
+              "calls do not match: rank " + std::to_string(peer) + " sends " + elements(title.dtype, title.count) +
+                  ", rank " + std::to_string(lanes_.rank()) + " receives " + elements(message.dtype, message.count));
 }
 
 std::string Messenger::story(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
   const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
   return "rank " + std::to_string(lanes_.rank()) + " of " + std::to_string(lanes_.world()) +
-         (message.sending ? " in send to " : " in recv from ") + peer + " (" +
-         elements(message.dtype, message.count) +
+         (message.sending ? " in send to " : " in recv from ") + peer + " (" + elements(message.dtype, message.count) +
          (message.tag != 0 ? ", tag " + std::to_string(message.tag) : "") + "), " + std::to_string(moved) + " of " +
          std::to_string(message.bytes()) + " bytes done";
 }

@@ -25,7 +25,9 @@ class CallMemory {
 
   /// Of a chunk from its element `begin` on, at most `width`.
   size_t elements(int chunk, size_t begin, size_t width) const {
-    const size_t length = call_.blocks != nullptr ? call_.blocks->counts[chunk] : divided_ ? partition_.size(chunk) : call_.count;
+    const size_t length = call_.blocks != nullptr ? call_.blocks->counts[chunk]
+                          : divided_              ? partition_.size(chunk)
+                                                  : call_.count;
     return length <= begin ? 0 : std::min(width, length - begin);
   }
   const std::byte* input(int chunk, size_t begin) const {

@@ -168,7 +168,7 @@ void GpuMessageEngine::run(const Call& call, NcclStream stream) {
   const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
   const Algorithm& algorithm = call.algorithm != nullptr
                                    ? *call.algorithm
-                                   : *choose_algorithm({call.collective, whole, world_, /*in_place=*/false});
+                                   : selector_.choose({call.collective, whole, world_, /*in_place=*/false});
   const Bound bound = bind(call, plan_for(algorithm, call), stream);
   last_ = describe(announcement_of(call), call.sequence);
   try {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine/call.h"
+#include "engine/selector.h"
 #include "engine/gpu_plan.h"
 #include "reduce/cuda.h"
 #include "transport/nccl_communicator.h"
@@ -59,6 +60,7 @@ class GpuMessageEngine {
   void device_call(int code, const char* what);
 
   NcclCommunicator& communicator_;
+  const Selector selector_{};
   const RingletCudaDevice& device_;
   const Limits limits_;
   const int rank_;

@@ -155,7 +155,7 @@ void GpuPullEngine::run(const Call& call, void* stream, const Registered* regist
       call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
   const bool in_place = registered != nullptr && call.collective != Collective::barrier;  // which has no tensors
   const Algorithm& algorithm =
-      call.algorithm != nullptr ? *call.algorithm : *choose_algorithm({call.collective, whole, setup_.world, in_place});
+      call.algorithm != nullptr ? *call.algorithm : selector_.choose({call.collective, whole, setup_.world, in_place});
   const Uploaded& uploaded = plan_for(algorithm, call.root, in_place);
   PullArgs args{};
   args.steps = static_cast<const PullStep*>(uploaded.steps);

@@ -17,6 +17,7 @@
 
 #include "engine/call.h"
 #include "engine/plan.h"
+#include "engine/selector.h"
 #include "reduce/cuda.h"
 #include "reduce/cuda_pull.h"
 
@@ -65,6 +66,7 @@ class GpuPullEngine {
 
   const RingletCudaDevice& device_;
   const Setup setup_;
+  const Selector selector_{};
   std::string last_;  // the last call, for messages
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
   std::vector<void*> owned_;  // on the device

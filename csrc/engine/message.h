@@ -124,7 +124,7 @@ class MessageEngine final : public Engine {
   uint64_t history_ = 0;
   std::optional<Reported> reported_{};
   Made made_, made_before_;  // the calls calls_ and calls_ - 1
-  Run* run_ = nullptr;  // the call in progress
+  Run* run_ = nullptr;       // the call in progress
   StreamLanes lanes_{*this};
 };
 

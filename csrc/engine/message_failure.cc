@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 constexpr int kLooks = 60;
 constexpr int kLooksOfThePatient = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
-constexpr auto kSilence = 50ms;      // after which the peers are told what this rank is in, and whom it waits for
+constexpr auto kSilence = 50ms;     // after which the peers are told what this rank is in, and whom it waits for
 constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
 
 std::string seconds(Deadline::Clock::duration d) {
@@ -59,7 +59,8 @@ void MessageEngine::examine() {
     tell(bye, "");
     failure_.raise("");
   }
-  if (failure_.failed()) failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
+  if (failure_.failed())
+    failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
   look_at_others();
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr) continue;
@@ -70,10 +71,11 @@ void MessageEngine::examine() {
   if (run_->deadline.passed()) {
     const Suspect last = suspect();
     const std::string peer = last.rank < 0 ? "nobody" : "rank " + std::to_string(last.rank);
-    fail(ErrorKind::timeout, story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " + peer +
-                                 "; furthest behind is " + peer +
-                                 (last.in_call ? ", which is in this call" : ", which has not made this call") +
-                                 "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+    fail(ErrorKind::timeout,
+         story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " + peer +
+             "; furthest behind is " + peer +
+             (last.in_call ? ", which is in this call" : ", which has not made this call") +
+             "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
   if (waited > std::min<Deadline::Clock::duration>(kSilence, run_->call.timeout / 4)) tell_suspicion();
 }
@@ -126,7 +128,8 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
 /// Gives the group up for what a peer reported.
 void MessageEngine::pass_on() {
   const Reported what = *reported_;
-  give_up(what.kind, story() + ": rank " + std::to_string(what.origin) + " reported: " + what.text, what.origin, what.text);
+  give_up(what.kind, story() + ": rank " + std::to_string(what.origin) + " reported: " + what.text, what.origin,
+          what.text);
 }
 
 bool MessageEngine::awaits(const Link& link) const {
@@ -184,8 +187,9 @@ void MessageEngine::lost(const Link& link) {
   if (link.left) {
     fail(ErrorKind::peer_lost, where + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
   }
-  fail(ErrorKind::peer_lost, where + ": the connection to " + peer + " ended (" + link.pipe->why_ended() +
-                                 "): its process is gone, or its host cannot be reached; look at that rank's own output");
+  fail(ErrorKind::peer_lost,
+       where + ": the connection to " + peer + " ended (" + link.pipe->why_ended() +
+           "): its process is gone, or its host cannot be reached; look at that rank's own output");
 }
 
 void MessageEngine::fail(ErrorKind kind, const std::string& message) { give_up(kind, message, rank_, message); }
@@ -258,8 +262,8 @@ std::string MessageEngine::story() const {
   if (run_ == nullptr) return text;
   const Run& run = *run_;
   const size_t bytes = run.call.count * element_size(run.call.dtype);
-  text += " in " + describe(run.announcement, run.call.sequence) + ", " +
-          std::to_string(bytes * run.done / run.slabs) + " of " + std::to_string(bytes) + " bytes done";
+  text += " in " + describe(run.announcement, run.call.sequence) + ", " + std::to_string(bytes * run.done / run.slabs) +
+          " of " + std::to_string(bytes) + " bytes done";
   if (run.first < run.next) text += ", round " + std::to_string(slabs_[run.first % run.window].round());
   return text;
 }

@@ -19,7 +19,7 @@ struct MessageEngine::Link {
   };
   struct Queued {
     size_t slab;
-    int message;                       // of plan.sent
+    int message;                         // of plan.sent
     std::shared_ptr<const Word> word{};  // instead
   };
 
@@ -100,15 +100,15 @@ struct MessageEngine::Run {
   const size_t slabs, window;
   const Deadline::Clock::time_point started;
   const Deadline deadline;
-  FrameHeader header{};            // what all of its messages share
+  FrameHeader header{};  // what all of its messages share
   bool patient = false;
-  size_t first = 0, next = 0;      // slabs [first, next) are under way
+  size_t first = 0, next = 0;  // slabs [first, next) are under way
   size_t done = 0;
-  std::vector<uint8_t> finished;   // by slab modulo window
+  std::vector<uint8_t> finished;  // by slab modulo window
   std::optional<OutsideRuntime> outside{};
   std::vector<Wires::Watch> watches{};
-  bool announced = false;          // the peers were told what this rank is in
-  Suspect told{};                   // whom the peers were last told that this rank waits for
+  bool announced = false;  // the peers were told what this rank is in
+  Suspect told{};          // whom the peers were last told that this rank waits for
 };
 
 }  // namespace ringlet

@@ -37,7 +37,7 @@ struct ChunkUpdate {
     int chunk;
   };
   int chunk;
-  bool finish;  // all contributions are in: divide for avg
+  bool finish;              // all contributions are in: divide for avg
   std::vector<Part> parts;  // in ascending order of rank
 };
 
@@ -52,7 +52,7 @@ struct MessagePlan {
   int most_chunks = 0;  // of one message
   int most_parts = 1;   // of one update
   int received_chunks = 0;
-  bool works = false;   // chunks outside of the output are written
+  bool works = false;  // chunks outside of the output are written
   std::vector<int> peers;
   std::vector<MessageRound> rounds;
   std::vector<SentMessage> sent;

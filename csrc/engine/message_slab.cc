@@ -27,8 +27,7 @@ std::byte* MessageSlab::at(int chunk, Home home) const {
   switch (home) {
     case Home::input: return const_cast<std::byte*>(call_->memory.input(chunk, begin_));
     case Home::output: return call_->memory.output(chunk, begin_);
-    case Home::work:
-      return const_cast<std::byte*>(work_.data()) + chunk * call_->width * call_->memory.element_bytes();
+    case Home::work: return const_cast<std::byte*>(work_.data()) + chunk * call_->width * call_->memory.element_bytes();
     case Home::none: break;
   }
   return nullptr;

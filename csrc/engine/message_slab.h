@@ -69,12 +69,12 @@ class MessageSlab {
   const MessageCall* call_ = nullptr;
   size_t index_ = 0, begin_ = 0;
   int round_ = 0, rounds_ = 0;
-  int sending_ = 0;                   // messages on their way out
-  std::vector<Home> homes_;           // by chunk: where its value lies
-  std::vector<int> readers_;          // by chunk: messages on their way out that read it
-  std::vector<std::byte*> scratch_;   // by received message: its block, where it did not go to its place
-  std::vector<uint8_t> arrived_;      // by received message
-  std::vector<std::byte> work_;       // of chunks that have no place in the output
+  int sending_ = 0;                  // messages on their way out
+  std::vector<Home> homes_;          // by chunk: where its value lies
+  std::vector<int> readers_;         // by chunk: messages on their way out that read it
+  std::vector<std::byte*> scratch_;  // by received message: its block, where it did not go to its place
+  std::vector<uint8_t> arrived_;     // by received message
+  std::vector<std::byte> work_;      // of chunks that have no place in the output
   std::vector<const std::byte*> sources_;
 };
 

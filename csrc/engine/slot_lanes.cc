@@ -78,7 +78,8 @@ bool SlotLanes::receive(int peer, std::byte* to, size_t bytes, Moved& moved) {
                                 : reinterpret_cast<const std::byte*>(slab) + sizeof(SlabHeader);
     if (piece > 0) copy_bytes(to + moved.bytes, from, piece, false);
     moved.bytes += piece;
-    if (in_place && moved.bytes < bytes) continue;  // the slab is the whole message: the sender keeps it until all is read
+    if (in_place && moved.bytes < bytes)
+      continue;  // the slab is the whole message: the sender keeps it until all is read
     announce(transport_, peer, received, received.load(std::memory_order_relaxed) + 1);
   }
   return true;

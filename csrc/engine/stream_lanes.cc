@@ -94,8 +94,9 @@ void StreamLanes::examine(const Waiting& waiting, const Deadline& deadline, bool
   }
   if (deadline.passed() && !waiting.reached()) {
     const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
-    fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " + peer +
-                                 "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+    fail(ErrorKind::timeout,
+         waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " + peer +
+             "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
 }
 
@@ -109,7 +110,8 @@ void StreamLanes::check_alive(const Waiting& waiting) {
   }
   if (!all || waiting.reached()) return;
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
-  fail(ErrorKind::peer_lost, waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
+  fail(ErrorKind::peer_lost,
+       waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
 }
 
 void StreamLanes::raise_if_failed() { engine_.raise_if_failed(); }

@@ -128,7 +128,8 @@ Dial::Outcome Dial::welcomed() {
   }
   if (same(proof_, prove(call_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
   if (same(proof_, prove(call_.key, Domain::departed, hello_, answer_))) {
-    return fail(ErrorKind::peer_lost, "rank " + std::to_string(call_.to) + " left the group; did it finish early, or fail outside ringlet?");
+    return fail(ErrorKind::peer_lost,
+                "rank " + std::to_string(call_.to) + " left the group; did it finish early, or fail outside ringlet?");
   }
   return miss("answered, but does not know this group's secret", false);
 }

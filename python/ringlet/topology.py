@@ -52,7 +52,7 @@ def topology_command() -> int:
 def own_whereabouts() -> Whereabouts:
     """Of this process."""
     wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
-    interfaces = {}
+    interfaces: dict[str, str] = {}
     for _, name in reversed(socket.if_nameindex()):
         with contextlib.suppress(ringlet.InvalidUsage):  # it has no address
             interfaces |= dict.fromkeys(_C.addresses(name), name)

@@ -142,7 +142,8 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
 
 
 def _measure(sweeps: Iterable[Sweep]) -> tuple[list[Row], dict[str, Any]]:
-    rows, meta = [], {}
+    rows: list[Row] = []
+    meta: dict[str, Any] = {}
     before = os.environ.get("RINGLET_TABLE")
     os.environ["RINGLET_TABLE"] = ""  # of the ranks: one that is wrong must not keep a better one from being measured
     try:

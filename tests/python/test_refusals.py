@@ -117,7 +117,10 @@ def around_a_group(rank: int, world: int, store: str) -> None:
         ({"rank": -1, "world": 2}, "rank -1 of world 2 does not exist"),
         ({"rank": 0, "world": 0}, "rank 0 of world 0 does not exist"),
         ({"rank": 0, "world": 2, "timeout": 0}, "timeout 0 is not positive"),
-        ({"rank": 0, "world": 2, "transport": "pigeon"}, 'transport "pigeon" is not one of auto, shared_memory, tcp, threads'),
+        (
+            {"rank": 0, "world": 2, "transport": "pigeon"},
+            'transport "pigeon" is not one of auto, shared_memory, tcp, threads',
+        ),
         ({"world": 2}, "no rank: give it, or start with torchrun"),
         ({"rank": 0}, "no world_size: give it, or start with torchrun"),
     ):
