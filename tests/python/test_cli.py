@@ -27,7 +27,7 @@ def test_help_has_a_line_for_each_command_and_an_example():
     done = ringlet("--help")
     assert done.returncode == 0
     lines = [line.split() for line in done.stdout.splitlines()]
-    for command in ("bench", "prove", "draw", "doctor"):
+    for command in ("bench", "tune", "prove", "draw", "doctor"):
         told = [words for words in lines if words[:1] == [command]]
         assert len(told) == 1 and len(told[0]) > 3, done.stdout
     assert "example:" in done.stdout
