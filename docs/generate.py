@@ -123,12 +123,12 @@ def _decimals(values: list[Fraction]) -> str:
 
 def _rules() -> str:
     """The selector's rules, in its order."""
-    row = r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"(?:, Memory::(\w+))?\}"
-    lines = [["collective", "bytes up to", "ranks up to", "memory", "algorithm"]]
-    for collective, most, world, algorithm, memory in re.findall(row, _source("engine/selector.cc")):
+    row = r"\{Collective::(\w+), ([^,]+), (\w+), \"(\w+)\"(?:, Where::(\w+))?\}"
+    lines = [["collective", "bytes up to", "ranks up to", "where", "algorithm"]]
+    for collective, most, world, algorithm, where in re.findall(row, _source("engine/selector.cc")):
         size = "any" if most == "kAnyBytes" else _amount("Bytes", most)
         ranks = "any" if world == "kAnyWorld" else world
-        lines.append([f"`{collective}`", size, ranks, memory or "any", f"`{algorithm}`"])
+        lines.append([f"`{collective}`", size, ranks, where or "any", f"`{algorithm}`"])
     return _table(lines)
 
 
