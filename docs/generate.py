@@ -40,6 +40,11 @@ LIMITS = [
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
     ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
     ("kInPlaceBytes", "engine/slot_lanes.cc", "from this size on, a registered tensor is sent without a copy"),
+    ("kSlabBytes", "engine/message.cc", "the most that a slab of the message engine has"),
+    ("kLeastSlabBytes", "engine/message.cc", "the least, where there are several"),
+    ("kSlabsWanted", "engine/message.cc", "slabs of a message of a size between"),
+    ("kMostSlabsUnderWay", "engine/message.cc", "slabs under way at once; at least 2"),
+    ("kScratchBytes", "engine/message.h", "scratch that slabs under way may need; where it is short they are fewer"),
     ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
     ("kSpins", "engine/wait.h", "looks before a wait yields"),
     ("kSpinsWhenShared", "engine/wait.h", "the same where ranks outnumber processors, and on progress threads"),
@@ -47,6 +52,14 @@ LIMITS = [
     ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
     ("kCourtesy", "engine/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
     ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
+    ("kLooks", "engine/message_failure.cc", "looks at all pipes, each with a yield, before a wait on pipes sleeps"),
+    ("kLastWords", "engine/message_failure.cc", "what a rank that fails gives its pipes to take the error"),
+    ("kExamineEvery", "transport/wires.cc", "how often a sleeper asks the system about silent connections"),
+    ("kSilenceMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
+    ("kPerAddress", "transport/dial.cc", "what one address gets to answer"),
+    ("kWhole", "transport/dial.cc", "what a dial gets to find an address that answers"),
+    ("kStrangers", "transport/door.cc", "connections at once that have not named the door"),
+    ("kPatience", "transport/visitor.cc", "what each of them gets"),
 ]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"
@@ -143,12 +156,14 @@ def _source(path: str) -> str:
 
 def _amount(name: str, expression: str) -> str:
     """`size_t{256} << 10` of something called ...Bytes -> "256 KiB"."""
-    if expression.endswith("ms"):
-        return f"{expression.removesuffix('ms')} ms"
+    if duration := re.fullmatch(r"(\d+)(ms|s)", expression):
+        return f"{duration[1]} {duration[2]}"
     number, _, shift = re.sub(r"size_t\{(\d+)\}|'", r"\1", expression).partition("<<")
     value = int(number) << int(shift or 0)
     if name.endswith("Nanoseconds"):
         return f"{value / 1e6:g} ms"
+    if name.endswith("Ms"):
+        return f"{value} ms"
     if not name.endswith("Bytes"):
         return str(value)
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -20,7 +20,7 @@ namespace {
 // What is between two parts of an answer: no variable of an environment can hold it.
 constexpr char kPart = '\0';
 
-/// Names this host to the others. RINGLET_HOST_ID splits one host into several, for tests, or joins what only looks apart.
+/// Names this host to the others. RINGLET_HOST_ID splits one host into several, for tests.
 std::string own_host() {
   const char* given = std::getenv("RINGLET_HOST_ID");
   return given != nullptr && *given != '\0' ? given : std::to_string(host_identity());

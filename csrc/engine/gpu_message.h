@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "engine/call.h"
-#include "engine/selector.h"
 #include "engine/gpu_plan.h"
+#include "engine/selector.h"
 #include "reduce/cuda.h"
 #include "transport/nccl_communicator.h"
 

@@ -75,8 +75,8 @@ void MessageEngine::run(const Call& call, bool patient) {
   const size_t slabs = std::max<size_t>(1, ceil_div(shared.memory.longest_chunk(), shared.width));
   if (slabs == 1) shared.width = std::max<size_t>(1, shared.memory.longest_chunk());
   scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
-  const size_t of_slab =
-      shared.width * size * static_cast<size_t>(plan.received_chunks + (plan.works ? plan.parts : 0));
+  // As many on every rank: a slab that only one of two ranks has begun would stand in the way of earlier ones' messages.
+  const size_t of_slab = shared.width * size * static_cast<size_t>(plan.most_held);
   const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_slab), 2, kMostSlabsUnderWay);
   if (slabs_.size() < window) slabs_.resize(window);
   Run run(call, shared, announcement, slabs, window);

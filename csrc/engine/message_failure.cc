@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 // Looks before sleeping, each with a yield: peers on other machines answer within them, and ranks that share a processor
 // get it at once.
-constexpr int kLooks = 60;
+constexpr int kLooks = 120;
 constexpr int kLooksOfThePatient = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
 constexpr auto kSilence = 50ms;     // after which the peers are told what this rank is in, and whom it waits for

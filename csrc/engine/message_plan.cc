@@ -22,7 +22,7 @@ class MessagePlanner {
     plan_.parts = schedule_.parts;
     plan_.input = input_chunks(algorithm.collective, place, schedule_.parts);
     plan_.output = output_chunks(algorithm.collective, place, schedule_.parts);
-    if (reduces_) count(algorithm);
+    survey(algorithm);
   }
 
   MessagePlan make() {
@@ -33,8 +33,9 @@ class MessagePlanner {
   }
 
  private:
-  /// How many ranks' inputs this rank's chunks hold before each round: tells where a sum becomes complete.
-  void count(const Algorithm& algorithm) {
+  /// What depends on all ranks' schedules: how much a slab may hold, so that all have as many under way, and how many
+  /// ranks' inputs this rank's chunks hold before each round, which tells where a sum becomes complete.
+  void survey(const Algorithm& algorithm) {
     std::vector<Schedule> schedules;
     std::vector<Chunks> inputs;
     for (int q = 0; q < place_.world; ++q) {
@@ -42,7 +43,15 @@ class MessagePlanner {
       there.rank = q;
       schedules.push_back(schedule_of(algorithm, there));
       inputs.push_back(input_chunks(algorithm.collective, there, schedules[q].parts));
+      int received = 0;
+      for (const Round& round : schedules[q].rounds) {
+        for (const Step& step : round.steps) {
+          received += step.verb == Verb::recv || step.verb == Verb::reduce ? step.count : 0;
+        }
+      }
+      plan_.most_held = std::max(plan_.most_held, received + schedules[q].parts);
     }
+    if (!reduces_) return;
     contributions_ = std::move(count_contributions(schedules, match_steps(schedules), inputs)[place_.rank]);
   }
 
@@ -82,7 +91,6 @@ class MessagePlanner {
     plan_.received.push_back({step.peer, static_cast<uint32_t>(from.size()), step.first, step.count, r, reduces,
                               reduces ? r + 1 : direct_from(step, r)});
     from.push_back(message);
-    plan_.received_chunks += step.count;
     for (int i = 0; i < step.count; ++i) update(round, step.first + i).parts.push_back({message, i});
   }
 

@@ -51,8 +51,8 @@ struct MessagePlan {
   int parts = 1;
   int most_chunks = 0;  // of one message
   int most_parts = 1;   // of one update
-  int received_chunks = 0;
-  bool works = false;  // chunks outside of the output are written
+  int most_held = 0;    // chunks of scratch and work that a slab may take, on the rank that takes most: alike on all
+  bool works = false;   // chunks outside of the output are written
   std::vector<int> peers;
   std::vector<MessageRound> rounds;
   std::vector<SentMessage> sent;

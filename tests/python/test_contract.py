@@ -86,9 +86,22 @@ def several_slabs(rank: int, world: int) -> None:
     checks.conclude()
 
 
-@pytest.mark.parametrize(("transport", "world"), [("shared_memory", 3), ("threads", 2)])
+@pytest.mark.parametrize(("transport", "world"), [("shared_memory", 3), ("threads", 2), ("tcp", 3), ("mixed", 3)])
 def test_messages_of_many_slabs(pool, transport, world):
     pool.values(several_slabs, world, join=transport)
+
+
+def more_slabs_than_are_under_way(rank: int, world: int) -> None:
+    """Where ranks need different amounts of scratch, they must still have as many slabs under way."""
+    for algorithm in ALGORITHMS["all_reduce"]:
+        tensor = torch.full((17 << 20,), float(rank + 1))
+        ringlet.all_reduce(tensor, algorithm=algorithm)
+        assert bool((tensor == world * (world + 1) / 2).all()), algorithm
+
+
+@pytest.mark.parametrize("transport", ["tcp", "mixed"])
+def test_more_slabs_than_are_under_way(pool, transport):
+    pool.values(more_slabs_than_are_under_way, 3, join=transport)
 
 
 def random_bits(rank: int, world: int) -> dict[str, str]:
