@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kBuiltInRules = R"(
 # Between hosts a round costs more than everything else about a small message, and the bytes that a host sends more than
 # everything else about a large one; where hosts have several ranks, few of them need the network.
-all_reduce      up to 16KiB               network  butterfly
+all_reduce      up to 4KiB                network  butterfly
 all_reduce                                hosts    hierarchical
 all_reduce                    world 1-8   network  ring
 all_reduce                                network  circulant

@@ -61,6 +61,21 @@ void a_rank_that_leaves() {
   CHECK_EQ(errors[1], "");
 }
 
+/// 64 ranks on 8 hosts: nobody is connected to more than its algorithm names.
+void many_ranks() {
+  constexpr int kWorld = 64;
+  const std::pair<const char*, int> most[] = {{"ring", 2}, {"butterfly", 6}, {"circulant", 12}, {"hierarchical", 14}};
+  for (const auto& [algorithm, connections] : most) {
+    const auto errors = run_ranks(kWorld, Between::eights, [&](Communicator& group) {
+      std::vector<float> tensor(100'000, static_cast<float>(group.rank()));
+      group.run(sum_of(tensor, algorithm));
+      CHECK(tensor == std::vector<float>(tensor.size(), kWorld * (kWorld - 1) / 2.0f));
+      CHECK(group.connections() <= connections);
+    });
+    for (const std::string& error : errors) CHECK_EQ(error, "");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -71,5 +86,6 @@ int main() {
   calls_that_do_not_match();
   a_rank_that_does_not_come();
   a_rank_that_leaves();
+  many_ranks();
   return check_result("message");
 }

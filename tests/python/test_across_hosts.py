@@ -80,9 +80,3 @@ def test_a_host_that_is_lost_is_named_by_all(end):
     for one in survivors:
         assert one["kind"] in (("PeerLost",) if end == "killed" else ("PeerLost", "Timeout"))
         assert f"rank {lost}" in one["message"]
-
-
-def test_64_ranks_on_8_hosts():
-    with hosts(8, ranks_per_host=8) as made:
-        told = results(start(made, "connections", "hierarchical"), timeout=280)
-    assert len(told) == 64 and all(one["right"] for one in told)
