@@ -184,7 +184,8 @@ def abort_pending(rank, world, store):
         others.set("aborted", "")
     else:
         others.wait(["aborted"])
-        with pytest.raises(ringlet.PeerLost, match="rank 0 left the group"):
+        # Who has heard of it leaves too, and a rank that is late may find that one gone first.
+        with pytest.raises(ringlet.PeerLost, match=r"rank [01] left the group"):
             for _ in range(2):  # the first may find all that it needs
                 ringlet.all_reduce(torch.ones(10))
 
