@@ -80,7 +80,7 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
                 for size in (0, 1, 4096, 1 << 16, 1 << 22, 1 << 34):
                     choice = _C.chosen(collective, size, world, medium)
                     assert choice == _C.chosen(collective, size, world, medium, text)
-    assert chosen("", 4096, medium="apart") == "one_shot" and chosen("", 1 << 20, medium="hosts") == "hierarchical"
+    assert chosen("", 4096, medium="apart") == "butterfly" and chosen("", 1 << 20, medium="hosts") == "hierarchical"
     assert chosen("", 1 << 20, 2) == "one_shot" and chosen("", 1 << 20, 2, "registered") == "two_shot"
 
 
