@@ -104,7 +104,10 @@ void MessageEngine::look_around() {
 
 /// Takes what is no message; false while it has not arrived whole.
 bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
-  if (header.bytes > FrameHeader::kMostText) throw PeerLost("rank " + std::to_string(link.peer) + " sent a bad frame");
+  if (header.bytes > FrameHeader::kMostText) {
+    fail(ErrorKind::peer_lost, story() + ": rank " + std::to_string(link.peer) + " sent a word of " +
+                                   std::to_string(header.bytes) + " bytes, longer than any");
+  }
   link.text.resize(header.bytes);
   const iovec piece{link.text.data(), link.text.size()};
   const FrameHeader word = header;
@@ -218,7 +221,7 @@ void MessageEngine::tell(const FrameHeader& header, const std::string& text) {
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || wires_->find(peer, Lane::collectives) == nullptr) continue;
     Link& each = link(peer);
-    each.find(*wires_);
+    if (!each.find(*wires_) || each.mute) continue;
     each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
     each.queue.push_back({0, -1, word});
   }

@@ -52,8 +52,9 @@ struct MessageEngine::Link {
     return writer->write(header, sending);
   }
 
-  /// Forgets the call in progress.
+  /// Forgets the call in progress. What is out by half stays so: its tensor is the caller's again.
   void drop() {
+    mute = mute || (writer && writer->midway());
     queue.clear();
     receiving = -1;
   }
@@ -69,6 +70,7 @@ struct MessageEngine::Link {
   std::vector<iovec> pieces{};   // where it goes
   std::string text{};            // of an error being taken
   bool left = false;             // the peer said bye
+  bool mute = false;             // nothing can follow what is out by half
   uint64_t heard = 0;            // the last call in which it was heard
   Suspect suspects{};            // whom it waits for
 

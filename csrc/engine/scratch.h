@@ -3,6 +3,7 @@
 // Ownership: all blocks, until the pool goes. Thread safety: one thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <vector>

@@ -57,7 +57,14 @@ StreamLanes::Incoming* StreamLanes::incoming(int peer) {
 
 std::optional<MessageTitle> StreamLanes::next(int peer) {
   Incoming* const in = incoming(peer);
-  const FrameHeader* const header = in != nullptr ? in->reader.header() : nullptr;
+  if (in == nullptr) return std::nullopt;
+  const FrameHeader* header = nullptr;
+  try {
+    header = in->reader.header();
+  } catch (const PeerLost& error) {
+    fail(error.kind(), "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in recv: rank " +
+                           std::to_string(peer) + " " + error.what());
+  }
   if (header == nullptr) return std::nullopt;
   const auto dtype = static_cast<DType>(header->signature);
   if (header->kind != FrameKind::message || header->signature >= kDTypes ||
