@@ -120,6 +120,7 @@ bool MessageEngine::reach(Link& link) {
   try {
     return link.open(*wires_);
   } catch (const Error& error) {
+    hear_others();  // one of them may have said why
     fail(error.kind(), story() + ": " + error.what());
   }
 }

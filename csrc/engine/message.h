@@ -59,6 +59,7 @@ class MessageEngine final : public Engine {
 
  private:
   struct Link;
+  struct Word;
   struct Run;
   /// What a rank said of its failure.
   struct Reported {
@@ -89,6 +90,7 @@ class MessageEngine final : public Engine {
   bool expect(Link& link, const FrameHeader& header);
   bool take_word(Link& link, const FrameHeader& header);
   void look_at_others();
+  void hear_others();
   void wait(int& idle);
   void examine();
   void tell_suspicion();
@@ -123,8 +125,9 @@ class MessageEngine final : public Engine {
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
   std::optional<Reported> reported_{};
-  Made made_, made_before_;  // the calls calls_ and calls_ - 1
-  Run* run_ = nullptr;       // the call in progress
+  std::shared_ptr<const Word> last_words_;  // of an error, for those who are connected only now; guarded by pipes_
+  Made made_, made_before_;                 // the calls calls_ and calls_ - 1
+  Run* run_ = nullptr;                      // the call in progress
   StreamLanes lanes_{*this};
 };
 

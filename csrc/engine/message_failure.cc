@@ -23,6 +23,14 @@ std::string seconds(Deadline::Clock::duration d) {
   return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
 }
 
+std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  std::vector<std::byte> frame(bytes, bytes + sizeof header);
+  const auto payload = std::as_bytes(std::span(text));
+  frame.insert(frame.end(), payload.begin(), payload.end());
+  return frame;
+}
+
 }  // namespace
 
 void MessageEngine::wait(int& idle) {
@@ -63,9 +71,7 @@ void MessageEngine::examine() {
     failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
   look_at_others();
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr) continue;
-    if (each->left && awaits(*each)) lost(*each);
-    heed_end(*each);
+    if (each && each->pipe != nullptr && each->left && awaits(*each)) lost(*each);
   }
   const auto waited = Deadline::Clock::now() - run_->started;
   if (run_->deadline.passed()) {
@@ -80,16 +86,23 @@ void MessageEngine::examine() {
   if (waited > std::min<Deadline::Clock::duration>(kSilence, run_->call.timeout / 4)) tell_suspicion();
 }
 
-/// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part.
+/// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part. All are
+/// heard before the end of one is heeded: who knows why may be another than who is gone.
 void MessageEngine::look_at_others() {
+  hear_others();
+  for (const auto& each : links_) {
+    if (each && each->pipe != nullptr) heed_end(*each);
+  }
+}
+
+void MessageEngine::hear_others() {
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || (!links_[peer] && wires_->find(peer, Lane::collectives) == nullptr)) continue;
     Link& other = link(peer);
     if (!other.find(*wires_) || other.receiving >= 0) continue;
     const FrameHeader* header = other.next();
-    if (header == nullptr) {
-      heed_end(other);
-    } else if (header->kind != FrameKind::data) {
+    if (header == nullptr) continue;
+    if (header->kind != FrameKind::data) {
       take_word(other, *header);
     } else if (run_ != nullptr && header->call <= calls_) {
       compare(other, *header);
@@ -169,7 +182,7 @@ void MessageEngine::tell_suspicion() {
   header.kind = FrameKind::waiting;
   header.detail = last.rank;
   header.index = last.in_call ? 1 : 0;
-  const auto word = std::make_shared<const Link::Word>(Link::Word{header, ""});
+  const auto word = std::make_shared<const Word>(Word{header, ""});
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr) continue;
     each->say(word);
@@ -185,6 +198,7 @@ void MessageEngine::heed_end(const Link& link) {
 }
 
 void MessageEngine::lost(const Link& link) {
+  hear_others();  // somebody may have said why
   const std::string peer = "rank " + std::to_string(link.peer);
   const std::string where = run_ != nullptr ? story() : "rank " + std::to_string(rank_);
   if (link.left) {
@@ -215,14 +229,16 @@ void MessageEngine::tell(const FrameHeader& header, const std::string& text) {
     wires_->ring();
     return;
   }
-  auto word = std::make_shared<Link::Word>(Link::Word{header, text});
+  auto word = std::make_shared<Word>(Word{header, text});
   word->header.bytes = text.size();
   word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
+  if (header.kind == FrameKind::error) last_words_ = word;
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || wires_->find(peer, Lane::collectives) == nullptr) continue;
     Link& each = link(peer);
     if (!each.find(*wires_) || each.mute) continue;
     each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
+    if (last_words_ && word != last_words_) each.queue.push_back({0, -1, last_words_});  // it may be a new pipe
     each.queue.push_back({0, -1, word});
   }
   drain(Deadline::after(kLastWords));
@@ -256,6 +272,8 @@ void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   const std::lock_guard lock(pipes_);
   FrameHeader bye;
   bye.kind = FrameKind::bye;
+  bye.call = calls_ + 1;
+  wires_->retire(last_words_ ? packed(last_words_->header, last_words_->text) : packed(bye, ""));
   tell(bye, "");
   wires_->close(Deadline::after(patience));
 }

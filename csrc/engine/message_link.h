@@ -12,11 +12,12 @@
 
 namespace ringlet {
 
+struct MessageEngine::Word {
+  FrameHeader header;
+  std::string text;
+};
+
 struct MessageEngine::Link {
-  struct Word {
-    FrameHeader header;
-    std::string text;
-  };
   struct Queued {
     size_t slab;
     int message;                         // of plan.sent

@@ -26,10 +26,8 @@ int StreamLanes::spins(bool patient) const { return patient ? 1 : kLooks; }
 bool StreamLanes::send(const Message& message, Moved& moved) {
   std::optional<Outgoing>& out = outgoing_[message.peer];
   if (!out) {
-    // The other lane stands too before anything is sent: by it each hears of the other's errors, and of its end.
-    const bool heard = engine_.wires().open(message.peer, Lane::collectives) != nullptr;
-    Pipe* const pipe = engine_.wires().open(message.peer, Lane::outgoing);
-    if (pipe == nullptr || !heard) return false;
+    Pipe* const pipe = open(message.peer);
+    if (pipe == nullptr) return false;
     out.emplace(Outgoing{pipe, FrameWriter(*pipe)});
   }
   FrameHeader header;
@@ -43,6 +41,18 @@ bool StreamLanes::send(const Message& message, Moved& moved) {
   moved.started = complete || out->writer.midway();
   moved.bytes = complete ? message.bytes() : out->writer.done() - std::min(out->writer.done(), sizeof header);
   return complete;
+}
+
+/// The other lane stands too before anything is sent: by it each hears of the other's errors, and of its end.
+Pipe* StreamLanes::open(int peer) {
+  try {
+    const bool heard = engine_.wires().open(peer, Lane::collectives) != nullptr;
+    Pipe* const pipe = engine_.wires().open(peer, Lane::outgoing);
+    return heard ? pipe : nullptr;
+  } catch (const Error&) {
+    engine_.look_around();  // throws what the peer reported, if it did
+    throw;
+  }
 }
 
 StreamLanes::Incoming* StreamLanes::incoming(int peer) {
@@ -116,6 +126,7 @@ void StreamLanes::check_alive(const Waiting& waiting) {
     all = all && engine_.wires().gone(peer);
   }
   if (!all || waiting.reached()) return;
+  engine_.look_around();  // the last words may have come with the end
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
   fail(ErrorKind::peer_lost,
        waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");

@@ -41,6 +41,7 @@ class StreamLanes final : public Lanes {
     Pipe* pipe;
     FrameWriter writer;
   };
+  Pipe* open(int peer);
   Incoming* incoming(int peer);
   void check_alive(const Waiting& waiting);
 

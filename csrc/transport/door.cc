@@ -21,6 +21,8 @@ using namespace std::chrono_literals;
 constexpr size_t kStrangers = 128;  // connections that have not named this door
 constexpr size_t kNamed = 512;      // those that have: ranks of this job, or who overheard one of them
 constexpr size_t kDeparted = 256;
+constexpr size_t kLeaving = 256;
+constexpr auto kParting = 2s;   // for a peer to read last words
 constexpr int kBacklog = 4096;  // the kernel takes the smaller of this and net.core.somaxconn
 constexpr int kAtOnce = 256;    // accepted between two looks at the others
 constexpr auto kRest = 100ms;
@@ -123,13 +125,13 @@ void Door::enter(const Token& key, int rank, const std::shared_ptr<Resident>& re
   wake();
 }
 
-void Door::leave(const Token& key, int rank) noexcept {
+void Door::leave(const Token& key, int rank, Bytes last_words) noexcept {
   if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
   {
     const std::lock_guard lock(mutex_);
     const Place place{group_name(key), static_cast<uint32_t>(rank)};
     members_.erase(place);
-    departed_.emplace_back(place, key);
+    departed_.push_back({place, key, std::move(last_words)});
     if (departed_.size() > kDeparted) departed_.pop_front();
     stirred_ = true;
   }
@@ -156,14 +158,38 @@ Door::Member Door::member(const Place& place) {
   return found == members_.end() ? Member{} : found->second;
 }
 
-bool Door::departed(Visitor& visitor) {
+std::optional<Door::Departed> Door::departed(const Place& place) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [place, key] : departed_) {
-    if (place != Place{visitor.hello().group, visitor.hello().to}) continue;
-    if (visitor.proves(key)) visitor.send_away(key);
-    return true;
+  const auto found =
+      std::find_if(departed_.begin(), departed_.end(), [&](const auto& each) { return each.place == place; });
+  return found == departed_.end() ? std::nullopt : std::optional(*found);
+}
+
+/// Whether the rank that it wants has left the group.
+bool Door::turn_away(Visitor& visitor) {
+  const Hello& hello = visitor.hello();
+  const std::optional<Departed> gone = departed({hello.group, hello.to});
+  if (!gone) return false;
+  if (!visitor.proves(gone->key)) return true;
+  if (gone->last_words.empty() || facing(hello.lane) != Lane::collectives) {
+    visitor.send_away(gone->key);
+  } else {
+    part(visitor.welcome(gone->key), gone->last_words);
   }
-  return false;
+  return true;
+}
+
+/// Says the last words. A connection that is closed while the peer still writes is reset, which can take them with it.
+void Door::part(Socket socket, const Bytes& last_words) {
+  if (!socket.valid()) return;
+  ::send(socket.get(), last_words.data(), last_words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  ::shutdown(socket.get(), SHUT_WR);
+  leaving_.push_back({std::move(socket), Deadline::after(kParting)});
+  if (leaving_.size() > kLeaving) leaving_.pop_front();
+}
+
+void Door::see_off() {
+  std::erase_if(leaving_, [](const Leaving& each) { return !each.socket.discard() || each.deadline.passed(); });
 }
 
 void Door::run() {
@@ -172,6 +198,7 @@ void Door::run() {
     take_calls();
     hear_visitors();
     hear_dials();
+    see_off();
   }
 }
 
@@ -192,6 +219,10 @@ void Door::wait() {
   for (const Dial& each : dials_) {
     watched.push_back({each.descriptor(), each.events(), 0});
     left = std::min(left, each.next().left());
+  }
+  for (const Leaving& each : leaving_) {
+    watched.push_back({each.socket.get(), POLLIN, 0});
+    left = std::min(left, each.deadline.left());
   }
   if (reconsider_) left = 0ms;
   ::poll(watched.data(), watched.size(), static_cast<int>(left.count()));
@@ -248,12 +279,14 @@ bool Door::consider(Visitor& visitor) {
   const Hello& hello = visitor.hello();
   const Member host = member({hello.group, hello.to});
   const std::shared_ptr<Resident> resident = host.resident.lock();
-  if (!resident) return departed(visitor);  // else its group is not made here yet
+  if (!resident) return turn_away(visitor);  // else its group is not made here yet
   const std::optional<Lane> lane = facing(hello.lane);
-  if (!visitor.proves(host.key) || !lane || !resident->wants(static_cast<int>(hello.from), *lane)) return true;
+  if (!visitor.proves(host.key) || !lane) return true;
+  if (!resident->wants(static_cast<int>(hello.from), *lane)) return turn_away(visitor) || true;
   const bool rivals = std::any_of(dials_.begin(), dials_.end(), [&](const Dial& own) { return meet(own, hello); });
   if (rivals && hello.to > hello.from) return false;
   resident->admit(static_cast<int>(hello.from), *lane, [&] { return visitor.welcome(host.key); });
+  if (visitor.stage() != Visitor::Stage::gone) turn_away(visitor);  // the rank left just now
   return true;
 }
 
@@ -266,9 +299,10 @@ void Door::hear_dials() {
 /// Whether it came to an end.
 bool Door::finish(Dial& dial) {
   const Dial::Call& call = dial.call();
-  const std::shared_ptr<Resident> resident = member({group_name(call.key), call.from}).resident.lock();
+  const Place place{group_name(call.key), call.from};
+  const std::shared_ptr<Resident> resident = member(place).resident.lock();
   const int peer = static_cast<int>(call.to);
-  if (!resident || !resident->wants(peer, call.lane)) return true;
+  if (!resident || !resident->wants(peer, call.lane)) return finish_for(departed(place), dial);
   Dial::Outcome outcome = Dial::Outcome::failed;
   try {
     outcome = dial.advance();
@@ -279,6 +313,7 @@ bool Door::finish(Dial& dial) {
   if (outcome == Dial::Outcome::going) return false;
   if (outcome == Dial::Outcome::made) {
     resident->admit(peer, call.lane, [&] { return dial.take(); });
+    if (const auto gone = departed(place)) part(dial.take(), gone->last_words);  // unless it was admitted
     return true;
   }
   for (Visitor& each : visitors_) {  // the peer may have found the way that this rank did not find
@@ -288,6 +323,18 @@ bool Door::finish(Dial& dial) {
   }
   resident->give_up(peer, call.lane, dial.kind(), dial.reason());
   return true;
+}
+
+/// The peer may have taken the connection already, and would find it reset.
+bool Door::finish_for(const std::optional<Departed>& departed, Dial& dial) {
+  if (!departed || departed->last_words.empty() || dial.call().lane != Lane::collectives) return true;
+  try {
+    const Dial::Outcome outcome = dial.advance();
+    if (outcome == Dial::Outcome::made) part(dial.take(), departed->last_words);
+    return outcome != Dial::Outcome::going;
+  } catch (const Error&) {
+    return true;
+  }
 }
 
 }  // namespace ringlet

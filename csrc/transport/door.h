@@ -8,12 +8,14 @@
 // Thread safety: all calls from any thread; a Resident is called on the door's thread alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +32,8 @@ namespace ringlet {
 
 class Door {
  public:
+  using Bytes = std::vector<std::byte>;
+
   /// A rank of a group, as the door knows it.
   class Resident {
    public:
@@ -49,8 +53,9 @@ class Door {
   const Card& card() const { return card_; }
   /// From now on connections to `rank` of the group with this key are received. The door does not keep it alive.
   void enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident);
-  /// Those who come later are told so.
-  void leave(const Token& key, int rank) noexcept;
+  /// Those who come later are told so: on lane `collectives` by `last_words`, if there are any, as if the connection had
+  /// stood before. They are also said over own dials that are still under way.
+  void leave(const Token& key, int rank, Bytes last_words = {}) noexcept;
   /// Ends in the caller's admit() or give_up(), unless it has left before or a connection came from the other side.
   void dial(Dial::Call call);
 
@@ -62,6 +67,16 @@ class Door {
   struct Member {
     Token key;
     std::weak_ptr<Resident> resident;
+  };
+  struct Departed {
+    Place place;
+    Token key;
+    Bytes last_words;
+  };
+  /// A connection on which everything has been said: kept until the other side has read it.
+  struct Leaving {
+    Socket socket;
+    Deadline deadline;
   };
 
   Door();
@@ -75,23 +90,28 @@ class Door {
   void hear_dials();
   bool consider(Visitor& visitor);
   bool finish(Dial& dial);
+  bool finish_for(const std::optional<Departed>& departed, Dial& dial);
   void wake() noexcept;
   Member member(const Place& place);
-  bool departed(Visitor& visitor);
+  std::optional<Departed> departed(const Place& place);
+  bool turn_away(Visitor& visitor);
+  void part(Socket socket, const Bytes& last_words);
+  void see_off();
 
   const int owner_;  // the process whose door this is
   Card card_;
   Socket listener_;
   Descriptor bell_;
   std::mutex mutex_;
-  std::map<Place, Member> members_;               // guarded by mutex_
-  std::deque<std::pair<Place, Token>> departed_;  // the last that left, with their keys; guarded by mutex_
-  std::deque<Dial> calls_;                        // new ones; guarded by mutex_
-  bool stirred_ = false;                          // members changed; guarded by mutex_
+  std::map<Place, Member> members_;  // guarded by mutex_
+  std::deque<Departed> departed_;    // the last that left; guarded by mutex_
+  std::deque<Dial> calls_;           // new ones; guarded by mutex_
+  bool stirred_ = false;             // members changed; guarded by mutex_
 
   // The thread's own.
   std::deque<Visitor> visitors_;  // in the order in which they came
   std::deque<Dial> dials_;
+  std::deque<Leaving> leaving_;
   bool reconsider_ = false;  // what kept a proven visitor waiting may be over
   bool resting_ = false;     // no descriptors are left: the listener is not looked at for a moment
 };

@@ -5,6 +5,7 @@
 //   acceptor  Answer   at once, whether it knows the group yet or not: its version and a nonce
 //   dialler   Proof    digest of Hello and Answer under the group's key
 //   acceptor  Proof    the same in another domain, once it takes the connection, or in a third if it has left the group
+//                      and has nothing more to say
 //
 // Both nonces go into both proofs, so what was recorded from one connection proves nothing on another.
 #pragma once

@@ -2,8 +2,12 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
+#include <cstddef>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -52,6 +56,13 @@ Socket::~Socket() {
   const std::lock_guard lock(registry().mutex);
   registry().sockets.erase(fd_);
   ::close(fd_);
+}
+
+bool Socket::discard() const noexcept {
+  std::array<std::byte, 16384> bytes;
+  ssize_t n = 1;
+  while (n > 0) n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+  return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
 }  // namespace ringlet

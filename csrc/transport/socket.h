@@ -16,6 +16,9 @@ class Socket {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
+  /// Reads and forgets what has arrived; whether more may come.
+  bool discard() const noexcept;
+
  private:
   int fd_;
 };

@@ -136,7 +136,8 @@ struct Wires::State final : Door::Resident {
   std::array<Deadline, kLanes> examination{Deadline::after(0ms), Deadline::after(0ms), Deadline::after(0ms)};
   std::atomic<int> sockets{0};
   std::mutex mutex;
-  bool closed = false;  // guarded by mutex
+  bool retired = false, ended = false;  // for the caller's threads
+  bool closed = false;                  // guarded by mutex
 };
 
 void Wires::State::check() const {
@@ -265,13 +266,16 @@ uint64_t Wires::bytes_received() const noexcept {
 }
 int Wires::connections() const noexcept { return state_->sockets.load(std::memory_order_relaxed); }
 
+void Wires::retire(std::vector<std::byte> last_words) noexcept {
+  if (state_->owner != ::getpid() || std::exchange(state_->retired, true)) return;
+  Door::process().leave(state_->setup.key, state_->setup.rank, std::move(last_words));
+  const std::lock_guard lock(state_->mutex);
+  state_->closed = true;
+}
+
 void Wires::close(const Deadline& deadline) noexcept {
-  if (state_->owner != ::getpid()) return;
-  {
-    const std::lock_guard lock(state_->mutex);
-    if (std::exchange(state_->closed, true)) return;
-  }
-  Door::process().leave(state_->setup.key, state_->setup.rank);
+  if (state_->owner != ::getpid() || std::exchange(state_->ended, true)) return;
+  retire({});
   state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
   bool delivered = false;
   while (!delivered) {

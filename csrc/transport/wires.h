@@ -75,6 +75,9 @@ class Wires {
   /// TCP connections that stand.
   int connections() const noexcept;
 
+  /// From now on no pipe is made. Who still opens one to this rank, on lane `collectives`, reads `last_words` there and
+  /// then the end, or is told that this rank has left where there are none.
+  void retire(std::vector<std::byte> last_words) noexcept;
   /// Ends all pipes: what was written still arrives, if the peers read it before `deadline`.
   void close(const Deadline& deadline) noexcept;
 

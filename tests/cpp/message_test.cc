@@ -22,6 +22,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 /// Who is in another call hears so at once, and everybody who waits, with both calls named.
 void calls_that_do_not_match() {
+  // Some ranks fail and leave before others are connected to them: they hear why all the same.
   const auto errors = run_ranks(4, Between::tcp, [&](Communicator& group) {
     std::vector<float> tensor(group.rank() == 2 ? 500 : 1000, 1.0f);
     group.run(sum_of(tensor, "ring"));
@@ -89,7 +90,7 @@ int main() {
   for (const int world : {2, 3, 5}) contract::scaled_sums_agree(world, Between::tcp);
   contract::point_to_point(Between::tcp);
   contract::asynchronous(Between::tcp);
-  calls_that_do_not_match();
+  for (int i = 0; i < 30; ++i) calls_that_do_not_match();
   a_rank_that_does_not_come();
   a_rank_that_leaves();
   many_ranks();
