@@ -14,7 +14,7 @@ namespace {
 
 // A slab's messages are large enough to be worth their headers and system calls, and small enough for several slabs to
 // be under way even in messages of middle size, and for what arrived to be still in the cache when it is combined.
-constexpr size_t kSlabBytes = size_t{1} << 20;
+constexpr size_t kSlabBytes = size_t{256} << 10;
 constexpr size_t kLeastSlabBytes = size_t{64} << 10;
 constexpr size_t kSlabsWanted = 4;
 constexpr size_t kMostSlabsUnderWay = 64;

@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/message_link.h"
 
@@ -24,10 +25,9 @@ std::string seconds(Deadline::Clock::duration d) {
 }
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
-  std::vector<std::byte> frame(bytes, bytes + sizeof header);
-  const auto payload = std::as_bytes(std::span(text));
-  frame.insert(frame.end(), payload.begin(), payload.end());
+  std::vector<std::byte> frame(sizeof header + text.size());
+  std::memcpy(frame.data(), &header, sizeof header);
+  if (!text.empty()) std::memcpy(frame.data() + sizeof header, text.data(), text.size());
   return frame;
 }
 

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/congestion.h"
+
 namespace ringlet {
 namespace {
 
@@ -63,6 +65,7 @@ Dial::Outcome Dial::start() {
     if (errno == EAFNOSUPPORT) return miss(std::strerror(errno), false);
     return fail(ErrorKind::system_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
   }
+  use_congestion_control(socket_.get());
   stage_ = Stage::connecting;
   step_ = Deadline::after(kPerAddress);
   if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return connected();

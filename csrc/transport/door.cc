@@ -13,6 +13,8 @@
 #include <optional>
 #include <thread>
 
+#include "transport/congestion.h"
+
 namespace ringlet {
 namespace {
 
@@ -32,12 +34,14 @@ Socket listen_at(int family, sockaddr* address, socklen_t length) {
   if (!listener.valid()) return Socket();
   const int off = 0;
   if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  use_congestion_control(listener.get());
   if (::bind(listener.get(), address, length) != 0 || ::listen(listener.get(), kBacklog) != 0) return Socket();
   return listener;
 }
 
 /// At any address and a free port, for IPv6 and IPv4 where the machine knows both.
 Socket listen_anywhere() {
+  congestion_control();  // throws now, if at all
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
   Socket listener = listen_at(AF_INET6, reinterpret_cast<sockaddr*>(&both), sizeof both);

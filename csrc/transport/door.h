@@ -47,7 +47,8 @@ class Door {
     virtual void give_up(int peer, Lane lane, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
 
-  /// Throws SystemError where this process cannot listen, InvalidUsage where RINGLET_INTERFACE names nothing.
+  /// Throws SystemError where this process cannot listen, InvalidUsage where RINGLET_INTERFACE or
+  /// RINGLET_TCP_CONGESTION names nothing.
   static Door& process();
 
   const Card& card() const { return card_; }

@@ -32,6 +32,7 @@ from ringlet.topology import topology_command
 WORLD = 2
 TIMEOUT_S = 30.0
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # x86-64 has numbers of its own; aarch64 and later architectures share theirs.
 MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
 
@@ -86,6 +87,8 @@ def examine() -> Iterator[Finding]:
     yield from _kernels()
     yield _transport("threads", _try_threads)
     yield _transport("shared_memory", _try_processes)
+    yield _transport("tcp", _try_connections)
+    yield _congestion()
     yield from _gpu()
     yield from _peers()
 
@@ -156,7 +159,10 @@ def _transport(name: str, attempt: Callable[[], str]) -> Finding:
             return Finding("transport", name, "ok", attempt())
         except Exception as error:  # whatever a rank raised, of any library, is the finding
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    advice = "see the host's findings above" if name == "shared_memory" else "build ringlet again"
+    advice = {
+        "shared_memory": "see the host's findings above",
+        "tcp": "a sandbox or firewall may forbid listening and connecting on loopback",
+    }.get(name, "build ringlet again")
     return Finding("transport", name, "fails", reason, advice)
 
 
@@ -169,6 +175,22 @@ def _try_processes() -> str:
     with tempfile.TemporaryDirectory(prefix="ringlet-doctor-") as folder:
         ringlet.spawn(_add_up_both_ways, WORLD, (folder,), timeout=TIMEOUT_S)
     return f'all_reduce on {WORLD} processes is right, also through torch.distributed ("{ringlet.backend.NAME}")'
+
+
+def _try_connections() -> str:
+    ringlet.spawn(_add_up, WORLD, transport="tcp", timeout=TIMEOUT_S)
+    return f"all_reduce on {WORLD} processes over loopback is right"
+
+
+def _congestion() -> Finding:
+    try:
+        used = _C.congestion_control()
+    except ringlet.Error as error:
+        return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
+    machines = CONGESTION.read_text().strip() if CONGESTION.exists() else used
+    if machines == used:
+        return Finding("transport", "tcp congestion", "ok", used)
+    return Finding("transport", "tcp congestion", "ok", f"{used}; this machine's {machines} is slower for collectives")
 
 
 def _add_up(rank: int) -> None:

@@ -1,11 +1,16 @@
 // Pipes over TCP: made from either end or both, bytes in order, ends, sleeping, other versions and other groups.
 #include "transport/wires.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <cstdlib>
 #include <thread>
 
 #include "check.h"
 #include "transport/address.h"
+#include "transport/congestion.h"
 #include "wires_group.h"
 
 using namespace ringlet;
@@ -175,6 +180,19 @@ void setups_that_contradict_themselves_are_refused() {
   CHECK_THROWS(InvalidUsage, Wires(setup(0, 0, {})));
 }
 
+/// At both ends: who dials sets it, who is dialled has it from the door.
+void connections_use_the_chosen_congestion_control() {
+  Group group(2);
+  group.run([](Wires& wires) {
+    const Pipe* pipe = wait_for(wires, 1 - wires.rank(), Lane::collectives);
+    char name[16] = {};
+    socklen_t length = sizeof name;
+    CHECK_EQ(::getsockopt(pipe->descriptor(), IPPROTO_TCP, TCP_CONGESTION, name, &length), 0);
+    CHECK_EQ(std::string(name), congestion_control());
+    CHECK(std::string(name).find("bbr") == std::string::npos);
+  });
+}
+
 void a_group_made_later_is_waited_for() {
   Group group(2, {}, Group::Start::first_alone);
   CHECK(group.rank(0).open(1, Lane::collectives) == nullptr);
@@ -207,6 +225,7 @@ int main() {
   shared_memory_does_without_bells();
   a_way_open_in_one_direction_is_found();
   setups_that_contradict_themselves_are_refused();
+  connections_use_the_chosen_congestion_control();
   a_group_made_later_is_waited_for();
   return check_result("wires");
 }

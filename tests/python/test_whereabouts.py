@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -68,6 +69,23 @@ def test_alone_it_tells_of_this_host_and_how_to_ask():
         COMMAND, env=CLEAN | {"RINGLET_INTERFACE": "none0"}, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 2 and 'names "none0"' in done.stderr
+
+
+def congestion_control(wish: str) -> subprocess.CompletedProcess[str]:
+    program = "from ringlet import _C; print(_C.congestion_control())"
+    environment = CLEAN | {"RINGLET_TCP_CONGESTION": wish}
+    return subprocess.run(
+        (sys.executable, "-c", program), env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_congestion_control_is_the_machines_or_the_one_that_is_named():
+    machines = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    assert congestion_control("system").stdout.strip() == machines
+    assert congestion_control("reno").stdout.strip() == "reno"
+    assert "bbr" not in congestion_control("").stdout and congestion_control("").returncode == 0
+    done = congestion_control("none such")
+    assert done.returncode == 1 and 'RINGLET_TCP_CONGESTION names "none such"' in done.stderr
 
 
 def test_an_identity_without_end_fits(monkeypatch):

@@ -1,0 +1,56 @@
+#include "transport/congestion.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "base/error.h"
+#include "transport/socket.h"
+
+namespace ringlet {
+namespace {
+
+bool take(int socket, std::string_view name) noexcept {
+  return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+std::string current(int socket) {
+  char name[16] = {};  // the kernel's TCP_CA_NAME_MAX
+  socklen_t length = sizeof name;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &length) != 0) return "";
+  return {name, ::strnlen(name, sizeof name)};
+}
+
+std::string decide() {
+  Socket probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) probe = Socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) throw_errno("cannot make a TCP socket");
+  const std::string machines = current(probe.get());
+  const char* wish = std::getenv("RINGLET_TCP_CONGESTION");
+  if (wish != nullptr && *wish != '\0') {
+    if (std::string_view(wish) == "system" || take(probe.get(), wish)) return current(probe.get());
+    throw InvalidUsage(std::string("RINGLET_TCP_CONGESTION names \"") + wish + "\": " + std::strerror(errno) +
+                       "; what may be used here stands in /proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  }
+  if (!machines.starts_with("bbr")) return machines;
+  for (const char* instead : {"cubic", "reno"}) {
+    if (take(probe.get(), instead)) return instead;
+  }
+  return machines;
+}
+
+}  // namespace
+
+const std::string& congestion_control() {
+  static const std::string chosen = decide();
+  return chosen;
+}
+
+void use_congestion_control(int socket) noexcept { take(socket, congestion_control()); }
+
+}  // namespace ringlet
