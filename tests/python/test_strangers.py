@@ -5,6 +5,7 @@ What they may say of a handshake itself, replays and all, is tried on the door i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import random
@@ -50,10 +51,8 @@ def knock(port: int, kind: int, kept: list[socket.socket]) -> None:
         b"R",
     )[kind % 6]
     stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
-    try:
+    with contextlib.suppress(OSError):  # it may be thrown out meanwhile
         stranger.sendall(said)
-    except OSError:
-        pass  # it was thrown out already
     if kind % 6 in (1, 5):
         kept.append(stranger)  # and says no more
     else:
