@@ -18,6 +18,8 @@ constexpr size_t kSlabBytes = size_t{256} << 10;
 constexpr size_t kLeastSlabBytes = size_t{64} << 10;
 constexpr size_t kSlabsWanted = 4;
 constexpr size_t kMostSlabsUnderWay = 64;
+// A look at a link is a system call. Of a call that is one slab only the links of its round are looked at, for so long.
+constexpr int kGlances = 8;
 
 size_t slab_bytes(size_t whole) { return std::clamp(whole / kSlabsWanted, kLeastSlabBytes, kSlabBytes); }
 
@@ -90,7 +92,8 @@ void MessageEngine::run(const Call& call, bool patient) {
   run_ = &run;
   try {
     int idle = 0;
-    while (run.done < run.slabs) turn() ? void(idle = 0) : wait(idle);
+    const bool one_slab = run.slabs == 1 && !patient;
+    while (run.done < run.slabs) turn(one_slab && idle < kGlances) ? void(idle = 0) : wait(idle);
   } catch (const Error& error) {
     failure_.set(error.kind(), error.what());
     for (size_t i = run.first; i < run.next; ++i) slabs_[i % run.window].forget();
@@ -103,14 +106,14 @@ void MessageEngine::run(const Call& call, bool patient) {
   run_ = nullptr;
 }
 
-/// One look at everything; whether something moved.
-bool MessageEngine::turn() {
+/// One look at everything, or only where the first slab's round needs something; whether something moved.
+bool MessageEngine::turn(bool only_round) {
   bool moved = begin_slabs();
   for (const int peer : run_->shared.plan.peers) {
     Link& peers = link(peer);
     if (peers.pipe == nullptr && !reach(peers)) continue;
     moved |= push(peers);
-    moved |= pull(peers);
+    if (!only_round || slabs_[0].needs(peer)) moved |= pull(peers);
   }
   return moved;
 }
@@ -185,6 +188,7 @@ bool MessageEngine::pull(Link& link) {
   constexpr int kFramesAtOnce = 4;  // so that sending goes on meanwhile
   bool moved = false;
   for (int i = 0; i < kFramesAtOnce; ++i) {
+    if (i > 0 && run_->slabs == 1 && !slabs_[0].needs(link.peer)) return moved;
     const FrameHeader* header = link.next();
     if (header == nullptr) return moved;
     if (header->kind != FrameKind::data) {

@@ -80,7 +80,7 @@ class MessageEngine final : public Engine {
 
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
-  bool turn();
+  bool turn(bool only_round);
   bool reach(Link& link);
   bool begin_slabs();
   bool push(Link& link);

@@ -181,6 +181,15 @@ int MessageSlab::awaited() const {
   return -1;
 }
 
+bool MessageSlab::needs(int peer) const {
+  if (round_ == rounds_) return false;
+  const MessageRound& round = call_->plan.rounds[round_];
+  for (int m = round.first_received; m < round.first_received + round.received; ++m) {
+    if (!arrived_[m] && call_->plan.received[m].peer == peer) return true;
+  }
+  return false;
+}
+
 bool MessageSlab::awaits(int peer) const {
   for (size_t m = 0; m < arrived_.size(); ++m) {
     if (!arrived_[m] && call_->plan.received[m].peer == peer) return true;

@@ -47,7 +47,8 @@ class MessageSlab {
 
   /// A peer that this slab waits for; negative: none.
   int awaited() const;
-  /// Whether something of that peer is still to come.
+  /// Whether something of that peer is still to come: in this round, in this or a later one.
+  bool needs(int peer) const;
   bool awaits(int peer) const;
   /// Lets go of what it holds of the scratch pool.
   void forget();
