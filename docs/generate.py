@@ -52,6 +52,7 @@ LIMITS = [
     ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
     ("kCourtesy", "engine/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
     ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
+    ("kGlances", "engine/message.cc", "looks, of a call that is one slab, at the pipes of its round only"),
     ("kLooks", "engine/message_failure.cc", "looks at all pipes, each with a yield, before a wait on pipes sleeps"),
     ("kLastWords", "engine/message_failure.cc", "what a rank that fails gives its pipes to take the error"),
     ("kExamineEvery", "transport/wires.cc", "how often a sleeper asks the system about silent connections"),
@@ -60,6 +61,7 @@ LIMITS = [
     ("kWhole", "transport/dial.cc", "what a dial gets to find an address that answers"),
     ("kStrangers", "transport/door.cc", "connections at once that have not named the door"),
     ("kPatience", "transport/visitor.cc", "what each of them gets"),
+    ("kParting", "transport/door.cc", "what a peer gets to read the last words of a rank that has left"),
 ]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"

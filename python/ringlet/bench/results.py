@@ -23,6 +23,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ringlet import _C
+
 from .cases import MPI_PEERS, PEERS, STREAM, Config, bus_factor_of
 from .clusters import Cluster
 from .errors import BenchError
@@ -189,12 +191,15 @@ def machine() -> dict[str, Any]:
         "processor": model + (" (virtual machine)" if hypervisor else ""),
         "cores": cores,
         "memory_gib": round(memory_gib),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
     }
 
 
 def _congestion_control() -> str:
-    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    """The machine's, which the peers use, and ringlet's own."""
+    machines = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    used = _C.congestion_control()
+    return machines if used == machines else f"{machines}; of ringlet's connections {used}"
 
 
 def _commit() -> str:
