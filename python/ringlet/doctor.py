@@ -27,12 +27,11 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import peers
 from ringlet.bench.cases import MPI_PEERS
-from ringlet.topology import topology_command
+from ringlet.topology import congestion_controls, topology_command
 
 WORLD = 2
 TIMEOUT_S = 30.0
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # x86-64 has numbers of its own; aarch64 and later architectures share theirs.
 MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
 
@@ -184,10 +183,9 @@ def _try_connections() -> str:
 
 def _congestion() -> Finding:
     try:
-        used = _C.congestion_control()
+        machines, used = congestion_controls()
     except ringlet.Error as error:
         return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
-    machines = CONGESTION.read_text().strip() if CONGESTION.exists() else used
     if machines == used:
         return Finding("transport", "tcp congestion", "ok", used)
     return Finding("transport", "tcp congestion", "ok", f"{used}; this machine's {machines} is slower for collectives")

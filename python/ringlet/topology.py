@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from ringlet import _C, environment
 from ringlet.group import Group
 from ringlet.schedule.hosts import ranks_by_host
 
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _MOST_BYTES = 4096  # of one rank's card: names of 64 letters, an identity cut short, at most 16 addresses
 _IDENTITY_LETTERS = 200
 _LAUNCHES = ("torchrun --nproc-per-node 4 -m ringlet doctor --topology", "srun ringlet doctor --topology")
@@ -59,6 +61,12 @@ def own_whereabouts() -> Whereabouts:
     addresses = (f"{interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted))
     identity = os.environ.get("RINGLET_HOST_ID") or str(_C.host_identity())
     return Whereabouts(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))
+
+
+def congestion_controls() -> tuple[str, str]:
+    """This machine's, and that of ringlet's connections. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION."""
+    used = _C.congestion_control()
+    return CONGESTION.read_text().strip() if CONGESTION.exists() else used, used
 
 
 def gathered(own: Whereabouts, group: Group) -> list[Whereabouts]:

@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ringlet import _C
+from ringlet.topology import congestion_controls
 
 from .cases import MPI_PEERS, PEERS, STREAM, Config, bus_factor_of
 from .clusters import Cluster
@@ -197,8 +197,7 @@ def machine() -> dict[str, Any]:
 
 def _congestion_control() -> str:
     """The machine's, which the peers use, and ringlet's own."""
-    machines = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    used = _C.congestion_control()
+    machines, used = congestion_controls()
     return machines if used == machines else f"{machines}; of ringlet's connections {used}"
 
 
