@@ -94,6 +94,7 @@ void MessageEngine::run(const Call& call, bool patient) {
     int idle = 0;
     const bool one_slab = run.slabs == 1 && !patient;
     while (run.done < run.slabs) turn(one_slab && idle < kGlances) ? void(idle = 0) : wait(idle);
+    if (run.announced && run.told.rank >= 0) say_suspicion({});  // taken back: nobody holds this rank up any more
   } catch (const Error& error) {
     failure_.set(error.kind(), error.what());
     for (size_t i = run.first; i < run.next; ++i) slabs_[i % run.window].forget();

@@ -94,6 +94,7 @@ class MessageEngine final : public Engine {
   void wait(int& idle);
   void examine();
   void tell_suspicion();
+  void say_suspicion(const Suspect& last);
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_slab(size_t index);

@@ -167,7 +167,8 @@ MessageEngine::Suspect MessageEngine::suspect() const {
   }
   if (peer < 0 || !links_[peer]) return {peer, false};
   const Link& link = *links_[peer];
-  const bool passed_on = link.heard >= calls_ && link.suspects.rank >= 0 && link.suspects.rank != rank_;
+  // A rank that is a call behind is held up by whom it waits for, too.
+  const bool passed_on = link.heard + 1 >= calls_ && link.suspects.rank >= 0 && link.suspects.rank != rank_;
   return passed_on ? link.suspects : Suspect{peer, link.heard >= calls_};
 }
 
@@ -177,6 +178,10 @@ void MessageEngine::tell_suspicion() {
   const Suspect last = suspect();
   if (run_->announced && last == run_->told) return;
   run_->announced = true;
+  say_suspicion(last);
+}
+
+void MessageEngine::say_suspicion(const Suspect& last) {
   run_->told = last;
   FrameHeader header = run_->header;
   header.kind = FrameKind::waiting;
@@ -198,7 +203,8 @@ void MessageEngine::heed_end(const Link& link) {
 }
 
 void MessageEngine::lost(const Link& link) {
-  hear_others();  // somebody may have said why
+  hear_others();             // somebody may have said why
+  if (reported_) pass_on();  // of a later call, and yet something of this one is missing
   const std::string peer = "rank " + std::to_string(link.peer);
   const std::string where = run_ != nullptr ? story() : "rank " + std::to_string(rank_);
   if (link.left) {
