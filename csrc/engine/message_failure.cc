@@ -149,7 +149,7 @@ void MessageEngine::pass_on() {
 }
 
 bool MessageEngine::awaits(const Link& link) const {
-  if (!link.queue.empty()) return true;
+  if (link.owes()) return true;
   for (size_t i = run_->first; i < run_->next; ++i) {
     if (!run_->finished[i % run_->window] && slabs_[i % run_->window].awaits(link.peer)) return true;
   }
@@ -163,7 +163,7 @@ MessageEngine::Suspect MessageEngine::suspect() const {
     if (!run_->finished[i % run_->window]) peer = slabs_[i % run_->window].awaited();
   }
   for (const auto& each : links_) {
-    if (peer < 0 && each && !each->queue.empty()) peer = each->peer;
+    if (peer < 0 && each && each->owes()) peer = each->peer;
   }
   if (peer < 0 || !links_[peer]) return {peer, false};
   const Link& link = *links_[peer];
@@ -189,7 +189,7 @@ void MessageEngine::say_suspicion(const Suspect& last) {
   header.index = last.in_call ? 1 : 0;
   const auto word = std::make_shared<const Word>(Word{header, ""});
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr) continue;
+    if (!each || each->pipe == nullptr || each->left) continue;
     each->say(word);
     while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
   }

@@ -1,6 +1,7 @@
 // What the message engine knows of one peer and of the call in progress. Private to engine/message*.cc.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -36,6 +37,11 @@ struct MessageEngine::Link {
     } catch (const Error& error) {
       throw PeerLost("rank " + std::to_string(peer) + " " + error.what());
     }
+  }
+
+  /// Whether a message of the call is still to go out; words may be lost.
+  bool owes() const {
+    return std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
   }
 
   /// Puts a word before all that is not on its way yet.

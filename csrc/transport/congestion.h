@@ -2,7 +2,7 @@
 //
 // BBR paces each connection at the rate that it has measured. A collective's connections are idle, then send all they
 // have, two ways at once and several through one link: the measure is of the past, and the link stays partly empty.
-// docs/decisions/0017 has the figures. RINGLET_TCP_CONGESTION names another, or "system" for the machine's.
+// docs/decisions/0017. RINGLET_TCP_CONGESTION names another, or "system" for the machine's.
 // Thread safety: all calls from any thread.
 #pragma once
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import pathlib
 import random
-import resource
 import socket
 import struct
 import threading
@@ -50,6 +49,11 @@ def is_link(fd: str) -> bool:
     return os.path.islink(f"/proc/self/fd/{fd}")
 
 
+def resident_bytes() -> int:
+    """Now, not at its highest: earlier tests of this process do not hide what grows."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def knock(port: int, kind: int, kept: list[socket.socket]) -> None:
     noise = random.Random(kind)
     said = (
@@ -73,7 +77,7 @@ def work_among_strangers(rank: int, world: int) -> tuple[int, int, int]:
     tensor = torch.empty(10_000)
     ringlet.barrier()
     (port,) = filter(is_ringlets, doors())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_bytes()
     kept: list[socket.socket] = []
     knocked = []
 
@@ -98,11 +102,10 @@ def work_among_strangers(rank: int, world: int) -> tuple[int, int, int]:
     strangers.join()
     for stranger in kept:
         stranger.close()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return len(knocked), calls, grown
+    return len(knocked), calls, resident_bytes() - before
 
 
 def test_strangers_do_not_disturb_a_running_job(pool):
-    for knocked, calls, grown_kib in pool.values(work_among_strangers, 2, join="tcp"):
+    for knocked, calls, grown in pool.values(work_among_strangers, 2, join="tcp"):
         assert knocked == STRANGERS and calls > 10
-        assert grown_kib < GROWTH_MIB << 10
+        assert grown < GROWTH_MIB << 20
