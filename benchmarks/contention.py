@@ -17,13 +17,13 @@ import argparse
 import json
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import ringlet
 from ringlet.bench.cases import Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
+from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances, stream_times
 from ringlet.bench.run import Outcome, run
 from ringlet.schedule.uplink import uplink_load
@@ -93,18 +93,9 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
 def report(rows: list[dict[str, Any]], outcome: Outcome, load: float) -> str:
     meta = circumstances(outcome, load)
-    machine = meta["machine"]
-    facts = {
-        "hardware": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"Linux {machine['kernel']}",
-        "command": f"`benchmarks/contention.py {' '.join(sys.argv[1:])}`",
-        "commit": meta["commit"],
-        "date": meta["date"],
-        "load before": meta["load_before"],
-    }
     text = [f"# Contention on uplinks, {meta['date'][:10]}", ""]
     text += ["Written by `benchmarks/contention.py`, which says what the columns mean. Uplinks of 200 Mbit/s.", ""]
-    text += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    text += [*facts(meta), ""]
     text += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     text += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     return "\n".join(text) + "\n"

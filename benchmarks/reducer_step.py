@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
 
@@ -213,15 +213,9 @@ def show(found: list[dict[str, Any]]) -> None:
 
 
 def markdown(found: list[dict[str, Any]], meta: dict[str, Any], world: int) -> str:
-    machine = meta["machine"]
-    hardware = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
-    versions = "; ".join(f"{name}: {version}" for name, version in meta["versions"].items())
-    facts = [("hardware", f"{hardware}, Linux {machine['kernel']}"), ("command", f"`{meta['command']}`")]
-    facts += [("commit", meta["commit"]), ("ranks", world), ("date", meta["date"])]
-    facts += [("load average before", meta["load_before"]), ("versions", versions)]
-    lines = [f"# The gradient reducer on {machine['name']}, {meta['date'][:10]}", ""]
+    lines = [f"# The gradient reducer on {meta['machine']['name']}, {meta['date'][:10]}", ""]
     lines += ["Written by `benchmarks/reducer_step.py --report`, which says what is measured.", ""]
-    lines += in_markdown([["", ""], *([name, str(value)] for name, value in facts)], left=2)
+    lines += facts(meta, ranks=str(world))
     for comparison, title in TITLES.items():
         lines += ["", f"## {title}", "", *in_markdown(table(comparison, found), left=3)]
     lines += ["", "## What merging by measurement measured, predicted and kept", "", *in_markdown(told(found), left=2)]
@@ -264,7 +258,6 @@ def main() -> None:
         torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
         found = json.loads(Path(folder, "rows.json").read_text())
     meta = circumstances(Outcome(versions={"torch": torch.__version__, "ringlet": ringlet.__version__}), load)
-    meta["command"] = "python " + shlex.join(sys.argv)
     show(found)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
 
@@ -122,24 +123,17 @@ def megabytes(nbytes: int) -> str:
 def report(rows: list[dict[str, Any]], options: argparse.Namespace, load: float) -> str:
     outcome = Outcome(versions={"ringlet": f"ringlet {ringlet.__version__}, torch {torch.__version__}"})
     meta = circumstances(outcome, load)
-    machine = meta["machine"]
-    facts = {
-        "hardware": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"Linux {machine['kernel']}",
-        "command": f"`{Path(sys.argv[0]).parent.name}/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`",
-        "commit": meta["commit"],
-        "date": meta["date"],
-        "versions": f"python: {meta['versions']['python']}; {meta['versions']['ringlet']}",
-        "model": f"transformer of width {options.width} and {options.layers} layers, "
-        f"{rows[0]['parameters']:,} parameters, bfloat16, Adam, backend {options.backend}",
-    }
+    model = (
+        f"transformer of width {options.width} and {options.layers} layers, {rows[0]['parameters']:,} parameters, "
+        f"bfloat16, Adam, backend {options.backend}"
+    )
     head, *lines = table(rows)
     text = [f"# ZeRO: memory of model states and bytes sent, {meta['date'][:10]}", ""]
     text += [
         "Written by `benchmarks/zero_memory.py --report`, which says how it counts. Per rank, in MB of 10^6 bytes."
     ]
     text += ["Bytes sent are counted by ringlet.Zero: those of an algorithm that sends no more than it must.", ""]
-    text += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    text += [*facts(meta, model=model), ""]
     text += ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     text += ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join(text) + "\n"

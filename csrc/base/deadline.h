@@ -3,8 +3,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace ringlet {
+
+// As error messages tell it: "12.5 s".
+inline std::string in_seconds(std::chrono::steady_clock::duration duration) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
+}
 
 class Deadline {
  public:

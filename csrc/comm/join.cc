@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -77,10 +78,12 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
   return numbers;
 }
 
-/// What every rank tells first: its host, and rank 0 its user's table.
+/// What every rank tells first: its host, and rank 0 what counts for all: the wish in its environment, its user's table.
 std::string introduction(int rank) {
+  const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
   const GivenTable table = rank == 0 ? given_table() : GivenTable{};
-  return own_host() + kPart + table.origin + kPart + table.problem + kPart + table.text;
+  return own_host() + kPart + (wish != nullptr ? wish : "") + kPart + table.origin + kPart + table.problem + kPart +
+         table.text;
 }
 
 /// Takes the first part off.
@@ -91,16 +94,28 @@ std::string take_part(std::string& parts) {
   return part;
 }
 
-/// What rank 0 told of its table, without its host. Throws on all ranks alike.
-Selector selector_of(std::string told, Meeting& meeting) {
-  const std::string origin = take_part(told), problem = take_part(told);
+struct Agreed {
+  bool topology_ignored;  ///< every rank counts as a host of its own, so that the ranks' own order is kept
+  Selector selector;
+};
+
+/// What rank 0 told besides its host. Throws on all ranks alike.
+Agreed agreed(std::string told, Meeting& meeting) {
+  const std::string wish = take_part(told), origin = take_part(told), problem = take_part(told);
   try {
+    if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
     if (!problem.empty()) throw InvalidUsage(problem);
-    return Selector(told, origin);
+    return {!wish.empty(), Selector(told, origin)};
   } catch (const InvalidUsage&) {
     meeting.part();
     throw;
   }
+}
+
+std::vector<int> each_apart(int world) {
+  std::vector<int> numbers(static_cast<size_t>(world));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
 }
 
 bool one_host(const std::vector<int>& hosts) {
@@ -136,7 +151,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   Meeting meeting(store, name, member, deadline);
   std::vector<std::string> told = meeting.exchange("introduction", introduction(rank)), names;
   for (std::string& each : told) names.push_back(take_part(each));
-  Selector selector = selector_of(told[0], meeting);
+  auto [topology_ignored, selector] = agreed(told[0], meeting);
   std::vector<int> hosts(static_cast<size_t>(world), 0);
   if (carrier != Carrier::shared_memory) hosts = numbered(names);
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
@@ -155,11 +170,12 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     setup.local = connect_host(store, name, hosts, rank, deadline);
     setup.hosts = hosts;
   } else {
-    for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
+    setup.hosts = each_apart(world);
   }
   const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
-  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), hosts, transport,
-                                         std::move(selector));
+  Topology topology(topology_ignored ? each_apart(world) : hosts);
+  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+                                         std::move(topology), transport, std::move(selector));
 }
 
 }  // namespace ringlet

@@ -1,9 +1,6 @@
 #include "engine/message.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <numeric>
-#include <string_view>
 #include <utility>
 
 #include "engine/message_link.h"
@@ -23,22 +20,13 @@ constexpr int kGlances = 8;
 
 size_t slab_bytes(size_t whole) { return std::clamp(whole / kSlabsWanted, kLeastSlabBytes, kSlabBytes); }
 
-/// RINGLET_TOPOLOGY=ignore: every rank counts as a host of its own, so that the ranks' own order is kept; for measurements.
-Topology seen(const std::vector<int>& hosts) {
-  const char* wish = std::getenv("RINGLET_TOPOLOGY");
-  if (wish == nullptr || std::string_view(wish) != "ignore") return Topology(hosts);
-  std::vector<int> alone(hosts.size());
-  std::iota(alone.begin(), alone.end(), 0);
-  return Topology(alone);
-}
-
 }  // namespace
 
-MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport,
-                             Selector selector)
+MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, Topology topology,
+                             const char* transport, Selector selector)
     : wires_(std::move(wires)),
       hosts_(std::move(hosts)),
-      topology_(seen(hosts_)),
+      topology_(std::move(topology)),
       transport_(transport),
       selector_(std::move(selector)),
       rank_(wires_->rank()),

@@ -31,8 +31,8 @@ class MessageEngine final : public Engine {
   static constexpr size_t kScratchBytes = size_t{64} << 20;
 
   /// `transport`: its name, for people; a literal.
-  /// `hosts`: by rank, numbered by first appearance.
-  MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, const char* transport,
+  /// `hosts`: by rank, numbered by first appearance. `topology`: what schedules are made for, the same on all ranks.
+  MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> hosts, Topology topology, const char* transport,
                 Selector selector = Selector());
   ~MessageEngine() override;
 

@@ -19,11 +19,6 @@ constexpr int64_t kSleepNanoseconds = 20'000'000;
 constexpr auto kSilence = 50ms;     // after which the peers are told what this rank is in, and whom it waits for
 constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
 
-std::string seconds(Deadline::Clock::duration d) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
-  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
-}
-
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
   std::vector<std::byte> frame(sizeof header + text.size());
   std::memcpy(frame.data(), &header, sizeof header);
@@ -78,7 +73,7 @@ void MessageEngine::examine() {
     const Suspect last = suspect();
     const std::string peer = last.rank < 0 ? "nobody" : "rank " + std::to_string(last.rank);
     fail(ErrorKind::timeout,
-         story() + ": Timed out having waited " + seconds(run_->call.timeout) + " for " + peer +
+         story() + ": Timed out having waited " + in_seconds(run_->call.timeout) + " for " + peer +
              "; furthest behind is " + peer +
              (last.in_call ? ", which is in this call" : ", which has not made this call") +
              "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");

@@ -10,10 +10,6 @@ namespace {
 // Looks before sleeping: each is a system call per pipe, and peers may share this processor.
 constexpr int kLooks = 20;
 
-std::string seconds(std::chrono::milliseconds d) {
-  return std::to_string(d.count() / 1000) + "." + std::to_string(d.count() % 1000 / 100) + " s";
-}
-
 }  // namespace
 
 StreamLanes::StreamLanes(MessageEngine& engine)
@@ -112,7 +108,7 @@ void StreamLanes::examine(const Waiting& waiting, const Deadline& deadline, bool
   if (deadline.passed() && !waiting.reached()) {
     const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
     fail(ErrorKind::timeout,
-         waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " + peer +
+         waiting.story() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " + peer +
              "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
 }

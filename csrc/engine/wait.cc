@@ -18,11 +18,6 @@ constexpr auto kProcessCheckEvery = 20ms;
 // At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
 constexpr auto kCourtesy = 100ms;
 
-std::string seconds(std::chrono::steady_clock::duration d) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
-  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
-}
-
 }  // namespace
 
 void Waiter::wait(const Waiting& waiting, bool patient) {
@@ -79,7 +74,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     }
   }
   if (deadline.passed()) {
-    fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + seconds(waiting.timeout) + " for " +
+    fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
                                  peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
                                  "; is it in other work, or stuck? (timeout= raises the limit)");
   }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import replicas
 from .errors import InvalidUsage
+from .gradient_hooks import on_gradient
 from .gradients import refusals
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
@@ -131,7 +131,7 @@ class GradientReducer(Joinable):
             module.register_forward_hook(lambda called, _inputs, output: self._after_forward(called, output)),
         ]
         for index, (_, parameter) in enumerate(self._named):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index)))
+            self._hooks.append(on_gradient(parameter, self._on_gradient, index))
 
     # -- what a training loop calls --
 
@@ -281,11 +281,11 @@ class GradientReducer(Joinable):
         if self._join_config.enable and not self._divide_by_initial_world_size:
             self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
 
-    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, index: int) -> None:
         self._on_backward()
         if self._merge is not None and self._reducing and not self._merge.gathering:
             self._reduction.scale = self._merge.gather(self._merge.seen + 1)
-        self._reduction.arrived(index, parameter)
+        self._reduction.arrived(index, self._named[index][1])
 
     def _on_backward_end(self) -> None:
         try:

@@ -79,7 +79,7 @@ def gathered(own: Whereabouts, group: Group) -> list[Whereabouts]:
 
 
 def described(group: Group, everyone: Sequence[Whereabouts]) -> str:
-    """For people: hosts with their ranks, what carries bytes, and the two orders."""
+    """For people, on rank 0, whose environment counts: hosts with their ranks, what carries bytes, the two orders."""
     hosts = ranks_by_host(group.hosts)
     lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {carriers(group, hosts)}"]
     for number, ranks in enumerate(hosts):

@@ -33,7 +33,9 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   if (between == Between::eights) {
     for (int& host : hosts) host /= 8;
   }
-  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts), "tcp");
+  Topology topology(hosts);
+  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+                                         std::move(topology), "tcp");
 }
 
 inline std::vector<std::string> run_ranks(int world, Between between,

@@ -140,24 +140,10 @@ def show(rows: list[Row], meta: Meta) -> None:
 
 def markdown(rows: list[Row], meta: Meta) -> str:
     """The results page: circumstances, then the summary, then every measurement."""
-    machine = meta.get("machine", {})
-    facts = [
-        ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
-                     f"Linux {machine.get('kernel')}"),
-        *_cluster_facts(meta),
-        ("command", f"`{meta.get('command')}`"),
-        ("commit", str(meta.get("commit"))),
-        ("date", str(meta.get("date"))),
-        ("load average before", str(meta.get("load_before"))),
-        ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
-    ]  # fmt: skip
-    facts += [(f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()]
-    facts += [(f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()]
     collectives = list(dict.fromkeys(row["collective"] for row in rows))
     what = collectives[0] if len(collectives) == 1 else f"{len(collectives)} collectives"
-    lines = [f"# {what} on {machine.get('name')}, {str(meta.get('date'))[:10]}", ""]
-    lines += ["Written by `ringlet bench --report`.", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in facts]
+    lines = [f"# {what} on {meta.get('machine', {}).get('name')}, {str(meta.get('date'))[:10]}", ""]
+    lines += ["Written by `ringlet bench --report`.", "", *facts(meta)]
     rounds = 1 + max((row["round"] for row in rows), default=0)
     lines += [
         "",
@@ -169,6 +155,25 @@ def markdown(rows: list[Row], meta: Meta) -> str:
         lines.append("|" + "".join("---|" if index < table.left else "---:|" for index in range(len(table.columns))))
         lines += ["| " + " | ".join(row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
+
+
+def facts(meta: Meta, **more: str) -> list[str]:
+    """What figures must be read with, and what else there is to say, as the lines of a table."""
+    machine = meta.get("machine", {})
+    told = [
+        ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
+                     f"Linux {machine.get('kernel')}"),
+        *_cluster_facts(meta),
+        ("command", f"`{meta.get('command')}`"),
+        ("commit", str(meta.get("commit"))),
+        ("date", str(meta.get("date"))),
+        ("load average before", str(meta.get("load_before"))),
+        ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
+        *((f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()),
+        *((f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()),
+        *more.items(),
+    ]  # fmt: skip
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in told)]
 
 
 def _cluster_facts(meta: Meta) -> list[tuple[str, str]]:

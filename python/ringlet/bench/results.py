@@ -164,13 +164,21 @@ def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None)
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
         **({"cluster": dataclasses.asdict(cluster), "congestion_control": _congestion_control()} if cluster else {}),
-        "command": "ringlet " + shlex.join(sys.argv[1:]),
+        "command": _command(),
         "commit": _commit(),
         "load_before": round(load, 2),
         "versions": {"python": platform.python_version(), **outcome.versions},
         "settings": outcome.settings,
         "refused": outcome.refused,
     }
+
+
+def _command() -> str:
+    """As one would type it: the program by its folder and name, given files by their names."""
+    program = Path(sys.argv[0])
+    name = f"{program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
+    named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["ringlet" if program.name == "__main__.py" else name, *named])
 
 
 def machine() -> dict[str, Any]:

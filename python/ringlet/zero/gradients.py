@@ -9,13 +9,13 @@ model, then as rank 0 saw them fill in the first backward that was reduced.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..errors import InvalidUsage
+from ..gradient_hooks import on_gradient
 from .memory import Pool, allocate
 from .shards import FlatUnit
 from .traffic import Pending, Traffic
@@ -117,11 +117,16 @@ class Gradients:
     """All units' gradients. `on_arrived(flat)` is called when a unit has all of a backward's gradients."""
 
     def __init__(
-        self, flats: list[FlatUnit], stage: int, traffic: Traffic, on_arrived: Callable[[FlatUnit], None]
+        self,
+        flats: list[FlatUnit],
+        stage: int,
+        traffic: Traffic,
+        on_backward: Callable[[], None],
+        on_arrived: Callable[[FlatUnit], None],
     ) -> None:
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._traffic = traffic
-        self._on_arrived = on_arrived
+        self._on_backward, self._on_arrived = on_backward, on_arrived
         self._in_flight = len(flats) if stage == 1 else 1  # reductions beside the one that is being filled
         self.units: list[UnitGradient] = []
         for flat in flats:
@@ -134,14 +139,13 @@ class Gradients:
         self._ordered = False
         self.reducing = True  # whether the backward under way is reduced
 
-    def attach(self, on_backward: Callable[[], None]) -> list[Any]:
+    def attach(self) -> list[Any]:
         """Hooks on every parameter; returns their handles."""
-        handles = []
-        for unit in self.units:
-            for index, slot in enumerate(unit.flat.unit.slots):
-                take = partial(self._on_gradient, unit, index, slot, on_backward)
-                handles.append(slot.parameter.register_post_accumulate_grad_hook(take))
-        return handles
+        return [
+            on_gradient(slot.parameter, self._on_gradient, number, index)
+            for number, unit in enumerate(self.units)
+            for index, slot in enumerate(unit.flat.unit.slots)
+        ]
 
     @property
     def launched(self) -> int:
@@ -182,11 +186,10 @@ class Gradients:
         for unit in self.units:
             unit.begin_window()
 
-    def _on_gradient(
-        self, unit: UnitGradient, index: int, slot: Slot, on_backward: Callable[[], None], _parameter: Any
-    ) -> None:
-        on_backward()
-        unit.take(index, slot)
+    def _on_gradient(self, number: int, index: int) -> None:
+        self._on_backward()
+        unit = self.units[number]
+        unit.take(index, unit.flat.unit.slots[index])
         if len(unit.arrived) < len(unit.flat.unit.slots) or unit in self._filled:
             return
         self._filled.append(unit)

@@ -112,7 +112,7 @@ class Zero:
         self._residency: Residency | None = None
         if stage == 3:
             self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
-        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_arrived)
+        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._open_backward, self._on_arrived)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
         self._hooks = self._attach()
@@ -258,7 +258,7 @@ class Zero:
         }
 
     def _attach(self) -> list[Any]:
-        hooks = self._gradients.attach(self._open_backward)
+        hooks = self._gradients.attach()
         if self._residency is not None:
             hooks += self._residency.attach(self.module)
         # functions, and not for copies: copy.deepcopy(module) copies its hooks
