@@ -143,7 +143,7 @@ cpp-test: $(STAMPS)/tools
 
 python-test: install $(STAMPS)/machine-code
 	$(SAY) "Python tests"
-	@$(INSIDE) python -m pytest
+	@$(INSIDE) python -m pytest --maxfail=10
 
 sanitizers: asan tsan
 

@@ -19,16 +19,8 @@ C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name
     : c10d::Backend(group->rank(), group->world()),
       store_(std::move(store)),
       name_(std::move(name)),
-      group_(std::move(group)),
+      group_(group.release()),
       carrier_(carrier) {}
-
-C10dBackend::~C10dBackend() {
-  // The group's end joins its threads, which may be waiting for the GIL to let tensors go.
-  if (PyGILState_Check()) {
-    const py::gil_scoped_release unlocked;
-    group_.reset();
-  }
-}
 
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {

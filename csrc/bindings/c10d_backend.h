@@ -7,6 +7,7 @@
 #pragma once
 
 #include "bindings/c10d_work.h"
+#include "bindings/group_end.h"
 #include "bindings/torch_store.h"
 #include "bindings/torch_version.h"
 #include "comm/communicator.h"
@@ -31,7 +32,6 @@ class C10dBackend final : public c10d::Backend {
 
   C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group,
               Carrier carrier);
-  ~C10dBackend() override;
 
   const std::string getBackendName() const override { return "ringlet"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -99,7 +99,7 @@ class C10dBackend final : public c10d::Backend {
 
   TorchStore store_;
   std::string name_;
-  std::unique_ptr<Communicator> group_;
+  std::unique_ptr<Communicator, GroupEnd> group_;
   const Carrier carrier_;
   std::string algorithm_ = "auto";
   uint64_t monitored_ = 0;  // barriers

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bindings/errors.h"
+#include "bindings/group_end.h"
 #include "bindings/module.h"
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
@@ -36,16 +37,6 @@ void check_place(int rank, int world) {
   }
 }
 
-/// A group's end joins its threads, which may be waiting for the GIL to let tensors go.
-void end_without_gil(Communicator* group) {
-  if (PyGILState_Check()) {
-    const py::gil_scoped_release unlocked;
-    delete group;
-  } else {
-    delete group;
-  }
-}
-
 /// A timedelta, or seconds as float or int; none: never.
 using Limit = std::optional<std::variant<milliseconds, double>>;
 
@@ -56,7 +47,7 @@ milliseconds milliseconds_of(const Limit& limit) {
 }
 
 std::shared_ptr<Communicator> own(std::unique_ptr<Engine> engine, milliseconds timeout) {
-  return {new Communicator(std::move(engine), timeout), end_without_gil};
+  return {new Communicator(std::move(engine), timeout), GroupEnd{}};
 }
 
 std::shared_ptr<Communicator> make_joined(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <string_view>
+#include <thread>
 
+#include "comm/completing.h"
 #include "comm/progress.h"
 #include "reduce/reduce.h"
 
@@ -253,8 +255,21 @@ std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::sha
 
 void Communicator::abort(const std::string& reason) { engine_->abort(reason); }
 
+bool Communicator::completing() const {
+  return (collectives_ && collectives_->is_this_thread()) || Completing::of(messenger_.get());
+}
+
+void Communicator::dispose(Communicator* group) noexcept {
+  if (!group->completing()) {
+    delete group;
+  } else {
+    std::thread([group] { delete group; }).detach();
+  }
+}
+
 void Communicator::close(std::chrono::milliseconds patience) {
   if (closed_) return;
+  if (completing()) throw InvalidUsage("close() in what runs when a call of the group is complete: close it elsewhere");
   closed_ = true;
   bool quiet = true;
   if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;

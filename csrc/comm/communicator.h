@@ -75,10 +75,15 @@ class Communicator {
   /// Ends pending and later calls of this rank with an error; peers see that it left.
   void abort(const std::string& reason);
   /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.
+  /// InvalidUsage from what runs when one of its calls is complete.
   void close(std::chrono::milliseconds patience);
+
+  /// Ends a group on whatever thread lets go of it: on a thread that completes a call of its, by another one, later.
+  static void dispose(Communicator* group) noexcept;
 
  private:
   std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
+  bool completing() const;
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "comm/completing.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -256,9 +257,12 @@ void Messenger::give_up(Completed& completed, const std::exception_ptr& error) {
 /// Outside the lock: completion runs its waiters' code.
 void Messenger::finish(Completed& completed) {
   if (completed.empty()) return;
-  for (auto& [pending, error] : completed) {
-    pending->keep.reset();
-    pending->ticket->complete(error);
+  {
+    const Completing mark(this);
+    for (auto& [pending, error] : completed) {
+      pending->keep.reset();
+      pending->ticket->complete(error);
+    }
   }
   const std::lock_guard lock(mutex_);
   pending_ -= completed.size();

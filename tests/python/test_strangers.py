@@ -5,6 +5,7 @@ What they may say of a handshake itself, replays and all, is tried on the door i
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -33,6 +34,12 @@ def doors() -> list[int]:
             if fields[3] == LISTENS and f"socket:[{fields[9]}]" in own:
                 ports.append(int(fields[1].rpartition(":")[2], 16))
     return ports
+
+
+def ringlets(ports: list[int]) -> list[int]:
+    """Asked all at once: who does not answer takes its time."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(ports))) as asking:
+        return [port for port, is_one in zip(ports, asking.map(is_ringlets, ports), strict=True) if is_one]
 
 
 def is_ringlets(port: int) -> bool:
@@ -76,7 +83,7 @@ def knock(port: int, kind: int, kept: list[socket.socket]) -> None:
 def work_among_strangers(rank: int, world: int) -> tuple[int, int, int]:
     tensor = torch.empty(10_000)
     ringlet.barrier()
-    (port,) = filter(is_ringlets, doors())
+    (port,) = ringlets(doors())
     before = resident_bytes()
     kept: list[socket.socket] = []
     knocked = []

@@ -1,0 +1,90 @@
+// Groups whose last user is what runs when one of their calls is complete: on a thread that they would have to wait for.
+#include <filesystem>
+#include <latch>
+
+#include "check.h"
+#include "ranks.h"
+
+using namespace ringlet;
+
+namespace {
+
+enum class Last { collective, message, message_waited_for };
+
+int threads_of_this_process() {
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<int>(std::distance(begin(tasks), end(tasks)));
+}
+
+/// Starts a call and lets go of the group, which only what runs when the call is complete holds then. Rank 0's
+/// message waits until rank 1 has let go, and collectives until both have.
+void let_go(std::shared_ptr<Communicator> group, Last last, std::latch& rank_1, std::latch& both) {
+  std::vector<float> data(1000, 1.0f);
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  const int rank = group->rank();
+  std::shared_ptr<Work> work;
+  if (last == Last::collective) {
+    const Call call{.collective = Collective::all_reduce,
+                    .dtype = DType::float32,
+                    .count = data.size(),
+                    .input = bytes,
+                    .output = bytes};
+    const Communicator::Job job = [&both, call](const std::function<void(Call)>& run) {
+      both.wait();
+      run(call);
+    };
+    work = group->start(job, nullptr);
+  } else {
+    if (rank == 0) rank_1.wait();
+    work = group->start(Message{1 - rank, rank == 0, DType::float32, data.size(), bytes, {}}, nullptr);
+  }
+  std::latch called(1);
+  work->then([group = std::move(group), last, &called](std::exception_ptr error) mutable {
+    CHECK(error == nullptr);
+    if (last == Last::collective) CHECK_THROWS(InvalidUsage, group->close(std::chrono::seconds(1)));
+    group.reset();
+    called.count_down();
+  });
+  both.count_down();
+  if (rank == 1) rank_1.count_down();
+  if (last == Last::message_waited_for) work->wait(std::chrono::seconds(60));
+  called.wait();
+}
+
+void run(Between between, Last last, int turn) {
+  const std::string name = "ending-" + std::to_string(turn);
+  const Token key = random_token();
+  std::latch rank_1(1), both(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto engine = make_engine(name, rank, 2, between, key);
+      let_go({new Communicator(std::move(engine), std::chrono::seconds(60)), Communicator::dispose}, last, rank_1,
+             both);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+}  // namespace
+
+int main() {
+  int turn = 0;
+  run(Between::tcp, Last::collective, turn++);  // the process's door opens, whose thread stays
+  const Deadline soon = Deadline::after(std::chrono::seconds(60));
+  const auto settled = [&](int threads) {
+    while (threads_of_this_process() > threads && !soon.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return threads_of_this_process() <= threads;
+  };
+  settled(2);
+  const int before = threads_of_this_process();
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
+    for (const Last last : {Last::collective, Last::message, Last::message_waited_for}) {
+      for (int i = 0; i < 20; ++i) run(between, last, turn++);
+    }
+  }
+  CHECK(settled(before));
+  return check_result("ending");
+}
