@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from .optimizer import Piece, ShardedOptimizer
 from .shards import FlatUnit
 from .units import Slot
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,12 @@ class FlatShard(torch.Tensor):
         held = [(first, first + values.numel()) for first, values in self.runs]
         return f"FlatShard(elements {held} of {list(self.shape)}, {self.dtype})"
 
+    # torch.distributed.checkpoint takes a second to import: who calls these has done so.
+
     def __create_write_items__(self, fqn: str, _object: Any) -> list[WriteItem]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         return [
             WriteItem(
                 index=MetadataIndex(fqn, offset),
@@ -109,6 +112,8 @@ class FlatShard(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return [ChunkStorageMetadata(offset, torch.Size(box.sizes)) for offset, (box, _) in self._parts.items()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
