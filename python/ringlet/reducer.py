@@ -72,6 +72,9 @@ class GradientReducer(Joinable):
             this rank), or when a gradient arrives again after its bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
+    The module keeps its reducer, and both go together. A gradient that arrives later, because a part of the module is
+    still in use, raises InvalidUsage: it would be this rank's alone.
+
     A rank whose backward reaches no parameter at all takes no part in that reduction and the others wait for it.
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
