@@ -116,9 +116,7 @@ void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pend
 bool Messenger::look(Completed& completed, bool closely) {
   if (ended_) return false;
   try {
-    if (move(completed)) return true;
-    if (closely) examine();
-    return false;
+    return move(completed) || (closely && examine(completed));
   } catch (...) {
     give_up(completed, std::current_exception());
     return true;
@@ -210,31 +208,41 @@ std::string Messenger::story(const Pending& pending, size_t moved) const {
          std::to_string(message.bytes()) + " bytes done";
 }
 
-void Messenger::examine(const Pending& pending, size_t moved, bool look_at_process) {
+/// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found something,
+/// after which the lists are others.
+bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_process, Completed& completed) {
+  bool changed = false;
   Waiting waiting;
   waiting.peer = pending.message.peer;
   waiting.timeout = pending.message.timeout;
-  waiting.reached = [] { return false; };
+  waiting.reached = [&] { return changed = changed || move(completed); };
   waiting.story = [&] { return story(pending, moved); };
   lanes_.examine(waiting, pending.deadline, look_at_process);
+  return changed;
 }
 
-/// Throws what ends the wait of a pending message, if something does.
-void Messenger::examine() {
+/// Throws what ends the wait of a pending message, if something does; whether something moved instead.
+bool Messenger::examine(Completed& completed) {
   lanes_.raise_if_failed();
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
+  const auto changed = [&](const Pending& pending, size_t moved) {
+    return examine(pending, moved, look_at_process, completed);
+  };
   for (const auto& queue : outgoing_) {
-    if (!queue.empty()) examine(*queue.front(), queue.front()->moved.bytes, look_at_process);
+    if (!queue.empty() && changed(*queue.front(), queue.front()->moved.bytes)) return true;
   }
-  for (const auto& pending : receives_) examine(*pending, 0, look_at_process);
+  for (const auto& pending : receives_) {
+    if (changed(*pending, 0)) return true;
+  }
   for (const Inbox& inbox : inboxes_) {
-    if (inbox.receive) examine(*inbox.receive, inbox.taking->moved.bytes, look_at_process);
+    if (inbox.receive && changed(*inbox.receive, inbox.taking->moved.bytes)) return true;
   }
   for (const Stray& stray : strays_) {
-    if (stray.wanted) examine(*stray.wanted, 0, look_at_process);
+    if (stray.wanted && changed(*stray.wanted, 0)) return true;
   }
+  return false;
 }
 
 void Messenger::give_up(Completed& completed, const std::exception_ptr& error) {
@@ -302,7 +310,7 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
     if (manner == Manner::sleep && !changed) lanes_.sleep(list, kSleepNanoseconds);
     return false;
   };
-  add_assistant(1);
+  if (!begin_assisting()) return;
   bool enough = false;
   for (int i = lanes_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
@@ -317,13 +325,15 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
     }
     while (!enough) enough = turn(Manner::sleep);
   }
-  add_assistant(-1);
+  const std::lock_guard lock(mutex_);
+  if (--assistants_ == 0) changed_.notify_all();
 }
 
-void Messenger::add_assistant(int more) {
+/// False where the end has begun, which waits for those only who were there before it.
+bool Messenger::begin_assisting() {
   const std::lock_guard lock(mutex_);
-  assistants_ += more;
-  if (assistants_ == 0) changed_.notify_all();
+  if (!ended_) ++assistants_;
+  return !ended_;
 }
 
 void Messenger::loop() {

@@ -65,13 +65,13 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   bool take_stray(const std::shared_ptr<Pending>& pending, Completed& completed);
   void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed);
   void check(const Pending& pending, int peer, const MessageTitle& title);
-  void examine();
-  void examine(const Pending& pending, size_t moved, bool look_at_process);
+  bool examine(Completed& completed);
+  bool examine(const Pending& pending, size_t moved, bool look_at_process, Completed& completed);
   void give_up(Completed& completed, const std::exception_ptr& error);
   void finish(Completed& completed);
   Watchlist watched();
   void assist(const Ticket& ticket, const Deadline& deadline);
-  void add_assistant(int more);
+  bool begin_assisting();
   std::string story(const Pending& pending, size_t moved) const;
   void loop();
 
