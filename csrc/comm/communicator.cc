@@ -269,7 +269,10 @@ void Communicator::dispose(Communicator* group) noexcept {
 
 void Communicator::close(std::chrono::milliseconds patience) {
   if (closed_) return;
-  if (completing()) throw InvalidUsage("close() in what runs when a call of the group is complete: close it elsewhere");
+  if (completing()) {
+    throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                       ": close() in what runs when a call of the group is complete: close it elsewhere");
+  }
   closed_ = true;
   bool quiet = true;
   if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;

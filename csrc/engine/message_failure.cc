@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/deadline.h"
 #include "engine/message_link.h"
 
 namespace ringlet {

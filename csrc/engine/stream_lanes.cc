@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/deadline.h"
 #include "engine/message.h"
 
 namespace ringlet {

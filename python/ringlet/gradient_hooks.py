@@ -24,12 +24,13 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
     """
     owner = weakref.WeakMethod(method)
 
-    def arrived(_parameter: torch.Tensor) -> None:
+    def arrived(parameter: torch.Tensor) -> None:
         called = owner()
         if called is None:
             raise InvalidUsage(
-                "a gradient arrived whose reducer is gone, and would not be reduced: keep the module that was given to "
-                "GradientReducer or Zero, or the reducer itself, or call its remove() first"
+                f"a gradient of shape {list(parameter.shape)} arrived whose reducer is gone, and would not be reduced: "
+                "keep the module that was given to GradientReducer or Zero, or the reducer itself, or call its "
+                "remove() first"
             )
         called(*arguments)
 
