@@ -6,6 +6,7 @@ Each test collects every violation before it fails.
 import ast
 import functools
 import itertools
+import os
 import pathlib
 import re
 import subprocess
@@ -322,6 +323,15 @@ def test_tracked_files_are_small():
             if (ROOT / path).stat().st_size > TRACKED_BYTES
         ]
     )
+
+
+def test_scripts_can_be_run():
+    violations = []
+    for path in tracked():
+        script, executable = text_of(path).startswith("#!"), os.access(ROOT / path, os.X_OK)
+        if script != executable:
+            violations.append(f"{path}: begins with #!, and is not executable" if script else f"{path}: no script")
+    report(violations)
 
 
 def test_readme_names_the_two_commands():
