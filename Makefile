@@ -27,11 +27,12 @@ FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
 .PHONY: help demo test conformance bench check peers lint format docs-pictures clean
-.PHONY: extension install cpp-test python-test sanitizers asan tsan
+.PHONY: extension install live-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
 	@echo "make test           build, then run the C++ and Python tests"
+	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/run.sh)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
@@ -141,7 +142,15 @@ cpp-test: $(STAMPS)/tools
 	@$(INSIDE) cmake --build --preset release
 	@$(INSIDE) ctest --preset release
 
-python-test: install $(STAMPS)/machine-code
+# On a machine with an NVIDIA GPU; needs no network and makes no .venv.
+gpu-check:
+	@tests/gpu/run.sh
+
+# What the Python tests have for a GPU.
+live-device: extension
+	@$(INSIDE) cmake --build build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)") --target live_device
+
+python-test: install live-device $(STAMPS)/machine-code
 	$(SAY) "Python tests"
 	@$(INSIDE) python -m pytest --maxfail=10
 

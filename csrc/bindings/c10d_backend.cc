@@ -1,5 +1,6 @@
 #include "bindings/c10d_backend.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/error.h"
@@ -64,6 +65,7 @@ c10d::ErrorType C10dBackend::getError() {
 }
 
 at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   return empty_registered(
       {size}, options.dtype_opt() ? c10::typeMetaToScalarType(*options.dtype_opt()) : c10::ScalarType::Float);
 }

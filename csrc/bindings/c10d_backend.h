@@ -1,8 +1,8 @@
 // torch.distributed's backend "ringlet": c10d's virtuals on a Communicator.
 //
 // Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
-// issue order on the group's progress thread. Tensors of a list are read and written where they lie, contiguous ones
-// without a copy. Between startCoalescing and endCoalescing calls start as ever; the end's Work stands for all of them.
+// issue order on the group's progress thread; tensors on a GPU: on a stream, in its order. Tensors of a list are read and
+// written where they lie on the host, contiguous ones without a copy. Between startCoalescing and endCoalescing calls start as ever; the end's Work stands for all of them.
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 
@@ -94,6 +94,7 @@ class C10dBackend final : public c10d::Backend {
  private:
   struct Issue;
   Handle issue(Issue issue);
+  Handle issue_on(const c10::Device& device, Issue issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
   Handle remember(c10::intrusive_ptr<C10dWork> handle);
 

@@ -1,6 +1,7 @@
 #include "bindings/c10d_issue.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
@@ -63,6 +64,8 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
 
 C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs, std::vector<size_t> counts) {
+  const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; });
+  if (!(inputs.empty() ? outputs.at(0) : inputs[0]).is_cpu()) return add_packed(collective, outputs, inputs, even);
   Step& step = steps.emplace_back();
   step.blocks = std::make_unique<Blocks>();
   Blocks& blocks = *step.blocks;
@@ -70,7 +73,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   for (const at::Tensor& input : inputs) blocks.inputs.push_back(readable(input, dtype));
   for (const at::Tensor& output : outputs) blocks.outputs.push_back(writable(output, dtype));
   blocks.longest = *std::max_element(counts.begin(), counts.end());
-  blocks.uneven = std::any_of(counts.begin(), counts.end(), [&](size_t count) { return count != blocks.longest; });
+  blocks.uneven = !even;
   blocks.counts = std::move(counts);
   step.call.collective = collective;
   step.call.timeout = timeout;
@@ -79,6 +82,48 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   step.call.blocks = step.blocks.get();
   profiled.insert(profiled.end(), inputs.begin(), inputs.end());
   return step;
+}
+
+/// On a GPU blocks travel in one tensor: lists are packed into one, and unpacked from it.
+C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, const Tensors& outputs,
+                                                         const Tensors& inputs, bool even) {
+  if (!even) {
+    throw InvalidUsage(std::string(title) + ": tensors of different sizes on " +
+                       (inputs.empty() ? outputs[0] : inputs[0]).device().str() +
+                       ", where ringlet serves equal ones only; pad them");
+  }
+  const DType dtype = dtype_of(inputs.empty() ? outputs[0] : inputs[0]);
+  const Tensors listed = inputs;
+  const int64_t block = (inputs.empty() ? outputs[0] : inputs[0]).numel();
+  const at::Tensor input = packed(inputs, dtype, /*received=*/false);
+  Step& step = add(collective, packed(outputs, dtype, /*received=*/true), input, block);
+  profiled.pop_back();
+  profiled.insert(profiled.end(), listed.begin(), listed.end());
+  return step;
+}
+
+at::Tensor C10dBackend::Issue::packed(const Tensors& tensors, DType dtype, bool received) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) {
+    check_dense(tensor, title, received ? "output" : "input");
+    check_dtype(tensor, dtype);
+    elements += tensor.numel();
+  }
+  if (tensors.size() == 1 && tensors[0].is_contiguous()) return tensors[0];
+  const at::NoGradGuard no_grad;
+  at::Tensor flat = at::empty({elements}, tensors.at(0).options());
+  int64_t offset = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor place = flat.narrow(0, offset, tensor.numel()).view(tensor.sizes());
+    offset += tensor.numel();
+    keep.push_back(tensor);
+    if (received) {
+      copies.emplace_back(place, tensor);
+    } else {
+      place.copy_(tensor);
+    }
+  }
+  return flat;
 }
 
 void C10dBackend::Issue::set(const Reduction& reduction) {
@@ -120,6 +165,8 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
     group_->check(call);
   }
+  const c10::Device device = issue.device();
+  if (!device.is_cpu()) return issue_on(device, std::move(issue));
   const Title title{issue.type, issue.title, group_->sequence()};
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled);
   const auto held = std::make_shared<Issue>(std::move(issue));
@@ -137,6 +184,17 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   }
   auto work = single ? group_->start(held->steps[0].call, held) : group_->start(held->job, held);
   C10dWork::follow(handle, std::move(work), [held] { held->deliver(); });
+  return remember(std::move(handle));
+}
+
+/// The host only puts the calls on a stream: what follows there is in order, whether or not it is asynchronous.
+C10dBackend::Handle C10dBackend::issue_on(const c10::Device& device, Issue issue) {
+  DeviceCalls calls{.device = device, .tensors = issue.keep, .async = issue.async};
+  for (const Issue::Step& step : issue.steps) calls.calls.push_back(step.call);
+  if (!issue.copies.empty()) calls.deliver = [&issue] { issue.deliver(); };
+  const Title title{issue.type, issue.title, group_->sequence()};
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled, device);
+  C10dWork::follow(handle, enqueue(*group_, calls));
   return remember(std::move(handle));
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "bindings/c10d_backend.h"
+#include "bindings/on_device.h"
 
 namespace ringlet {
 
@@ -40,6 +41,7 @@ struct C10dBackend::Issue {
   }
   /// Writes to where the caller wants what was received elsewhere.
   void deliver() const;
+  c10::Device device() const { return common_device(keep, title); }
 
   c10d::OpType type;
   const char* title;
@@ -54,6 +56,8 @@ struct C10dBackend::Issue {
   Communicator::Job job{};
 
  private:
+  Step& add_packed(Collective collective, const Tensors& outputs, const Tensors& inputs, bool even);
+  at::Tensor packed(const Tensors& tensors, DType dtype, bool received);
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);
   void check_dtype(const at::Tensor& tensor, DType dtype) const;

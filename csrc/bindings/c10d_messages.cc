@@ -11,6 +11,7 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
   const char* call = sending ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, call);
   check_tensor(tensor, call, "given");
+  check_host(tensor, call);
   const bool any = peer == kAnySource;
   const Title title{sending ? OpType::SEND
                     : any   ? OpType::RECVANYSOURCE
@@ -56,8 +57,9 @@ C10dBackend::Handle C10dBackend::endCoalescing() {
     results.insert(results.end(), of_part.begin(), of_part.end());
   }
   // No profiling title: its calls have events of their own.
+  const c10::Device device = common_device(results, "calls made together");
   auto all = c10::make_intrusive<C10dWork>(getRank(), Title{OpType::COALESCED, nullptr, group_->sequence()}, results,
-                                           Tensors{});
+                                           Tensors{}, device.is_cpu() ? std::nullopt : std::optional(device));
   C10dWork::follow(all, std::move(parts));
   return all;
 }

@@ -1,16 +1,24 @@
 #include "bindings/c10d_work.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
 #include "base/error.h"
 #include "comm/messenger.h"
 
 namespace ringlet {
 
 C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs,
-                   const std::vector<at::Tensor>& profiled)
+                   const std::vector<at::Tensor>& profiled, std::optional<c10::Device> device)
     : c10d::Work(rank, title.type, title.text, profiled),
       outputs_(std::move(outputs)),
+      device_(device),
       sequence_(title.sequence),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()),
+          device ? std::vector<c10::Device>{*device} : std::vector<c10::Device>{})) {}
 
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
                       std::function<void()> deliver) {
@@ -29,6 +37,13 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<
 
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts) {
   self->parts_ = std::move(parts);
+  if (self->device_) {
+    const c10::impl::VirtualGuardImpl guard(self->device_->type());
+    const c10::StreamGuard on(guard.getStreamFromGlobalPool(*self->device_));
+    for (const auto& part : self->parts_) part->future_->wait();
+    self->complete(nullptr);
+    return;
+  }
   const auto left = std::make_shared<std::atomic<size_t>>(self->parts_.size() + 1);
   const auto one_less = [self, left] {
     if (left->fetch_sub(1, std::memory_order_acq_rel) > 1) return;
@@ -42,6 +57,15 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10:
     part->future_->addCallback([one_less](c10::ivalue::Future&) { one_less(); }, /*uses_future=*/false);
   }
   one_less();
+}
+
+void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& enqueued) {
+  {
+    const c10::StreamGuard on(enqueued.stream);  // whose progress the Future's value is ready with
+    self->future_->markCompleted(c10::IValue(self->outputs_));
+  }
+  self->work_ = enqueued.work;
+  self->work_->then([self](std::exception_ptr error) { self->finish(error); });
 }
 
 void C10dWork::assist(const Deadline& deadline) {
@@ -64,7 +88,22 @@ void C10dWork::complete(std::exception_ptr error) {
   }
 }
 
+/// The current stream waits; the host does only for as long as it was told to.
+bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
+  for (const auto& part : parts_) part->wait_on_device(timeout);
+  if (work_ && timeout != kNoTimeout) work_->wait(timeout);
+  if (const std::exception_ptr error = work_ ? work_->error() : nullptr) std::rethrow_exception(error);
+  future_->wait();
+  return true;
+}
+
+bool C10dWork::isCompleted() {
+  return c10d::Work::isCompleted() &&
+         std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
+}
+
 bool C10dWork::wait(std::chrono::milliseconds timeout) {
+  if (device_) return wait_on_device(timeout);
   const Deadline deadline = Deadline::after(timeout == kNoTimeout ? std::chrono::milliseconds::max() : timeout);
   assist(deadline);
   std::unique_lock lock(mutex_);

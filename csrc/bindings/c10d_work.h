@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "bindings/on_device.h"
 #include "comm/work.h"
 
 namespace ringlet {
@@ -16,15 +17,20 @@ struct Title {
 
 class C10dWork final : public c10d::Work {
  public:
-  C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled);
+  /// `device`: where the outputs are; the Future's value is then ready for a stream that waits for it.
+  C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled,
+           std::optional<c10::Device> device = {});
 
   /// Completes this handle when `work` does. Copies results that go elsewhere first, in the completing thread.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
                      std::function<void()> deliver);
   /// Completes this handle when all of `parts` are, with the first error in their order.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts);
+  /// Of calls on a device: the Future is ready at once, for streams; this handle completes when the device is done.
+  static void follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& enqueued);
   void complete(std::exception_ptr error);
 
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -34,8 +40,10 @@ class C10dWork final : public c10d::Work {
 
  private:
   void assist(const Deadline& deadline);
+  bool wait_on_device(std::chrono::milliseconds timeout);
 
   std::vector<at::Tensor> outputs_;
+  std::optional<c10::Device> device_;
   uint64_t sequence_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::shared_ptr<ringlet::Work> work_;              // what this handle follows ...

@@ -11,6 +11,7 @@
 
 #include "bindings/errors.h"
 #include "bindings/module.h"
+#include "bindings/on_device.h"
 #include "bindings/tensors.h"
 #include "comm/communicator.h"
 #include "engine/selector.h"
@@ -115,6 +116,21 @@ void run(Communicator& group, const Call& call) {
   group.run(call);
 }
 
+PyObject* on_device(Communicator& group, const Call& call, const at::Tensor* output, const at::Tensor* input,
+                    bool async) {
+  DeviceCalls calls{.device = c10::Device(c10::kCPU), .calls = {call}, .async = async};
+  for (const at::Tensor* tensor : {output, input}) {
+    if (tensor != nullptr) calls.tensors.push_back(*tensor);
+  }
+  calls.device = common_device(calls.tensors, name(call.collective));
+  auto enqueued = std::make_shared<Enqueued>([&] {
+    const py::gil_scoped_release unlocked;
+    return enqueue(group, calls);
+  }());
+  if (async) return py::cast(std::move(enqueued)).release().ptr();
+  Py_RETURN_NONE;
+}
+
 PyObject* collective(PyObject* const* args, Collective which) {
   auto& group = *py::handle(args[0]).cast<Communicator*>();
   const char* what = name(which);
@@ -133,6 +149,10 @@ PyObject* collective(PyObject* const* args, Collective which) {
                        std::to_string(group.world()));
   }
   bind_tensors(call, group, output, input);
+  const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
+  if (elsewhere(output) || elsewhere(input)) {
+    return on_device(group, call, output, input, args[8] == Py_True);
+  }
   if (args[8] == Py_True) {
     auto keep = std::make_shared<Kept>();
     if (output != nullptr) (*keep)[0] = *output;
@@ -148,6 +168,7 @@ PyObject* message(PyObject* const* args) {
   const bool sending = args[3] == Py_True;
   const at::Tensor* tensor = tensor_of(args[1], sending ? "send" : "recv", "given");
   if (tensor == nullptr) throw InvalidUsage(std::string(sending ? "send" : "recv") + ": no tensor given");
+  check_host(*tensor, sending ? "send" : "recv");
   const Message message{
       static_cast<int>(PyLong_AsLong(args[2])), sending,          dtype_of(*tensor),
       static_cast<size_t>(tensor->numel()),     data_of(*tensor), milliseconds(PyLong_AsLongLong(args[4]))};
@@ -199,6 +220,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   }
   const at::Tensor& tensor = THPVariable_Unpack(args[0]);
   check_tensor(tensor, "all_reduce", "given");
+  if (!tensor.is_cpu()) return false;
   Call call;
   call.collective = Collective::all_reduce;
   call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;

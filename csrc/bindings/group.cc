@@ -11,6 +11,7 @@
 #include "bindings/errors.h"
 #include "bindings/group_end.h"
 #include "bindings/module.h"
+#include "bindings/on_device.h"
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
@@ -85,6 +86,19 @@ void bind_work(py::module_& m) {
           py::arg("timeout") = py::none(),
           "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
           "Timeout if it passes first (the call goes on).");
+  py::class_<Enqueued, std::shared_ptr<Enqueued>>(m, "DeviceWork", "Handle of an asynchronous call on a GPU's tensors.")
+      .def(
+          "done", [](const Enqueued& call) { return call.work->done(); }, "Whether the device is done with the call.")
+      .def(
+          "wait",
+          [](const Enqueued& call, const Limit& timeout) {
+            const py::gil_scoped_release unlocked;
+            if (timeout) call.work->wait(milliseconds_of(timeout));
+            call.wait();
+          },
+          py::arg("timeout") = py::none(),
+          "Lets the current stream wait for the call, and raises the call's error, if there is one already. timeout: "
+          "datetime.timedelta or seconds; with one the host waits too, and Timeout is raised if it passes first.");
 }
 
 }  // namespace

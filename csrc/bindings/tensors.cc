@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "bindings/on_device.h"
 #include "memory/heap.h"
 
 namespace ringlet {
@@ -56,10 +57,15 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   };
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != c10::kStrided) refuse("is sparse; make it dense first");
-  if (!tensor.is_cpu()) {
-    refuse("is on " + tensor.device().str() +
-           ", and this build of ringlet moves host memory only (see `ringlet doctor`)");
+  if (!tensor.is_cpu() && !is_served(tensor.device())) {
+    refuse("is on " + tensor.device().str() + "; ringlet moves host memory and CUDA tensors");
   }
+}
+
+void check_host(const at::Tensor& tensor, const char* call) {
+  if (tensor.is_cpu()) return;
+  throw InvalidUsage(std::string(call) + ": the tensor is on " + tensor.device().str() +
+                     ", where ringlet does not serve this call yet; copy it to the host");
 }
 
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role) {

@@ -11,10 +11,13 @@ namespace ringlet {
 DType dtype_of(const at::Tensor& tensor);
 c10::ScalarType scalar_type_of(DType dtype) noexcept;
 
-/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host memory.
+/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host memory or a GPU's.
 void check_dense(const at::Tensor& tensor, const char* call, const char* role);
 /// The same, and contiguous.
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
+
+/// Throws InvalidUsage unless the tensor is in host memory, for calls that are not served elsewhere.
+void check_host(const at::Tensor& tensor, const char* call);
 
 std::byte* data_of(const at::Tensor& tensor);
 

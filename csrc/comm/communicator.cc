@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/completing.h"
+#include "comm/gpu_group.h"
 #include "comm/progress.h"
 #include "reduce/reduce.h"
 
@@ -253,10 +254,35 @@ std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::sha
   return messenger_->post(message, std::move(keep), false);
 }
 
-void Communicator::abort(const std::string& reason) { engine_->abort(reason); }
+GpuGroup& Communicator::on_gpu(int device) {
+  engine_->raise_if_failed();
+  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  {
+    const std::lock_guard lock(gpus_mutex_);
+    if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
+  }
+  auto made = std::make_unique<GpuGroup>(*this, GpuGroup::parts());  // meets the other ranks
+  const std::lock_guard lock(gpus_mutex_);
+  return *(gpus_[device] = std::move(made));
+}
+
+void Communicator::abort(const std::string& reason) {
+  engine_->abort(reason);
+  const std::lock_guard lock(gpus_mutex_);
+  for (auto& [device, gpu] : gpus_) gpu->abort(reason);
+}
+
+void Communicator::poison(const Error& error) noexcept {
+  try {
+    engine_->fail(error.kind(), error.what());
+  } catch (const Error&) {  // what the caller has already
+  }
+}
 
 bool Communicator::completing() const {
-  return (collectives_ && collectives_->is_this_thread()) || Completing::of(messenger_.get());
+  const bool on_gpu =
+      std::any_of(gpus_.begin(), gpus_.end(), [](const auto& gpu) { return gpu.second->is_this_thread(); });
+  return on_gpu || (collectives_ && collectives_->is_this_thread()) || Completing::of(messenger_.get());
 }
 
 void Communicator::dispose(Communicator* group) noexcept {
@@ -274,6 +300,7 @@ void Communicator::close(std::chrono::milliseconds patience) {
                        ": close() in what runs when a call of the group is complete: close it elsewhere");
   }
   closed_ = true;
+  gpus_.clear();
   bool quiet = true;
   if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;
   if (!messenger_->wait_idle(patience)) quiet = false;

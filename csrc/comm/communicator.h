@@ -10,7 +10,9 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "comm/messenger.h"
@@ -20,6 +22,7 @@
 
 namespace ringlet {
 
+class GpuGroup;
 class ProgressThread;
 
 class Communicator {
@@ -39,6 +42,10 @@ class Communicator {
 
   /// The error that poisoned the group, if one did.
   std::optional<ErrorKind> failure() const { return engine_->failure(); }
+  /// Throws it.
+  void raise_if_failed() { engine_->raise_if_failed(); }
+  /// Poisons the group and tells the peers, for what went wrong beside the engine.
+  void poison(const Error& error) noexcept;
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
   void check(const Call& call) const;
@@ -54,6 +61,10 @@ class Communicator {
 
   void run(Message message);
   std::shared_ptr<Messenger::Ticket> start(Message message, std::shared_ptr<void> keep);
+
+  /// The group's part for tensors on that GPU of this rank, made by all ranks together when each first asks for its own.
+  /// DeviceError on all of them where one lacks something; asked again they look again.
+  GpuGroup& on_gpu(int device);
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   bool registered(const void* pointer, size_t bytes) const { return engine_->registered(pointer, bytes); }
@@ -102,6 +113,8 @@ class Communicator {
   bool closed_ = false;
   std::unique_ptr<ProgressThread> collectives_;
   std::shared_ptr<Messenger> messenger_;
+  std::mutex gpus_mutex_;
+  std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_
 };
 
 }  // namespace ringlet

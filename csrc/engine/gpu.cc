@@ -3,9 +3,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 
-#include "reduce/cuda.h"
+#include "base/error.h"
 
 namespace ringlet {
 namespace {
@@ -21,13 +22,14 @@ std::string library_path() {
   return self.substr(0, self.rfind('/') + 1) + library;
 }
 
-using FactsFunction = decltype(&ringlet_cuda_facts);
-
-FactsFunction facts_function() {
+template <class Function>
+Function* exported(const char* name) {
   // Never closed: the driver's threads may run its code until the process ends.
   void* library = ::dlopen(library_path().c_str(), RTLD_NOW | RTLD_LOCAL);
-  return library == nullptr ? nullptr : reinterpret_cast<FactsFunction>(::dlsym(library, "ringlet_cuda_facts"));
+  return library == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(library, name));
 }
+
+std::string advice() { return std::string("install ringlet again, or unset ") + kVariable + " if it is set"; }
 
 std::string loader_message() {
   const char* message = ::dlerror();
@@ -62,15 +64,27 @@ GpuStatus status_of(const RingletCudaFacts& facts) {
 
 GpuStatus gpu_status() {
   ::dlerror();
-  const FactsFunction look = facts_function();
+  const auto look = exported<decltype(ringlet_cuda_facts)>("ringlet_cuda_facts");
   if (look == nullptr) {
-    return {.state = "not loaded",
-            .detail = loader_message(),
-            .advice = std::string("install ringlet again, or unset ") + kVariable + " if it is set"};
+    return {.state = "not loaded", .detail = loader_message(), .advice = advice()};
   }
   RingletCudaFacts facts;
   look(&facts);
   return status_of(facts);
+}
+
+const RingletCudaDevice& gpu_device() {
+  static std::atomic<const RingletCudaDevice*> known{nullptr};
+  if (const RingletCudaDevice* device = known.load(std::memory_order_acquire)) return *device;
+  ::dlerror();
+  const auto find = exported<decltype(ringlet_cuda_device)>("ringlet_cuda_device");
+  if (find == nullptr) throw DeviceError("the GPU library cannot be opened: " + loader_message() + "; " + advice());
+  const RingletCudaDevice* device = find();
+  if (device->bytes != sizeof(RingletCudaDevice)) {
+    throw DeviceError(library_path() + " is of another version of ringlet; " + advice());
+  }
+  known.store(device, std::memory_order_release);
+  return *device;
 }
 
 }  // namespace ringlet

@@ -1,11 +1,13 @@
 // What there is of a GPU: the seam between the engines and the CUDA library.
 //
-// Contract: nothing of CUDA is loaded before the first call of gpu_status(), which opens libringlet_cuda.so from the
-// folder of the code that holds this function (RINGLET_CUDA_LIBRARY=path names another) and keeps it open.
+// Contract: nothing of CUDA is loaded before the first call, which opens libringlet_cuda.so from the folder of the code
+// that holds these functions (RINGLET_CUDA_LIBRARY=path names another) and keeps it open.
 // A build without nvcc links no_gpu.cc, which answers "not built". Thread safety: from any thread.
 #pragma once
 
 #include <string>
+
+#include "reduce/cuda.h"
 
 namespace ringlet {
 
@@ -21,5 +23,8 @@ struct GpuStatus {
 
 /// Asked anew at each call. Never throws but for want of memory.
 GpuStatus gpu_status();
+
+/// The device's functions. DeviceError where the library is not there or is of another version; asked again it looks again.
+const RingletCudaDevice& gpu_device();
 
 }  // namespace ringlet

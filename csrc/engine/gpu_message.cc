@@ -76,6 +76,7 @@ struct GpuMessageEngine::Bound {
   size_t width = 1;  // elements of a slab in every chunk
   size_t slabs = 1;
   size_t sets = 1;  // in use
+  bool captured = false;
   NcclStream stream = nullptr, transfers = nullptr, computing = nullptr;
 };
 
@@ -92,7 +93,7 @@ GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const Ringlet
     device_call(device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
     scratch_ = static_cast<std::byte*>(scratch);
     for (NcclStream* stream : {&transfers_, &computing_}) device_call(device_.create_stream(stream), "making a stream");
-    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_}) {
+    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_, &captured_}) {
       device_call(device_.create_event(event), "making an event");
     }
   } catch (...) {
@@ -104,7 +105,7 @@ GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const Ringlet
 GpuMessageEngine::~GpuMessageEngine() { release(); }
 
 void GpuMessageEngine::release() noexcept {
-  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_}) {
+  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_, captured_}) {
     if (event != nullptr) device_.destroy_event(event);
   }
   for (NcclStream stream : {transfers_, computing_}) {
@@ -159,6 +160,9 @@ GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& 
     bound.transfers = transfers_;
     bound.computing = computing_;
   }
+  int capturing = 0;
+  device_call(device_.capturing(stream, &capturing), "asking whether a stream is captured");
+  bound.captured = capturing != 0;
   return bound;
 }
 
@@ -179,7 +183,14 @@ void GpuMessageEngine::run(const Call& call, NcclStream stream) {
   }
 }
 
+/// Scratch and internal streams serve one call after the other; on one stream calls follow each other anyway.
+void GpuMessageEngine::take_turn(const Bound& bound) {
+  if (!any_ || bound.captured || bound.stream == last_stream_) return;
+  device_call(device_.wait(bound.stream, done_), "waiting for an event");
+}
+
 void GpuMessageEngine::enqueue(const Bound& bound) {
+  take_turn(bound);
   if (bound.overlapped()) {
     device_call(device_.record(entered_, bound.stream), "recording an event");
     for (NcclStream stream : {bound.transfers, bound.computing}) {
@@ -199,9 +210,12 @@ void GpuMessageEngine::enqueue(const Bound& bound) {
     }
   }
   // Arithmetic waits for every group, so its stream is the last to be done.
-  order(bound, done_, bound.computing, bound.stream);
-  if (!bound.overlapped()) device_call(device_.record(done_, bound.stream), "recording an event");
+  void* done = bound.captured ? captured_ : done_;
+  order(bound, done, bound.computing, bound.stream);
+  if (!bound.overlapped()) device_call(device_.record(done, bound.stream), "recording an event");
+  if (bound.captured) return;
   any_ = true;
+  last_stream_ = bound.stream;
 }
 
 void GpuMessageEngine::begin(const Bound& bound, const Slab& slab) {
@@ -279,7 +293,7 @@ void GpuMessageEngine::wait(const Deadline& deadline) {
   }
 }
 
-void GpuMessageEngine::device_call(int code, const char* what) {
+void GpuMessageEngine::device_call(int code, const char* what) const {
   if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
 }
 

@@ -2,7 +2,8 @@
 //
 // Contract: run() enqueues one collective behind what is on the caller's stream, and what the caller enqueues there
 // later comes after it; the host waits only while NCCL connects peers. All ranks make the same calls in the same order.
-// wait() returns when the last call is done. Errors abort the communicator and throw; then so does every later call.
+// Calls on different streams take turns; a call that becomes part of a CUDA graph waits for none that is not, and what
+// replays it must order it after other calls. wait() returns when the last call outside graphs is done. Errors abort the communicator and throw; then so does every later call.
 // A long message is cut into slabs, the same piece of every chunk; two are under way in turns, so that one is reduced
 // while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the device.
 // Talks to the world through two tables only (transport/nccl_api.h, reduce/cuda.h), which a test fills with its own.
@@ -42,6 +43,9 @@ class GpuMessageEngine {
   /// Until the last call is done; Timeout at the deadline, or what has befallen the communicator meanwhile.
   void wait(const Deadline& deadline);
 
+  /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
+  const std::string& last_call() const { return last_; }
+
  private:
   static constexpr size_t kSets = 2;  // of scratch: slabs under way at once
   struct Slab;
@@ -51,13 +55,14 @@ class GpuMessageEngine {
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
   void enqueue(const Bound& bound);
+  void take_turn(const Bound& bound);
   void begin(const Bound& bound, const Slab& slab);
   void run_round(const Bound& bound, const GpuRound& round, const Slab& slab);
   bool transfer(const Bound& bound, const GpuRound& round, const Slab& slab);
   void combine(const Bound& bound, const GpuCombine& combine, const Slab& slab, bool scale);
   void order(const Bound& bound, void* event, NcclStream before, NcclStream after);
   void release() noexcept;
-  void device_call(int code, const char* what);
+  void device_call(int code, const char* what) const;
 
   NcclCommunicator& communicator_;
   const Selector selector_{};
@@ -70,9 +75,11 @@ class GpuMessageEngine {
   void* moved_[kSets] = {};                               // by set: its last group is through
   void* ready_[kSets] = {};                               // by set: what its next group sends is there
   void* entered_ = nullptr;                               // the caller's stream has come to the call in progress
-  void* done_ = nullptr;                                  // the last call is done
-  bool any_ = false;
-  std::string last_;  // the last call, for messages
+  void* done_ = nullptr;                                  // the last call outside graphs is done
+  void* captured_ = nullptr;                              // the same of one within
+  bool any_ = false;                                      // was there one outside?
+  NcclStream last_stream_ = nullptr;                      // of that one
+  std::string last_;                                      // the last call, for messages
   std::unordered_map<uint64_t, std::unique_ptr<GpuPlan>> plans_;
   std::vector<const std::byte*> pointers_;  // of one combine's sources
 };

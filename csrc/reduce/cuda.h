@@ -30,7 +30,8 @@ void ringlet_cuda_facts(RingletCudaFacts* facts);
 
 /// The device as the engines see it. A test fills one with functions of its own and needs no GPU.
 struct RingletCudaDevice {
-  size_t bytes;  ///< sizeof(RingletCudaDevice) where the library was built
+  size_t bytes;        ///< sizeof(RingletCudaDevice) where the library was built
+  const char* serves;  ///< the tensors whose memory it reaches, by torch's name of their device: "cuda"
 
   /// reduce.h's contract, `streaming` aside, on addresses that the device reaches; up to `most_sources` sources.
   int (*reduce)(const ringlet::ReduceArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
@@ -51,8 +52,9 @@ struct RingletCudaDevice {
   int (*create_event)(void** event);
   int (*destroy_event)(void* event);
   int (*record)(void* event, void* stream);
-  int (*wait)(void* stream, void* event);     ///< what follows on the stream waits for the event as last recorded
-  int (*finished)(void* event, int* answer);  ///< answer 1: what it was recorded after is done
+  int (*wait)(void* stream, void* event);       ///< what follows on the stream waits for the event as last recorded
+  int (*finished)(void* event, int* answer);    ///< answer 1: what it was recorded after is done
+  int (*capturing)(void* stream, int* answer);  ///< answer 1: what is put on it becomes part of a CUDA graph
 
   const char* (*explain)(int code);
 };

@@ -47,14 +47,26 @@ int create_event(void** event) {
   return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
 }
 
+/// A query from one thread would end a capture that another is making, were it not said that it is none of it.
 int finished(void* event, int* answer) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (const cudaError_t refused = cudaThreadExchangeStreamCaptureMode(&mode); refused != cudaSuccess) return refused;
   const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
   *answer = state == cudaSuccess;
-  return state == cudaErrorNotReady ? cudaSuccess : state;
+  return state == cudaErrorNotReady ? restored : state;
+}
+
+int capturing(void* stream, int* answer) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t refused = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  *answer = status != cudaStreamCaptureStatusNone;
+  return refused;
 }
 
 constexpr RingletCudaDevice kDevice = {
     sizeof(RingletCudaDevice),
+    "cuda",
     reduce,
     kMostSources,
     cast,
@@ -75,6 +87,7 @@ constexpr RingletCudaDevice kDevice = {
       return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
     },
     finished,
+    capturing,
     [](int code) -> const char* { return cudaGetErrorString(static_cast<cudaError_t>(code)); },
 };
 

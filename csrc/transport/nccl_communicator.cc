@@ -107,10 +107,16 @@ void NcclCommunicator::settle(const char* function, const Deadline& deadline) {
   }
 }
 
-void NcclCommunicator::fail(ErrorKind kind, const std::string& message) {
-  failed_kind_ = kind;
-  failed_ = message;
+void NcclCommunicator::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (failed_.empty()) {
+    failed_kind_ = kind;
+    failed_ = reason;
+  }
   abort();
+}
+
+void NcclCommunicator::fail(ErrorKind kind, const std::string& message) {
+  abort(kind, message);
   rethrow(kind, message);
 }
 

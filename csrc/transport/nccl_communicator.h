@@ -47,6 +47,8 @@ class NcclCommunicator {
 
   /// Ends what is under way here. All ranks must, or those that wait for this one wait for their own deadlines.
   void abort() noexcept;
+  /// The same for a reason, which later calls throw unless something failed before.
+  void abort(ErrorKind kind, const std::string& reason) noexcept;
 
  private:
   void take(int result, const char* function);

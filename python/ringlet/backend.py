@@ -32,7 +32,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
 def register() -> None:
     """Makes `torch.distributed.init_process_group("ringlet")` work. Harmless when it is done already."""
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def monitored_barrier(

@@ -122,6 +122,7 @@ const NcclApi& FakeMachine::nccl() {
 const RingletCudaDevice& FakeMachine::device() {
   static const RingletCudaDevice table = {
       .bytes = sizeof(RingletCudaDevice),
+      .serves = "nothing",
       .reduce = reduce,
       .most_sources = cuda::kMostSources,
       .cast = nullptr,
@@ -138,6 +139,7 @@ const RingletCudaDevice& FakeMachine::device() {
       .record = record,
       .wait = wait,
       .finished = finished,
+      .capturing = [](void*, int* answer) { return *answer = machine->capturing, 0; },
       .explain = [](int) { return "said by the fake device"; },
   };
   return table;

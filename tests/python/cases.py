@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+import live_gpu
 import ringlet
 from exact_data import difference, input_of, result_of, scale_of
 
-MEMORIES = ("registered", "ordinary", "mixed")  # mixed: registered on some ranks only
+MEMORIES = (
+    "registered",
+    "ordinary",
+    "mixed",
+)  # mixed: registered on some ranks only; gpu: live_gpu.py's, cuda: a real one's
 LARGE = 123567
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all")
@@ -28,7 +33,7 @@ class Checks:
         self.failures: list[str] = []
 
     def equal(self, case: object, got: torch.Tensor, wanted: torch.Tensor) -> None:
-        if found := difference(got, wanted):
+        if found := difference(got.cpu(), wanted):
             self.failures.append(f"{case}: {found}")
 
     def conclude(self) -> None:
@@ -58,6 +63,8 @@ def roots_of(collective: str, world: int) -> range:
 
 
 def placed(values: torch.Tensor, memory: str, rank: int) -> torch.Tensor:
+    if memory in ("gpu", "cuda"):
+        return values.to(live_gpu.DEVICE if memory == "gpu" else "cuda")
     if memory == "ordinary" or (memory == "mixed" and rank % 2 == 1):
         return values.clone()
     tensor = ringlet.empty(values.shape, dtype=values.dtype)

@@ -129,13 +129,14 @@ class Table(ctypes.Structure):
 
     _fields_ = (
         ("bytes", ctypes.c_size_t),
+        ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
         ("cast", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("copy", "pull", "upload", "download")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
         *((name, ctypes.c_void_p) for name in ("release", "create_stream", "destroy_stream", "create_event")),
-        *((name, ctypes.c_void_p) for name in ("destroy_event", "record", "wait", "finished")),
+        *((name, ctypes.c_void_p) for name in ("destroy_event", "record", "wait", "finished", "capturing")),
         ("explain", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)),
     )
 
@@ -145,7 +146,7 @@ def test_the_table_opens_and_without_a_driver_refuses_in_words():
     library.ringlet_cuda_device.restype = ctypes.POINTER(Table)
     table = library.ringlet_cuda_device().contents
     assert table.bytes == ctypes.sizeof(Table)
-    assert table.most_sources == 128
+    assert table.most_sources == 128 and table.serves == b"cuda"
     if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("there is a GPU here, which refuses nothing")
     memory = ctypes.c_void_p()

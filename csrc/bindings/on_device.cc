@@ -1,0 +1,97 @@
+#include "bindings/on_device.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "bindings/torch_version.h"
+#include "comm/gpu_group.h"
+#include "engine/gpu.h"
+
+namespace ringlet {
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+
+/// The cudaStream_t that a stream is.
+void* handle_of(const c10::Stream& stream) {
+#if RINGLET_TORCH_HAS_NATIVE_HANDLE
+  return stream.native_handle();
+#else
+  namespace py = pybind11;
+  const py::gil_scoped_acquire gil;
+  const py::object cuda = py::module_::import("torch.cuda");
+  const py::object same =
+      cuda.attr("Stream")(py::arg("stream_id") = stream.id(), py::arg("device_index") = stream.device_index(),
+                          py::arg("device_type") = static_cast<int>(stream.device_type()));
+  return reinterpret_cast<void*>(same.attr("cuda_stream").cast<uintptr_t>());
+#endif
+}
+
+/// The group's stream for asynchronous calls.
+c10::Stream side_stream(GpuGroup& group, const VirtualGuardImpl& guard, const c10::Device& device) {
+  std::optional<int64_t>& id = group.side_stream();
+  if (!id) id = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true).id();
+  return c10::Stream(c10::Stream::UNSAFE, device, *id);
+}
+
+}  // namespace
+
+bool is_served(const c10::Device& device) {
+  if (!device.is_cuda() && !device.is_privateuseone()) return false;
+  try {
+    return std::strcmp(gpu_device().serves, device.is_cuda() ? "cuda" : "privateuseone") == 0;
+  } catch (const DeviceError&) {  // which all ranks are to hear when they meet
+    return device.is_cuda();
+  }
+}
+
+c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* call) {
+  const c10::Device first = tensors.empty() ? c10::Device(c10::kCPU) : tensors[0].device();
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.device() == first) continue;
+    throw InvalidUsage(std::string(call) + ": tensors on " + first.str() + " and on " + tensor.device().str() +
+                       " in one call");
+  }
+  return first;
+}
+
+void Enqueued::wait() const {
+  if (const std::exception_ptr error = work->error()) std::rethrow_exception(error);
+  if (done == nullptr) return;
+  const VirtualGuardImpl guard(stream.device_type());
+  done->block(guard.getStream(stream.device()));
+}
+
+Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
+  const c10::DeviceGuard current(calls.device);
+  const VirtualGuardImpl guard(calls.device.type());
+  GpuGroup& gpu = group.on_gpu(calls.device.index());
+  const c10::Stream own = guard.getStream(calls.device);
+  const c10::Stream stream = calls.async ? side_stream(gpu, guard, calls.device) : own;
+  if (calls.async) {
+    c10::Event ready(calls.device.type());
+    ready.record(own);
+    ready.block(stream);
+  }
+  Enqueued enqueued{nullptr, stream, nullptr};
+  for (const Call& call : calls.calls) enqueued.work = gpu.run(call, handle_of(stream));
+  if (calls.deliver) {
+    const c10::StreamGuard on(stream);
+    calls.deliver();
+  }
+  if (calls.async) {
+    for (const at::Tensor& tensor : calls.tensors) {
+      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    }
+    enqueued.done = std::make_shared<c10::Event>(calls.device.type());
+    enqueued.done->record(stream);
+  }
+  return enqueued;
+}
+
+}  // namespace ringlet

@@ -1,0 +1,89 @@
+// A group's collectives on tensors of one GPU of this rank: what the ranks have is compared, then calls go on streams.
+//
+// Contract: the constructor is a collective of the host's group. Where a rank lacks something all throw the same
+// DeviceError, which names it, and the host's group goes on. run() checks the call, enqueues it behind what is on the
+// caller's stream, and returns; its Work completes when the device is done. A thread of the group's own ends what is not
+// done at its deadline: then that Work, and every later call, throws Timeout.
+// All ranks make the same calls in the same order; unlike the host's, calls are not compared: ranks that call different
+// things end with a Timeout.
+// Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
+// current in the constructor and run(). Thread safety: from any thread; one call at a time.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/work.h"
+#include "engine/gpu_message.h"
+
+namespace ringlet {
+
+class Communicator;
+
+class GpuGroup {
+ public:
+  /// What this rank has.
+  struct Parts {
+    const RingletCudaDevice* device = nullptr;
+    const NcclApi* nccl = nullptr;
+    std::string lacking{};  ///< what cannot be had, and why; empty where both are there
+  };
+  static Parts parts();
+
+  GpuGroup(Communicator& host, const Parts& parts);
+  /// Pending calls get a moment to be done, then they are ended.
+  ~GpuGroup();
+  GpuGroup(const GpuGroup&) = delete;
+  GpuGroup& operator=(const GpuGroup&) = delete;
+
+  /// call.timeout zero: the group's. A call that becomes part of a CUDA graph is complete at once, and has no deadline.
+  std::shared_ptr<Work> run(Call call, void* stream);
+
+  /// Ends pending and later calls with that reason.
+  void abort(const std::string& reason);
+
+  /// For who makes the calls: the stream on which it puts those that shall not be on the caller's, by a number of its own.
+  std::optional<int64_t>& side_stream() { return side_stream_; }
+
+  /// Whether this is the thread that completes calls.
+  bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
+
+ private:
+  struct Pending {
+    void* event;
+    Deadline deadline;
+    std::string what;
+    std::shared_ptr<Work> work;
+  };
+  using Ended = std::vector<std::pair<std::shared_ptr<Work>, std::exception_ptr>>;
+
+  void agree(const std::string& lacking, NcclUniqueId* id);
+  void enqueue(const Call& call, void* stream);
+  void watch();
+  void look(Ended& ended);
+  size_t finished() const;
+  void* event();
+  void device_call(int code, const char* what) const;
+
+  Communicator& host_;
+  const Parts parts_;
+  std::unique_ptr<NcclCommunicator> communicator_;
+  std::unique_ptr<GpuMessageEngine> engine_;
+  std::optional<int64_t> side_stream_;
+
+  std::mutex mutex_;  // guards all that follows, and the engine
+  std::condition_variable changed_;
+  std::deque<Pending> pending_;
+  std::vector<void*> events_;  // that are free
+  uint64_t sequence_ = 0;
+  bool stop_ = false;
+  std::thread watch_;  // last: starts when all else is there
+};
+
+}  // namespace ringlet

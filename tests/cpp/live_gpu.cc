@@ -1,0 +1,282 @@
+// A GPU and a NCCL of the host that run, as a library with the names that ringlet looks for: every stream is a thread,
+// every rank is a thread of this process, and a message is a copy. What a rank's host does not wait for is really under
+// way, so a wait that is missing can show, and what never comes keeps a stream busy until the communicator is aborted.
+// fake_nccl.h is the one to explore orders of events; this one serves tests of what enqueues, completes and gives up.
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "reduce/cuda.h"
+#include "reduce/cuda_reduce.h"
+#include "transport/nccl_api.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr int kInvalidUsage = 5;  // ncclInvalidUsage
+
+std::mutex mutex;  // guards every flag, mailbox and communicator
+std::condition_variable changed;
+
+struct Flag {
+  bool up = false;
+};
+
+void raise(const std::shared_ptr<Flag>& flag) {
+  const std::lock_guard lock(mutex);
+  flag->up = true;
+  changed.notify_all();
+}
+
+class Stream {
+ public:
+  Stream() : thread_([this] { loop(); }) {
+    const std::lock_guard lock(all_mutex());
+    all().insert(this);
+  }
+  ~Stream() {
+    {
+      const std::lock_guard lock(all_mutex());
+      all().erase(this);
+    }
+    put([this] { ended_ = true; });
+    thread_.join();
+  }
+  void put(std::function<void()> item) {
+    const std::lock_guard lock(own_);
+    items_.push_back(std::move(item));
+    any_.notify_one();
+  }
+  /// Lets `memory` go when all streams have done what they have been given.
+  static void outlive(const std::shared_ptr<void>& memory) {
+    const std::lock_guard lock(all_mutex());
+    for (Stream* stream : all()) stream->put([memory] {});
+  }
+
+ private:
+  static std::mutex& all_mutex() {
+    static auto* const one = new std::mutex;
+    return *one;
+  }
+  static std::set<Stream*>& all() {
+    static auto* const one = new std::set<Stream*>;
+    return *one;
+  }
+  void loop() {
+    while (!ended_) {
+      std::function<void()> item;
+      {
+        std::unique_lock lock(own_);
+        any_.wait(lock, [this] { return !items_.empty(); });
+        item = std::move(items_.front());
+        items_.pop_front();
+      }
+      item();
+    }
+  }
+
+  std::mutex own_;
+  std::condition_variable any_;
+  std::deque<std::function<void()>> items_;
+  bool ended_ = false;  // its own thread's
+  std::thread thread_;
+};
+
+Stream& of(void* stream) {
+  thread_local Stream usual;  // each thread's own, or ranks would stand in each other's way
+  return stream == nullptr ? usual : *static_cast<Stream*>(stream);
+}
+
+struct Event {
+  std::shared_ptr<Flag> last;
+};
+
+/// One rank's communicator; those of one id meet in its mailboxes.
+struct Communicator {
+  std::string id;
+  int rank;
+  int world;
+  bool aborted = false;
+};
+
+std::map<std::string, std::set<int>> present;                                           // by id: the ranks that came
+std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
+std::vector<std::unique_ptr<Communicator>> communicators;
+long ids = 0;
+
+struct Part {
+  bool sends;
+  int peer;
+  std::byte* address;
+  size_t bytes;
+  Communicator* communicator;
+};
+thread_local int open_groups = 0;
+thread_local std::map<void*, std::vector<Part>> parts;  // of the group being put together, by stream
+
+/// On a stream: everything is sent, then everything is waited for.
+void exchange(const std::vector<Part>& group) {
+  std::unique_lock lock(mutex);
+  for (const Part& part : group) {
+    if (!part.sends) continue;
+    boxes[{part.communicator->id, part.communicator->rank, part.peer}].emplace_back(part.address,
+                                                                                    part.address + part.bytes);
+  }
+  changed.notify_all();
+  for (const Part& part : group) {
+    if (part.sends) continue;
+    auto& box = boxes[{part.communicator->id, part.peer, part.communicator->rank}];
+    changed.wait(lock, [&] { return !box.empty() || part.communicator->aborted; });
+    if (box.empty()) return;
+    if (box.front().size() != part.bytes) std::abort();  // NCCL's behaviour is undefined: a test must not come here
+    std::memcpy(part.address, box.front().data(), part.bytes);
+    box.pop_front();
+  }
+}
+
+int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
+  auto* communicator = reinterpret_cast<Communicator*>(comm);
+  if (open_groups == 0 || peer < 0 || peer >= communicator->world) return kInvalidUsage;
+  parts[stream].push_back({sends, peer, static_cast<std::byte*>(const_cast<void*>(address)), bytes, communicator});
+  return kNcclSuccess;
+}
+
+int finished(void* event, int* answer) {
+  const std::lock_guard lock(mutex);
+  const auto& last = static_cast<Event*>(event)->last;
+  *answer = last == nullptr || last->up;
+  return 0;
+}
+
+int record(void* event, void* stream) {
+  auto flag = std::make_shared<Flag>();
+  {
+    const std::lock_guard lock(mutex);
+    static_cast<Event*>(event)->last = flag;
+  }
+  of(stream).put([flag] { raise(flag); });
+  return 0;
+}
+
+int wait(void* stream, void* event) {
+  std::shared_ptr<Flag> flag;
+  {
+    const std::lock_guard lock(mutex);
+    flag = static_cast<Event*>(event)->last;
+  }
+  if (flag == nullptr) return 0;
+  of(stream).put([flag] {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return flag->up; });
+  });
+  return 0;
+}
+
+int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
+  of(stream).put([args = *args, srcs = std::vector(args->srcs, args->srcs + args->n), dtype, op]() mutable {
+    args.srcs = srcs.data();
+    reduce_kernel(dtype, op)(args);
+  });
+  return 0;
+}
+
+int copy(void* dst, const void* src, size_t bytes, void* stream) {
+  of(stream).put([=] { std::memcpy(dst, src, bytes); });
+  return 0;
+}
+
+const RingletCudaDevice kDevice = {
+    .bytes = sizeof(RingletCudaDevice),
+    .serves = "privateuseone",
+    .reduce = reduce,
+    .most_sources = cuda::kMostSources,
+    .cast = nullptr,
+    .copy = copy,
+    .pull = nullptr,
+    .upload = nullptr,
+    .download = nullptr,
+    .allocate = [](void** memory, size_t bytes) { return *memory = std::aligned_alloc(256, bytes), 0; },
+    .release = [](void* memory) { return Stream::outlive({memory, &std::free}), 0; },
+    .create_stream = [](void** stream) { return *stream = new Stream, 0; },
+    .destroy_stream = [](void* stream) { return delete static_cast<Stream*>(stream), 0; },
+    .create_event = [](void** event) { return *event = new Event, 0; },
+    .destroy_event = [](void* event) { return delete static_cast<Event*>(event), 0; },
+    .record = record,
+    .wait = wait,
+    .finished = finished,
+    .capturing = [](void*, int* answer) { return *answer = 0; },
+    .explain = [](int) { return "said by the live fake"; },
+};
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED const RingletCudaDevice* ringlet_cuda_device() { return &kDevice; }
+
+EXPORTED int ncclGetVersion(int* version) { return *version = 22809, kNcclSuccess; }
+
+EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
+  const std::lock_guard lock(mutex);
+  std::memset(id, 0, sizeof *id);
+  std::memcpy(id->internal, &++ids, sizeof ids);
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
+  const std::lock_guard lock(mutex);
+  communicators.push_back(std::make_unique<Communicator>());
+  Communicator* made = communicators.back().get();
+  *made = {std::string(id.internal, sizeof id.internal), rank, world};
+  present[made->id].insert(rank);
+  *comm = reinterpret_cast<NcclComm>(made);
+  return kNcclInProgress;
+}
+
+EXPORTED int ncclCommGetAsyncError(NcclComm comm, int* result) {
+  const std::lock_guard lock(mutex);
+  const auto* communicator = reinterpret_cast<Communicator*>(comm);
+  const bool all = present[communicator->id].size() == static_cast<size_t>(communicator->world);
+  *result = all ? kNcclSuccess : kNcclInProgress;
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclCommFinalize(NcclComm) { return kNcclSuccess; }
+EXPORTED int ncclCommDestroy(NcclComm) { return kNcclSuccess; }  // streams may still name it, as they may not with NCCL
+
+EXPORTED int ncclCommAbort(NcclComm comm) {
+  const std::lock_guard lock(mutex);
+  reinterpret_cast<Communicator*>(comm)->aborted = true;
+  changed.notify_all();
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclGroupStart() { return ++open_groups, kNcclSuccess; }
+
+EXPORTED int ncclGroupEnd() {
+  if (open_groups == 0) return kInvalidUsage;
+  if (--open_groups > 0) return kNcclSuccess;
+  for (auto& [stream, group] : parts) of(stream).put([group = std::move(group)] { exchange(group); });
+  parts.clear();
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclSend(const void* from, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
+  return add(true, from, count, peer, comm, stream);
+}
+EXPORTED int ncclRecv(void* to, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
+  return add(false, to, count, peer, comm, stream);
+}
+EXPORTED const char* ncclGetErrorString(int) { return "an error of the live fake"; }
+EXPORTED const char* ncclGetLastError(NcclComm) { return ""; }

@@ -1,0 +1,45 @@
+"""A GPU of the host for tests, as torch's device "privateuseone" (tests/python/live_device.cc); ranks are threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import sys
+import types
+
+import torch
+
+DEVICE = "privateuseone"
+BUILD = pathlib.Path(__file__).parents[2] / "build" / str(sys.implementation.cache_tag)
+VARIABLES = ("RINGLET_CUDA_LIBRARY", "RINGLET_NCCL_LIBRARY")
+
+
+@functools.cache
+def load() -> None:
+    """Once per process, before its first call on a GPU: ringlet keeps the libraries that it finds."""
+    from ringlet import _C
+
+    for name in VARIABLES:
+        os.environ[name] = str(BUILD / "liblive_gpu.so")
+    try:
+        torch.ops.load_library(BUILD / "liblive_device.so")
+        module = types.ModuleType(f"torch.{DEVICE}")
+        module._lazy_init = lambda: None  # type: ignore[attr-defined]
+        torch._register_device_module(DEVICE, module)
+        sys.modules[module.__name__] = module
+        probe = _C.Group.threads("live gpu", 0, 1, 60.0)
+        _C.all_reduce(probe, *[torch.zeros(1, device=DEVICE)] * 2, "sum", "auto", 0, 0, 1.0, False)
+        probe.close(1.0)
+    finally:
+        for name in VARIABLES:
+            del os.environ[name]
+
+
+def use_own_stream() -> None:
+    """The calling thread's operations go on a stream of its own from now on, until `use_default_stream`."""
+    torch.ops.live_device.use_own_stream()
+
+
+def use_default_stream() -> None:
+    torch.ops.live_device.use_default_stream()
