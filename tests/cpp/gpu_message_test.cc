@@ -131,6 +131,40 @@ void many_orders() {
   }
 }
 
+/// Calls of one rank on several streams use the same scratch: the later waits for the earlier.
+void several_streams() {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Case c{find_algorithm(Collective::all_reduce, seed % 2 == 0 ? "ring" : "two_shot"), 3, 999};
+    c.scratch_bytes = seed % 3 == 0 ? size_t{8} << 10 : size_t{1} << 20;
+    FakeMachine machine;
+    std::vector<std::unique_ptr<Rank>> ranks;
+    std::vector<std::unique_ptr<Tensors>> others;
+    std::vector<Bytes> inputs;
+    for (int q = 0; q < c.world; ++q) {
+      ranks.push_back(std::make_unique<Rank>(machine, c, q));
+      others.push_back(std::make_unique<Tensors>(c, q));
+      inputs.push_back(ranks.back()->tensors.given);
+    }
+    for (int q = 0; q < c.world; ++q) {
+      machine.rank = q;
+      Rank& rank = *ranks[static_cast<size_t>(q)];
+      Tensors& other = *others[static_cast<size_t>(q)];
+      other.write_input();
+      rank.enqueue_call();
+      FakeStream* aside = machine.add_stream();
+      rank.engine->run(other.call, aside);
+      aside->items.push_back({.act = [&other] { other.read_output(); }});
+      rank.enqueue_call();
+    }
+    CHECK(machine.execute(seed));
+    for (int q = 0; q < c.world; ++q) {
+      const auto at = static_cast<size_t>(q);
+      CHECK(ranks[at]->tensors.good(expected(c, q, inputs)) && others[at]->good(expected(c, q, inputs)));
+    }
+    CHECK(machine.violations.empty());
+  }
+}
+
 /// Values whose sums depend on the order: several at once are added in rank order, as on the host.
 void rank_order() {
   const Case c{find_algorithm(Collective::all_reduce, "two_shot"), 5, 999, DType::float32};
@@ -188,6 +222,29 @@ void unusual_schedules() {
 }
 
 Case small_case() { return {find_algorithm(Collective::all_reduce, "ring"), 2, 1000}; }
+
+/// A call that becomes part of a graph leaves no mark on those outside: they wait for each other past it.
+void captured() {
+  FakeMachine machine;
+  Rank rank(machine, small_case(), 0);
+  const auto run_captured = [&] {
+    machine.capturing = true;
+    rank.engine->run(rank.call, rank.stream);
+    machine.capturing = false;
+  };
+  run_captured();
+  rank.engine->wait(Deadline::after(std::chrono::milliseconds(0)));
+  FakeStream* other = machine.add_stream();
+  rank.engine->run(rank.call, other);
+  CHECK(!other->items.empty() && other->items.front().waits == nullptr);
+  const size_t first = rank.stream->items.size();
+  run_captured();
+  CHECK(rank.stream->items.at(first).waits == nullptr);
+  const size_t before = rank.stream->items.size();
+  rank.engine->run(rank.call, rank.stream);
+  CHECK(rank.stream->items.at(before).waits != nullptr);
+  CHECK_THROWS(Timeout, rank.engine->wait(Deadline::after(std::chrono::milliseconds(1))));
+}
 
 bool says(const std::string& message, std::initializer_list<const char*> words) {
   const bool all = std::all_of(words.begin(), words.end(),
@@ -304,6 +361,8 @@ int main() {
   every_algorithm();
   every_dtype_and_operation();
   many_orders();
+  several_streams();
+  captured();
   rank_order();
   slabs_overlap();
   return check_result("gpu_message");

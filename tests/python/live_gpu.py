@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import sys
+import threading
 import types
 
 import torch
@@ -15,9 +16,17 @@ BUILD = pathlib.Path(__file__).parents[2] / "build" / str(sys.implementation.cac
 VARIABLES = ("RINGLET_CUDA_LIBRARY", "RINGLET_NCCL_LIBRARY")
 
 
-@functools.cache
+_lock = threading.Lock()
+
+
 def load() -> None:
-    """Once per process, before its first call on a GPU: ringlet keeps the libraries that it finds."""
+    """Before the process's first call on a GPU: ringlet keeps the libraries that it finds."""
+    with _lock:
+        _load()
+
+
+@functools.cache
+def _load() -> None:
     from ringlet import _C
 
     for name in VARIABLES:

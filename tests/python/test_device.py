@@ -216,3 +216,28 @@ def through_the_backend(rank: int, world: int, name: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_through_the_backend(pool, world):
     pool.values(through_the_backend, world, f"backend {world}", join="threads")
+
+
+def futures_and_calls_together(rank: int, world: int, name: str) -> None:
+    backend = backend_of(rank, world, name)
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    backend.algorithm = "ring"
+    backend.allreduce([ones := filled(1.0)], options).wait()
+    assert ones.cpu().tolist() == [float(world)] * 1000
+    doubled = backend.allreduce([ones], options).get_future().then(lambda future: future.value()[0] * 2)
+    assert doubled.wait().cpu().tolist() == [2.0 * world**2] * 1000
+
+    group = dist.ProcessGroup(dist.HashStore(), rank, world)  # as torch.distributed makes it
+    group._register_backend(torch.device(live_gpu.DEVICE), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    group._start_coalescing(torch.device(live_gpu.DEVICE))
+    several = [filled(float(rank + q)) for q in range(3)]
+    for one in several:
+        group.allreduce([one], dist.AllreduceOptions())
+    group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
+    assert [one.cpu()[7].item() for one in several] == [sum(r + q for r in range(world)) for q in range(3)]
+    backend.shutdown()
+
+
+def test_futures_and_calls_together(pool):
+    pool.values(futures_and_calls_together, 3, "together", join="threads")
