@@ -280,6 +280,7 @@ void Communicator::poison(const Error& error) noexcept {
 }
 
 bool Communicator::completing() const {
+  const std::lock_guard lock(gpus_mutex_);
   const bool on_gpu =
       std::any_of(gpus_.begin(), gpus_.end(), [](const auto& gpu) { return gpu.second->is_this_thread(); });
   return on_gpu || (collectives_ && collectives_->is_this_thread()) || Completing::of(messenger_.get());
@@ -300,7 +301,11 @@ void Communicator::close(std::chrono::milliseconds patience) {
                        ": close() in what runs when a call of the group is complete: close it elsewhere");
   }
   closed_ = true;
-  gpus_.clear();
+  {
+    std::map<int, std::unique_ptr<GpuGroup>> gpus;  // end outside of the lock: they wait for what is pending
+    const std::lock_guard lock(gpus_mutex_);
+    gpus.swap(gpus_);
+  }
   bool quiet = true;
   if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;
   if (!messenger_->wait_idle(patience)) quiet = false;

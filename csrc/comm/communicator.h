@@ -113,7 +113,7 @@ class Communicator {
   bool closed_ = false;
   std::unique_ptr<ProgressThread> collectives_;
   std::shared_ptr<Messenger> messenger_;
-  std::mutex gpus_mutex_;
+  mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_
 };
 
