@@ -72,7 +72,14 @@ def on_host(name: str | None) -> Iterator[None]:
         os.environ.pop("RINGLET_HOST_ID", None)
 
 
-_latest: list[Any] = []  # the group of the run before
+_kept: list[Any] = []  # gloo's groups of the run before
+
+
+def leave_torch(backend: str) -> None:
+    """Ends torch.distributed in this process. gloo aborts the process where a thread of its own is the last to let go of
+    a group: its groups are kept until the process ends, or until it leaves the next ones."""
+    _kept[:] = list(dist.distributed_c10d._world.pg_map) if backend == "gloo" else []
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -95,9 +102,7 @@ def membership(task: Task) -> Iterator[None]:
         try:
             yield
         finally:
-            # gloo aborts the process where a thread of its own is the last to let go of a group: here it never is.
-            _latest[:] = [dist.group.WORLD] if backend == "gloo" else []
-            dist.destroy_process_group()
+            leave_torch(backend)
     else:
         yield
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import reducer_refusal_checks  # noqa: F401  (joins the list)
+from ranks import leave_torch
 from reducer_checks import CHECKS
 
 
@@ -33,7 +34,7 @@ def run_checks(rank: int, world: int, backend: str, folder: str) -> None:
             outcomes[name] = traceback.format_exc()
     with open(f"{folder}/rank{rank}.json", "w") as file:
         json.dump(outcomes, file)
-    dist.destroy_process_group()
+    leave_torch(backend)
 
 
 @pytest.fixture(
