@@ -76,8 +76,8 @@ _kept: list[Any] = []  # gloo's groups of the run before
 
 
 def leave_torch(backend: str) -> None:
-    """Ends torch.distributed in this process. gloo aborts the process where a thread of its own is the last to let go of
-    a group: its groups are kept until the process ends, or until it leaves the next ones."""
+    """Ends torch.distributed in this process. gloo aborts the process where a thread of its own is the last to let go
+    of a group: its groups are kept until the process ends, or until it leaves the next ones."""
     _kept[:] = list(dist.distributed_c10d._world.pg_map) if backend == "gloo" else []
     dist.destroy_process_group()
 
