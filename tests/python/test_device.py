@@ -15,11 +15,20 @@ import live_gpu
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
+from ranks import Pool
 from ringlet import _C
 
 pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
 
 WORLDS = (1, 2, 3, 5, 8)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """A process of these tests' own: torch keeps a device that it was given."""
+    pool = Pool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.end()
 
 
 def filled(value: float, count: int = 1000) -> torch.Tensor:
