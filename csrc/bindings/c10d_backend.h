@@ -1,8 +1,9 @@
 // torch.distributed's backend "ringlet": c10d's virtuals on a Communicator.
 //
 // Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
-// issue order on the group's progress thread; tensors on a GPU: on a stream, in its order. Tensors of a list are read and
-// written where they lie on the host, contiguous ones without a copy. Between startCoalescing and endCoalescing calls start as ever; the end's Work stands for all of them.
+// issue order on the group's progress thread; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
+// and written where they lie, contiguous ones without a copy; a GPU's are packed into one. Between startCoalescing and
+// endCoalescing calls start as ever; the end's Work stands for all of them.
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 

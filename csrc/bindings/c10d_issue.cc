@@ -93,12 +93,11 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, 
                        ", where ringlet serves equal ones only; pad them");
   }
   const DType dtype = dtype_of(inputs.empty() ? outputs[0] : inputs[0]);
-  const Tensors listed = inputs;
   const int64_t block = (inputs.empty() ? outputs[0] : inputs[0]).numel();
   const at::Tensor input = packed(inputs, dtype, /*received=*/false);
   Step& step = add(collective, packed(outputs, dtype, /*received=*/true), input, block);
   profiled.pop_back();
-  profiled.insert(profiled.end(), listed.begin(), listed.end());
+  profiled.insert(profiled.end(), inputs.begin(), inputs.end());  // as the caller gave them
   return step;
 }
 

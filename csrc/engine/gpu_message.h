@@ -3,7 +3,8 @@
 // Contract: run() enqueues one collective behind what is on the caller's stream, and what the caller enqueues there
 // later comes after it; the host waits only while NCCL connects peers. All ranks make the same calls in the same order.
 // Calls on different streams take turns; a call that becomes part of a CUDA graph waits for none that is not, and what
-// replays it must order it after other calls. wait() returns when the last call outside graphs is done. Errors abort the communicator and throw; then so does every later call.
+// replays it must order it after other calls. wait() returns when the last call outside graphs is done. Errors abort
+// the communicator and throw; then so does every later call.
 // A long message is cut into slabs, the same piece of every chunk; two are under way in turns, so that one is reduced
 // while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the device.
 // Talks to the world through two tables only (transport/nccl_api.h, reduce/cuda.h), which a test fills with its own.

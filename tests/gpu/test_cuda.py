@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from examples.char_transformer import CharTransformer, Size
 
 import ringlet
@@ -122,4 +121,4 @@ def test_a_rank_that_does_not_come(pool):
 
 
 def test_the_library_reaches_the_device():
-    assert ringlet._C.gpu_status()["state"] == "ready" and dist.is_available()
+    assert ringlet._C.gpu_status()["state"] == "ready"
