@@ -2,8 +2,8 @@
 //
 // Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
 // issue order on the group's progress thread; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
-// and written where they lie, contiguous ones without a copy; a GPU's are packed into one. Between startCoalescing and
-// endCoalescing calls start as ever; the end's Work stands for all of them.
+// and written where they lie, contiguous ones without a copy; a GPU's of one size are packed into one. Between
+// startCoalescing and endCoalescing calls start as ever, but a GPU's messages together at the end, whose Work stands for all.
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 
@@ -97,6 +97,7 @@ class C10dBackend final : public c10d::Backend {
   Handle issue(Issue issue);
   Handle issue_on(const c10::Device& device, Issue issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
+  void exchange_messages();
   Handle remember(c10::intrusive_ptr<C10dWork> handle);
 
   TorchStore store_;
@@ -107,6 +108,12 @@ class C10dBackend final : public c10d::Backend {
   uint64_t monitored_ = 0;  // barriers
   uint64_t splits_ = 0;
   std::optional<std::vector<c10::intrusive_ptr<C10dWork>>> coalescing_;
+  struct CoalescedMessage {
+    Message message;
+    at::Tensor tensor;
+    c10::intrusive_ptr<C10dWork> handle;
+  };
+  std::vector<CoalescedMessage> coalesced_messages_;  // of a GPU, not yet given
 };
 
 /// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/meeting.py).

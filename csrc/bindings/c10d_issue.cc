@@ -65,7 +65,8 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
 C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs, std::vector<size_t> counts) {
   const bool even = std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; });
-  if (!(inputs.empty() ? outputs.at(0) : inputs[0]).is_cpu()) return add_packed(collective, outputs, inputs, even);
+  const bool on_host = (inputs.empty() ? outputs.at(0) : inputs[0]).is_cpu();
+  if (even && !on_host) return add_packed(collective, outputs, inputs);
   Step& step = steps.emplace_back();
   step.blocks = std::make_unique<Blocks>();
   Blocks& blocks = *step.blocks;
@@ -84,14 +85,9 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   return step;
 }
 
-/// On a GPU blocks travel in one tensor: lists are packed into one, and unpacked from it.
+/// On a GPU equal blocks travel in one tensor: lists are packed into one, and unpacked from it.
 C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, const Tensors& outputs,
-                                                         const Tensors& inputs, bool even) {
-  if (!even) {
-    throw InvalidUsage(std::string(title) + ": tensors of different sizes on " +
-                       (inputs.empty() ? outputs[0] : inputs[0]).device().str() +
-                       ", where ringlet serves equal ones only; pad them");
-  }
+                                                         const Tensors& inputs) {
   const DType dtype = dtype_of(inputs.empty() ? outputs[0] : inputs[0]);
   const int64_t block = (inputs.empty() ? outputs[0] : inputs[0]).numel();
   const at::Tensor input = packed(inputs, dtype, /*received=*/false);
@@ -153,7 +149,11 @@ std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
 std::byte* C10dBackend::Issue::writable(const at::Tensor& tensor, DType dtype) {
   check_dense(tensor, title, "output");
   check_dtype(tensor, dtype);
-  keep.push_back(tensor.is_contiguous() ? tensor : empty_registered(tensor.sizes(), tensor.scalar_type()));
+  const auto elsewhere = [&] {
+    return tensor.is_cpu() ? empty_registered(tensor.sizes(), tensor.scalar_type())
+                           : at::empty(tensor.sizes(), tensor.options());
+  };
+  keep.push_back(tensor.is_contiguous() ? tensor : elsewhere());
   if (!tensor.is_contiguous()) copies.emplace_back(keep.back(), tensor);
   return data_of(keep.back());
 }

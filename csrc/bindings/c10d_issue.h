@@ -56,7 +56,7 @@ struct C10dBackend::Issue {
   Communicator::Job job{};
 
  private:
-  Step& add_packed(Collective collective, const Tensors& outputs, const Tensors& inputs, bool even);
+  Step& add_packed(Collective collective, const Tensors& outputs, const Tensors& inputs);
   at::Tensor packed(const Tensors& tensors, DType dtype, bool received);
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);

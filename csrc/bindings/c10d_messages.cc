@@ -11,7 +11,6 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
   const char* call = sending ? "send" : "recv";
   const at::Tensor& tensor = only(tensors, call);
   check_tensor(tensor, call, "given");
-  check_host(tensor, call);
   const bool any = peer == kAnySource;
   const Title title{sending ? OpType::SEND
                     : any   ? OpType::RECVANYSOURCE
@@ -20,10 +19,31 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
                     : any   ? "ringlet:recvAnySource"
                             : "ringlet:recv",
                     group_->sequence()};
-  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors);
   const Message message{peer, sending, dtype_of(tensor), static_cast<size_t>(tensor.numel()), data_of(tensor), {}, tag};
+  if (!tensor.is_cpu()) {
+    auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors, tensor.device());
+    coalesced_messages_.push_back({message, tensor, handle});
+    if (!coalescing_) exchange_messages();
+    return remember(std::move(handle));
+  }
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors);
   C10dWork::follow(handle, group_->start(message, std::make_shared<at::Tensor>(tensor)), {});
   return remember(std::move(handle));
+}
+
+/// Of a GPU's tensors those of one batch move together: each alone would wait for its receiver or sender.
+void C10dBackend::exchange_messages() {
+  const std::vector<CoalescedMessage> all = std::move(coalesced_messages_);
+  coalesced_messages_.clear();
+  if (all.empty()) return;
+  DeviceCalls calls{.device = all[0].tensor.device(), .async = true};
+  for (const CoalescedMessage& one : all) {
+    calls.messages.push_back(one.message);
+    calls.tensors.push_back(one.tensor);
+  }
+  calls.device = common_device(calls.tensors, "messages made together");
+  const Enqueued enqueued = enqueue(*group_, calls);
+  for (const CoalescedMessage& one : all) C10dWork::follow(one.handle, enqueued);
 }
 
 C10dBackend::Handle C10dBackend::send(Tensors& tensors, int peer, int tag) { return message(tensors, peer, true, tag); }
@@ -51,6 +71,7 @@ C10dBackend::Handle C10dBackend::endCoalescing() {
   if (!coalescing_) throw InvalidUsage("endCoalescing without startCoalescing");
   std::vector<c10::intrusive_ptr<C10dWork>> parts = std::move(*coalescing_);
   coalescing_.reset();
+  exchange_messages();
   Tensors results;
   for (const auto& part : parts) {
     const Tensors of_part = part->result();

@@ -116,18 +116,12 @@ void run(Communicator& group, const Call& call) {
   group.run(call);
 }
 
-PyObject* on_device(Communicator& group, const Call& call, const at::Tensor* output, const at::Tensor* input,
-                    bool async) {
-  DeviceCalls calls{.device = c10::Device(c10::kCPU), .calls = {call}, .async = async};
-  for (const at::Tensor* tensor : {output, input}) {
-    if (tensor != nullptr) calls.tensors.push_back(*tensor);
-  }
-  calls.device = common_device(calls.tensors, name(call.collective));
+PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   auto enqueued = std::make_shared<Enqueued>([&] {
     const py::gil_scoped_release unlocked;
     return enqueue(group, calls);
   }());
-  if (async) return py::cast(std::move(enqueued)).release().ptr();
+  if (calls.async) return py::cast(std::move(enqueued)).release().ptr();
   Py_RETURN_NONE;
 }
 
@@ -151,7 +145,13 @@ PyObject* collective(PyObject* const* args, Collective which) {
   bind_tensors(call, group, output, input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
   if (elsewhere(output) || elsewhere(input)) {
-    return on_device(group, call, output, input, args[8] == Py_True);
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor* tensor : {output, input}) {
+      if (tensor != nullptr) tensors.push_back(*tensor);
+    }
+    const c10::Device device = common_device(tensors, what);
+    return on_device(group,
+                     {.device = device, .calls = {call}, .tensors = std::move(tensors), .async = args[8] == Py_True});
   }
   if (args[8] == Py_True) {
     auto keep = std::make_shared<Kept>();
@@ -168,11 +168,14 @@ PyObject* message(PyObject* const* args) {
   const bool sending = args[3] == Py_True;
   const at::Tensor* tensor = tensor_of(args[1], sending ? "send" : "recv", "given");
   if (tensor == nullptr) throw InvalidUsage(std::string(sending ? "send" : "recv") + ": no tensor given");
-  check_host(*tensor, sending ? "send" : "recv");
   const Message message{
       static_cast<int>(PyLong_AsLong(args[2])), sending,          dtype_of(*tensor),
       static_cast<size_t>(tensor->numel()),     data_of(*tensor), milliseconds(PyLong_AsLongLong(args[4]))};
   if (PyErr_Occurred()) return nullptr;
+  if (!tensor->is_cpu()) {
+    return on_device(
+        group, {.device = tensor->device(), .messages = {message}, .tensors = {*tensor}, .async = args[5] == Py_True});
+  }
   if (args[5] == Py_True) return as_python(group.start(message, std::make_shared<Kept>(Kept{*tensor, {}})));
   const py::gil_scoped_release unlocked;
   group.run(message);

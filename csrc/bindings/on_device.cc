@@ -80,6 +80,7 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   }
   Enqueued enqueued{nullptr, stream, nullptr};
   for (const Call& call : calls.calls) enqueued.work = gpu.run(call, handle_of(stream));
+  if (!calls.messages.empty()) enqueued.work = gpu.exchange(calls.messages, handle_of(stream));
   if (calls.deliver) {
     const c10::StreamGuard on(stream);
     calls.deliver();

@@ -26,6 +26,7 @@ c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* ca
 struct DeviceCalls {
   c10::Device device;
   std::vector<Call> calls{};
+  std::vector<Message> messages{};    ///< that move together, after the calls
   std::vector<at::Tensor> tensors{};  ///< that the calls and `deliver` read or write
   std::function<void()> deliver{};    ///< torch's operations that come after
   bool async = false;

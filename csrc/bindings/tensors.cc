@@ -62,12 +62,6 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   }
 }
 
-void check_host(const at::Tensor& tensor, const char* call) {
-  if (tensor.is_cpu()) return;
-  throw InvalidUsage(std::string(call) + ": the tensor is on " + tensor.device().str() +
-                     ", where ringlet does not serve this call yet; copy it to the host");
-}
-
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role) {
   check_dense(tensor, call, role);
   if (tensor.is_contiguous()) return;

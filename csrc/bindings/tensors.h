@@ -16,9 +16,6 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role);
 /// The same, and contiguous.
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
-/// Throws InvalidUsage unless the tensor is in host memory, for calls that are not served elsewhere.
-void check_host(const at::Tensor& tensor, const char* call);
-
 std::byte* data_of(const at::Tensor& tensor);
 
 /// A contiguous tensor of registered memory, uninitialized. Throws SystemError when the heap is full.

@@ -232,15 +232,19 @@ void Communicator::run_alone(const Call& call) const {
   }
 }
 
-void Communicator::prepare(Message& message) {
-  engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("send or recv on a group that was closed");
+void Communicator::check(const Message& message) const {
   const bool any = !message.sending && message.peer == kAnySource;
   if (!any && (message.peer < 0 || message.peer >= world_ || message.peer == rank_)) {
     throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " +
                        std::to_string(message.peer) + ": rank " + std::to_string(rank_) + " of " +
                        std::to_string(world_) + " has no such peer");
   }
+}
+
+void Communicator::prepare(Message& message) {
+  engine_->raise_if_failed();
+  if (closed_) throw InvalidUsage("send or recv on a group that was closed");
+  check(message);
   if (message.timeout.count() <= 0) message.timeout = timeout_;
 }
 
@@ -261,7 +265,7 @@ GpuGroup& Communicator::on_gpu(int device) {
     const std::lock_guard lock(gpus_mutex_);
     if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
   }
-  auto made = std::make_unique<GpuGroup>(*this, GpuGroup::parts());  // meets the other ranks
+  auto made = std::make_unique<GpuGroup>(*this, GpuEngines::find());  // meets the other ranks
   const std::lock_guard lock(gpus_mutex_);
   return *(gpus_[device] = std::move(made));
 }

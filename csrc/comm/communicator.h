@@ -49,6 +49,7 @@ class Communicator {
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
   void check(const Call& call) const;
+  void check(const Message& message) const;
 
   /// call.timeout zero: the group's. Throws what wait.h lists.
   void run(Call call);

@@ -1,9 +1,10 @@
-// A group's collectives on tensors of one GPU of this rank: what the ranks have is compared, then calls go on streams.
+// A group's calls on tensors of one GPU of this rank: order, deadlines, and Works that complete.
 //
-// Contract: the constructor is a collective of the host's group. Where a rank lacks something all throw the same
-// DeviceError, which names it, and the host's group goes on. run() checks the call, enqueues it behind what is on the
-// caller's stream, and returns; its Work completes when the device is done. A thread of the group's own ends what is not
-// done at its deadline: then that Work, and every later call, throws Timeout.
+// Contract: the constructor is a collective of the host's group (comm/gpu_engines.h); where it throws the host's group
+// goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before, and
+// returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that is
+// not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done at its
+// deadline: then that Work, and every later call, throws Timeout.
 // All ranks make the same calls in the same order; unlike the host's, calls are not compared: ranks that call different
 // things end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
@@ -12,6 +13,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,8 +21,8 @@
 #include <thread>
 #include <vector>
 
+#include "comm/gpu_engines.h"
 #include "comm/work.h"
-#include "engine/gpu_message.h"
 
 namespace ringlet {
 
@@ -28,15 +30,7 @@ class Communicator;
 
 class GpuGroup {
  public:
-  /// What this rank has.
-  struct Parts {
-    const RingletCudaDevice* device = nullptr;
-    const NcclApi* nccl = nullptr;
-    std::string lacking{};  ///< what cannot be had, and why; empty where both are there
-  };
-  static Parts parts();
-
-  GpuGroup(Communicator& host, const Parts& parts);
+  GpuGroup(Communicator& host, const GpuEngines::Parts& parts);
   /// Pending calls get a moment to be done, then they are ended.
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
@@ -44,6 +38,8 @@ class GpuGroup {
 
   /// call.timeout zero: the group's. A call that becomes part of a CUDA graph is complete at once, and has no deadline.
   std::shared_ptr<Work> run(Call call, void* stream);
+  /// Point-to-point messages that move together, as GpuMessageEngine::exchange; none has a tag, or any source.
+  std::shared_ptr<Work> exchange(std::vector<Message> messages, void* stream);
 
   /// Ends pending and later calls with that reason.
   void abort(const std::string& reason);
@@ -54,17 +50,20 @@ class GpuGroup {
   /// Whether this is the thread that completes calls.
   bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
 
+  /// What it runs on, in words.
+  std::string describe() const { return engines_.describe(); }
+
  private:
   struct Pending {
     void* event;
+    void* stream;
     Deadline deadline;
     std::string what;
     std::shared_ptr<Work> work;
   };
   using Ended = std::vector<std::pair<std::shared_ptr<Work>, std::exception_ptr>>;
 
-  void agree(const std::string& lacking, NcclUniqueId* id);
-  void enqueue(const Call& call, void* stream);
+  std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue);
   void watch();
   void look(Ended& ended);
   size_t finished() const;
@@ -72,12 +71,10 @@ class GpuGroup {
   void device_call(int code, const char* what) const;
 
   Communicator& host_;
-  const Parts parts_;
-  std::unique_ptr<NcclCommunicator> communicator_;
-  std::unique_ptr<GpuMessageEngine> engine_;
+  GpuEngines engines_;
   std::optional<int64_t> side_stream_;
 
-  std::mutex mutex_;  // guards all that follows, and the engine
+  std::mutex mutex_;  // guards all that follows, and the engines
   std::condition_variable changed_;
   std::deque<Pending> pending_;
   std::vector<void*> events_;  // that are free

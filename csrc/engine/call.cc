@@ -79,4 +79,9 @@ std::string describe(const Announcement& a, uint64_t sequence) {
   return text + ")";
 }
 
+std::string describe(Call call, const Algorithm* chosen) {
+  if (chosen != nullptr) call.algorithm = chosen;
+  return describe({signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)}, call.sequence);
+}
+
 }  // namespace ringlet

@@ -57,5 +57,7 @@ bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept
 
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
 std::string describe(const Announcement& announcement, uint64_t sequence);
+/// Of a call that is run with `chosen` where that is given.
+std::string describe(Call call, const Algorithm* chosen = nullptr);
 
 }  // namespace ringlet

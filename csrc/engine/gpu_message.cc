@@ -1,7 +1,6 @@
 #include "engine/gpu_message.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "base/partition.h"
 #include "engine/selector.h"
@@ -14,8 +13,14 @@ constexpr size_t kSlotUnit = 256;
 
 size_t remainder_of(const std::byte* address) { return reinterpret_cast<uintptr_t>(address) % kPackBytes; }
 
-Announcement announcement_of(const Call& call) {
-  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
+/// "send to rank 1 (4000 bytes), recv from rank 2 (4000 bytes)"
+std::string describe(const std::vector<Message>& messages) {
+  std::string all;
+  for (const Message& m : messages) {
+    all += (all.empty() ? "" : ", ") + std::string(m.sending ? "send to" : "recv from") + " rank " +
+           std::to_string(m.peer) + " (" + std::to_string(m.bytes()) + " bytes)";
+  }
+  return all;
 }
 
 }  // namespace
@@ -37,29 +42,34 @@ struct GpuMessageEngine::Bound {
         output(output_chunks(call.collective, place, plan.parts)),
         partition(call.count, static_cast<size_t>(plan.parts)) {}
 
-  size_t length(int chunk) const { return divided ? partition.size(chunk) : call.count; }
+  size_t length(int chunk) const {
+    if (call.blocks != nullptr) return call.blocks->counts[static_cast<size_t>(chunk)];
+    return divided ? partition.size(chunk) : call.count;
+  }
   size_t elements(int chunk, const Slab& slab) const {
     return length(chunk) <= slab.begin ? 0 : std::min(width, length(chunk) - slab.begin);
   }
   size_t bytes(int chunk, const Slab& slab) const { return chunk == kNoChunk ? 1 : elements(chunk, slab) * size; }
   bool overlapped() const { return transfers != computing; }
 
-  std::byte* in_tensor(const std::byte* tensor, Chunks chunks, int chunk, size_t begin) const {
-    const size_t start = divided ? partition.offset(chunk) : static_cast<size_t>(chunk - chunks.first) * call.count;
-    return const_cast<std::byte*>(tensor) + (start + begin) * size;
+  std::byte* in_tensor(Where where, int chunk, size_t begin) const {
+    const bool out = where == Where::output;
+    const auto place = static_cast<size_t>(chunk - (out ? output : input).first);
+    if (call.blocks != nullptr) return (out ? call.blocks->outputs : call.blocks->inputs)[place] + begin * size;
+    const size_t start = divided ? partition.offset(chunk) : place * call.count;
+    return const_cast<std::byte*>(out ? call.output : call.input) + (start + begin) * size;
   }
 
   /// A chunk's slots lie as the chunk itself does, modulo 16: kernels then load and store packs.
   size_t skew(int chunk, const Slab& slab) const {
     const auto in = [chunk](Chunks c) { return chunk >= c.first && chunk < c.first + c.count; };
     if (chunk == kNoChunk) return 0;
-    if (in(output)) return remainder_of(in_tensor(call.output, output, chunk, slab.begin));
-    return in(input) ? remainder_of(in_tensor(call.input, input, chunk, slab.begin)) : 0;
+    if (in(output)) return remainder_of(in_tensor(Where::output, chunk, slab.begin));
+    return in(input) ? remainder_of(in_tensor(Where::input, chunk, slab.begin)) : 0;
   }
 
   std::byte* address(Spot spot, const Slab& slab) const {
-    if (spot.where == Where::input) return in_tensor(call.input, input, spot.chunk, slab.begin);
-    if (spot.where == Where::output) return in_tensor(call.output, output, spot.chunk, slab.begin);
+    if (spot.where == Where::input || spot.where == Where::output) return in_tensor(spot.where, spot.chunk, slab.begin);
     const size_t slot = static_cast<size_t>(spot.where == Where::work ? spot.slot : plan.work_slots + spot.slot);
     return scratch + (slab.set * slots + slot) * slot_bytes + skew(spot.chunk, slab);
   }
@@ -76,7 +86,6 @@ struct GpuMessageEngine::Bound {
   size_t width = 1;  // elements of a slab in every chunk
   size_t slabs = 1;
   size_t sets = 1;  // in use
-  bool captured = false;
   NcclStream stream = nullptr, transfers = nullptr, computing = nullptr;
 };
 
@@ -93,7 +102,7 @@ GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const Ringlet
     device_call(device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
     scratch_ = static_cast<std::byte*>(scratch);
     for (NcclStream* stream : {&transfers_, &computing_}) device_call(device_.create_stream(stream), "making a stream");
-    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_, &captured_}) {
+    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_}) {
       device_call(device_.create_event(event), "making an event");
     }
   } catch (...) {
@@ -105,7 +114,7 @@ GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const Ringlet
 GpuMessageEngine::~GpuMessageEngine() { release(); }
 
 void GpuMessageEngine::release() noexcept {
-  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_, captured_}) {
+  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_}) {
     if (event != nullptr) device_.destroy_event(event);
   }
   for (NcclStream stream : {transfers_, computing_}) {
@@ -115,14 +124,12 @@ void GpuMessageEngine::release() noexcept {
 }
 
 void GpuMessageEngine::check_call(const Call& call) const {
-  const auto refuse = [&](const std::string& why) {
-    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU: " + why);
-  };
-  if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
   if (call.root < 0 || call.root >= world_) refuse("no rank " + std::to_string(call.root) + " to be the root");
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
     refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
   }
+  if (call.blocks != nullptr) return;
   if (input_elements(call, rank_, world_) != 0 && call.input == nullptr) refuse("this rank needs an input");
   if (output_elements(call, rank_, world_) != 0 && call.output == nullptr) refuse("this rank needs an output");
 }
@@ -145,13 +152,19 @@ GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& 
   bound.scratch = scratch_;
   bound.stream = bound.transfers = bound.computing = stream;
   bound.slots = static_cast<size_t>(plan.slots);
-  const size_t longest = bound.divided ? bound.partition.size(0) : call.count;
+  if (call.blocks != nullptr && call.collective == Collective::all_to_all && plan.slots != 0) {
+    throw InvalidUsage(
+        describe(call) +
+        " on a GPU: no rank knows all blocks' lengths, so none can say how to cut them; choose pairwise");
+  }
+  const size_t longest = call.blocks != nullptr ? call.blocks->longest
+                         : bound.divided        ? bound.partition.size(0)
+                                                : call.count;
   const size_t room = limits_.scratch_bytes / (kSets * std::max<size_t>(1, bound.slots)) / kSlotUnit * kSlotUnit;
   bound.slot_bytes = std::min(room, round_up(limits_.slab_bytes + kPackBytes, kSlotUnit));
   if (bound.slot_bytes < kSlotUnit) {
-    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU needs at least " +
-                       std::to_string(kSets * bound.slots * kSlotUnit) + " bytes of scratch, and the budget is " +
-                       std::to_string(limits_.scratch_bytes));
+    throw InvalidUsage(describe(call) + " on a GPU needs at least " + std::to_string(kSets * bound.slots * kSlotUnit) +
+                       " bytes of scratch, and the budget is " + std::to_string(limits_.scratch_bytes));
   }
   bound.width = bound.slots == 0 ? std::max<size_t>(1, longest) : (bound.slot_bytes - kPackBytes) / bound.size;
   bound.slabs = std::max<size_t>(1, ceil_div(longest, bound.width));
@@ -160,9 +173,6 @@ GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& 
     bound.transfers = transfers_;
     bound.computing = computing_;
   }
-  int capturing = 0;
-  device_call(device_.capturing(stream, &capturing), "asking whether a stream is captured");
-  bound.captured = capturing != 0;
   return bound;
 }
 
@@ -174,7 +184,7 @@ void GpuMessageEngine::run(const Call& call, NcclStream stream) {
                                    ? *call.algorithm
                                    : selector_.choose({call.collective, whole, world_, /*in_place=*/false});
   const Bound bound = bind(call, plan_for(algorithm, call), stream);
-  last_ = describe(announcement_of(call), call.sequence);
+  last_ = describe(call, &algorithm);
   try {
     enqueue(bound);
   } catch (const Error& error) {
@@ -183,14 +193,7 @@ void GpuMessageEngine::run(const Call& call, NcclStream stream) {
   }
 }
 
-/// Scratch and internal streams serve one call after the other; on one stream calls follow each other anyway.
-void GpuMessageEngine::take_turn(const Bound& bound) {
-  if (!any_ || bound.captured || bound.stream == last_stream_) return;
-  device_call(device_.wait(bound.stream, done_), "waiting for an event");
-}
-
 void GpuMessageEngine::enqueue(const Bound& bound) {
-  take_turn(bound);
   if (bound.overlapped()) {
     device_call(device_.record(entered_, bound.stream), "recording an event");
     for (NcclStream stream : {bound.transfers, bound.computing}) {
@@ -210,12 +213,7 @@ void GpuMessageEngine::enqueue(const Bound& bound) {
     }
   }
   // Arithmetic waits for every group, so its stream is the last to be done.
-  void* done = bound.captured ? captured_ : done_;
-  order(bound, done, bound.computing, bound.stream);
-  if (!bound.overlapped()) device_call(device_.record(done, bound.stream), "recording an event");
-  if (bound.captured) return;
-  any_ = true;
-  last_stream_ = bound.stream;
+  order(bound, done_, bound.computing, bound.stream);
 }
 
 void GpuMessageEngine::begin(const Bound& bound, const Slab& slab) {
@@ -279,17 +277,24 @@ void GpuMessageEngine::order(const Bound& bound, void* event, NcclStream before,
   device_call(device_.wait(after, event), "waiting for an event");
 }
 
-void GpuMessageEngine::wait(const Deadline& deadline) {
-  for (int finished = 0; any_;) {
-    device_call(device_.finished(done_, &finished), last_.c_str());
-    if (finished != 0) return;
-    communicator_.check();
-    if (deadline.passed()) {
-      communicator_.abort();
-      throw Timeout(last_ + " on rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                    " was not done at the deadline; some rank has not made this call, or is stuck before it");
+void GpuMessageEngine::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout,
+                                NcclStream stream) {
+  communicator_.check();
+  last_ = describe(messages);
+  try {
+    communicator_.open_group();
+    for (const Message& m : messages) {
+      if (m.bytes() == 0) continue;  // left out on both sides
+      if (m.sending) {
+        communicator_.send(m.data, m.bytes(), m.peer, stream);
+      } else {
+        communicator_.recv(m.data, m.bytes(), m.peer, stream);
+      }
     }
-    std::this_thread::yield();
+    communicator_.close_group(Deadline::after(timeout));
+  } catch (const Error& error) {
+    communicator_.abort();
+    rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());
   }
 }
 

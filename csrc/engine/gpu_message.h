@@ -1,10 +1,9 @@
 // The message engine on the GPU: runs any schedule as groups of NCCL sends and receives and reduction kernels.
 //
-// Contract: run() enqueues one collective behind what is on the caller's stream, and what the caller enqueues there
-// later comes after it; the host waits only while NCCL connects peers. All ranks make the same calls in the same order.
-// Calls on different streams take turns; a call that becomes part of a CUDA graph waits for none that is not, and what
-// replays it must order it after other calls. wait() returns when the last call outside graphs is done. Errors abort
-// the communicator and throw; then so does every later call.
+// Contract: run() enqueues one collective, exchange() messages, behind what is on the caller's stream, and what the
+// caller enqueues there later comes after it; the host waits only while NCCL connects peers. All ranks make the same
+// calls in the same order, one at a time: on another stream, which waits for the one before. Errors abort the
+// communicator and throw; then so does every later call.
 // A long message is cut into slabs, the same piece of every chunk; two are under way in turns, so that one is reduced
 // while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the device.
 // Talks to the world through two tables only (transport/nccl_api.h, reduce/cuda.h), which a test fills with its own.
@@ -20,6 +19,7 @@
 
 #include "engine/call.h"
 #include "engine/gpu_plan.h"
+#include "engine/lanes.h"
 #include "engine/selector.h"
 #include "reduce/cuda.h"
 #include "transport/nccl_communicator.h"
@@ -41,8 +41,9 @@ class GpuMessageEngine {
   /// Addresses are the device's. InvalidUsage, before anything moves, where the call or the budget does not do.
   void run(const Call& call, NcclStream stream);
 
-  /// Until the last call is done; Timeout at the deadline, or what has befallen the communicator meanwhile.
-  void wait(const Deadline& deadline);
+  /// Point-to-point messages, together: none of them waits for another to be done. Between two ranks sends and receives
+  /// meet in order. What they lack of being good calls is for the caller to see.
+  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream);
 
   /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
   const std::string& last_call() const { return last_; }
@@ -56,7 +57,6 @@ class GpuMessageEngine {
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
   void enqueue(const Bound& bound);
-  void take_turn(const Bound& bound);
   void begin(const Bound& bound, const Slab& slab);
   void run_round(const Bound& bound, const GpuRound& round, const Slab& slab);
   bool transfer(const Bound& bound, const GpuRound& round, const Slab& slab);
@@ -76,10 +76,7 @@ class GpuMessageEngine {
   void* moved_[kSets] = {};                               // by set: its last group is through
   void* ready_[kSets] = {};                               // by set: what its next group sends is there
   void* entered_ = nullptr;                               // the caller's stream has come to the call in progress
-  void* done_ = nullptr;                                  // the last call outside graphs is done
-  void* captured_ = nullptr;                              // the same of one within
-  bool any_ = false;                                      // was there one outside?
-  NcclStream last_stream_ = nullptr;                      // of that one
+  void* done_ = nullptr;                                  // the call in progress is done
   std::string last_;                                      // the last call, for messages
   std::unordered_map<uint64_t, std::unique_ptr<GpuPlan>> plans_;
   std::vector<const std::byte*> pointers_;  // of one combine's sources

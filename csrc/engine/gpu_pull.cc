@@ -1,6 +1,7 @@
 #include "engine/gpu_pull.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -44,10 +45,6 @@ std::vector<PullSource> flat_sources(const Plan& plan) {
   return sources;
 }
 
-Announcement announcement_of(const Call& call) {
-  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
-}
-
 }  // namespace
 
 GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup) : device_(device), setup_(std::move(setup)) {
@@ -55,22 +52,23 @@ GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup) : dev
     throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
                        std::to_string(setup_.world) + "; use NCCL");
   }
-  const PullLayout layout{setup_.blocks, 0};
-  if (setup_.blocks < 1 || setup_.region_bytes < layout.stages()) {
+  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, 0, 0}.stages()) {
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
+  device_call(device_.create_stream(&beside_), "making a stream");
 }
 
 GpuPullEngine::~GpuPullEngine() {
   for (void* memory : owned_) device_.release(memory);
+  device_.destroy_stream(beside_);
 }
 
 void* GpuPullEngine::upload(const void* data, size_t bytes) {
   void* memory = nullptr;
   device_call(device_.allocate(&memory, std::max<size_t>(bytes, 1)), "allocating a plan");
   owned_.push_back(memory);
-  device_call(device_.upload(memory, data, bytes), "uploading a plan");
+  device_call(device_.upload(memory, data, bytes, beside_), "uploading a plan");
   return memory;
 }
 
@@ -90,9 +88,7 @@ const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorith
 }
 
 void GpuPullEngine::check_call(const Call& call, const Registered* registered) const {
-  const auto refuse = [&](const std::string& why) {
-    throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU: " + why);
-  };
+  const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
   if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
   if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
@@ -109,25 +105,33 @@ void GpuPullEngine::check_call(const Call& call, const Registered* registered) c
   if (call.op == ReduceOp::premul_sum) refuse("premul_sum is staged, as peers must see the scaled values");
 }
 
+PullLayout GpuPullEngine::layout() const {
+  PullLayout layout{setup_.blocks, 0, 0};
+  const size_t areas = static_cast<size_t>(setup_.blocks) * 2;
+  layout.area_bytes = (setup_.region_bytes - layout.stages()) / areas / cuda::kPackBytes * cuda::kPackBytes;
+  return layout;
+}
+
 /// How the message is cut: the same on all ranks, since it depends on nothing that differs between them.
 void GpuPullEngine::cut(const Plan& plan, const Call& call, PullArgs& args) const {
-  PullLayout layout{setup_.blocks, 0};
+  PullLayout cut = layout();
   args.width = std::max<size_t>(1, kPieceBytes / args.size);
   if (plan.stages > 0) {
-    const size_t slots = static_cast<size_t>(setup_.blocks) * 4 * args.parts;
-    const size_t room = (setup_.region_bytes - layout.stages()) / slots / cuda::kPackBytes * cuda::kPackBytes;
+    const size_t slots = 2 * args.parts;  // of an area
+    const size_t room = cut.area_bytes / slots / cuda::kPackBytes * cuda::kPackBytes;
     if (room < cuda::kPackBytes + args.size) {
-      throw InvalidUsage(describe(announcement_of(call), call.sequence) + " on a GPU needs regions of at least " +
-                         std::to_string(layout.stages() + slots * round_up(cuda::kPackBytes + args.size, 16)) +
+      const size_t area = slots * round_up(cuda::kPackBytes + args.size, cuda::kPackBytes);
+      throw InvalidUsage(describe(call) + " on a GPU needs regions of at least " +
+                         std::to_string(cut.stages() + static_cast<size_t>(setup_.blocks) * 2 * area) +
                          " bytes, and they have " + std::to_string(setup_.region_bytes));
     }
-    layout.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
-    args.width = (layout.slot_bytes - cuda::kPackBytes) / args.size;
+    cut.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
+    args.width = (cut.slot_bytes - cuda::kPackBytes) / args.size;
   }
   // Pieces of whole packs, so that all but a chunk's first and last elements move 16 bytes at a time.
   const size_t per_pack = std::max<size_t>(1, cuda::kPackBytes / args.size);
   if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
-  args.layout = layout;
+  args.layout = cut;
 }
 
 void GpuPullEngine::place(const Call& call, const Registered* registered, PullArgs& args) const {
@@ -150,6 +154,7 @@ void GpuPullEngine::place(const Call& call, const Registered* registered, PullAr
 }
 
 void GpuPullEngine::run(const Call& call, void* stream, const Registered* registered) {
+  if (!failed_.empty()) rethrow(failed_kind_, failed_);
   check_call(call, registered);
   const size_t whole =
       call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
@@ -172,10 +177,11 @@ void GpuPullEngine::run(const Call& call, void* stream, const Registered* regist
   args.divided = is_divided(call.collective);
   args.in_place = in_place;
   args.premul = call.op == ReduceOp::premul_sum;
-  args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count());
+  // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
+  args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
   cut(uploaded.plan, call, args);
   place(call, registered, args);
-  last_ = describe(announcement_of(call), call.sequence);
+  last_ = describe(call, &algorithm);
   // A collective that combines nothing copies bytes, which any of the kernels does.
   const bool reduces = is_reduction(call.collective);
   device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
@@ -183,8 +189,9 @@ void GpuPullEngine::run(const Call& call, void* stream, const Registered* regist
 }
 
 void GpuPullEngine::check() const {
+  if (!failed_.empty()) rethrow(failed_kind_, failed_);
   uint64_t word = 0;
-  device_call(device_.download(&word, setup_.regions[static_cast<size_t>(setup_.rank)], sizeof word),
+  device_call(device_.download(&word, setup_.regions[static_cast<size_t>(setup_.rank)], sizeof word, beside_),
               "reading a region");
   if (word == 0) return;
   const auto peer = static_cast<int>(word >> 48 & 0x7fff), block = static_cast<int>(word >> 32 & 0xffff);
@@ -195,6 +202,36 @@ void GpuPullEngine::check() const {
                 last_ + " on a GPU: block " + std::to_string(block) + " waited too long for rank " +
                 std::to_string(peer) + ", at " + where +
                 "; that rank has not made the call, or its kernel does not run");
+}
+
+void GpuPullEngine::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (failed_.empty()) {
+    failed_kind_ = kind;
+    failed_ = reason;
+  }
+  const uint64_t word = cuda::pull_failure(setup_.rank, 0, 0);
+  device_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word, beside_);
+}
+
+bool GpuPullEngine::quiet() const {
+  const auto progress_of = [&](int rank) {
+    std::vector<std::byte> lines(layout().stages());
+    const int code = device_.download(lines.data(), setup_.regions[static_cast<size_t>(rank)], lines.size(), beside_);
+    std::vector<uint64_t> words(code == 0 ? static_cast<size_t>(setup_.blocks) : 0);
+    for (size_t b = 0; b < words.size(); ++b) {
+      std::memcpy(&words[b], lines.data() + layout().progress(static_cast<int>(b)), sizeof words[b]);
+    }
+    return words;
+  };
+  const std::vector<uint64_t> own = progress_of(setup_.rank);
+  for (int q = 0; q < setup_.world; ++q) {
+    const std::vector<uint64_t> theirs = progress_of(q);
+    if (own.empty() || theirs.empty()) return false;
+    for (size_t b = 0; b < own.size(); ++b) {
+      if (theirs[b] >> 16 < own[b] >> 16) return false;
+    }
+  }
+  return true;
 }
 
 void GpuPullEngine::device_call(int code, const char* what) const {

@@ -1,13 +1,13 @@
 // The pull engine on the GPU: hands plans of engine/plan.h to one kernel per rank, which reads peers' memory itself.
 //
 // Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
-// order, and every rank's kernel must get to run beside its peers': with several ranks on one device, all blocks
-// together must fit on it. check(), of a call that the stream has passed, throws Timeout if a wait took longer than the
-// call's timeout; the engine is of no use then, and kernels launched later end at once.
+// order, one at a time, and every rank's kernel must get to run beside its peers': with several ranks on one device, all
+// blocks together must fit on it. check(), of a call that the stream has passed, throws Timeout if a wait took longer than
+// nine tenths of the call's timeout; the engine is of no use then, and kernels launched later end at once.
 // Peers' memory is addresses only: of one process, of CUDA IPC, of a mapping; who makes them is no matter here.
 // Ownership: regions and device outlive it; a region is zeroed once before any rank's first call. Tensors must stay
 // until the stream has passed the call, and where they are read in place, all ranks' streams.
-// Thread safety: one thread at a time. The device must be current.
+// Thread safety: one thread at a time. The device must be current in the constructor and run().
 #pragma once
 
 #include <memory>
@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/call.h"
 #include "engine/plan.h"
 #include "engine/selector.h"
@@ -46,8 +47,17 @@ class GpuPullEngine {
 
   void run(const Call& call, void* stream, const Registered* registered = nullptr);
 
-  /// Waits for a copy from the device; the stream must have passed the call.
+  /// Throws what ended a call that the stream has passed. Waits for a copy from the device.
   void check() const;
+
+  /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
+  void abort(ErrorKind kind, const std::string& reason) noexcept;
+
+  /// Whether all ranks are through with every call that this rank's stream has passed: none reads its region again.
+  bool quiet() const;
+
+  /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
+  const std::string& last_call() const { return last_; }
 
  private:
   /// A plan with its copy on the device.
@@ -62,12 +72,16 @@ class GpuPullEngine {
   void check_call(const Call& call, const Registered* registered) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const Call& call, const Registered* registered, cuda::PullArgs& args) const;
+  cuda::PullLayout layout() const;
   void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const Setup setup_;
   const Selector selector_{};
-  std::string last_;  // the last call, for messages
+  void* beside_ = nullptr;  // a stream for copies from and to the host, which wait for no kernel
+  std::string last_;        // the last call, for messages
+  ErrorKind failed_kind_ = ErrorKind::timeout;
+  std::string failed_;  // empty while all is well
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
   std::vector<void*> owned_;  // on the device
 };

@@ -28,6 +28,18 @@ struct RingletCudaFacts {
 /// Fills `facts`; starts the driver and, where there is a device, runs one small kernel on it.
 void ringlet_cuda_facts(RingletCudaFacts* facts);
 
+/// Which device is current, and what it has.
+struct RingletCudaIdentity {
+  unsigned char uuid[16];
+  int number;      ///< this process's own
+  int processors;  ///< a block of threads of a kernel needs one of them to run beside all others
+};
+
+/// How another process of this host can reach memory of `allocate`.
+struct RingletCudaShare {
+  char bytes[64];
+};
+
 /// The device as the engines see it. A test fills one with functions of its own and needs no GPU.
 struct RingletCudaDevice {
   size_t bytes;        ///< sizeof(RingletCudaDevice) where the library was built
@@ -42,8 +54,15 @@ struct RingletCudaDevice {
   /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
   int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
 
-  int (*upload)(void* dst, const void* src, size_t bytes);    ///< from the host; done when it returns
-  int (*download)(void* dst, const void* src, size_t bytes);  ///< to the host; done when it returns
+  /// From and to the host, done when they return; behind nothing but what is on that stream.
+  int (*upload)(void* dst, const void* src, size_t bytes, void* stream);
+  int (*download)(void* dst, const void* src, size_t bytes, void* stream);
+
+  int (*identity)(RingletCudaIdentity* identity);
+  int (*share)(void* memory, RingletCudaShare* share);
+  int (*open)(const RingletCudaShare* share, void** memory);  ///< another process's; reached by the current device
+  int (*close)(void* memory, int device);                     ///< that was opened while that device was current
+  int (*reach)(int device);  ///< the current device reaches that device's memory from now on
 
   int (*allocate)(void** memory, size_t bytes);  ///< may wait for the device, as release may
   int (*release)(void* memory);

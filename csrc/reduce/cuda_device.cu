@@ -1,4 +1,6 @@
 // The table of what the engines ask of a device.
+#include <cstring>
+
 #include "reduce/cuda.h"
 #include "reduce/cuda_launch.cuh"
 
@@ -47,14 +49,85 @@ int create_event(void** event) {
   return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
 }
 
-/// A query from one thread would end a capture that another is making, were it not said that it is none of it.
-int finished(void* event, int* answer) {
+/// A query, an allocation or a copy would end a capture that this or another thread is making, were it not said that it is
+/// none of it.
+template <class Act>
+cudaError_t beside_captures(Act act) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   if (const cudaError_t refused = cudaThreadExchangeStreamCaptureMode(&mode); refused != cudaSuccess) return refused;
-  const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  const cudaError_t result = act();
   const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+  return result == cudaSuccess ? restored : result;
+}
+
+int finished(void* event, int* answer) {
+  const cudaError_t state = beside_captures([=] { return cudaEventQuery(static_cast<cudaEvent_t>(event)); });
   *answer = state == cudaSuccess;
-  return state == cudaErrorNotReady ? restored : state;
+  return state == cudaErrorNotReady ? cudaSuccess : state;
+}
+
+int copy_now(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, void* stream) {
+  return beside_captures([=] {
+    const auto on = static_cast<cudaStream_t>(stream);
+    const cudaError_t refused = cudaMemcpyAsync(dst, src, bytes, kind, on);
+    return refused == cudaSuccess ? cudaStreamSynchronize(on) : refused;
+  });
+}
+
+int upload(void* dst, const void* src, size_t bytes, void* stream) {
+  return copy_now(dst, src, bytes, cudaMemcpyHostToDevice, stream);
+}
+
+int download(void* dst, const void* src, size_t bytes, void* stream) {
+  return copy_now(dst, src, bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+int allocate(void** memory, size_t bytes) {
+  return beside_captures([=] { return cudaMalloc(memory, bytes); });
+}
+
+int identity(RingletCudaIdentity* identity) {
+  cudaDeviceProp properties;
+  cudaError_t refused = cudaGetDevice(&identity->number);
+  if (refused == cudaSuccess) refused = cudaGetDeviceProperties(&properties, identity->number);
+  if (refused != cudaSuccess) return refused;
+  identity->processors = properties.multiProcessorCount;
+  static_assert(sizeof properties.uuid.bytes == sizeof identity->uuid);
+  std::memcpy(identity->uuid, properties.uuid.bytes, sizeof identity->uuid);
+  return cudaSuccess;
+}
+
+int share(void* memory, RingletCudaShare* share) {
+  cudaIpcMemHandle_t handle;
+  static_assert(sizeof handle == sizeof share->bytes);
+  const cudaError_t refused = cudaIpcGetMemHandle(&handle, memory);
+  std::memcpy(share->bytes, &handle, sizeof handle);
+  return refused;
+}
+
+int open(const RingletCudaShare* share, void** memory) {
+  cudaIpcMemHandle_t handle;
+  std::memcpy(&handle, share->bytes, sizeof handle);
+  return cudaIpcOpenMemHandle(memory, handle, cudaIpcMemLazyEnablePeerAccess);
+}
+
+int close(void* memory, int device) {
+  int current = 0;
+  cudaError_t refused = cudaGetDevice(&current);
+  if (refused == cudaSuccess) refused = cudaSetDevice(device);
+  if (refused != cudaSuccess) return refused;
+  refused = cudaIpcCloseMemHandle(memory);
+  cudaSetDevice(current);
+  return refused;
+}
+
+int reach(int device) {
+  int current = 0;
+  if (const cudaError_t refused = cudaGetDevice(&current); refused != cudaSuccess || current == device) return refused;
+  const cudaError_t refused = cudaDeviceEnablePeerAccess(device, 0);
+  if (refused != cudaErrorPeerAccessAlreadyEnabled) return refused;
+  cudaGetLastError();  // which would be the next launch's
+  return cudaSuccess;
 }
 
 int capturing(void* stream, int* answer) {
@@ -72,9 +145,14 @@ constexpr RingletCudaDevice kDevice = {
     cast,
     copy,
     pull,
-    [](void* dst, const void* src, size_t bytes) -> int { return cudaMemcpy(dst, src, bytes, cudaMemcpyHostToDevice); },
-    [](void* dst, const void* src, size_t bytes) -> int { return cudaMemcpy(dst, src, bytes, cudaMemcpyDeviceToHost); },
-    [](void** memory, size_t bytes) -> int { return cudaMalloc(memory, bytes); },
+    upload,
+    download,
+    identity,
+    share,
+    open,
+    close,
+    reach,
+    allocate,
     [](void* memory) -> int { return cudaFree(memory); },
     create_stream,
     [](void* stream) -> int { return cudaStreamDestroy(static_cast<cudaStream_t>(stream)); },

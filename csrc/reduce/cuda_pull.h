@@ -40,18 +40,20 @@ struct PullSource {
 // Spaces by number; all from stage a on are stages.
 inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStageA = 3;
 
-/// A region: the failure word, a line for each block's progress, then stages; the same on all ranks.
+/// A region: the failure word, a line for each block's progress, then for each block two areas by the parity of the epoch,
+/// in which its stages are. Areas are the same for all calls: a peer may still read what the call before left in one.
 struct PullLayout {
   static constexpr size_t kLine = 128;
   int blocks;
+  size_t area_bytes;  // a multiple of what a pack has
   size_t slot_bytes;  // of one chunk's piece in one stage
 
   RINGLET_BOTH size_t progress(int block) const { return kLine * (1 + static_cast<size_t>(block)); }
   RINGLET_BOTH size_t stages() const { return progress(blocks); }
-  /// Two stages of `parts` slots for either parity of the epoch.
+  /// An area has two stages of `parts` slots.
   RINGLET_BOTH size_t slot(int block, uint64_t epoch, int stage, size_t chunk, size_t parts) const {
-    const size_t area = (static_cast<size_t>(block) * 2 + (epoch & 1)) * 2 + static_cast<size_t>(stage);
-    return stages() + (area * parts + chunk) * slot_bytes;
+    const size_t area = static_cast<size_t>(block) * 2 + (epoch & 1);
+    return stages() + area * area_bytes + (static_cast<size_t>(stage) * parts + chunk) * slot_bytes;
   }
 };
 

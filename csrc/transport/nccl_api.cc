@@ -63,6 +63,8 @@ NcclApi table_of(void* library, const std::string& path) {
 
 }  // namespace
 
+std::string NcclApi::dotted() const { return ringlet::dotted(version); }
+
 std::vector<NcclCandidate> nccl_candidates() {
   if (const char* path = std::getenv(kVariable); path != nullptr && *path != '\0') return {{path}};
   std::vector<NcclCandidate> candidates = {{kName, /*loaded_only=*/true}};

@@ -56,6 +56,8 @@ struct NcclApi {
   int (*recv)(void* to, size_t count, int type, int peer, NcclComm comm, NcclStream stream) = nullptr;
   const char* (*get_error_string)(int result) = nullptr;
   const char* (*get_last_error)(NcclComm comm) = nullptr;
+
+  std::string dotted() const;  ///< "2.28.9"
 };
 
 const NcclApi& nccl_api();

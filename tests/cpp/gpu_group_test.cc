@@ -3,12 +3,14 @@
 #include "comm/gpu_group.h"
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "collective_cases.h"
+#include "live_gpu.h"
 #include "ranks.h"
 
 using namespace ringlet;
@@ -18,10 +20,15 @@ namespace {
 
 const RingletCudaDevice& device() { return *ringlet_cuda_device(); }
 
-GpuGroup::Parts parts() {
+/// Up to so many bytes go through peers' memory.
+GpuEngines::Parts parts(size_t peer_bytes = GpuEngines::kPeerBytes) {
   static const NcclApi api = open_nccl({{LIVE_GPU}});
-  return {&device(), &api, ""};
+  return {.device = &device(), .nccl = &api, .peer_bytes = peer_bytes};
 }
+
+GpuEngines::Parts without_nccl() { return {.device = &device(), .no_nccl = "no NCCL: gone fishing"}; }
+
+constexpr size_t kAlways = SIZE_MAX, kNever = 0;
 
 struct StreamOwner {
   StreamOwner() { device().create_stream(&stream); }
@@ -36,18 +43,18 @@ void no_errors(const std::vector<std::string>& errors) {
 
 const auto kLong = std::chrono::seconds(60);
 
-/// All algorithms and a few dtypes, several calls under way at once on two streams.
-void contract() {
+/// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through both.
+void contract(size_t peer_bytes) {
   for (const int world : {1, 2, 3, 4, 5}) {
     no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
       std::vector<std::unique_ptr<Tensors>> all;
       const StreamOwner one, two;
-      GpuGroup group(host, parts());
+      GpuGroup group(host, parts(peer_bytes));
       std::vector<std::shared_ptr<Work>> works;
       std::vector<Case> cases;
       for (const Algorithm& algorithm : algorithms()) {
         for (const size_t count : {size_t{1}, size_t{1237}, size_t{2000003}}) {
-          if (count > 10000 && cases.size() % 4 != 0) continue;
+          if (count > 10000 && (cases.size() % 4 != 0 || peer_bytes == kAlways)) continue;
           cases.push_back({&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count});
         }
       }
@@ -84,11 +91,17 @@ struct Floats {
 void lacking() {
   std::atomic<int> told{0};
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
-    const GpuGroup::Parts mine =
-        host.rank() == 1 ? GpuGroup::Parts{nullptr, nullptr, "no NCCL: gone fishing"} : parts();
-    const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, mine));
-    told += message.find("rank 1: no NCCL: gone fishing") != std::string::npos &&
-            message.find("rank " + std::to_string(host.rank()) + " of 3") != std::string::npos;
+    const auto refused = [&](const GpuEngines::Parts& mine, const GpuEngines::Parts& others, const char* words) {
+      const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, host.rank() == 1 ? mine : others));
+      told += message.find(words) != std::string::npos &&
+              message.find("rank " + std::to_string(host.rank()) + " of 3") != std::string::npos;
+    };
+    refused({.no_device = "no GPU"}, parts(), "rank 1: no GPU");
+    GpuEngines::Parts neither = without_nccl();
+    neither.peer_bytes = kNever;
+    refused(neither, parts(kNever), "NCCL; rank 1: no NCCL: gone fishing. Peers' memory; rank 0: ");
+    const std::string differ = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts(host.rank() == 2 ? 7 : 8)));
+    told += differ.find("is 8 on rank 0 and 7 on rank 2") != std::string::npos;
     Floats floats(host.rank());
     host.run(floats.call);
     CHECK_EQ(floats.values[999], 6.0f);
@@ -96,7 +109,136 @@ void lacking() {
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[999], 18.0f);
   }));
-  CHECK_EQ(told.load(), 3);
+  CHECK_EQ(told.load(), 9);
+}
+
+/// What one rank cannot use none does; what is left serves what it can, and says so.
+void either() {
+  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank(), 400000);
+    {
+      GpuGroup peers(host, host.rank() == 1 ? without_nccl() : parts());
+      CHECK_EQ(peers.describe(), "peer memory; no NCCL; rank 1: no NCCL: gone fishing");
+      peers.run(floats.call, nullptr)->wait(kLong);  // longer than what both would give to peers' memory
+      CHECK_EQ(floats.values[399999], 6.0f);
+    }
+    {
+      GpuGroup nccl(host, parts(kNever));
+      CHECK(nccl.describe().find("NCCL 2.28.9; no peer memory; rank 0: RINGLET_PEER_MEMORY_BYTES is 0") == 0);
+      nccl.run(floats.call, nullptr)->wait(kLong);
+    }
+    GpuGroup both(host, parts());
+    CHECK_EQ(both.describe(), "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond");
+    both.run(floats.call, nullptr)->wait(kLong);
+    CHECK_EQ(floats.values[0], 54.0f);
+  }));
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, without_nccl());
+    Floats floats(host.rank());
+    const std::vector<Message> messages = {{1 - host.rank(), true, DType::uint8, 8, nullptr, {}}};
+    const std::string message = CHECK_THROWS(DeviceError, group.exchange(messages, nullptr));
+    CHECK(message.find("send and recv on a GPU need NCCL") == 0);
+  }));
+}
+
+/// Ranks on several hosts have no memory in common.
+void across_hosts() {
+  no_errors(run_ranks(2, Between::tcp, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    CHECK(group.describe().find("no peer memory; rank 0: ranks on several hosts") != std::string::npos);
+    Floats floats(host.rank());
+    group.run(floats.call, nullptr)->wait(kLong);
+    CHECK_EQ(floats.values[0], 3.0f);
+  }));
+}
+
+/// Messages of a batch move together, both ways at once; what a GPU's cannot have is refused.
+void messages() {
+  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    const StreamOwner one, two;
+    std::vector<float> mine(50000, static_cast<float>(host.rank())), theirs(50000);
+    const int next = (host.rank() + 1) % 3, last = (host.rank() + 2) % 3;
+    const auto bytes = [](std::vector<float>& of) { return reinterpret_cast<std::byte*>(of.data()); };
+    const Message send{next, true, DType::float32, 50000, bytes(mine), {}};
+    const Message recv{last, false, DType::float32, 50000, bytes(theirs), {}};
+    for (void* stream : {one.stream, two.stream}) {
+      group.exchange({send, recv}, stream)->wait(kLong);
+      CHECK_EQ(theirs[49999], static_cast<float>(last));
+    }
+    Message wrong = recv;
+    wrong.peer = kAnySource;
+    CHECK_THROWS(InvalidUsage, group.exchange({wrong}, one.stream));
+    wrong = send;
+    wrong.tag = 1;
+    CHECK_THROWS(InvalidUsage, group.exchange({wrong}, one.stream));
+    wrong.peer = host.rank();
+    CHECK_THROWS(InvalidUsage, group.exchange({wrong}, one.stream));
+    host.run(Call{});
+    if (host.rank() != 0) return;
+    Message alone = recv;
+    alone.timeout = std::chrono::milliseconds(50);
+    const std::string message = CHECK_THROWS(Timeout, group.exchange({alone}, one.stream)->wait(kLong));
+    CHECK(message.find("recv from rank 2 (200000 bytes)") == 0);
+  }));
+}
+
+/// What becomes part of a graph is complete at once, and waits for no call outside.
+void captured() {
+  no_errors(run_ranks(1, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    const StreamOwner one, two;
+    Floats floats(0);
+    live_gpu_hold(one.stream, true);
+    const auto before = group.run(floats.call, one.stream);
+    live_gpu_capture(true);
+    CHECK(group.run(floats.call, two.stream)->done());
+    live_gpu_capture(false);
+    live_gpu_wait(two.stream);
+    CHECK(!before->done());
+    const auto behind = group.run(floats.call, two.stream);
+    live_gpu_hold(one.stream, false);
+    behind->wait(kLong);
+    CHECK(before->done());
+  }));
+}
+
+/// Regions of groups that ended well serve the next ones, and everything opened is closed.
+void regions() {
+  const int before = live_gpu_allocations();
+  for (int i = 0; i < 3; ++i) {
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      Floats floats(host.rank());
+      GpuGroup group(host, without_nccl());
+      group.run(floats.call, nullptr)->wait(kLong);
+      CHECK_EQ(floats.values[0], 3.0f);
+      host.run(Call{});
+    }));
+  }
+  CHECK(live_gpu_allocations() - before <= 3 * 2 * 2);  // plans
+}
+
+/// As between processes: memory is opened where it was shared, and closed at the end.
+void other_processes() {
+  PeerMemory mine(device()), other(device());
+  std::vector<PeerMemory::Card> cards = {mine.card(), other.card()};
+  cards[1].process[0] ^= 1;
+  cards[1].address = nullptr;
+  {
+    PeerMemory third(device());
+    cards[0] = third.card();
+    third.open(cards, 0);
+    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address, other.card().address}));
+    CHECK_EQ(live_gpu_opened(), 1);
+    third.retire();
+  }
+  CHECK_EQ(live_gpu_opened(), 0);
+  PeerMemory again(device());
+  CHECK(again.card().address == cards[0].address);
+  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);
+  cards[1].device.uuid[0] = 1;
+  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 8);
+  for (PeerMemory* memory : {&mine, &other, &again}) memory->retire();
 }
 
 /// The host is free while the device waits for a rank that comes later.
@@ -133,16 +275,18 @@ void completions() {
 }
 
 /// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
-void timeouts() {
+void timeouts(const GpuEngines::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
-    GpuGroup group(host, parts());
+    GpuGroup group(host, mine);
     if (host.rank() == 1) return;
     floats.call.timeout = std::chrono::milliseconds(50);
     const auto first = group.run(floats.call, own.stream), second = group.run(floats.call, own.stream);
     const std::string message = CHECK_THROWS(Timeout, first->wait(kLong));
-    CHECK(message.find("all_reduce #0") != std::string::npos && message.find("rank 0 of 2") != std::string::npos);
+    CHECK(message.find("rank 0 of 2") != std::string::npos);
+    const char* what = mine.nccl != nullptr ? "all_reduce #0" : "waited too long for rank 1";
+    CHECK(message.find(what) != std::string::npos);
     CHECK_THROWS(Timeout, second->wait(kLong));
     CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
     CHECK(host.failure() == ErrorKind::timeout);
@@ -150,13 +294,13 @@ void timeouts() {
 }
 
 /// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
-void endings() {
+void endings(const GpuEngines::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
     std::shared_ptr<Work> work;
     {
-      GpuGroup group(host, parts());
+      GpuGroup group(host, mine);
       if (host.rank() == 0) work = group.run(floats.call, own.stream);
     }
     if (host.rank() == 0) {
@@ -167,7 +311,7 @@ void endings() {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
-    GpuGroup group(host, parts());
+    GpuGroup group(host, mine);
     if (host.rank() == 1) return;
     const auto work = group.run(floats.call, own.stream);
     group.abort("enough");
@@ -199,12 +343,20 @@ void refusals() {
 }  // namespace
 
 int main() {
-  contract();
+  for (const size_t peer_bytes : {GpuEngines::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
   lacking();
+  either();
+  across_hosts();
+  messages();
+  captured();
+  regions();
+  other_processes();
   asynchronous();
   completions();
-  timeouts();
-  endings();
+  for (const auto& mine : {parts(kNever), without_nccl()}) {
+    timeouts(mine);
+    endings(mine);
+  }
   refusals();
   return check_result("gpu_group");
 }

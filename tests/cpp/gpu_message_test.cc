@@ -5,49 +5,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
-#include "collective_cases.h"
-#include "fake_nccl.h"
+#include "fake_rank.h"
 
-using namespace ringlet;
-using namespace collective_cases;
+using namespace fake_rank;
 
 namespace {
-
-/// One rank's tensors and everything that serves it.
-struct Rank {
-  Rank(FakeMachine& machine, const Case& c, int rank) : tensors(c, rank), call(tensors.call) {
-    machine.rank = rank;
-    const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
-    communicator =
-        std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
-    engine = std::make_unique<GpuMessageEngine>(*communicator, FakeMachine::device(),
-                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20});
-    stream = machine.add_stream();
-  }
-
-  /// As a program does: its stream makes the input, then the call, then reads the output and writes over the input.
-  void enqueue_call() {
-    stream->items.push_back({.act = [this] { tensors.write_input(); }});
-    engine->run(call, stream);
-    stream->items.push_back({.act = [this] {
-      tensors.read_output();
-      tensors.spoil_input();
-    }});
-  }
-
-  Tensors tensors;
-  Call& call;
-  std::unique_ptr<NcclCommunicator> communicator;
-  std::unique_ptr<GpuMessageEngine> engine;
-  FakeStream* stream = nullptr;
-};
 
 /// Runs the case and returns how often arithmetic ran beside a transfer.
 int run_case(const Case& c, int calls = 1) {
@@ -67,7 +35,6 @@ int run_case(const Case& c, int calls = 1) {
   bool ok = machine.execute(c.seed);
   for (int q = 0; q < c.world && ok; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];
-    rank.engine->wait(Deadline::after(std::chrono::seconds(60)));
     ok = rank.tensors.good(expected(c, q, inputs));
   }
   ranks.clear();
@@ -131,40 +98,6 @@ void many_orders() {
   }
 }
 
-/// Calls of one rank on several streams use the same scratch: the later waits for the earlier.
-void several_streams() {
-  for (unsigned seed = 0; seed < 60; ++seed) {
-    Case c{find_algorithm(Collective::all_reduce, seed % 2 == 0 ? "ring" : "two_shot"), 3, 999};
-    c.scratch_bytes = seed % 3 == 0 ? size_t{8} << 10 : size_t{1} << 20;
-    FakeMachine machine;
-    std::vector<std::unique_ptr<Rank>> ranks;
-    std::vector<std::unique_ptr<Tensors>> others;
-    std::vector<Bytes> inputs;
-    for (int q = 0; q < c.world; ++q) {
-      ranks.push_back(std::make_unique<Rank>(machine, c, q));
-      others.push_back(std::make_unique<Tensors>(c, q));
-      inputs.push_back(ranks.back()->tensors.given);
-    }
-    for (int q = 0; q < c.world; ++q) {
-      machine.rank = q;
-      Rank& rank = *ranks[static_cast<size_t>(q)];
-      Tensors& other = *others[static_cast<size_t>(q)];
-      other.write_input();
-      rank.enqueue_call();
-      FakeStream* aside = machine.add_stream();
-      rank.engine->run(other.call, aside);
-      aside->items.push_back({.act = [&other] { other.read_output(); }});
-      rank.enqueue_call();
-    }
-    CHECK(machine.execute(seed));
-    for (int q = 0; q < c.world; ++q) {
-      const auto at = static_cast<size_t>(q);
-      CHECK(ranks[at]->tensors.good(expected(c, q, inputs)) && others[at]->good(expected(c, q, inputs)));
-    }
-    CHECK(machine.violations.empty());
-  }
-}
-
 /// Values whose sums depend on the order: several at once are added in rank order, as on the host.
 void rank_order() {
   const Case c{find_algorithm(Collective::all_reduce, "two_shot"), 5, 999, DType::float32};
@@ -221,38 +154,6 @@ void unusual_schedules() {
   for (const Algorithm& known : algorithms()) CHECK(make_gpu_plan(known, {1, 5, 0}, false).in_step);
 }
 
-Case small_case() { return {find_algorithm(Collective::all_reduce, "ring"), 2, 1000}; }
-
-/// A call that becomes part of a graph leaves no mark on those outside: they wait for each other past it.
-void captured() {
-  FakeMachine machine;
-  Rank rank(machine, small_case(), 0);
-  const auto run_captured = [&] {
-    machine.capturing = true;
-    rank.engine->run(rank.call, rank.stream);
-    machine.capturing = false;
-  };
-  run_captured();
-  rank.engine->wait(Deadline::after(std::chrono::milliseconds(0)));
-  FakeStream* other = machine.add_stream();
-  rank.engine->run(rank.call, other);
-  CHECK(!other->items.empty() && other->items.front().waits == nullptr);
-  const size_t first = rank.stream->items.size();
-  run_captured();
-  CHECK(rank.stream->items.at(first).waits == nullptr);
-  const size_t before = rank.stream->items.size();
-  rank.engine->run(rank.call, rank.stream);
-  CHECK(rank.stream->items.at(before).waits != nullptr);
-  CHECK_THROWS(Timeout, rank.engine->wait(Deadline::after(std::chrono::milliseconds(1))));
-}
-
-bool says(const std::string& message, std::initializer_list<const char*> words) {
-  const bool all = std::all_of(words.begin(), words.end(),
-                               [&](const char* word) { return message.find(word) != std::string::npos; });
-  if (!all) std::fprintf(stderr, "said: %s\n", message.c_str());
-  return all;
-}
-
 /// Refused before anything moves: the engine serves the next call.
 void refusals() {
   FakeMachine machine;
@@ -265,10 +166,6 @@ void refusals() {
   call = rank.call;
   call.input = nullptr;
   CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"needs an input"}));
-  Blocks blocks;
-  call = rank.call;
-  call.blocks = &blocks;
-  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"uneven blocks"}));
   machine.rank = 1;
   GpuMessageEngine tiny(*rank.communicator, FakeMachine::device(), {256, 512});
   CHECK(says(CHECK_THROWS(InvalidUsage, tiny.run(rank.call, rank.stream)), {"bytes of scratch", "budget is 256"}));
@@ -299,18 +196,19 @@ void failures() {
   }
 }
 
+/// NCCL connects peers within a deadline, or the communicator is ended.
 void deadlines() {
   FakeMachine machine;
   Rank rank(machine, small_case(), 0);
-  rank.engine->run(rank.call, rank.stream);
-  CHECK(!machine.execute(0));  // rank 1 has not come
-  const std::string stuck = CHECK_THROWS(Timeout, rank.engine->wait(Deadline::after(std::chrono::milliseconds(1))));
-  CHECK(says(stuck, {"all_reduce #0", "rank 0 of 2", "deadline"}));
   machine.connects = false;
   const NcclCommunicator::Setup setup{.rank = 1, .world = 2};
   CHECK(says(CHECK_THROWS(Timeout,
                           NcclCommunicator(FakeMachine::nccl(), setup, Deadline::after(std::chrono::milliseconds(1)))),
              {"ncclCommInitRankConfig of rank 1 of 2", "deadline"}));
+  rank.call.timeout = std::chrono::milliseconds(1);
+  CHECK(says(CHECK_THROWS(Timeout, rank.engine->run(rank.call, rank.stream)),
+             {"ncclGroupEnd of rank 0", "all_reduce #0"}));
+  CHECK_THROWS(Timeout, rank.engine->run(rank.call, rank.stream));
   CHECK(machine.communicators[0]->ended && machine.communicators[1]->ended && machine.violations.empty());
 }
 
@@ -361,8 +259,6 @@ int main() {
   every_algorithm();
   every_dtype_and_operation();
   many_orders();
-  several_streams();
-  captured();
   rank_order();
   slabs_overlap();
   return check_result("gpu_message");

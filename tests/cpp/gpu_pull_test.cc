@@ -3,7 +3,6 @@
 // wait is a data race.
 #include "engine/gpu_pull.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -14,72 +13,15 @@
 #include "base/error.h"
 #include "check.h"
 #include "collective_cases.h"
-#include "reduce/cuda_table.h"
+#include "host_block.h"
 
 using namespace ringlet;
 using namespace collective_cases;
+using namespace host_block;
 
 namespace {
 
 constexpr int kBlocks = 2;
-constexpr size_t kThreads = 3;
-
-/// What cuda_pull.cu's DeviceBlock is on the device.
-class HostBlock {
- public:
-  explicit HostBlock(int index) : index_(index) {}
-
-  int index() const { return index_; }
-  cuda::Work<cuda::kMostRanks>& work() { return work_; }
-  void together() {}
-  template <class Act>
-  void one(Act act) {
-    act();
-  }
-  template <class Act>
-  void each(Act act) {
-    for (size_t thread = 0; thread < kThreads; ++thread) act(thread, kThreads);
-  }
-
-  static uint64_t load(const uint64_t* word) {
-    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
-  }
-  void publish(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
-
-  bool wait(const uint64_t* word, uint64_t target, uint64_t budget, uint64_t* failed, uint64_t failure) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
-    while (load(word) < target) {
-      if (load(failed) != 0 || std::chrono::steady_clock::now() > end) {
-        uint64_t none = 0;
-        std::atomic_ref(*failed).compare_exchange_strong(none, failure);
-        return false;
-      }
-      std::this_thread::yield();
-    }
-    return true;
-  }
-
- private:
-  int index_;
-  cuda::Work<cuda::kMostRanks> work_{};
-};
-
-struct RunPull {
-  using Function = void (*)(const cuda::PullArgs&, int block);
-  template <class E, class Op>
-  static Function get() {
-    return [](const cuda::PullArgs& args, int index) {
-      HostBlock block(index);
-      cuda::PullInterpreter<E, Op, HostBlock>(args, block).run();
-    };
-  }
-};
-
-RunPull::Function find_pull(DType dtype, ReduceOp op) {
-  if (const auto run = cuda::find_float<RunPull>(dtype, op)) return run;
-  if (const auto run = cuda::find_float8<RunPull>(dtype, op)) return run;
-  return cuda::find_other<RunPull>(dtype, op);
-}
 
 /// What was launched, by rank: each rank's launches run one after another, all ranks' beside each other.
 std::map<int, std::vector<std::function<void()>>> launches;
@@ -96,15 +38,11 @@ void execute() {
 }
 
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
-  launches[args->rank].push_back([args = *args, run = find_pull(dtype, op)] {
-    std::vector<std::thread> blocks;
-    for (int b = 0; b < args.layout.blocks; ++b) blocks.emplace_back([&args, run, b] { run(args, b); });
-    for (std::thread& block : blocks) block.join();
-  });
+  launches[args->rank].push_back([args = *args, run = find_pull(dtype, op)] { run_blocks(args, run); });
   return 0;
 }
 
-int copy_now(void* dst, const void* src, size_t bytes) {
+int copy_now(void* dst, const void* src, size_t bytes, void*) {
   if (bytes != 0) std::memcpy(dst, src, bytes);
   return 0;
 }
@@ -115,6 +53,8 @@ const RingletCudaDevice& host_device() {
     device.bytes = sizeof device;
     device.pull = pull;
     device.upload = device.download = copy_now;
+    device.create_stream = [](void** stream) { return *stream = nullptr, 0; };
+    device.destroy_stream = [](void*) { return 0; };
     device.allocate = [](void** memory, size_t bytes) { return *memory = std::malloc(bytes), 0; };
     device.release = [](void* memory) { return std::free(memory), 0; };
     device.explain = [](int) { return "said by the host"; };

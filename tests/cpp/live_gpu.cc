@@ -2,6 +2,9 @@
 // every rank is a thread of this process, and a message is a copy. What a rank's host does not wait for is really under
 // way, so a wait that is missing can show, and what never comes keeps a stream busy until the communicator is aborted.
 // fake_nccl.h is the one to explore orders of events; this one serves tests of what enqueues, completes and gives up.
+#include "live_gpu.h"
+
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -16,8 +19,8 @@
 #include <tuple>
 #include <vector>
 
+#include "host_block.h"
 #include "reduce/cuda.h"
-#include "reduce/cuda_reduce.h"
 #include "transport/nccl_api.h"
 
 using namespace ringlet;
@@ -58,6 +61,11 @@ class Stream {
     items_.push_back(std::move(item));
     any_.notify_one();
   }
+  void hold(bool held) {
+    const std::lock_guard lock(own_);
+    held_ = held;
+    any_.notify_one();
+  }
   /// Lets `memory` go when all streams have done what they have been given.
   static void outlive(const std::shared_ptr<void>& memory) {
     const std::lock_guard lock(all_mutex());
@@ -78,7 +86,7 @@ class Stream {
       std::function<void()> item;
       {
         std::unique_lock lock(own_);
-        any_.wait(lock, [this] { return !items_.empty(); });
+        any_.wait(lock, [this] { return !items_.empty() && !held_; });
         item = std::move(items_.front());
         items_.pop_front();
       }
@@ -89,6 +97,7 @@ class Stream {
   std::mutex own_;
   std::condition_variable any_;
   std::deque<std::function<void()>> items_;
+  bool held_ = false;
   bool ended_ = false;  // its own thread's
   std::thread thread_;
 };
@@ -113,6 +122,9 @@ struct Communicator {
 std::map<std::string, std::set<int>> present;                                           // by id: the ranks that came
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
+std::multiset<void*> opened;  // memory of other ranks
+std::atomic<int> allocations{0};
+std::atomic<bool> capturing{false};
 long ids = 0;
 
 struct Part {
@@ -196,6 +208,58 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
   return 0;
 }
 
+int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
+  return 0;
+}
+
+/// Atomic by words, as a kernel that runs meanwhile may read or write them.
+void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
+  size_t i = 0;
+  for (; i + 8 <= bytes && (reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) % 8 == 0; i += 8) {
+    auto* from = reinterpret_cast<uint64_t*>(const_cast<std::byte*>(src + i));
+    const uint64_t word = std::atomic_ref(*from).load(std::memory_order_acquire);
+    std::atomic_ref(*reinterpret_cast<uint64_t*>(dst + i)).store(word, std::memory_order_release);
+  }
+  if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
+}
+
+int copy_now(void* dst, const void* src, size_t bytes, void*) {
+  copy_words(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), bytes);
+  return 0;
+}
+
+int allocate(void** memory, size_t bytes) {
+  ++allocations;
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return 0;
+}
+
+int share(void* memory, RingletCudaShare* share) {
+  std::memset(share, 0, sizeof *share);
+  std::memcpy(share->bytes, &memory, sizeof memory);
+  return 0;
+}
+
+int open_share(const RingletCudaShare* share, void** memory) {
+  std::memcpy(memory, share->bytes, sizeof *memory);
+  const std::lock_guard lock(mutex);
+  return opened.insert(*memory), 0;
+}
+
+int close_share(void* memory, int) {
+  const std::lock_guard lock(mutex);
+  const auto found = opened.find(memory);
+  if (found == opened.end()) return 1;
+  return opened.erase(found), 0;
+}
+
+int identity(RingletCudaIdentity* identity) {
+  *identity = {};
+  identity->processors = 8;  // so that ranks have few threads
+  return 0;
+}
+
 const RingletCudaDevice kDevice = {
     .bytes = sizeof(RingletCudaDevice),
     .serves = "privateuseone",
@@ -203,10 +267,15 @@ const RingletCudaDevice kDevice = {
     .most_sources = cuda::kMostSources,
     .cast = nullptr,
     .copy = copy,
-    .pull = nullptr,
-    .upload = nullptr,
-    .download = nullptr,
-    .allocate = [](void** memory, size_t bytes) { return *memory = std::aligned_alloc(256, bytes), 0; },
+    .pull = pull,
+    .upload = copy_now,
+    .download = copy_now,
+    .identity = identity,
+    .share = share,
+    .open = open_share,
+    .close = close_share,
+    .reach = [](int) { return 0; },
+    .allocate = allocate,
     .release = [](void* memory) { return Stream::outlive({memory, &std::free}), 0; },
     .create_stream = [](void** stream) { return *stream = new Stream, 0; },
     .destroy_stream = [](void* stream) { return delete static_cast<Stream*>(stream), 0; },
@@ -215,7 +284,7 @@ const RingletCudaDevice kDevice = {
     .record = record,
     .wait = wait,
     .finished = finished,
-    .capturing = [](void*, int* answer) { return *answer = 0; },
+    .capturing = [](void*, int* answer) { return *answer = capturing, 0; },
     .explain = [](int) { return "said by the live fake"; },
 };
 
@@ -224,6 +293,20 @@ const RingletCudaDevice kDevice = {
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED const RingletCudaDevice* ringlet_cuda_device() { return &kDevice; }
+
+EXPORTED void live_gpu_capture(bool now) { capturing = now; }
+EXPORTED void live_gpu_hold(void* stream, bool held) { of(stream).hold(held); }
+EXPORTED void live_gpu_wait(void* stream) {
+  const auto flag = std::make_shared<Flag>();
+  of(stream).put([flag] { raise(flag); });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return flag->up; });
+}
+EXPORTED int live_gpu_opened() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(opened.size());
+}
+EXPORTED int live_gpu_allocations() { return allocations; }
 
 EXPORTED int ncclGetVersion(int* version) { return *version = 22809, kNcclSuccess; }
 

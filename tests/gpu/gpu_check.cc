@@ -27,6 +27,16 @@ void ok(int code) {
   if (code != 0) throw DeviceError(device->explain(code));
 }
 
+/// A stream that no kernel is on.
+void* beside() {
+  static void* const stream = [] {
+    void* made = nullptr;
+    ok(device->create_stream(&made));
+    return made;
+  }();
+  return stream;
+}
+
 void tell(const std::string& name, double figure, const char* unit) {
   std::printf("%s\t%.6g\t%s\n", name.c_str(), figure, unit);
   std::fflush(stdout);
@@ -40,10 +50,10 @@ struct Memory {
   }
   ~Memory() { device->release(data); }
   Memory(const Memory&) = delete;
-  void fill(const Bytes& from) { ok(device->upload(data, from.data(), from.size())); }
+  void fill(const Bytes& from) { ok(device->upload(data, from.data(), from.size(), beside())); }
   Bytes read() const {
     Bytes all(bytes);
-    ok(device->download(all.data(), data, bytes));
+    ok(device->download(all.data(), data, bytes, beside()));
     return all;
   }
   size_t bytes;

@@ -4,6 +4,7 @@ contract, the order of streams, what is refused, and what becomes of a call that
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from datetime import timedelta
 
@@ -31,6 +32,26 @@ def pool(tmp_path_factory):
     pool.end()
 
 
+# What collectives go through: RINGLET_PEER_MEMORY_BYTES.
+THROUGH = {"both": None, "NCCL": "0", "peer memory": str(1 << 60)}
+
+
+def set_way(rank: int, world: int, bytes_: str | None) -> None:
+    os.environ.pop("RINGLET_PEER_MEMORY_BYTES", None)
+    if bytes_ is not None:
+        os.environ["RINGLET_PEER_MEMORY_BYTES"] = bytes_
+
+
+@pytest.fixture
+def way(pool, request):
+    pool.values(set_way, 1, THROUGH[request.param], join="nothing")
+    yield request.param
+    pool.values(set_way, 1, None, join="nothing")
+
+
+each_way = pytest.mark.parametrize("way", THROUGH, indirect=True)
+
+
 def filled(value: float, count: int = 1000) -> torch.Tensor:
     return torch.full((count,), value).to(live_gpu.DEVICE)
 
@@ -47,8 +68,9 @@ def every_dtype_and_op(rank: int, world: int) -> None:
     checks.conclude()
 
 
+@each_way
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_dtype_and_op(pool, world):
+def test_every_dtype_and_op(pool, world, way):
     pool.values(every_dtype_and_op, world, join="threads")
 
 
@@ -64,9 +86,10 @@ def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> No
     checks.conclude()
 
 
+@each_way
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
-def test_every_algorithm_count_and_root(pool, collective, world):
+def test_every_algorithm_count_and_root(pool, collective, world, way):
     pool.values(every_algorithm_count_and_root, world, collective, join="threads")
 
 
@@ -88,7 +111,8 @@ def on_streams(rank: int, world: int) -> None:
     live_gpu.use_default_stream()
 
 
-def test_calls_follow_streams(pool):
+@each_way
+def test_calls_follow_streams(pool, way):
     pool.values(on_streams, 3, join="threads")
 
 
@@ -120,7 +144,7 @@ def refused(rank: int, world: int) -> list[str]:
     for call in (
         lambda: ringlet.all_reduce(there, output=here),
         lambda: ringlet.all_reduce(here, output=there),
-        lambda: ringlet.send(there, 1 - rank),
+        lambda: ringlet.send(there, rank),
         lambda: ringlet.all_reduce(there, op="band"),
         lambda: ringlet.all_reduce(there, algorithm="no such"),
         lambda: ringlet.all_to_all(there, there),
@@ -140,7 +164,7 @@ def test_what_is_refused_harms_nothing(pool):
             (
                 "tensors on cpu and on privateuseone:0 in one call",
                 "tensors on privateuseone:0 and on cpu in one call",
-                "send: the tensor is on privateuseone:0",
+                "has no such peer",
                 "band is not defined",
                 "no such",
                 "overlap",
@@ -148,6 +172,25 @@ def test_what_is_refused_harms_nothing(pool):
             strict=True,
         ):
             assert words in text
+
+
+def around(rank: int, world: int) -> None:
+    """Messages go on streams like collectives, and between two ranks they meet in order."""
+    live_gpu.load()
+    mine, theirs = filled(float(rank), 100_000), filled(-1.0, 100_000)
+    for turn in range(3):
+        if rank == 0:
+            ringlet.send(mine, 1)
+            ringlet.recv(theirs, world - 1)
+        else:
+            ringlet.recv(theirs, rank - 1)
+            ringlet.send(mine.add_(turn), (rank + 1) % world, async_op=True).wait()
+    last = (rank - 1) % world
+    assert theirs.cpu().unique().tolist() == [float(last + (3 if last > 0 else 0))]
+
+
+def test_messages(pool):
+    pool.values(around, 3, join="threads")
 
 
 def alone(rank: int, world: int) -> str:
@@ -164,9 +207,11 @@ def alone(rank: int, world: int) -> str:
     return ""
 
 
-def test_a_call_that_is_never_done_ends_with_timeout(pool):
+@each_way
+def test_a_call_that_is_never_done_ends_with_timeout(pool, way):
     said = pool.values(alone, 2, join="threads")[0]
-    assert "all_reduce #1" in said and "rank 0 of 2" in said and "deadline" in said
+    assert "all_reduce #1" in said and "rank 0 of 2" in said
+    assert ("deadline" if way == "NCCL" else "waited too long for rank 1, at round 0") in said
 
 
 # --- the backend
@@ -214,18 +259,88 @@ def through_the_backend(rank: int, world: int, name: str) -> None:
     backend.barrier().wait()
 
     for wrong in (
-        lambda: backend.send([tensor], (rank + 1) % world, 0),
+        lambda: backend.send([tensor], (rank + 1) % world, 7),
+        lambda: backend.recv_anysource([tensor], 0),
         lambda: backend.allreduce([tensor, tensor], dist.AllreduceOptions()),
-        lambda: backend.allgather([[filled(0.0, 5 + q) for q in range(world)]], [filled(0.0, 5 + rank)]),
     ):
         with pytest.raises(ringlet.InvalidUsage):
             wrong()
     backend.shutdown()
 
 
+@each_way
 @pytest.mark.parametrize("world", [2, 3])
-def test_through_the_backend(pool, world):
-    pool.values(through_the_backend, world, f"backend {world}", join="threads")
+def test_through_the_backend(pool, world, way):
+    pool.values(through_the_backend, world, f"backend {world} {way}", join="threads")
+
+
+def on(values: torch.Tensor) -> torch.Tensor:
+    return values.to(live_gpu.DEVICE)
+
+
+def uneven_blocks(rank: int, world: int, name: str) -> None:
+    """Some ranks' blocks are equal and some are not; some tensors are not contiguous."""
+    backend = backend_of(rank, world, name)
+    sizes = [3 * q % 4 for q in range(world)]  # 0 among them
+
+    parts = [on(torch.full((2, size), -1.0)) for size in sizes]
+    parts[-1] = on(torch.full((sizes[-1], 2), -1.0)).t()
+    backend.allgather([parts], [on(torch.full((2, sizes[rank]), float(rank)))]).wait()
+    for q, part in enumerate(parts):
+        assert part.shape == (2, sizes[q]) and part.cpu().flatten().tolist() == [float(q)] * 2 * sizes[q]
+
+    mine = on(torch.zeros(sizes[rank]))
+    backend.reduce_scatter([mine], [[on(torch.full((size,), float(rank + q))) for q, size in enumerate(sizes)]]).wait()
+    assert mine.cpu().tolist() == [float(sum(r + rank for r in range(world)))] * sizes[rank]
+
+    def share(source: int, to: int) -> int:
+        return 2 if source == 0 else (source + to) % 3  # rank 0 gives all the same
+
+    inputs = [on(torch.full((share(rank, q), 5), 10.0 * rank + q)) for q in range(world)]
+    outputs = [on(torch.zeros(share(q, rank), 5)) for q in range(world)]
+    backend.alltoall(outputs, inputs).wait()
+    flat = on(torch.zeros(sum(share(q, rank) for q in range(world)), 5))
+    given = on(torch.cat([one.cpu() for one in inputs]))
+    backend.alltoall_base(
+        flat, given, [share(q, rank) for q in range(world)], [share(rank, q) for q in range(world)]
+    ).wait()
+    for q, output in enumerate(outputs):
+        assert output.cpu().unique().tolist() == [10.0 * q + rank] * (share(q, rank) > 0)
+    assert torch.equal(flat.cpu(), torch.cat([output.cpu() for output in outputs]))
+    backend.shutdown()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_uneven_blocks(pool, world):
+    pool.values(uneven_blocks, world, f"uneven {world}", join="threads")
+
+
+def messages_together(rank: int, world: int, name: str) -> None:
+    """Each rank first sends, then receives: alone each send would wait for ever."""
+    backend = backend_of(rank, world, name)
+    group = dist.ProcessGroup(dist.HashStore(), rank, world)
+    group._register_backend(torch.device(live_gpu.DEVICE), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    after, before = (rank + 1) % world, (rank - 1) % world
+    got = [filled(-1.0, 1000) for _ in range(2)]
+    for _ in range(2):
+        group._start_coalescing(torch.device(live_gpu.DEVICE))
+        for turn in range(2):
+            group.send([filled(rank + turn / 2, 1000)], after, 0)
+        handle = group.recv([got[0]], before, 0)
+        group.recv([got[1]], before, 0)
+        group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
+        handle.wait()
+    assert [one.cpu().unique().tolist() for one in got] == [[float(before)], [before + 0.5]]
+    if rank < 2:  # and one by one
+        work = backend.send([got[0]], 1, 0) if rank == 0 else backend.recv([got[0]], 0, 0)
+        work.wait(timedelta(seconds=60))
+        assert work.is_completed()
+    backend.barrier().wait()
+    backend.shutdown()
+
+
+def test_messages_together(pool):
+    pool.values(messages_together, 3, "messages", join="threads")
 
 
 def futures_and_calls_together(rank: int, world: int, name: str) -> None:

@@ -98,7 +98,7 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     assert shown.startswith(f"# from {table}\n{text}") and shown.endswith(_C.built_in_rules())
     _C.chosen("reduce", 1, 2, "staged", shown)  # what is shown is a table
 
-    assert main((*words, "--margin", "9999")) == 0
+    assert main((*words, "--margin", "1e9")) == 0
     assert "the built-in choice is right" in capsys.readouterr().err
     assert table.with_name("table.before").read_text() == text
 

@@ -1,0 +1,233 @@
+#include "comm/gpu_engines.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "comm/communicator.h"
+#include "engine/gpu.h"
+
+namespace ringlet {
+namespace {
+
+constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
+constexpr int kMostBlocks = 16;  // of a pull kernel
+constexpr std::chrono::seconds kFarewell{1};
+
+struct Text {
+  char text[384]{};
+
+  Text& operator=(const std::string& from) {
+    text[from.copy(text, sizeof text - 1)] = '\0';
+    return *this;
+  }
+  bool empty() const { return text[0] == '\0'; }
+};
+
+size_t given_peer_bytes() {
+  const char* given = std::getenv(kVariable);
+  if (given == nullptr || *given == '\0') return GpuEngines::kPeerBytes;
+  size_t bytes = 0;
+  const char* end = given + std::strlen(given);
+  if (const auto read = std::from_chars(given, end, bytes); read.ec != std::errc() || read.ptr != end) {
+    throw InvalidUsage(std::string(kVariable) + "=\"" + given + "\" is not a number of bytes");
+  }
+  return bytes;
+}
+
+}  // namespace
+
+/// What a rank tells the others; plain data.
+struct GpuEngines::Card {
+  NcclUniqueId id{};  // of rank 0: the group's
+  PeerMemory::Card memory{};
+  size_t peer_bytes = 0;
+  Text no_device, no_nccl, no_peers;
+};
+
+GpuEngines::Parts GpuEngines::find() {
+  Parts parts;
+  try {
+    parts.peer_bytes = given_peer_bytes();
+    parts.device = &gpu_device();
+  } catch (const Error& error) {
+    parts.no_device = error.what();
+  }
+  try {
+    parts.nccl = &nccl_api();
+  } catch (const Error& error) {
+    parts.no_nccl = error.what();
+  }
+  return parts;
+}
+
+GpuEngines::GpuEngines(Communicator& host, const Parts& parts) : host_(host), parts_(parts) {
+  Card mine = lay_out(parts);
+  const std::vector<Card> all = meet(mine);
+  make(all, mine);
+  drop(meet(mine));
+}
+
+/// What this rank can make alone, and what it lacks.
+GpuEngines::Card GpuEngines::lay_out(const Parts& parts) {
+  Card mine;
+  mine.peer_bytes = parts.peer_bytes;
+  mine.no_device = parts.no_device;
+  mine.no_nccl = parts.no_nccl;
+  try {
+    if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
+  } catch (const Error& error) {
+    mine.no_nccl = error.what();
+  }
+  const std::vector<int>& hosts = host_.hosts();
+  if (parts.peer_bytes == 0) {
+    mine.no_peers = std::string(kVariable) + " is 0";
+  } else if (host_.world() > cuda::kMostRanks) {
+    mine.no_peers = "more than " + std::to_string(cuda::kMostRanks) + " ranks";
+  } else if (std::any_of(hosts.begin(), hosts.end(), [&](int host) { return host != hosts[0]; })) {
+    mine.no_peers = "ranks on several hosts";
+  } else if (parts.device != nullptr) {
+    try {
+      memory_ = std::make_unique<PeerMemory>(*parts.device);
+      mine.memory = memory_->card();
+    } catch (const Error& error) {
+      mine.no_peers = error.what();
+    }
+  }
+  return mine;
+}
+
+/// What takes all ranks, of what none lacks.
+void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
+  const auto nobody = [&](Text Card::* lacks) {
+    return std::all_of(all.begin(), all.end(), [&](const Card& card) { return (card.*lacks).empty(); });
+  };
+  if (!nobody(&Card::no_device)) return;
+  if (nobody(&Card::no_nccl)) {
+    try {
+      const NcclCommunicator::Setup setup{.id = all[0].id, .rank = host_.rank(), .world = host_.world()};
+      communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout()));
+      message_ = std::make_unique<GpuMessageEngine>(*communicator_, device(), GpuMessageEngine::Limits{});
+    } catch (const Error& error) {
+      mine.no_nccl = error.what();
+    }
+  }
+  if (nobody(&Card::no_peers)) {
+    try {
+      std::vector<PeerMemory::Card> cards;
+      for (const Card& card : all) cards.push_back(card.memory);
+      memory_->open(cards, host_.rank());
+      const int blocks = std::min(kMostBlocks, PeerMemory::processors(cards));
+      pull_ = std::make_unique<GpuPullEngine>(
+          device(), GpuPullEngine::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks});
+    } catch (const Error& error) {
+      mine.no_peers = error.what();
+    }
+  }
+}
+
+std::vector<GpuEngines::Card> GpuEngines::meet(const Card& mine) {
+  std::vector<Card> all(static_cast<size_t>(host_.world()));
+  Call call;
+  call.collective = Collective::all_gather;
+  call.count = sizeof(Card);
+  call.input = reinterpret_cast<const std::byte*>(&mine);
+  call.output = reinterpret_cast<std::byte*>(all.data());
+  host_.run(call);
+  return all;
+}
+
+/// Lets go of what some rank lacks. Throws where nothing is left.
+void GpuEngines::drop(const std::vector<Card>& all) {
+  const auto told = [&](Text Card::* lacks) {
+    std::string reasons;
+    for (size_t q = 0; q < all.size(); ++q) {
+      if (!(all[q].*lacks).empty()) reasons += "; rank " + std::to_string(q) + ": " + (all[q].*lacks).text;
+    }
+    return reasons;
+  };
+  const std::string no_device = told(&Card::no_device);
+  no_nccl_ = told(&Card::no_nccl);
+  no_peers_ = told(&Card::no_peers);
+  const auto differs =
+      std::find_if(all.begin(), all.end(), [&](const Card& card) { return card.peer_bytes != all[0].peer_bytes; });
+  if (!no_device.empty() || differs != all.end() || !no_peers_.empty()) {
+    pull_.reset();
+    if (memory_) memory_->retire();  // nobody has read it
+  }
+  if (!no_nccl_.empty()) {
+    message_.reset();
+    communicator_.reset();
+  }
+  const std::string who =
+      "rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) + ": no collectives on the GPU";
+  if (!no_device.empty()) throw DeviceError(who + no_device);
+  if (differs != all.end()) {
+    throw InvalidUsage(who + ": " + kVariable + " is " + std::to_string(all[0].peer_bytes) + " on rank 0 and " +
+                       std::to_string(differs->peer_bytes) + " on rank " + std::to_string(differs - all.begin()) +
+                       "; it must be the same on all ranks");
+  }
+  if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
+}
+
+/// Peers that still read this rank's region get a moment; then it is left to them.
+GpuEngines::~GpuEngines() {
+  if (!pull_) return;
+  const Deadline deadline = Deadline::after(kFarewell);
+  bool quiet = pull_->quiet();
+  while (!quiet && !deadline.passed() && !host_.failure()) {
+    std::this_thread::yield();
+    quiet = pull_->quiet();
+  }
+  if (quiet) memory_->retire();
+}
+
+/// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
+bool GpuEngines::through_peers(const Call& call) const {
+  if (!pull_) return false;
+  if (!message_) return true;
+  if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
+  const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(host_.world());
+  return call.count * element_size(call.dtype) * blocks <= parts_.peer_bytes;
+}
+
+void GpuEngines::run(const Call& call, void* stream) {
+  if (through_peers(call)) {
+    if (call.blocks != nullptr) {
+      throw DeviceError(std::string(name(call.collective)) +
+                        " of blocks of different sizes on a GPU needs NCCL, and there is none" + no_nccl_);
+    }
+    last_ = &pull_->last_call();
+    pull_->run(call, stream);
+  } else {
+    last_ = &message_->last_call();
+    message_->run(call, stream);
+  }
+}
+
+void GpuEngines::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream) {
+  if (!message_) throw DeviceError("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
+  last_ = &message_->last_call();
+  message_->exchange(messages, timeout, stream);
+}
+
+void GpuEngines::check(bool closely) {
+  if (communicator_) communicator_->check();
+  if (pull_ && closely) pull_->check();
+}
+
+void GpuEngines::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (communicator_) communicator_->abort(kind, reason);
+  if (pull_) pull_->abort(kind, reason);
+}
+
+std::string GpuEngines::describe() const {
+  if (!message_) return "peer memory; no NCCL" + no_nccl_;
+  const std::string nccl = "NCCL " + parts_.nccl->dotted();
+  if (!pull_) return nccl + "; no peer memory" + no_peers_;
+  return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes, " + nccl + " beyond";
+}
+
+}  // namespace ringlet

@@ -1,0 +1,77 @@
+// What a group's calls on GPUs run on: peers' memory, NCCL, or both, as all ranks found together.
+//
+// Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
+// make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and reasons.
+// Collectives of up to Parts::peer_bytes go through peers' memory, longer ones, messages and blocks of different sizes
+// through NCCL; where there is only one of the two it serves what it can. check(), closely and
+// after work was found finished, throws what has ended it. run() and exchange() as the engines': one call at a time, in one order on all ranks.
+// Ownership: the host's group outlives it. Thread safety: one thread at a time; the device must be current in the
+// constructor, run() and exchange().
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/peer_memory.h"
+#include "engine/gpu_message.h"
+#include "engine/gpu_pull.h"
+
+namespace ringlet {
+
+class Communicator;
+
+class GpuEngines {
+ public:
+  static constexpr size_t kPeerBytes = size_t{1} << 20;
+
+  /// What this rank has.
+  struct Parts {
+    const RingletCudaDevice* device = nullptr;
+    const NcclApi* nccl = nullptr;
+    size_t peer_bytes = kPeerBytes;  ///< RINGLET_PEER_MEMORY_BYTES; 0: peers' memory is not used; equal on all ranks
+    std::string no_device{};         ///< why not
+    std::string no_nccl{};
+  };
+  static Parts find();
+
+  GpuEngines(Communicator& host, const Parts& parts);
+  ~GpuEngines();
+  GpuEngines(const GpuEngines&) = delete;
+  GpuEngines& operator=(const GpuEngines&) = delete;
+
+  const RingletCudaDevice& device() const { return *parts_.device; }
+
+  void run(const Call& call, void* stream);
+  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream);
+
+  /// What the last call was, for messages.
+  const std::string& last_call() const { return *last_; }
+
+  /// `closely`: asks the device as well, which takes microseconds.
+  void check(bool closely);
+  void abort(ErrorKind kind, const std::string& reason) noexcept;
+
+  /// "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"
+  std::string describe() const;
+
+ private:
+  struct Card;
+
+  Card lay_out(const Parts& parts);
+  void make(const std::vector<Card>& all, Card& mine);
+  std::vector<Card> meet(const Card& mine);
+  void drop(const std::vector<Card>& all);
+  bool through_peers(const Call& call) const;
+
+  Communicator& host_;
+  const Parts parts_;
+  std::unique_ptr<NcclCommunicator> communicator_;
+  std::unique_ptr<GpuMessageEngine> message_;
+  std::unique_ptr<PeerMemory> memory_;
+  std::unique_ptr<GpuPullEngine> pull_;
+  std::string no_nccl_, no_peers_;  // why not, where not
+  const std::string* last_ = nullptr;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,137 @@
+// Point-to-point messages of GPUs, and blocks that lie apart or differ in length, in many orders of events (fake_nccl.h).
+#include <algorithm>
+#include <vector>
+
+#include "check.h"
+#include "fake_rank.h"
+
+using namespace fake_rank;
+
+namespace {
+
+using Values = std::vector<int32_t>;
+
+std::byte* bytes(Values& values) { return reinterpret_cast<std::byte*>(values.data()); }
+
+/// Messages given together move together, whatever their order; empty ones do not move at all.
+void exchanges() {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    FakeMachine machine;
+    std::vector<std::unique_ptr<Rank>> ranks;
+    std::vector<Bytes> given, got;
+    for (int q = 0; q < 2; ++q) {
+      ranks.push_back(std::make_unique<Rank>(machine, small_case(), q));
+      given.emplace_back(1000, std::byte(q + 1));
+      got.emplace_back(1000);
+    }
+    for (int q = 0; q < 2; ++q) {
+      machine.rank = q;
+      const auto mine = static_cast<size_t>(q);
+      const auto message = [&](bool sending, size_t count, Bytes& all, size_t from) {
+        return Message{1 - q, sending, DType::uint8, count, all.data() + from, {}};
+      };
+      const std::vector<Message> messages = {message(true, 600, given[mine], 0),   message(false, 600, got[mine], 400),
+                                             message(true, 0, given[mine], 0),     message(false, 0, got[mine], 0),
+                                             message(true, 400, given[mine], 600), message(false, 400, got[mine], 0)};
+      ranks[mine]->engine->exchange(messages, std::chrono::seconds(60), ranks[mine]->stream);
+      CHECK(says(ranks[mine]->engine->last_call(), {"send to rank ", "(600 bytes), recv from rank "}));
+    }
+    CHECK(machine.execute(seed));
+    CHECK(got[0] == given[1] && got[1] == given[0] && machine.violations.empty());
+  }
+}
+
+/// What NCCL does not take in time ends the communicator, and names the message.
+void late_exchanges() {
+  FakeMachine machine;
+  Rank rank(machine, small_case(), 0);
+  machine.connects = false;
+  const std::vector<Message> one = {{1, true, DType::uint8, 1, rank.tensors.output.data, {}}};
+  CHECK(says(CHECK_THROWS(Timeout, rank.engine->exchange(one, std::chrono::milliseconds(1), rank.stream)),
+             {"send to rank 1 (1 bytes) on rank 0"}));
+  CHECK_THROWS(Timeout, rank.engine->exchange(one, std::chrono::milliseconds(1), rank.stream));
+  CHECK(machine.communicators[0]->ended);
+}
+
+/// What rank `from` has for rank `to`; of an all-gather for all, of a reduce-scatter as long as any's for `to`.
+struct Shape {
+  Collective which;
+
+  bool exchange() const { return which == Collective::all_to_all; }
+  size_t length(int from, int to) const {
+    if (which == Collective::all_gather) to = 0;
+    if (which == Collective::reduce_scatter) from = 0;
+    return static_cast<size_t>((from * 5 + to * 3) % 7) * 100;
+  }
+  Values values(int from, int to) const {
+    Values all(length(from, to));
+    if (which == Collective::all_gather) to = 0;
+    for (size_t i = 0; i < all.size(); ++i) all[i] = from * 1000 + to * 100 + static_cast<int32_t>(i % 97);
+    return all;
+  }
+};
+
+/// A rank's blocks, and what must come out.
+struct UnevenRank {
+  UnevenRank(const Shape& shape, int rank, int world) {
+    for (int q = 0; q < (shape.which == Collective::all_gather ? 1 : world); ++q) in.push_back(shape.values(rank, q));
+    for (int q = 0; q < world; ++q) {
+      const Values part = shape.values(q, rank);
+      if (shape.which != Collective::reduce_scatter || q == 0) {
+        wanted.push_back(part);
+      } else {
+        for (size_t i = 0; i < part.size(); ++i) wanted[0][i] += part[i];
+      }
+    }
+    for (int q = 0; shape.exchange() && q < world; ++q) blocks.counts.push_back(shape.length(rank, q));
+    for (int q = 0; q < world; ++q) {
+      blocks.counts.push_back(shape.which == Collective::reduce_scatter ? shape.length(0, q) : shape.length(q, rank));
+    }
+    for (const Values& one : wanted) out.emplace_back(one.size());
+    for (Values& one : in) blocks.inputs.push_back(bytes(one));
+    for (Values& one : out) blocks.outputs.push_back(bytes(one));
+    blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
+    blocks.uneven = true;
+  }
+
+  std::vector<Values> in, out, wanted;
+  Blocks blocks;
+};
+
+/// Of an all-to-all each rank knows the lengths of its own blocks alone.
+void uneven_blocks() {
+  constexpr int kWorld = 3;
+  for (const Algorithm& algorithm : algorithms()) {
+    const Shape shape{algorithm.collective};
+    if (!shape.exchange() && shape.which != Collective::all_gather && shape.which != Collective::reduce_scatter)
+      continue;
+    for (unsigned seed = 0; seed < 10; ++seed) {
+      FakeMachine machine;
+      const Case c{&algorithm, kWorld, 1, DType::int32, ReduceOp::sum, false, size_t{8} << 10};
+      std::vector<std::unique_ptr<Rank>> ranks;
+      std::vector<std::unique_ptr<UnevenRank>> uneven;
+      for (int q = 0; q < kWorld; ++q) {
+        ranks.push_back(std::make_unique<Rank>(machine, c, q));
+        uneven.push_back(std::make_unique<UnevenRank>(shape, q, kWorld));
+        Call call = ranks.back()->call;
+        call.count = uneven.back()->blocks.longest;
+        call.input = call.output = nullptr;
+        call.blocks = &uneven.back()->blocks;
+        machine.rank = q;
+        ranks.back()->engine->run(call, ranks.back()->stream);
+      }
+      bool right = machine.execute(seed) && machine.violations.empty();
+      for (const auto& rank : uneven) right = right && rank->out == rank->wanted;
+      check_report(right, __FILE__, __LINE__, std::string(name(shape.which)) + " " + algorithm.name);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  exchanges();
+  late_exchanges();
+  uneven_blocks();
+  return check_result("gpu_exchange");
+}

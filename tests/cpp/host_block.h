@@ -1,0 +1,81 @@
+// The GPU's pull kernel compiled for the host: a host thread for each block, the host's atomics for the device's.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "reduce/cuda_pull.h"
+#include "reduce/cuda_table.h"
+
+namespace host_block {
+
+using namespace ringlet;
+
+constexpr size_t kThreads = 3;  // of a block
+
+/// What cuda_pull.cu's DeviceBlock is on the device.
+class HostBlock {
+ public:
+  explicit HostBlock(int index) : index_(index) {}
+
+  int index() const { return index_; }
+  cuda::Work<cuda::kMostRanks>& work() { return work_; }
+  void together() {}
+  template <class Act>
+  void one(Act act) {
+    act();
+  }
+  template <class Act>
+  void each(Act act) {
+    for (size_t thread = 0; thread < kThreads; ++thread) act(thread, kThreads);
+  }
+
+  static uint64_t load(const uint64_t* word) {
+    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+  }
+  void publish(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
+
+  bool wait(const uint64_t* word, uint64_t target, uint64_t budget, uint64_t* failed, uint64_t failure) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+    while (load(word) < target) {
+      if (load(failed) != 0 || std::chrono::steady_clock::now() > end) {
+        uint64_t none = 0;
+        std::atomic_ref(*failed).compare_exchange_strong(none, failure);
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+ private:
+  int index_;
+  cuda::Work<cuda::kMostRanks> work_{};
+};
+
+struct RunPull {
+  using Function = void (*)(const cuda::PullArgs&, int block);
+  template <class E, class Op>
+  static Function get() {
+    return [](const cuda::PullArgs& args, int index) {
+      HostBlock block(index);
+      cuda::PullInterpreter<E, Op, HostBlock>(args, block).run();
+    };
+  }
+};
+
+inline RunPull::Function find_pull(DType dtype, ReduceOp op) {
+  if (const auto run = cuda::find_float<RunPull>(dtype, op)) return run;
+  if (const auto run = cuda::find_float8<RunPull>(dtype, op)) return run;
+  return cuda::find_other<RunPull>(dtype, op);
+}
+
+inline void run_blocks(const cuda::PullArgs& args, RunPull::Function run) {
+  std::vector<std::thread> blocks;
+  for (int b = 0; b < args.layout.blocks; ++b) blocks.emplace_back([&args, run, b] { run(args, b); });
+  for (std::thread& block : blocks) block.join();
+}
+
+}  // namespace host_block
