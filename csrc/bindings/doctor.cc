@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "bindings/module.h"
 #include "engine/gpu.h"
 #include "reduce/level.h"
 #include "transport/address.h"
 #include "transport/congestion.h"
+#include "transport/nccl_api.h"
 
 namespace py = pybind11;
 
@@ -52,6 +54,19 @@ py::dict gpu() {
                   py::arg("driver_version") = status.driver_version, py::arg("devices") = status.devices);
 }
 
+py::dict nccl() {
+  const char* state = "absent";
+  std::string detail;
+  try {
+    const NcclApi& api = nccl_api();
+    state = "ready";
+    detail = "NCCL " + api.dotted() + " in " + api.path;
+  } catch (const DeviceError& error) {
+    detail = error.what();
+  }
+  return py::dict(py::arg("state") = state, py::arg("detail") = detail);
+}
+
 std::vector<std::string> addresses(const std::string& interfaces) {
   std::vector<std::string> texts;
   for (const Address& address : own_addresses(interfaces)) texts.push_back(address.text());
@@ -72,6 +87,7 @@ void bind_doctor(py::module_& m) {
   m.def("gpu_status", &gpu,
         "dict(state, detail, advice, runtime_version, driver_version, devices); opens the CUDA library where there is "
         "one. state: ready, not built, not loaded, no driver, no device or error.");
+  m.def("nccl_status", &nccl, "dict(state, detail): the NCCL that calls on GPUs would use. state: ready or absent.");
 }
 
 }  // namespace ringlet

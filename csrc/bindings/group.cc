@@ -126,6 +126,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
       .def_property_readonly("hosts", &Communicator::hosts)
+      .def("gpu_transport", &gpu_transport, py::arg("device"), py::call_guard<py::gil_scoped_release>())
       .def("algorithm_for", &algorithm_for, py::arg("collective"), py::arg("nbytes"), py::arg("registered"))
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)

@@ -95,4 +95,11 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   return enqueued;
 }
 
+std::string gpu_transport(Communicator& group, const c10::Device& device) {
+  if (device.is_cpu() || !is_served(device)) throw InvalidUsage(device.str() + " is no GPU that ringlet serves");
+  const c10::DeviceGuard current(device);
+  const VirtualGuardImpl guard(device.type());
+  return group.on_gpu(guard.getDevice().index()).describe();
+}
+
 }  // namespace ringlet

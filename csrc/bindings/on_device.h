@@ -44,4 +44,7 @@ struct Enqueued {
 
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls);
 
+/// What calls on that device run on, in words; the first time a meeting of all ranks, as their first call is.
+std::string gpu_transport(Communicator& group, const c10::Device& device);
+
 }  // namespace ringlet

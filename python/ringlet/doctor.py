@@ -227,6 +227,10 @@ def _gpu() -> Iterator[Finding]:
     ]
     told = ", ".join(filter(None, [gpu["state"], gpu["detail"], *versions]))
     yield Finding("gpu", "CUDA", state, told, gpu["advice"])
+    nccl = _C.nccl_status()
+    state = {"ready": "ok"}.get(nccl["state"], "poor" if gpu["state"] == "ready" else "absent")
+    told, _, why = nccl["detail"].partition(": ")
+    yield Finding("gpu", "NCCL", state, told, why)
 
 
 def _peers() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from ringlet import _C, environment
@@ -67,6 +68,14 @@ class Group:
         nbytes: of the largest buffer that a rank passes. registered: whether all ranks' tensors are.
         """
         return self.handle.algorithm_for(collective, nbytes, registered)
+
+    def gpu_transport(self, device: torch.device | str) -> str:
+        """What calls on that GPU's tensors run on, in words: peers' memory, NCCL, or both.
+
+        All ranks ask together, each for its own GPU, unless a call on it came before. Raises DeviceError on all of them
+        where one lacks what it takes, and names it.
+        """
+        return self.handle.gpu_transport(torch.device(device))
 
     @property
     def bytes_sent(self) -> int:

@@ -2,6 +2,8 @@
 // stream each, all on device 0. One GPU cannot show what lies between GPUs: neither bandwidth nor a fence that is missing.
 //
 // Prints a line per result, "name<TAB>figure<TAB>unit", and ends with 1 where a result was wrong, with 2 where there is no GPU.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +17,7 @@
 #include "collective_cases.h"
 #include "engine/gpu.h"
 #include "engine/gpu_pull.h"
+#include "transport/nccl_api.h"
 
 using namespace ringlet;
 using namespace collective_cases;
@@ -163,8 +166,8 @@ struct World {
   int blocks;
 };
 
-void pull_case(const Case& c, bool registered) {
-  const World world(c.world);
+/// `world` has served other cases before: their stages are where this one's will be.
+void pull_case(const World& world, const Case& c, bool registered) {
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Bytes> inputs;
   GpuPullEngine::Registered all;
@@ -187,19 +190,20 @@ void pull_case(const Case& c, bool registered) {
 
 void pull_contract() {
   int cases = 0;
-  for (const int world : {2, 3, 4, 8}) {
+  for (const int size : {2, 3, 4, 8}) {
+    const World world(size);
     for (const Algorithm& algorithm : algorithms()) {
-      for (const size_t count : {size_t{1}, static_cast<size_t>(world + 1), size_t{123567}}) {
-        Case c{&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count};
-        for (const bool registered : {false, true}) pull_case(c, registered), ++cases;
+      for (const size_t count : {size_t{1}, static_cast<size_t>(size + 1), size_t{123567}}) {
+        Case c{&algorithm, size, algorithm.collective == Collective::barrier ? 0 : count};
+        for (const bool registered : {false, true}) pull_case(world, c, registered), ++cases;
       }
     }
     for (const char* name : {"ring", "butterfly", "one_shot", "two_shot"}) {
       for (int d = 0; d < kDTypes; ++d) {
         for (int o = 0; o < kReduceOps; ++o) {
-          const Case c{find_algorithm(Collective::all_reduce, name), world, 1237, static_cast<DType>(d),
+          const Case c{find_algorithm(Collective::all_reduce, name), size, 1237, static_cast<DType>(d),
                        static_cast<ReduceOp>(o)};
-          if (supports(c.dtype, c.op)) pull_case(c, false), ++cases;
+          if (supports(c.dtype, c.op)) pull_case(world, c, false), ++cases;
         }
       }
     }
@@ -207,28 +211,90 @@ void pull_contract() {
   tell("pull engine, worlds 2 3 4 8: cases", cases, "exact or reported above");
 }
 
-/// All ranks' calls of a round are enqueued by one thread; the time is until the last is done.
-void pull_speed() {
+/// NCCL's own all-reduce on virtual ranks: their calls are one group of one thread, as it demands of them.
+class NcclRanks {
+ public:
+  explicit NcclRanks(int world) : api_(nccl_api()), comms_(static_cast<size_t>(world)) {
+    void* library = ::dlopen(api_.path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    all_reduce_ = reinterpret_cast<AllReduce>(library == nullptr ? nullptr : ::dlsym(library, "ncclAllReduce"));
+    if (all_reduce_ == nullptr) throw DeviceError(api_.path + " has no ncclAllReduce");
+    NcclUniqueId id{};
+    take(api_.get_unique_id(&id));
+    std::vector<NcclConfig> configs(comms_.size());
+    take(api_.group_start());
+    for (size_t q = 0; q < comms_.size(); ++q) {
+      configs[q].blocking = 1;
+      take(api_.comm_init_rank_config(&comms_[q], world, id, static_cast<int>(q), &configs[q]));
+    }
+    take(api_.group_end());
+  }
+  ~NcclRanks() {
+    for (NcclComm comm : comms_) api_.comm_abort(comm);
+  }
+  NcclRanks(const NcclRanks&) = delete;
+
+  void sum_of_floats(const std::vector<std::unique_ptr<Rank>>& ranks) {
+    take(api_.group_start());
+    for (size_t q = 0; q < comms_.size(); ++q) {
+      const Rank& rank = *ranks[q];
+      take(all_reduce_(rank.input.data, rank.output.data, rank.call.count, /*ncclFloat=*/7, /*ncclSum=*/0, comms_[q],
+                       rank.stream.stream));
+    }
+    take(api_.group_end());
+  }
+
+ private:
+  using AllReduce = int (*)(const void*, void*, size_t, int, int, NcclComm, NcclStream);
+  void take(int result) const {
+    if (result != kNcclSuccess) throw DeviceError(std::string("NCCL: ") + api_.get_error_string(result));
+  }
+
+  const NcclApi& api_;
+  std::vector<NcclComm> comms_;
+  AllReduce all_reduce_ = nullptr;
+};
+
+/// All ranks' calls are enqueued by one thread; the time is until the last is done.
+double microseconds(const std::vector<std::unique_ptr<Rank>>& ranks, const std::function<void()>& all_call) {
   constexpr int kCalls = 200;
+  const auto wait = [&] {
+    for (const auto& rank : ranks) rank->stream.wait();
+  };
+  for (int i = 0; i < 20; ++i) all_call();
+  wait();
+  return 1e6 / kCalls * seconds([&] {
+           for (int i = 0; i < kCalls; ++i) all_call();
+           wait();
+         });
+}
+
+/// ringlet's kernel and NCCL's in turns; "ratio": NCCL's time over ringlet's, median of pairs.
+void pull_speed() {
   for (const int size : {2, 4}) {
+    std::unique_ptr<NcclRanks> nccl;
+    try {
+      nccl = std::make_unique<NcclRanks>(size);
+    } catch (const DeviceError& error) {
+      std::printf("%d ranks of NCCL on one GPU cannot be had: %s\n", size, error.what());
+    }
     for (size_t bytes = 256; bytes <= size_t{1} << 20; bytes *= 4) {
       for (const char* algorithm : {"one_shot", "two_shot"}) {
         const World world(size);
         const Case c{find_algorithm(Collective::all_reduce, algorithm), size, bytes / 4, DType::float32};
         std::vector<std::unique_ptr<Rank>> ranks;
         for (int q = 0; q < size; ++q) ranks.push_back(std::make_unique<Rank>(c, q, world.setup(q)));
-        const auto rounds = [&](int calls) {
-          for (int i = 0; i < calls; ++i) {
+        std::vector<double> own, ratios;
+        for (int round = 0; round < 7; ++round) {
+          own.push_back(microseconds(ranks, [&] {
             for (auto& rank : ranks) rank->engine.run(rank->call, rank->stream.stream);
-          }
-          for (auto& rank : ranks) rank->stream.wait();
-        };
-        rounds(20);
-        std::vector<double> times;
-        for (int round = 0; round < 7; ++round) times.push_back(seconds([&] { rounds(kCalls); }) / kCalls);
+          }));
+          if (nccl) ratios.push_back(microseconds(ranks, [&] { nccl->sum_of_floats(ranks); }) / own.back());
+        }
         for (auto& rank : ranks) rank->engine.check();
-        tell(std::string(algorithm) + ", " + std::to_string(size) + " virtual ranks, " + std::to_string(bytes) + " B",
-             median(times) * 1e6, "us");
+        const std::string what =
+            std::string(algorithm) + ", " + std::to_string(size) + " virtual ranks, " + std::to_string(bytes) + " B";
+        tell(what, median(own), "us");
+        if (nccl) tell(what + ": NCCL's time", median(ratios), "of ringlet's");
       }
     }
   }

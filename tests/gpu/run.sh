@@ -33,10 +33,10 @@ part() { # part NAME SECONDS COMMAND...: its output, and that it failed if it di
   fi
   tail -3 "$work/$name"
 }
-export RINGLET_CUDA_LIBRARY=$PWD/python/ringlet/libringlet_cuda.so
-part kernels 120 "$folder/gpu_check"
-part tests 240 "$python" -m pytest -q tests/gpu -o "pythonpath=. python tests tests/python"
-part speed 90 "$python" benchmarks/gpu.py
+export RINGLET_CUDA_LIBRARY=$PWD/python/ringlet/libringlet_cuda.so PYTHONPATH=$PWD/python
+part kernels 60 "$folder/gpu_check"
+part tests 200 "$python" -m pytest -q tests/gpu -o "pythonpath=. python tests tests/python"
+part speed 100 "$python" -m ringlet bench --sweep gpu
 if command -v compute-sanitizer > /dev/null; then
   part sanitizer 60 compute-sanitizer --error-exitcode 9 "$folder/gpu_check" --contract-only
 else

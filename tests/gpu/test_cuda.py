@@ -1,9 +1,11 @@
-"""CUDA tensors over NCCL, ranks as processes that share one GPU: the contract, CUDA graphs, DDP, and a rank that does
-not come. Needs a GPU and an NCCL that lets ranks share it (2.30.3 or later); `make gpu-check` sets what that needs."""
+"""CUDA tensors over NCCL and through peers' memory (CUDA IPC), ranks as processes that share one GPU: the contract,
+messages, CUDA graphs, DDP, and a rank that does not come. Needs a GPU and an NCCL that lets ranks share it (2.30.3 or
+later); `make gpu-check` sets what that needs."""
 
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -16,23 +18,36 @@ from exact_data import DTYPES, OPS, supported
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 WORLDS = (2, 3, 4)
+WAYS = {"NCCL": 0, "peer memory": 1 << 60}
+each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def every_dtype_and_op(rank: int, world: int) -> None:
+def go(way: str) -> None:
+    """This rank's calls take that way: the group has made none on its GPU yet."""
+    os.environ["RINGLET_PEER_MEMORY_BYTES"] = str(WAYS[way])
+    told = ringlet.current().gpu_transport("cuda")
+    assert told.startswith("peer memory" if WAYS[way] else "NCCL"), told
+
+
+def every_dtype_and_op(rank: int, world: int, way: str) -> None:
+    go(way)
     checks = Checks()
-    for dtype, op in itertools.product(DTYPES, OPS):
-        for collective in REDUCTIONS if supported(dtype, op) else ():
-            for algorithm in ALGORITHMS[collective]:
-                run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
+    pairs = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
+    for number, (dtype, op) in enumerate(pairs):
+        for collective in REDUCTIONS:
+            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
+            run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
     checks.conclude()
 
 
+@each_way
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_dtype_and_op(pool, world):
-    pool.values(every_dtype_and_op, world)
+def test_every_dtype_and_op(pool, world, way):
+    pool.values(every_dtype_and_op, world, way)
 
 
-def every_algorithm_count_and_root(rank: int, world: int) -> None:
+def every_algorithm_count_and_root(rank: int, world: int, way: str) -> None:
+    go(way)
     checks = Checks()
     for collective in REDUCTIONS + MOVES:
         place = collective in ONLY_IN_PLACE
@@ -42,23 +57,42 @@ def every_algorithm_count_and_root(rank: int, world: int) -> None:
     checks.conclude()
 
 
+@each_way
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_algorithm_count_and_root(pool, world):
-    pool.values(every_algorithm_count_and_root, world)
+def test_every_algorithm_count_and_root(pool, world, way):
+    pool.values(every_algorithm_count_and_root, world, way)
 
 
-def many_slabs(rank: int, world: int) -> None:
+def messages(rank: int, world: int) -> None:
+    """Round a ring: rank 0 sends first, the others when they have received."""
+    tensor = torch.full((100_000,), float(rank), device="cuda")
+    if rank == 0:
+        ringlet.send(tensor, 1)
+    ringlet.recv(tensor, (rank - 1) % world)
+    if rank > 0:
+        ringlet.send(tensor.add_(1), (rank + 1) % world)
+    assert tensor.unique().tolist() == [float(rank if rank > 0 else world - 1)]
+
+
+def test_messages(pool):
+    pool.values(messages, 3)
+
+
+def many_slabs(rank: int, world: int, way: str) -> None:
+    go(way)
     for algorithm in ALGORITHMS["all_reduce"]:
         tensor = torch.full((16 << 20,), rank + 1.0, device="cuda")
         ringlet.all_reduce(tensor, algorithm=algorithm)
         assert bool((tensor == world * (world + 1) / 2).all()), algorithm
 
 
-def test_many_slabs(pool):
-    pool.values(many_slabs, 2)
+@each_way
+def test_many_slabs(pool, way):
+    pool.values(many_slabs, 2, way)
 
 
-def replayed(rank: int, world: int) -> None:
+def replayed(rank: int, world: int, way: str) -> None:
+    go(way)
     tensor = torch.zeros(10_000, device="cuda")
     aside = torch.cuda.Stream()
     with torch.cuda.stream(aside):
@@ -75,8 +109,9 @@ def replayed(rank: int, world: int) -> None:
     assert tensor.unique().tolist() == [1000 * (world + 1) / 2]
 
 
-def test_a_graph_is_replayed_1000_times(pool):
-    pool.values(replayed, 2)
+@each_way
+def test_a_graph_is_replayed_1000_times(pool, way):
+    pool.values(replayed, 2, way)
 
 
 def trained(rank: int, world: int, device: str) -> list[float]:
@@ -104,7 +139,8 @@ def test_ddp_equals_the_cpu_within_rounding(pool):
     torch.testing.assert_close(torch.tensor(device), torch.tensor(host), rtol=1e-4, atol=1e-4)
 
 
-def alone(rank: int, world: int) -> str:
+def alone(rank: int, world: int, way: str) -> str:
+    go(way)
     tensor = torch.ones(1000, device="cuda")
     ringlet.all_reduce(tensor)
     torch.cuda.synchronize()
@@ -116,8 +152,10 @@ def alone(rank: int, world: int) -> str:
     return str(caught.value)
 
 
-def test_a_rank_that_does_not_come(pool):
-    assert "all_reduce #1" in pool.values(alone, 2)[0]
+@each_way
+def test_a_rank_that_does_not_come(pool, way):
+    said = pool.values(alone, 2, way)[0]
+    assert "all_reduce #1" in said and ("deadline" if way == "NCCL" else "waited too long for rank 1") in said
 
 
 def test_the_library_reaches_the_device():

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import live_gpu
 from ranks import TRANSPORTS, WORLDS, Pool
 
 # The built-in rules alone, whatever table this machine's user has.
@@ -17,6 +18,22 @@ def pool(tmp_path_factory):
     pool = Pool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.end()
+
+
+@pytest.fixture(scope="session")
+def device_pool(tmp_path_factory):
+    """A process of its own for what has the GPU of live_gpu.py: torch keeps a device that it was given."""
+    pool = Pool(tmp_path_factory.mktemp("device_ranks"))
+    yield pool
+    pool.end()
+
+
+@pytest.fixture
+def way(device_pool, request):
+    """What groups that `device_pool` makes meanwhile go through, one of live_gpu.WAYS."""
+    device_pool.values(live_gpu.go, 1, request.param, join="nothing")
+    yield request.param
+    device_pool.values(live_gpu.go, 1, "both", join="nothing")
 
 
 @pytest.fixture(params=list(itertools.product(TRANSPORTS, WORLDS)), ids=lambda place: f"{place[0]}-{place[1]}")

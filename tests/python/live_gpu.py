@@ -15,6 +15,8 @@ DEVICE = "privateuseone"
 BUILD = pathlib.Path(__file__).parents[2] / "build" / str(sys.implementation.cache_tag)
 VARIABLES = ("RINGLET_CUDA_LIBRARY", "RINGLET_NCCL_LIBRARY")
 
+# What collectives go through: RINGLET_PEER_MEMORY_BYTES.
+WAYS = {"both": None, "NCCL": "0", "peer memory": str(1 << 60)}
 
 _lock = threading.Lock()
 
@@ -35,6 +37,10 @@ def _load() -> None:
         torch.ops.load_library(BUILD / "liblive_device.so")
         module = types.ModuleType(f"torch.{DEVICE}")
         module._lazy_init = lambda: None  # type: ignore[attr-defined]
+        module.device_count = lambda: 1  # type: ignore[attr-defined]
+        module.set_device = lambda number: None  # type: ignore[attr-defined]
+        module.get_device_name = lambda number: "a GPU of the host"  # type: ignore[attr-defined]
+        module.synchronize = lambda: torch.zeros(1, device=DEVICE).cpu()  # type: ignore[attr-defined]
         torch._register_device_module(DEVICE, module)
         sys.modules[module.__name__] = module
         probe = _C.Group.threads("live gpu", 0, 1, 60.0)
@@ -52,3 +58,14 @@ def use_own_stream() -> None:
 
 def use_default_stream() -> None:
     torch.ops.live_device.use_default_stream()
+
+
+def go(rank: int, world: int, way: str) -> None:
+    """Groups made in this process from now on take that way."""
+    os.environ.pop("RINGLET_PEER_MEMORY_BYTES", None)
+    if WAYS[way] is not None:
+        os.environ["RINGLET_PEER_MEMORY_BYTES"] = str(WAYS[way])
+
+
+def filled(value: float, count: int = 1000) -> torch.Tensor:
+    return torch.full((count,), value).to(DEVICE)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ringlet.bench import peers, report, results
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, parse_bytes, sizes
-from ringlet.bench.cli import add_parsers, build_sweep
+from ringlet.bench.cli import add_parsers, bench_command, build_sweep
 from ringlet.bench.errors import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.ranks import data
@@ -81,10 +82,29 @@ def test_shipped_sweeps_are_valid(name: str) -> None:
     assert any(config.library != "ringlet" for config in sweep.configs())
 
 
-@pytest.mark.parametrize("bad", [{"peers": ("nccl",)}, {"memory": ("pinned",)}, {"worlds": (0,)}, {"factor": 1}])
+BAD: list[dict[str, object]] = [
+    {"peers": ("nccl",)},
+    {"memory": ("pinned",)},
+    {"worlds": (0,)},
+    {"factor": 1},
+    {"device": "tpu"},
+    {"device": "cuda", "peers": ("mpich",)},
+    {"device": "cuda", "memory": ("registered",)},
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_sweep_that_cannot_run_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(BenchError):
         replace(SMALL, **bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_no_measuring_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = build_sweep(parse("--device", "cuda"))
+    assert (sweep.peers, sweep.memory) == (("nccl",), ("ordinary",))
+    assert bench_command(parse("--device", "cuda")) == 2
+    assert "sees no cuda here" in capsys.readouterr().err
 
 
 def test_through_torch_there_is_no_choice_of_algorithm() -> None:

@@ -1,59 +1,30 @@
-"""Tensors on a GPU, on one of the host (live_gpu.py), through the Python calls and through the backend's virtuals: the
-contract, the order of streams, what is refused, and what becomes of a call that is never done."""
+"""Tensors on a GPU, on one of the host (live_gpu.py), through the Python calls: the contract, the order of
+streams, messages, what is refused, and what becomes of a call that is never done."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from datetime import timedelta
+from dataclasses import asdict
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import live_gpu
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
-from ranks import Pool
+from live_gpu import filled
 from ringlet import _C
+from ringlet.bench.ranks.case import Case as BenchCase
+from ringlet.bench.ranks.loop import Rank
+from ringlet.bench.ranks.torch_ranks import Ringlet
 
 pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
 
 WORLDS = (1, 2, 3, 5, 8)
 
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory):
-    """A process of these tests' own: torch keeps a device that it was given."""
-    pool = Pool(tmp_path_factory.mktemp("ranks"))
-    yield pool
-    pool.end()
-
-
-# What collectives go through: RINGLET_PEER_MEMORY_BYTES.
-THROUGH = {"both": None, "NCCL": "0", "peer memory": str(1 << 60)}
-
-
-def set_way(rank: int, world: int, bytes_: str | None) -> None:
-    os.environ.pop("RINGLET_PEER_MEMORY_BYTES", None)
-    if bytes_ is not None:
-        os.environ["RINGLET_PEER_MEMORY_BYTES"] = bytes_
-
-
-@pytest.fixture
-def way(pool, request):
-    pool.values(set_way, 1, THROUGH[request.param], join="nothing")
-    yield request.param
-    pool.values(set_way, 1, None, join="nothing")
-
-
-each_way = pytest.mark.parametrize("way", THROUGH, indirect=True)
-
-
-def filled(value: float, count: int = 1000) -> torch.Tensor:
-    return torch.full((count,), value).to(live_gpu.DEVICE)
+each_way = pytest.mark.parametrize("way", live_gpu.WAYS, indirect=True)
 
 
 def every_dtype_and_op(rank: int, world: int) -> None:
@@ -70,8 +41,8 @@ def every_dtype_and_op(rank: int, world: int) -> None:
 
 @each_way
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_dtype_and_op(pool, world, way):
-    pool.values(every_dtype_and_op, world, join="threads")
+def test_every_dtype_and_op(device_pool, world, way):
+    device_pool.values(every_dtype_and_op, world, join="threads")
 
 
 def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> None:
@@ -89,8 +60,8 @@ def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> No
 @each_way
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
-def test_every_algorithm_count_and_root(pool, collective, world, way):
-    pool.values(every_algorithm_count_and_root, world, collective, join="threads")
+def test_every_algorithm_count_and_root(device_pool, collective, world, way):
+    device_pool.values(every_algorithm_count_and_root, world, collective, join="threads")
 
 
 def on_streams(rank: int, world: int) -> None:
@@ -112,8 +83,8 @@ def on_streams(rank: int, world: int) -> None:
 
 
 @each_way
-def test_calls_follow_streams(pool, way):
-    pool.values(on_streams, 3, join="threads")
+def test_calls_follow_streams(device_pool, way):
+    device_pool.values(on_streams, 3, join="threads")
 
 
 COME = threading.Event()
@@ -133,8 +104,8 @@ def comes_later(rank: int, world: int) -> bool:
     return waiting
 
 
-def test_the_host_does_not_wait(pool):
-    assert pool.values(comes_later, 2, join="threads")[0]
+def test_the_host_does_not_wait(device_pool):
+    assert device_pool.values(comes_later, 2, join="threads")[0]
 
 
 def refused(rank: int, world: int) -> list[str]:
@@ -157,8 +128,8 @@ def refused(rank: int, world: int) -> list[str]:
     return said
 
 
-def test_what_is_refused_harms_nothing(pool):
-    for said in pool.values(refused, 2, join="threads"):
+def test_what_is_refused_harms_nothing(device_pool):
+    for said in device_pool.values(refused, 2, join="threads"):
         for text, words in zip(
             said,
             (
@@ -189,8 +160,8 @@ def around(rank: int, world: int) -> None:
     assert theirs.cpu().unique().tolist() == [float(last + (3 if last > 0 else 0))]
 
 
-def test_messages(pool):
-    pool.values(around, 3, join="threads")
+def test_messages(device_pool):
+    device_pool.values(around, 3, join="threads")
 
 
 def alone(rank: int, world: int) -> str:
@@ -208,161 +179,45 @@ def alone(rank: int, world: int) -> str:
 
 
 @each_way
-def test_a_call_that_is_never_done_ends_with_timeout(pool, way):
-    said = pool.values(alone, 2, join="threads")[0]
+def test_a_call_that_is_never_done_ends_with_timeout(device_pool, way):
+    said = device_pool.values(alone, 2, join="threads")[0]
     assert "all_reduce #1" in said and "rank 0 of 2" in said
     assert ("deadline" if way == "NCCL" else "waited too long for rank 1, at round 0") in said
 
 
-# --- the backend
-
-
-STORES: dict[str, dist.HashStore] = {}
-LOCK = threading.Lock()
-
-
-def backend_of(rank: int, world: int, name: str) -> _C.Backend:
+def transports(rank: int, world: int) -> list[str]:
     live_gpu.load()
-    with LOCK:
-        store = STORES.setdefault(name, dist.HashStore())
-    return _C.make_backend(store, name, rank, world, timedelta(seconds=60), "shared_memory")
-
-
-def through_the_backend(rank: int, world: int, name: str) -> None:
-    backend = backend_of(rank, world, name)
-    ranks = torch.arange(world, dtype=torch.float32)
-
-    tensor = filled(rank + 1.0, 100_000)
-    works = [backend.allreduce([tensor], dist.AllreduceOptions()) for _ in range(2)]
-    works[0].wait()
-    works[1].wait()
-    assert tensor.cpu().unique().tolist() == [world * (world + 1) / 2 * world]
-    assert torch.equal(works[1].get_future().wait()[0].cpu(), tensor.cpu())
-
-    parts = [filled(0.0, 5) for _ in range(world)]
-    backend.allgather([parts], [filled(float(rank), 5)]).wait()
-    assert torch.equal(torch.stack([part.cpu() for part in parts])[:, 4], ranks)
-
-    turned = torch.zeros(5, world).to(live_gpu.DEVICE).t()  # not contiguous
-    backend.broadcast([whole := filled(float(rank), 5 * world)], dist.BroadcastOptions()).wait()
-    backend.reduce_scatter([mine := filled(0.0, 5)], [[filled(float(q), 5) for q in range(world)]]).wait()
-    assert mine.cpu().tolist() == [float(rank * world)] * 5 and whole.cpu().tolist() == [0.0] * 5 * world
-    backend.allgather([list(turned)], [filled(float(rank), 5)]).wait()
-    assert torch.equal(turned.cpu()[:, 2], ranks)
-
-    backend._allgather_base(gathered := filled(0.0, 3 * world), filled(float(rank), 3)).wait()
-    assert torch.equal(gathered.cpu()[::3], ranks)
-    backend.alltoall_base(
-        swapped := filled(0.0, world), torch.full((world,), float(rank)).to(live_gpu.DEVICE), [], []
-    ).wait()
-    assert torch.equal(swapped.cpu(), ranks)
-    backend.barrier().wait()
-
-    for wrong in (
-        lambda: backend.send([tensor], (rank + 1) % world, 7),
-        lambda: backend.recv_anysource([tensor], 0),
-        lambda: backend.allreduce([tensor, tensor], dist.AllreduceOptions()),
-    ):
-        with pytest.raises(ringlet.InvalidUsage):
-            wrong()
-    backend.shutdown()
+    group = ringlet.current()
+    with pytest.raises(ringlet.InvalidUsage, match="no GPU that ringlet serves"):
+        group.gpu_transport("cpu")
+    return [group.gpu_transport(live_gpu.DEVICE), group.gpu_transport(filled(0.0).device)]
 
 
 @each_way
-@pytest.mark.parametrize("world", [2, 3])
-def test_through_the_backend(pool, world, way):
-    pool.values(through_the_backend, world, f"backend {world} {way}", join="threads")
+def test_what_calls_run_on_is_told(device_pool, way):
+    wanted = {
+        "both": "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond",
+        "NCCL": "NCCL 2.28.9; no peer memory; rank 0: RINGLET_PEER_MEMORY_BYTES is 0",
+        "peer memory": f"peer memory up to {1 << 60} bytes, NCCL 2.28.9 beyond",
+    }[way]
+    for told in device_pool.values(transports, 2, join="threads"):
+        assert told[0] == told[1] and told[0].startswith(wanted)
 
 
-def on(values: torch.Tensor) -> torch.Tensor:
-    return values.to(live_gpu.DEVICE)
+def measured(rank: int, world: int) -> dict[str, object]:
+    """What a rank of `ringlet bench --device` does."""
+    live_gpu.load()
+    library = Ringlet(rank, world, None, "threads", live_gpu.DEVICE)
+    worker = Rank(library)
+    for dtype, op in (("float32", "sum"), ("bfloat16", "avg")):
+        case = BenchCase("all_reduce", "two_shot", "ordinary", "api", world, 4096, 2048, dtype, op)
+        answer = worker.prepare({"case": asdict(case), "seed": 1, "warmup": 2, "check": True})
+        assert answer["wrong"] == 0
+        assert worker.measure({"samples": 3, "batch": 2})["p50"] > 0
+    library.close()
+    return {"version": library.version, "transport": library.transport}
 
 
-def uneven_blocks(rank: int, world: int, name: str) -> None:
-    """Some ranks' blocks are equal and some are not; some tensors are not contiguous."""
-    backend = backend_of(rank, world, name)
-    sizes = [3 * q % 4 for q in range(world)]  # 0 among them
-
-    parts = [on(torch.full((2, size), -1.0)) for size in sizes]
-    parts[-1] = on(torch.full((sizes[-1], 2), -1.0)).t()
-    backend.allgather([parts], [on(torch.full((2, sizes[rank]), float(rank)))]).wait()
-    for q, part in enumerate(parts):
-        assert part.shape == (2, sizes[q]) and part.cpu().flatten().tolist() == [float(q)] * 2 * sizes[q]
-
-    mine = on(torch.zeros(sizes[rank]))
-    backend.reduce_scatter([mine], [[on(torch.full((size,), float(rank + q))) for q, size in enumerate(sizes)]]).wait()
-    assert mine.cpu().tolist() == [float(sum(r + rank for r in range(world)))] * sizes[rank]
-
-    def share(source: int, to: int) -> int:
-        return 2 if source == 0 else (source + to) % 3  # rank 0 gives all the same
-
-    inputs = [on(torch.full((share(rank, q), 5), 10.0 * rank + q)) for q in range(world)]
-    outputs = [on(torch.zeros(share(q, rank), 5)) for q in range(world)]
-    backend.alltoall(outputs, inputs).wait()
-    flat = on(torch.zeros(sum(share(q, rank) for q in range(world)), 5))
-    given = on(torch.cat([one.cpu() for one in inputs]))
-    backend.alltoall_base(
-        flat, given, [share(q, rank) for q in range(world)], [share(rank, q) for q in range(world)]
-    ).wait()
-    for q, output in enumerate(outputs):
-        assert output.cpu().unique().tolist() == [10.0 * q + rank] * (share(q, rank) > 0)
-    assert torch.equal(flat.cpu(), torch.cat([output.cpu() for output in outputs]))
-    backend.shutdown()
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_uneven_blocks(pool, world):
-    pool.values(uneven_blocks, world, f"uneven {world}", join="threads")
-
-
-def messages_together(rank: int, world: int, name: str) -> None:
-    """Each rank first sends, then receives: alone each send would wait for ever."""
-    backend = backend_of(rank, world, name)
-    group = dist.ProcessGroup(dist.HashStore(), rank, world)
-    group._register_backend(torch.device(live_gpu.DEVICE), dist.ProcessGroup.BackendType.CUSTOM, backend)
-    after, before = (rank + 1) % world, (rank - 1) % world
-    got = [filled(-1.0, 1000) for _ in range(2)]
-    for _ in range(2):
-        group._start_coalescing(torch.device(live_gpu.DEVICE))
-        for turn in range(2):
-            group.send([filled(rank + turn / 2, 1000)], after, 0)
-        handle = group.recv([got[0]], before, 0)
-        group.recv([got[1]], before, 0)
-        group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
-        handle.wait()
-    assert [one.cpu().unique().tolist() for one in got] == [[float(before)], [before + 0.5]]
-    if rank < 2:  # and one by one
-        work = backend.send([got[0]], 1, 0) if rank == 0 else backend.recv([got[0]], 0, 0)
-        work.wait(timedelta(seconds=60))
-        assert work.is_completed()
-    backend.barrier().wait()
-    backend.shutdown()
-
-
-def test_messages_together(pool):
-    pool.values(messages_together, 3, "messages", join="threads")
-
-
-def futures_and_calls_together(rank: int, world: int, name: str) -> None:
-    backend = backend_of(rank, world, name)
-    options = dist.AllreduceOptions()
-    options.asyncOp = False
-    backend.algorithm = "ring"
-    backend.allreduce([ones := filled(1.0)], options).wait()
-    assert ones.cpu().tolist() == [float(world)] * 1000
-    doubled = backend.allreduce([ones], options).get_future().then(lambda future: future.value()[0] * 2)
-    assert doubled.wait().cpu().tolist() == [2.0 * world**2] * 1000
-
-    group = dist.ProcessGroup(dist.HashStore(), rank, world)  # as torch.distributed makes it
-    group._register_backend(torch.device(live_gpu.DEVICE), dist.ProcessGroup.BackendType.CUSTOM, backend)
-    group._start_coalescing(torch.device(live_gpu.DEVICE))
-    several = [filled(float(rank + q)) for q in range(3)]
-    for one in several:
-        group.allreduce([one], dist.AllreduceOptions())
-    group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
-    assert [one.cpu()[7].item() for one in several] == [sum(r + q for r in range(world)) for q in range(3)]
-    backend.shutdown()
-
-
-def test_futures_and_calls_together(pool):
-    pool.values(futures_and_calls_together, 3, "together", join="threads")
+def test_the_benchmark_measures_on_a_device(device_pool):
+    told = device_pool.values(measured, 1, join="nothing")[0]
+    assert "peer memory" in told["version"] and told["transport"] == live_gpu.DEVICE

@@ -17,7 +17,9 @@ from .ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Cas
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
 STREAM = "stream"  # one plain TCP connection that carries the bytes once: what a link gives
-PEERS = ("gloo", *MPI_PEERS, STREAM)
+NCCL = "nccl"  # through torch.distributed
+PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL)
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Sweep:
 
     hosts: the emulated cluster to run on, whose world `worlds` then is; None: this machine, as it is.
     transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
+    device: where buffers are; rank r's on GPU r modulo the number of GPUs.
     """
 
     worlds: tuple[int, ...] = (2,)
@@ -66,6 +69,7 @@ class Sweep:
     timeout_s: float = 120.0
     hosts: Cluster | None = None
     transport: str = ""
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -74,10 +78,12 @@ class Sweep:
             ("via", self.via, ("api", "torch")),
             ("peers", self.peers, PEERS),
             ("dtype", (self.dtype,), tuple(ITEM_BYTES)),
+            ("device", (self.device,), DEVICES),
         ):
             unknown = [one for one in value if one not in known]
             if unknown:
                 raise BenchError(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
+        self._check_device()
         if self.hosts and self.worlds != (self.hosts.world,):
             raise BenchError(f"nproc: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
         if self.hosts and "intelmpi" in self.peers:
@@ -89,6 +95,19 @@ class Sweep:
         if self.rounds < 1 or self.iterations < 0 or self.warmup < 1:
             raise BenchError("at least 1 round, 0 iterations (0: adaptive) and 1 warm-up call")
 
+    def _check_device(self) -> None:
+        if self.device == "cpu" and NCCL in self.peers:
+            raise BenchError("peers: nccl is for --device cuda")
+        if self.device == "cpu":
+            return
+        others = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
+        if others:
+            raise BenchError(f"peers: {', '.join(others)} is not measured on GPUs; nccl and gloo are")
+        if self.memory != ("ordinary",):
+            raise BenchError(f"memory: a GPU's is ordinary, not {', '.join(self.memory)}")
+        if self.hosts:
+            raise BenchError("hosts: emulated ones have no GPU")
+
     def configs(self) -> list[Config]:
         """ringlet's ways, then the peers; through torch there is no choice of algorithm."""
         own = [
@@ -97,7 +116,7 @@ class Sweep:
             for memory in self.memory
             for algorithm in (self.algorithms if via == "api" or not self.algorithms else ("auto",))
         ]
-        ways = {"gloo": "torch", STREAM: "socket"}
+        ways = {"gloo": "torch", NCCL: "torch", STREAM: "socket"}
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
     def named(self, config: Config, collective: str) -> str:

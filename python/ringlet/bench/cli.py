@@ -14,8 +14,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import peers, report, results
-from .cases import MPI_PEERS, PEERS, STREAM, Sweep, format_bytes, parse_bytes
+from .cases import DEVICES, MPI_PEERS, NCCL, PEERS, STREAM, Sweep, format_bytes, parse_bytes
 from .clusters import read_cluster, read_toml
 from .errors import BenchError
 from .hosts import why_not
@@ -56,6 +58,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--sweep", metavar="NAME", help="options from benchmarks/sweeps/NAME.toml, or a file; flags override them")
     add("--hosts", metavar="NAME",
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+    add("--device", choices=DEVICES, help="where buffers are (default cpu); cuda: compared with NCCL")
     add("--transport", metavar="T", help="ringlet's transport (default: its own choice)")
     add("--nproc", dest="worlds", type=comma_list(int), metavar="N[,N]", help="ranks (default 2)")
     add("--collective", dest="collectives", type=comma_list(str), metavar="C,C",
@@ -96,6 +99,7 @@ def bench_command(args: argparse.Namespace) -> int:
         if sweep:
             peers.require(sweep.peers)
             require_hosts(sweep)
+            require_device(sweep)
     except BenchError as error:
         print(f"ringlet bench: {error}", file=sys.stderr)
         return 2
@@ -123,6 +127,12 @@ def require_hosts(sweep: Sweep) -> None:
         raise BenchError(reason)
 
 
+def require_device(sweep: Sweep) -> None:
+    """BenchError where the sweep is on GPUs, and torch sees none."""
+    if sweep.device != "cpu" and not getattr(torch, sweep.device).is_available():
+        raise BenchError(f"device: torch {torch.__version__} sees no {sweep.device} here (ringlet doctor says more)")
+
+
 def build_sweep(args: argparse.Namespace) -> Sweep:
     """Defaults, then the sweep file, then flags."""
     names = {one.name for one in dataclasses.fields(Sweep)}
@@ -131,6 +141,8 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
     if "hosts" in chosen:
         chosen["hosts"] = read_cluster(named_file("clusters", chosen["hosts"]))
         chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
+    if chosen.get("device", "cpu") != "cpu":
+        chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
     if "peers" not in chosen:
         able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
         there = [peer for peer in able if peer in peers.installed()]

@@ -193,14 +193,21 @@ def _is_ours(line: str) -> bool:
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: where the ranks are; None: here. transport: as in `Sweep`.
+    hosts: where the ranks are; None: here. transport, device: as in `Sweep`.
     """
 
     def __init__(
-        self, names: Iterable[str], world: int, timeout_s: float, *, hosts: Hosts | None = None, transport: str = ""
+        self,
+        names: Iterable[str],
+        world: int,
+        timeout_s: float,
+        *,
+        hosts: Hosts | None = None,
+        transport: str = "",
+        device: str = "cpu",
     ) -> None:
         self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
-        self._hosts, self._transport = hosts, transport
+        self._hosts, self._transport, self._device = hosts, transport, device
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
@@ -270,7 +277,7 @@ class Jobs:
             env["RINGLET_TRANSPORT"] = self._transport
         store = str(self._folder / (name.replace("/", "-") + ".store"))
         module = "stream_ranks" if library == STREAM else "torch_ranks"
-        last = self._stream_ends() if library == STREAM else [self._transport]
+        last = self._stream_ends() if library == STREAM else [self._transport, self._device]
         start = [sys.executable, "-m", f"ringlet.bench.ranks.{module}", name]
         commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]
         if self._hosts:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ringlet.topology import congestion_controls
 
-from .cases import MPI_PEERS, PEERS, STREAM, Config, bus_factor_of
+from .cases import MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of
 from .clusters import Cluster
 from .errors import BenchError
 from .run import Outcome, Row
@@ -34,7 +34,7 @@ KEYS = (
     "library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op",
     "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round",
 )  # fmt: skip
-RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",)}
+RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
 

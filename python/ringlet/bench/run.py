@@ -23,8 +23,8 @@ from .hosts import Hosts, Traffic
 from .jobs import Job, Jobs
 from .ranks.case import Case
 
-# From this duration on, a sample is one call.
-_SAMPLE_US = 20.0
+# From this duration on, a sample is one call. On a GPU the host waits for it once a sample, which takes long.
+_SAMPLE_US = {"cpu": 20.0, "cuda": 1000.0}
 _MAX_BATCH = 100
 _MIN_SAMPLES, _MAX_CALLS = 5, 20000
 # Large calls need no long warm-up: their plan is made and their pages are touched by the first.
@@ -57,7 +57,9 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(Hosts(sweep.hosts)) if sweep.hosts else None
             names = [config.job for config in configs]
-            jobs = stack.enter_context(Jobs(names, world, sweep.timeout_s, hosts=hosts, transport=sweep.transport))
+            jobs = stack.enter_context(
+                Jobs(names, world, sweep.timeout_s, hosts=hosts, transport=sweep.transport, device=sweep.device)
+            )
             _describe(outcome, jobs, hosts)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
@@ -90,7 +92,7 @@ def plan_samples(sweep: Sweep, call_us: float) -> tuple[int, int]:
     """(samples, calls per sample) for a call that takes `call_us`."""
     call_us = max(call_us, 0.05)
     calls = sweep.iterations or min(_MAX_CALLS, math.ceil(sweep.sample_ms * 1000 / call_us))
-    batch = max(1, min(_MAX_BATCH, math.ceil(_SAMPLE_US / call_us), calls))
+    batch = max(1, min(_MAX_BATCH, math.ceil(_SAMPLE_US[sweep.device] / call_us), calls))
     return max(calls // batch, 1 if sweep.iterations else _MIN_SAMPLES), batch
 
 

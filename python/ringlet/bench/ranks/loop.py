@@ -41,6 +41,7 @@ class Library(Protocol):
     """One library, on one rank. `compares`: its result is the collective's, and is checked."""
 
     compares: bool
+    finish: Callable[[], object] | None  # waits for calls that return before they are done
     rank: int
     transport: str
     version: str
@@ -84,6 +85,8 @@ class Rank:
         self._call = library.bind(case, source, output)
         library.barrier()
         self._call()
+        if library.finish:
+            library.finish()
         wrong = None
         if command["check"] and library.compares:
             result = source if output is None else output
@@ -91,7 +94,7 @@ class Rank:
             tolerance = 4e-3 if case.op == "avg" else 0.0
             wrong = data.count_wrong(library.read(result), segments, tolerance) if segments else 0
         library.barrier()
-        warm = samples_us(self._call, command["warmup"], 1)
+        warm = samples_us(self._call, command["warmup"], 1, library.finish)
         return {"estimate_us": float(np.median(warm[len(warm) // 2 :])), "wrong": wrong, "transport": library.transport}
 
     def measure(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +102,9 @@ class Rank:
         self._library.barrier()
         for _ in range(command["batch"]):
             self._call()
-        spent = np.sort(samples_us(self._call, command["samples"], command["batch"]))
+        if self._library.finish:
+            self._library.finish()
+        spent = np.sort(samples_us(self._call, command["samples"], command["batch"], self._library.finish))
         if self._bytes >= KEEP_BYTES:
             self._forget()
         last = len(spent) - 1
@@ -127,7 +132,9 @@ class Rank:
         return found.get("input"), found.get("output")
 
 
-def samples_us(call: Callable[[], object], samples: int, batch: int) -> list[float]:
+def samples_us(
+    call: Callable[[], object], samples: int, batch: int, finish: Callable[[], object] | None
+) -> list[float]:
     """Microseconds per call, of each sample of `batch` calls."""
     clock, spent = time.perf_counter_ns, [0] * samples
     gc.collect()
@@ -137,6 +144,8 @@ def samples_us(call: Callable[[], object], samples: int, batch: int) -> list[flo
             start = clock()
             for _ in itertools.repeat(None, batch):
                 call()
+            if finish:
+                finish()
             spent[index] = clock() - start
     finally:
         gc.enable()

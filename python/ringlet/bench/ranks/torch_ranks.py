@@ -24,20 +24,31 @@ _NOT_IN_GLOO = ("float8_e4m3fn", "float8_e5m2", "int16")
 
 
 class _Torch:
-    """What all three share: tensors."""
+    """What all share: tensors, in the host's memory or on a GPU."""
 
     compares = True
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, world: int, device: str) -> None:
         self.rank = rank
         self.transport = "tcp"
         self.version = f"torch {torch.__version__}"
+        self.device = torch.device(device)
+        self.finish: Callable[[], object] | None = None
+        if device != "cpu":
+            gpus = getattr(torch, device)
+            self.device = torch.device(device, rank % gpus.device_count())
+            gpus.set_device(self.device.index)
+            self.finish = gpus.synchronize
+            self.transport = device + (" (loopback)" if world > gpus.device_count() else "")
+            self.version += f" on {gpus.get_device_name(self.device.index)}"
 
     def refusal(self, case: Case) -> str | None:
         return None
 
     def allocate(self, elements: int, case: Case) -> torch.Tensor:
         dtype = getattr(torch, case.dtype)
+        if self.device.type != "cpu":
+            return torch.empty(elements, dtype=dtype, device=self.device)
         if case.memory == "registered":
             return _ringlet().empty(elements, dtype=dtype)
         if case.memory == "allocator":
@@ -50,32 +61,33 @@ class _Torch:
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def write(self, buffer: torch.Tensor, table: np.ndarray) -> None:
-        if _name(buffer) in NUMPY_DTYPES:
+        if buffer.is_cpu and _name(buffer) in NUMPY_DTYPES:
             data.fill(buffer.numpy(), table)
-        else:
-            values = np.empty(buffer.numel(), dtype=np.float32)
-            data.fill(values, table)
-            buffer.copy_(torch.from_numpy(values))
+            return
+        values = np.empty(buffer.numel(), _name(buffer) if _name(buffer) in NUMPY_DTYPES else np.float32)
+        data.fill(values, table)
+        buffer.copy_(torch.from_numpy(values).to(buffer.dtype))
 
     def read(self, buffer: torch.Tensor) -> np.ndarray:
-        return buffer.numpy() if _name(buffer) in NUMPY_DTYPES else buffer.float().numpy()
+        here = buffer.cpu()
+        return here.numpy() if _name(here) in NUMPY_DTYPES else here.float().numpy()
 
 
 class TorchDistributed(_Torch):
     """`torch.distributed` on any backend."""
 
-    def __init__(self, backend: str, rank: int, world: int, store: str) -> None:
-        super().__init__(rank)
+    def __init__(self, backend: str, rank: int, world: int, store: str, device: str) -> None:
+        super().__init__(rank, world, device)
         if backend == "ringlet":
             import ringlet
 
-            self.version = f"ringlet {ringlet.__version__}, torch {torch.__version__}"
+            self.version = f"ringlet {ringlet.__version__}, {self.version}"
         timeout = timedelta(seconds=_TIMEOUT_S)
         dist.init_process_group(
             backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
         )
         self._backend = backend
-        if backend == "ringlet":
+        if backend == "ringlet" and device == "cpu":
             group = dist.group.WORLD
             assert group is not None
             self.transport = getattr(group._get_backend(torch.device("cpu")), "transport", "shared_memory")
@@ -83,6 +95,8 @@ class TorchDistributed(_Torch):
     def refusal(self, case: Case) -> str | None:
         if case.collective == "send_recv" and case.world % 2:
             return "send_recv pairs ranks: their number must be even"
+        if self._backend == "nccl" and case.dtype == "int16":
+            return "NCCL has no int16"
         if self._backend != "gloo":
             return None
         if case.op == "avg":
@@ -122,15 +136,18 @@ class TorchDistributed(_Torch):
 class Ringlet(_Torch):
     """ringlet's own interface. transport: as `ringlet.init` takes it; "" leaves the choice to it."""
 
-    def __init__(self, rank: int, world: int, store: str, transport: str) -> None:
-        super().__init__(rank)
+    def __init__(self, rank: int, world: int, store: dist.Store | None, transport: str, device: str) -> None:
+        super().__init__(rank, world, device)
         import ringlet
 
         self._ringlet = ringlet
         chosen: dict[str, Any] = {"transport": transport} if transport else {}
-        ringlet.init(rank=rank, world=world, store=dist.FileStore(store, world), **chosen)
-        self.transport = ringlet.current().transport
-        self.version = f"ringlet {ringlet.__version__}"
+        ringlet.init(rank=rank, world=world, store=store, **chosen)
+        if device == "cpu":
+            self.transport = ringlet.current().transport
+            self.version = f"ringlet {ringlet.__version__}"
+        else:
+            self.version = f"ringlet {ringlet.__version__} through {ringlet.current().gpu_transport(self.device)}"
 
     def refusal(self, case: Case) -> str | None:
         if case.collective in LISTS:
@@ -186,15 +203,20 @@ def _name(tensor: torch.Tensor) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """job, rank, world, the controller's socket, the store's file, ringlet's transport."""
-    job, rank, world, path, store, transport = arguments[0], int(arguments[1]), int(arguments[2]), *arguments[3:]
+    """job, rank, world, the controller's socket, the store's file, ringlet's transport, the buffers' device."""
+    job, rank, world, path, store, transport, device = (
+        arguments[0],
+        int(arguments[1]),
+        int(arguments[2]),
+        *arguments[3:],
+    )
     torch.set_num_threads(1)
     library, _, via = job.partition("/")
 
     def make() -> Ringlet | TorchDistributed:
         if via == "api":
-            return Ringlet(rank, world, store, transport)
-        return TorchDistributed(library, rank, world, store)
+            return Ringlet(rank, world, dist.FileStore(store, world), transport, device)
+        return TorchDistributed(library, rank, world, store, device)
 
     serve(job, rank, path, make)
 
