@@ -114,12 +114,16 @@ def test_a_graph_is_replayed_1000_times(pool, way):
     pool.values(replayed, 2, way)
 
 
-def trained(rank: int, world: int, device: str) -> list[float]:
-    """The losses of ten steps of DDP on the demo's model."""
+def trained(rank: int, world: int, device: str, wrap: str) -> list[float]:
+    """The losses of ten steps on the demo's model, with DDP or ringlet's reducer."""
     torch.manual_seed(0)
     size = Size(width=64, layers=2)
     model = CharTransformer(96, size).to(device)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    wrapped = model
+    if wrap == "DDP":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        reducer = ringlet.GradientReducer(model)  # noqa: F841 -- lives while it reduces
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     losses = []
@@ -133,9 +137,10 @@ def trained(rank: int, world: int, device: str) -> list[float]:
     return losses
 
 
-def test_ddp_equals_the_cpu_within_rounding(pool):
-    host = pool.values(trained, 2, "cpu", join="dist:ringlet")
-    device = pool.values(trained, 2, "cuda", join="dist:ringlet")
+@pytest.mark.parametrize("wrap", ["DDP", "reducer"])
+def test_training_equals_the_cpu_within_rounding(pool, wrap):
+    host = pool.values(trained, 2, "cpu", wrap, join="dist:ringlet")
+    device = pool.values(trained, 2, "cuda", wrap, join="dist:ringlet")
     torch.testing.assert_close(torch.tensor(device), torch.tensor(host), rtol=1e-4, atol=1e-4)
 
 
