@@ -13,6 +13,7 @@ namespace {
 
 using cuda::PullArgs;
 using cuda::PullLayout;
+using cuda::PullProgram;
 using cuda::PullSource;
 using cuda::PullStep;
 
@@ -22,6 +23,7 @@ static_assert(static_cast<uint8_t>(Space::input) == cuda::kInput);
 static_assert(static_cast<uint8_t>(Space::output) == cuda::kOutput);
 static_assert(static_cast<uint8_t>(Space::stage_a) == cuda::kStageA);
 static_assert(static_cast<int>(PlanStep::Kind::combine) == PullStep::combine);
+static_assert(cuda::kMostRanks <= 32);  // bits of a word
 static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kAnnounced == 1);
 
 constexpr size_t kPieceBytes = size_t{64} << 10;  // of one chunk, where no stage limits it
@@ -87,7 +89,7 @@ const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorith
   return *known;
 }
 
-void GpuPullEngine::check_call(const Call& call, const Registered* registered) const {
+void GpuPullEngine::check_call(const Call& call) const {
   const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
   if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
   if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
@@ -98,11 +100,6 @@ void GpuPullEngine::check_call(const Call& call, const Registered* registered) c
   if (output_elements(call, setup_.rank, setup_.world) != 0 && call.output == nullptr) {
     refuse("this rank needs an output");
   }
-  if (registered == nullptr) return;
-  const auto world = static_cast<size_t>(setup_.world);
-  if (registered->inputs.size() != world || registered->outputs.size() != world)
-    refuse("an address per rank is needed");
-  if (call.op == ReduceOp::premul_sum) refuse("premul_sum is staged, as peers must see the scaled values");
 }
 
 PullLayout GpuPullEngine::layout() const {
@@ -134,54 +131,76 @@ void GpuPullEngine::cut(const Plan& plan, const Call& call, PullArgs& args) cons
   args.layout = cut;
 }
 
-void GpuPullEngine::place(const Call& call, const Registered* registered, PullArgs& args) const {
-  const size_t block = args.divided ? 0 : call.count * args.size;
-  const auto moved = [&](const std::byte* tensor, Chunks chunks) {
-    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(tensor) -
-                                              static_cast<size_t>(chunks.first) * block);
+/// Whether peers can read all that this rank gives and gets where it lies. A scaled input they must see scaled.
+bool GpuPullEngine::in_heap(const Call& call) const {
+  if (setup_.heaps.empty() || call.op == ReduceOp::premul_sum || call.collective == Collective::barrier) return false;
+  const auto inside = [&](const std::byte* tensor, size_t elements) {
+    const auto begin = reinterpret_cast<uintptr_t>(setup_.heaps[static_cast<size_t>(setup_.rank)]);
+    const auto at = reinterpret_cast<uintptr_t>(tensor);
+    const size_t bytes = elements * element_size(call.dtype);
+    return elements == 0 || (at >= begin && bytes <= setup_.heap_bytes && at - begin <= setup_.heap_bytes - bytes);
   };
-  const int parts = static_cast<int>(args.parts);
-  for (int q = 0; q < setup_.world; ++q) {
-    args.regions[q] = setup_.regions[static_cast<size_t>(q)];
-    const Place there{q, setup_.world, call.root};
-    const bool own = q == setup_.rank;
-    if (!own && registered == nullptr) continue;
-    const std::byte* input = own ? call.input : registered->inputs[static_cast<size_t>(q)];
-    const std::byte* output = own ? call.output : registered->outputs[static_cast<size_t>(q)];
-    args.inputs[q] = moved(input, input_chunks(call.collective, there, parts));
-    args.outputs[q] = moved(output, output_chunks(call.collective, there, parts));
-  }
+  return inside(call.input, input_elements(call, setup_.rank, setup_.world)) &&
+         inside(call.output, output_elements(call, setup_.rank, setup_.world));
 }
 
-void GpuPullEngine::run(const Call& call, void* stream, const Registered* registered) {
+void GpuPullEngine::place(const Call& call, bool in_heap, PullArgs& args) const {
+  const size_t block = args.divided ? 0 : call.count * args.size;
+  const auto moved = [&](const std::byte* tensor, Chunks chunks) {
+    return reinterpret_cast<uintptr_t>(tensor) - static_cast<size_t>(chunks.first) * block;
+  };
+  for (size_t q = 0; q < setup_.regions.size(); ++q) {
+    args.regions[q] = setup_.regions[q];
+    args.heaps[q] = setup_.heaps.empty() ? nullptr : setup_.heaps[q];
+  }
+  const Place here{setup_.rank, setup_.world, call.root};
+  const uintptr_t input = moved(call.input, input_chunks(call.collective, here, static_cast<int>(args.parts)));
+  const uintptr_t output = moved(call.output, output_chunks(call.collective, here, static_cast<int>(args.parts)));
+  args.input = reinterpret_cast<const std::byte*>(input);
+  args.output = reinterpret_cast<const std::byte*>(output);
+  const auto heap = reinterpret_cast<uintptr_t>(args.heaps[setup_.rank]);
+  args.call.input = input - heap;
+  args.call.output = output - heap;
+  args.call.in_heap = in_heap ? 1 : 0;
+}
+
+PullProgram GpuPullEngine::program_of(const Uploaded& uploaded) {
+  return {static_cast<const PullStep*>(uploaded.steps), static_cast<const PullSource*>(uploaded.sources),
+          static_cast<int>(uploaded.plan.steps.size()), static_cast<int>(uploaded.plan.body)};
+}
+
+void GpuPullEngine::run(const Call& given, void* stream) {
   if (!failed_.empty()) rethrow(failed_kind_, failed_);
-  check_call(call, registered);
+  check_call(given);
+  Call call = given;
   const size_t whole =
       call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
-  const bool in_place = registered != nullptr && call.collective != Collective::barrier;  // which has no tensors
-  const Algorithm& algorithm =
-      call.algorithm != nullptr ? *call.algorithm : selector_.choose({call.collective, whole, setup_.world, in_place});
-  const Uploaded& uploaded = plan_for(algorithm, call.root, in_place);
+  // The same on all ranks, which do not know yet where the others' tensors are.
+  if (call.algorithm == nullptr) {
+    call.algorithm = &selector_.choose({call.collective, whole, setup_.world, /*in_place=*/false});
+  }
+  const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
+  const bool readable = in_heap(call);
   PullArgs args{};
-  args.steps = static_cast<const PullStep*>(uploaded.steps);
-  args.sources = static_cast<const PullSource*>(uploaded.sources);
-  args.step_count = static_cast<int>(uploaded.plan.steps.size());
-  args.body = static_cast<int>(uploaded.plan.body);
+  args.staged = program_of(staged);
+  if (readable) args.in_place = program_of(plan_for(*call.algorithm, call.root, true));
+  args.call.signature = signature_of(call, /*registered=*/false, /*history=*/0);
+  args.call.count = announced_count(call);
+  args.call.sequence = call.sequence;
   args.rank = setup_.rank;
   args.world = setup_.world;
-  args.parts = static_cast<size_t>(uploaded.plan.parts);
+  args.parts = static_cast<size_t>(staged.plan.parts);
   args.count = call.count;
   args.size = element_size(call.dtype);
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   args.divided = is_divided(call.collective);
-  args.in_place = in_place;
   args.premul = call.op == ReduceOp::premul_sum;
   // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
   args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
-  cut(uploaded.plan, call, args);
-  place(call, registered, args);
-  last_ = describe(call, &algorithm);
+  cut(staged.plan, call, args);
+  place(call, readable, args);
+  last_ = describe(call);
   // A collective that combines nothing copies bytes, which any of the kernels does.
   const bool reduces = is_reduction(call.collective);
   device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
@@ -194,14 +213,33 @@ void GpuPullEngine::check() const {
   device_call(device_.download(&word, setup_.regions[static_cast<size_t>(setup_.rank)], sizeof word, beside_),
               "reading a region");
   if (word == 0) return;
-  const auto peer = static_cast<int>(word >> 48 & 0x7fff), block = static_cast<int>(word >> 32 & 0xffff);
+  const auto peer = static_cast<int>(word >> 48 & 0x3fff), block = static_cast<int>(word >> 32 & 0xffff);
   const auto stage = static_cast<uint32_t>(word);
+  if ((word & cuda::kOtherCall) != 0) refuse_other_call(peer, block);
   const std::string where =
       stage >= ready(0) && stage < kCompleted ? "round " + std::to_string(stage - ready(0)) : "the start of a piece";
   throw Timeout("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
                 last_ + " on a GPU: block " + std::to_string(block) + " waited too long for rank " +
                 std::to_string(peer) + ", at " + where +
                 "; that rank has not made the call, or its kernel does not run");
+}
+
+/// Names both calls. Each rank's lies beside its progress, under the epoch in which this rank's block came to an end.
+void GpuPullEngine::refuse_other_call(int peer, int block) const {
+  uint64_t progress = 0;
+  const auto read = [&](void* to, int rank, size_t offset, size_t bytes) {
+    device_call(device_.download(to, setup_.regions[static_cast<size_t>(rank)] + offset, bytes, beside_),
+                "reading a region");
+  };
+  read(&progress, setup_.rank, layout().progress(block), sizeof progress);
+  const auto told = [&](int rank) {
+    cuda::PullCall call{};
+    read(&call, rank, layout().call(block, progress >> 16), sizeof call);
+    return describe({call.signature, call.count}, call.sequence);
+  };
+  throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
+                     last_ + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
+                     told(setup_.rank) + ", rank " + std::to_string(peer) + " " + told(peer));
 }
 
 void GpuPullEngine::abort(ErrorKind kind, const std::string& reason) noexcept {

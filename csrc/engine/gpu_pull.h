@@ -1,9 +1,10 @@
 // The pull engine on the GPU: hands plans of engine/plan.h to one kernel per rank, which reads peers' memory itself.
 //
 // Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
-// order, one at a time, and every rank's kernel must get to run beside its peers': with several ranks on one device, all
+// order, one at a time (what they call is compared), and every rank's kernel must get to run beside its peers': with several ranks on one device, all
 // blocks together must fit on it. check(), of a call that the stream has passed, throws Timeout if a wait took longer than
-// nine tenths of the call's timeout; the engine is of no use then, and kernels launched later end at once.
+// nine tenths of the call's timeout, InvalidUsage if a peer called something else; the engine is of no use then, and
+// kernels launched later end at once. Tensors are staged, but where those of all ranks are in their heaps.
 // Peers' memory is addresses only: of one process, of CUDA IPC, of a mapping; who makes them is no matter here.
 // Ownership: regions and device outlive it; a region is zeroed once before any rank's first call. Tensors must stay
 // until the stream has passed the call, and where they are read in place, all ranks' streams.
@@ -32,12 +33,8 @@ class GpuPullEngine {
     std::vector<std::byte*> regions{};  ///< by rank, as this rank's device reaches them; 128-byte aligned
     size_t region_bytes = 0;            ///< the same on all ranks
     int blocks = 16;                    ///< of a kernel; the same on all ranks
-  };
-
-  /// All ranks' tensors of a call as this rank's device reaches them, by rank: then they are read in place.
-  struct Registered {
-    std::vector<const std::byte*> inputs;
-    std::vector<const std::byte*> outputs;
+    std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
+    size_t heap_bytes = 0;              ///< of this rank's own
   };
 
   GpuPullEngine(const RingletCudaDevice& device, Setup setup);
@@ -45,7 +42,7 @@ class GpuPullEngine {
   GpuPullEngine(const GpuPullEngine&) = delete;
   GpuPullEngine& operator=(const GpuPullEngine&) = delete;
 
-  void run(const Call& call, void* stream, const Registered* registered = nullptr);
+  void run(const Call& call, void* stream);
 
   /// Throws what ended a call that the stream has passed. Waits for a copy from the device.
   void check() const;
@@ -68,10 +65,13 @@ class GpuPullEngine {
   };
 
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  static cuda::PullProgram program_of(const Uploaded& uploaded);
+  bool in_heap(const Call& call) const;
   void* upload(const void* data, size_t bytes);
-  void check_call(const Call& call, const Registered* registered) const;
+  void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
-  void place(const Call& call, const Registered* registered, cuda::PullArgs& args) const;
+  void place(const Call& call, bool in_heap, cuda::PullArgs& args) const;
+  [[noreturn]] void refuse_other_call(int peer, int block) const;
   cuda::PullLayout layout() const;
   void device_call(int code, const char* what) const;
 

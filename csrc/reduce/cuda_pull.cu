@@ -10,10 +10,10 @@ namespace {
 /// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
 /// causality through bar.sync).
 struct DeviceBlock {
-  Work<kMostRanks>& shared;
+  PullShared& memory;
 
   __device__ int index() const { return static_cast<int>(blockIdx.x); }
-  __device__ Work<kMostRanks>& work() { return shared; }
+  __device__ PullShared& shared() const { return memory; }
   __device__ void together() { __syncthreads(); }
 
   template <class Act>
@@ -40,21 +40,31 @@ struct DeviceBlock {
     return now;
   }
 
-  __device__ bool wait(const uint64_t* word, uint64_t target, uint64_t budget, uint64_t* failed, uint64_t failure) {
-    bool late = false;
-    if (threadIdx.x == 0 && load(word) < target) {
-      const uint64_t start = nanoseconds();
-      while (!late && load(word) < target) late = load(failed) != 0 || nanoseconds() - start > budget;
-      if (late) atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
+  /// Each of `count` waits by a thread of its own; false on all threads where one is over, or a peer calls something else.
+  template <class Waits>
+  __device__ bool wait(int count, Waits waits, const PullCall& own, uint64_t budget, uint64_t* failed) {
+    bool bad = false;
+    for (int k = static_cast<int>(threadIdx.x); k < count; k += kThreads) {
+      const PullWait one = waits(k);
+      uint64_t failure = one.failure;
+      if (load(one.word) < one.target) {
+        const uint64_t start = nanoseconds();
+        while (!bad && load(one.word) < one.target) bad = load(failed) != 0 || nanoseconds() - start > budget;
+      }
+      if (!bad && one.call != nullptr) {
+        bad = one.call->signature != own.signature || one.call->count != own.count;
+        failure |= kOtherCall;
+      }
+      if (bad) atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
     }
-    return __syncthreads_or(late) == 0;
+    return __syncthreads_or(bad) == 0;
   }
 };
 
 template <class E, class Op>
 __global__ void __launch_bounds__(kThreads, 1) pull_kernel(const __grid_constant__ PullArgs args) {
-  __shared__ Work<kMostRanks> work;
-  DeviceBlock block{work};
+  __shared__ PullShared shared;
+  DeviceBlock block{shared};
   PullInterpreter<E, Op, DeviceBlock>(args, block).run();
 }
 

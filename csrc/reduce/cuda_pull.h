@@ -3,8 +3,9 @@
 // A block is a small pull engine of its own: it takes every blocks-th piece of all chunks through the whole plan, and
 // waits only for the blocks of its number on other ranks. Its progress, one 64-bit word in its rank's region, is what
 // transport/control.h says of a rank's: epoch << 16 | stage, for ever upwards, one epoch a piece. It lives on the
-// device, so a launch that is replayed goes on from where the last ended. Every wait has a budget; a block whose wait
-// is over writes which into its region's first word and ends, and so do the rank's others.
+// device, so a launch that is replayed goes on from where the last ended. Beside it lies what the rank calls: peers that
+// wait for it compare, and learn where its tensors are. Every wait has a budget; a block whose wait is over, or whose
+// peer calls something else, writes which into its region's first word and ends, and so do the rank's others.
 // Ownership: none. Thread safety: one launch per rank at a time; only a rank's own kernel writes its region and tensors.
 // `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/gpu_pull_test.cc.
 #pragma once
@@ -40,15 +41,31 @@ struct PullSource {
 // Spaces by number; all from stage a on are stages.
 inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStageA = 3;
 
-/// A region: the failure word, a line for each block's progress, then for each block two areas by the parity of the epoch,
+/// What a rank calls, for peers to compare and to find its tensors: bytes from its heap's start, moved so that chunk 0 would
+/// lie there.
+struct PullCall {
+  uint64_t signature;  // engine/call.h packs it
+  uint64_t count;
+  uint64_t sequence;
+  uint64_t input;
+  uint64_t output;
+  uint64_t in_heap;  // 1: peers can read them there
+};
+
+/// A region: the failure word, a line for each block's progress and calls, then for each block two areas by the parity of the epoch,
 /// in which its stages are. Areas are the same for all calls: a peer may still read what the call before left in one.
 struct PullLayout {
   static constexpr size_t kLine = 128;
+  static_assert(sizeof(uint64_t) + 2 * sizeof(PullCall) <= kLine);
   int blocks;
   size_t area_bytes;  // a multiple of what a pack has
   size_t slot_bytes;  // of one chunk's piece in one stage
 
   RINGLET_BOTH size_t progress(int block) const { return kLine * (1 + static_cast<size_t>(block)); }
+  /// By the parity of the call's first epoch: a rank begins none before all have ended the one before the last.
+  RINGLET_BOTH size_t call(int block, uint64_t epoch) const {
+    return progress(block) + sizeof(uint64_t) + (epoch & 1) * sizeof(PullCall);
+  }
   RINGLET_BOTH size_t stages() const { return progress(blocks); }
   /// An area has two stages of `parts` slots.
   RINGLET_BOTH size_t slot(int block, uint64_t epoch, int stage, size_t chunk, size_t parts) const {
@@ -57,11 +74,18 @@ struct PullLayout {
   }
 };
 
-struct PullArgs {
+/// A plan on the device.
+struct PullProgram {
   const PullStep* steps;
   const PullSource* sources;
   int step_count;
   int body;  // steps from here on belong to a block's last piece only
+};
+
+struct PullArgs {
+  PullProgram staged;
+  PullProgram in_place;  // for when all ranks' tensors are in their heaps; no steps: this rank's are not
+  PullCall call;
   int rank;
   int world;
   PullLayout layout;
@@ -72,19 +96,37 @@ struct PullArgs {
   double scale;  // premul_sum's, of this rank
   int divisor;   // of finished sums
   bool divided;
-  bool in_place;
   bool premul;
   uint64_t budget;  // of a wait, in the block's unit of time
   std::byte* regions[kMostRanks];
-  // By rank, moved so that chunk 0 would lie there; of peers only where the plan is in place.
-  const std::byte* inputs[kMostRanks];
-  const std::byte* outputs[kMostRanks];
+  std::byte* heaps[kMostRanks];
+  // This rank's own, moved so that chunk 0 would lie there.
+  const std::byte* input;
+  const std::byte* output;
 };
 
-/// failure word: 1 << 63 | peer << 48 | block << 32 | stage
+/// failure word: 1 << 63 | kind << 62 | peer << 48 | block << 32 | stage. The kind is 1 where the peer calls something else.
 RINGLET_BOTH uint64_t pull_failure(int peer, int block, uint32_t stage) {
   return uint64_t{1} << 63 | static_cast<uint64_t>(peer) << 48 | static_cast<uint64_t>(block) << 32 | stage;
 }
+inline constexpr uint64_t kOtherCall = uint64_t{1} << 62;
+
+/// What one thread of a block waits for.
+struct PullWait {
+  const uint64_t* word;
+  uint64_t target;
+  const PullCall* call;  // to compare then; null: not now
+  uint64_t failure;
+};
+
+/// What a block's threads share.
+struct PullShared {
+  Work<kMostRanks> work;
+  // By rank, as far as this block knows them.
+  const std::byte* inputs[kMostRanks];
+  const std::byte* outputs[kMostRanks];
+  bool in_place;
+};
 
 template <class E, class Op, class Block>
 class PullInterpreter {
@@ -96,6 +138,11 @@ class PullInterpreter {
     const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
     if (block_.load(failure_word()) != 0) return;  // a call before did not end: its epochs are no longer its peers'
     epoch_ = block_.load(progress(args_.rank)) >> 16;
+    program_ = &args_.staged;
+    block_.one([&] {
+      shared().inputs[args_.rank] = args_.input;
+      shared().outputs[args_.rank] = args_.output;
+    });
     // A barrier has one piece of nothing.
     for (size_t piece = mine; piece < pieces || (pieces == 0 && piece == 0); piece += blocks) {
       begin_ = piece * args_.width;
@@ -130,46 +177,91 @@ class PullInterpreter {
 
   RINGLET_BOTH const std::byte* address(int rank, uint8_t space, size_t chunk) const {
     const size_t place = (offset(chunk) + begin_) * args_.size;
-    if (space == kInput) return args_.inputs[rank] + place;
-    if (space == kOutput) return args_.outputs[rank] + place;
+    if (space == kInput) return shared().inputs[rank] + place;
+    if (space == kOutput) return shared().outputs[rank] + place;
     // As far from a pack's start as in a tensor that begins at one, so that packs meet packs.
     return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStageA, chunk, args_.parts) +
            place % kPackBytes;
   }
 
   RINGLET_BOTH bool run_piece(bool first, bool last) {
-    for (int q = 0; q < args_.world && epoch_ > 0; ++q) {  // what this piece writes over is two epochs old
-      if (!wait(q, epoch_ - 1, 0)) return false;
-    }
-    if (first && args_.in_place) {
+    to_compare_ = 0;
+    // What this piece writes over is two epochs old.
+    if (epoch_ > 0 && !wait_for_all(epoch_ - 1, 0)) return false;
+    if (first) to_compare_ = ~uint32_t{0};
+    if (first) block_.one([&] { *call_of(args_.rank) = args_.call; });  // before this epoch's first publication
+    if (first && args_.in_place.steps != nullptr) {
       publish(kAnnounced);
-      for (int q = 0; q < args_.world; ++q) {
-        if (!wait(q, epoch_, kAnnounced)) return false;
-      }
+      if (!wait_for_all(epoch_, kAnnounced)) return false;
+      find_tensors();
+      program_ = shared().in_place ? &args_.in_place : &args_.staged;
     }
-    const int end = last ? args_.step_count : args_.body;
+    const int end = last ? program_->step_count : program_->body;
     for (int i = 0; i < end; ++i) {
-      const PullStep& step = args_.steps[i];
+      const PullStep& step = program_->steps[i];
       if (step.kind == PullStep::publish) publish(step.stage);
-      if (step.kind == PullStep::wait && !wait(step.peer, epoch_, step.stage)) return false;
+      if (step.kind == PullStep::wait) {
+        int next = i + 1;
+        while (next < end && program_->steps[next].kind == PullStep::wait) ++next;
+        const PullStep* steps = &step;
+        if (!wait_together(next - i, epoch_, [=](int k) { return steps[k]; })) return false;
+        i = next - 1;
+      }
       if (step.kind != PullStep::combine) continue;
       for (int c = 0; c < step.chunks; ++c) combine(step, static_cast<size_t>(c));
     }
     return true;
   }
 
+  /// Where all ranks' tensors are, if all are where peers can read them.
+  RINGLET_BOTH void find_tensors() {
+    block_.one([&] {
+      shared().in_place = true;
+      for (int q = 0; q < args_.world; ++q) {
+        const PullCall& call = *call_of(q);
+        if (call.in_heap == 0) shared().in_place = false;
+        if (q == args_.rank) continue;
+        shared().inputs[q] = args_.heaps[q] + call.input;
+        shared().outputs[q] = args_.heaps[q] + call.output;
+      }
+    });
+    block_.together();
+  }
+
+  RINGLET_BOTH PullShared& shared() const { return block_.shared(); }
+  RINGLET_BOTH PullCall* call_of(int rank) const {
+    return reinterpret_cast<PullCall*>(args_.regions[rank] + args_.layout.call(block_.index(), epoch_));
+  }
+
   RINGLET_BOTH void publish(uint32_t stage) { block_.publish(progress(args_.rank), (epoch_ << 16) + stage); }
 
-  RINGLET_BOTH bool wait(int peer, uint64_t epoch, uint32_t stage) {
-    if (peer == args_.rank) return true;
-    const uint64_t failure = pull_failure(peer, block_.index(), stage);
-    return block_.wait(progress(peer), (epoch << 16) + stage, args_.budget, failure_word(), failure);
+  RINGLET_BOTH bool wait_for_all(uint64_t epoch, uint32_t stage) {
+    return wait_together(args_.world, epoch, [=](int q) {
+      PullStep step{};
+      step.peer = q;
+      step.stage = stage;
+      return step;
+    });
+  }
+
+  /// For several peers, each by a thread of its own. At the first wait for a peer in a call: what it calls is compared.
+  template <class Steps>
+  RINGLET_BOTH bool wait_together(int count, uint64_t epoch, Steps steps) {
+    const auto wait = [&](int k) {
+      const PullStep step = steps(k);
+      const PullCall* call = to_compare_ >> step.peer & 1 ? call_of(step.peer) : nullptr;
+      return PullWait{progress(step.peer), (epoch << 16) + step.stage, call,
+                      pull_failure(step.peer, block_.index(), step.stage)};
+    };
+    if (!block_.wait(count, wait, args_.call, args_.budget, failure_word())) return false;
+    for (int k = 0; k < count; ++k) to_compare_ &= ~(uint32_t{1} << steps(k).peer);
+    return true;
   }
 
   RINGLET_BOTH void combine(const PullStep& step, size_t c) {
     const size_t count = elements(static_cast<size_t>(step.chunk) + c);
     if (count == 0) return;
-    Work<kMostRanks>& work = block_.work();
+    Work<kMostRanks>& work = shared().work;
     block_.one([&] { fill(work, step, c, count * args_.size); });
     block_.together();
     const bool plain = work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
@@ -192,7 +284,7 @@ class PullInterpreter {
     work.scaled_source = -1;
     work.divisor = step.finish ? args_.divisor : 1;
     for (int i = 0; i < step.sources; ++i) {
-      const PullSource& source = args_.sources[step.first_source + i];
+      const PullSource& source = program_->sources[step.first_source + i];
       const bool scaled = args_.premul && source.raw && source.rank == args_.rank;
       const bool published = scaled && source.staged != kNoSpace;
       const uint8_t space = published ? source.staged : source.space;
@@ -207,7 +299,9 @@ class PullInterpreter {
 
   const PullArgs& args_;
   Block& block_;
+  const PullProgram* program_ = nullptr;
   uint64_t epoch_ = 0;
+  uint32_t to_compare_ = 0;  // a bit for each peer
   size_t begin_ = 0;
 };
 

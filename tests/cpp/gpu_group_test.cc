@@ -285,8 +285,10 @@ void timeouts(const GpuEngines::Parts& mine) {
     const auto first = group.run(floats.call, own.stream), second = group.run(floats.call, own.stream);
     const std::string message = CHECK_THROWS(Timeout, first->wait(kLong));
     CHECK(message.find("rank 0 of 2") != std::string::npos);
-    const char* what = mine.nccl != nullptr ? "all_reduce #0" : "waited too long for rank 1";
-    CHECK(message.find(what) != std::string::npos);
+    CHECK(message.find("all_reduce #") != std::string::npos);
+    // Whichever came first: the kernel's own look at the clock says for whom it waited.
+    CHECK(message.find("was not done at the deadline") != std::string::npos ||
+          (mine.nccl == nullptr && message.find("waited too long for rank 1") != std::string::npos));
     CHECK_THROWS(Timeout, second->wait(kLong));
     CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
     CHECK(host.failure() == ErrorKind::timeout);

@@ -73,8 +73,12 @@ class Regions {
       addresses_.push_back(storage_.back().data() + (-start % 128));
     }
   }
-  GpuPullEngine::Setup setup(int rank) const {
-    return {rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
+  /// `registered`: everything is in a heap that begins at 0.
+  GpuPullEngine::Setup setup(int rank, bool registered = false) const {
+    GpuPullEngine::Setup setup{rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
+    setup.heaps.assign(addresses_.size(), nullptr);
+    setup.heap_bytes = registered ? SIZE_MAX : 0;
+    return setup;
   }
 
  private:
@@ -84,27 +88,29 @@ class Regions {
 };
 
 struct Rank {
-  Rank(const Case& c, int rank, const Regions& regions) : tensors(c, rank), engine(host_device(), regions.setup(rank)) {
+  Rank(const Case& c, int rank, const Regions& regions, bool registered = false)
+      : tensors(c, rank), engine(host_device(), regions.setup(rank, registered)) {
     tensors.write_input();
   }
   Tensors tensors;
   GpuPullEngine engine;
 };
 
-void run_case(const Case& c, bool registered, size_t region_bytes, int calls = 1) {
+/// Which ranks' tensors are in their heaps.
+enum class Registered { none, some, all };
+
+void run_case(const Case& c, Registered registered, size_t region_bytes, int calls = 1) {
   const Regions regions(c.world, region_bytes);
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Bytes> inputs;
-  GpuPullEngine::Registered all;
   for (int q = 0; q < c.world; ++q) {
-    ranks.push_back(std::make_unique<Rank>(c, q, regions));
+    const bool own = registered == Registered::all || (registered == Registered::some && q % 2 == 0);
+    ranks.push_back(std::make_unique<Rank>(c, q, regions, own));
     inputs.push_back(ranks.back()->tensors.given);
-    all.inputs.push_back(ranks.back()->tensors.call.input);
-    all.outputs.push_back(ranks.back()->tensors.call.output);
   }
   for (int i = 0; i < calls; ++i) {
     for (auto& rank : ranks) {
-      rank->engine.run(rank->tensors.call, nullptr, registered ? &all : nullptr);
+      rank->engine.run(rank->tensors.call, nullptr);
       // The input is the caller's again at once.
       launches[rank->tensors.rank].push_back([&tensors = rank->tensors] {
         tensors.read_output();
@@ -117,9 +123,10 @@ void run_case(const Case& c, bool registered, size_t region_bytes, int calls = 1
   for (int q = 0; q < c.world; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];
     rank.engine.check();
-    ok = ok && rank.tensors.good(expected(c, q, inputs));
+    ok = ok && rank.engine.quiet() && rank.tensors.good(expected(c, q, inputs));
   }
-  check_report(ok, __FILE__, __LINE__, describe_case(c) + (registered ? " registered" : " staged"));
+  const char* kinds[] = {" staged", " staged by some", " registered"};
+  check_report(ok, __FILE__, __LINE__, describe_case(c) + kinds[static_cast<int>(registered)]);
 }
 
 void every_algorithm() {
@@ -127,7 +134,8 @@ void every_algorithm() {
     for (const int world : {1, 2, 3, 4, 5}) {
       for (const size_t count : {0, 1, world - 1, world + 1, 2347}) {
         for (const bool in_place : {false, true}) {
-          for (const bool registered : {false, true}) {
+          for (const Registered registered : {Registered::none, Registered::some, Registered::all}) {
+            if (registered == Registered::some && (world < 2 || count < 2)) continue;
             Case c{&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count};
             c.in_place = in_place;
             c.seed = static_cast<unsigned>(count) % 11;
@@ -149,8 +157,7 @@ void every_dtype_and_operation() {
         if (!supports(c.dtype, c.op)) continue;
         c.in_place = (d + o) % 2 == 0;
         c.offset = element_size(c.dtype);
-        run_case(c, /*registered=*/false, size_t{24} << 10);
-        if (c.op != ReduceOp::premul_sum) run_case(c, /*registered=*/true, size_t{24} << 10);
+        for (const Registered registered : {Registered::none, Registered::all}) run_case(c, registered, size_t{24} << 10);
       }
     }
   }
@@ -176,14 +183,91 @@ void a_missing_rank() {
   CHECK_THROWS(Timeout, zero.engine.check());
 }
 
+/// Calls of all shapes one after another: what one leaves in its stages must stay until its readers are done.
+void one_after_another() {
+  constexpr int kWorld = 3;
+  const Regions regions(kWorld, size_t{64} << 10);
+  std::vector<std::unique_ptr<GpuPullEngine>> engines;
+  for (int q = 0; q < kWorld; ++q) {
+    engines.push_back(std::make_unique<GpuPullEngine>(host_device(), regions.setup(q)));
+  }
+  std::vector<std::vector<std::unique_ptr<Tensors>>> all;
+  std::vector<Case> cases;
+  for (int turn = 0; turn < 4; ++turn) {
+    for (const Algorithm& algorithm : algorithms()) {
+      const size_t count = std::vector<size_t>{1, 5000, 30, 1237}[(cases.size() + static_cast<size_t>(turn)) % 4];
+      cases.push_back({&algorithm, kWorld, algorithm.collective == Collective::barrier ? 0 : count});
+    }
+  }
+  for (const Case& c : cases) {
+    all.emplace_back();
+    for (int q = 0; q < kWorld; ++q) {
+      Tensors& tensors = *all.back().emplace_back(std::make_unique<Tensors>(c, q));
+      tensors.write_input();
+      engines[static_cast<size_t>(q)]->run(tensors.call, nullptr);
+    }
+  }
+  execute();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    bool ok = true;
+    std::vector<Bytes> inputs;
+    for (const auto& tensors : all[i]) inputs.push_back(tensors->given);
+    for (int q = 0; q < kWorld; ++q) {
+      Tensors& tensors = *all[i][static_cast<size_t>(q)];
+      tensors.read_output();
+      ok = ok && tensors.good(expected(cases[i], q, inputs));
+    }
+    check_report(ok, __FILE__, __LINE__, describe_case(cases[i]) + " after others");
+  }
+}
+
+/// Ranks that call different things: both are named on every rank that waits for the other, and nothing is waited out.
+void other_calls() {
+  const Case c{find_algorithm(Collective::all_reduce, "ring"), 2, 1000};
+  Case others[] = {c, c, c, c};
+  others[0].op = ReduceOp::max;
+  others[1].count = 999;
+  others[2].dtype = DType::float32;
+  others[3].algorithm = find_algorithm(Collective::all_reduce, "butterfly");
+  for (const Case& other : others) {
+    for (const bool registered : {false, true}) {
+      const Regions regions(2, size_t{24} << 10);
+      Rank zero(c, 0, regions, registered), one(other, 1, regions, registered);
+      for (Rank* rank : {&zero, &one}) {
+        rank->tensors.call.sequence = 7;
+        rank->engine.run(rank->tensors.call, nullptr);
+      }
+      execute();
+      for (Rank* rank : {&zero, &one}) {
+        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check());
+        CHECK(message.find("calls do not match") != std::string::npos);
+        CHECK(message.find("rank 0 called all_reduce #7 (ring, sum, int32, 1000 elements)") != std::string::npos ||
+              message.find("rank 0 all_reduce #7 (ring, sum, int32, 1000 elements)") != std::string::npos);
+        CHECK(message.find(describe(one.tensors.call)) != std::string::npos);
+      }
+    }
+  }
+}
+
+/// What was aborted ends, and says why.
+void aborted() {
+  const Case c{find_algorithm(Collective::all_reduce, "ring"), 2, 1000};
+  const Regions regions(2, size_t{24} << 10);
+  Rank zero(c, 0, regions);
+  zero.engine.run(zero.tensors.call, nullptr);
+  zero.engine.abort(ErrorKind::peer_lost, "enough");
+  execute();
+  CHECK_EQ(CHECK_THROWS(PeerLost, zero.engine.check()), "enough");
+  CHECK_THROWS(PeerLost, zero.engine.run(zero.tensors.call, nullptr));
+  CHECK(zero.engine.quiet());  // it never published, so nobody owes it anything
+}
+
 void refusals() {
   Case c{find_algorithm(Collective::all_reduce, "ring"), 3, 1000};
   const Regions regions(3, 1024);
   Rank rank(c, 0, regions);
   const std::string message = CHECK_THROWS(InvalidUsage, rank.engine.run(rank.tensors.call, nullptr));
   CHECK(message.find("regions of at least") != std::string::npos);
-  const GpuPullEngine::Registered few{{nullptr}, {nullptr}};
-  CHECK_THROWS(InvalidUsage, rank.engine.run(rank.tensors.call, nullptr, &few));
   GpuPullEngine::Setup crowded = regions.setup(0);
   crowded.world = cuda::kMostRanks + 1;
   CHECK_THROWS(InvalidUsage, GpuPullEngine(host_device(), crowded));
@@ -198,6 +282,9 @@ void refusals() {
 int main() {
   refusals();
   a_missing_rank();
+  other_calls();
+  aborted();
+  one_after_another();
   every_algorithm();
   every_dtype_and_operation();
   return check_result("gpu_pull");

@@ -21,7 +21,7 @@ class HostBlock {
   explicit HostBlock(int index) : index_(index) {}
 
   int index() const { return index_; }
-  cuda::Work<cuda::kMostRanks>& work() { return work_; }
+  cuda::PullShared& shared() { return shared_; }
   void together() {}
   template <class Act>
   void one(Act act) {
@@ -37,22 +37,36 @@ class HostBlock {
   }
   void publish(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
 
-  bool wait(const uint64_t* word, uint64_t target, uint64_t budget, uint64_t* failed, uint64_t failure) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
-    while (load(word) < target) {
-      if (load(failed) != 0 || std::chrono::steady_clock::now() > end) {
-        uint64_t none = 0;
-        std::atomic_ref(*failed).compare_exchange_strong(none, failure);
-        return false;
+  template <class Waits>
+  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, uint64_t* failed) {
+    for (int k = 0; k < count; ++k) {
+      const cuda::PullWait one = waits(k);
+      uint64_t failure = one.failure;
+      bool bad = !arrives(one, budget, failed);
+      if (!bad && one.call != nullptr) {
+        bad = one.call->signature != own.signature || one.call->count != own.count;
+        failure |= cuda::kOtherCall;
       }
-      std::this_thread::yield();
+      if (!bad) continue;
+      uint64_t none = 0;
+      std::atomic_ref(*failed).compare_exchange_strong(none, failure);
+      return false;
     }
     return true;
   }
 
  private:
+  static bool arrives(const cuda::PullWait& one, uint64_t budget, const uint64_t* failed) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+    while (load(one.word) < one.target) {
+      if (load(failed) != 0 || std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
   int index_;
-  cuda::Work<cuda::kMostRanks> work_{};
+  cuda::PullShared shared_{};
 };
 
 struct RunPull {

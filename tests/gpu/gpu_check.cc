@@ -157,9 +157,12 @@ struct World {
       regions.back()->fill(Bytes(region_bytes));
     }
   }
-  GpuPullEngine::Setup setup(int rank) const {
+  /// `registered`: everything is in a heap that begins at 0.
+  GpuPullEngine::Setup setup(int rank, bool registered = false) const {
     GpuPullEngine::Setup setup{rank, static_cast<int>(regions.size()), {}, regions[0]->bytes, blocks};
     for (const auto& region : regions) setup.regions.push_back(region->data);
+    setup.heaps.assign(regions.size(), nullptr);
+    setup.heap_bytes = registered ? SIZE_MAX : 0;
     return setup;
   }
   std::vector<std::unique_ptr<Memory>> regions;
@@ -170,14 +173,11 @@ struct World {
 void pull_case(const World& world, const Case& c, bool registered) {
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Bytes> inputs;
-  GpuPullEngine::Registered all;
   for (int q = 0; q < c.world; ++q) {
-    ranks.push_back(std::make_unique<Rank>(c, q, world.setup(q)));
+    ranks.push_back(std::make_unique<Rank>(c, q, world.setup(q, registered)));
     inputs.push_back(ranks.back()->given);
-    all.inputs.push_back(ranks.back()->call.input);
-    all.outputs.push_back(ranks.back()->call.output);
   }
-  for (auto& rank : ranks) rank->engine.run(rank->call, rank->stream.stream, registered ? &all : nullptr);
+  for (auto& rank : ranks) rank->engine.run(rank->call, rank->stream.stream);
   bool right = true;
   for (int q = 0; q < c.world; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];

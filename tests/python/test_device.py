@@ -182,7 +182,7 @@ def alone(rank: int, world: int) -> str:
 def test_a_call_that_is_never_done_ends_with_timeout(device_pool, way):
     said = device_pool.values(alone, 2, join="threads")[0]
     assert "all_reduce #1" in said and "rank 0 of 2" in said
-    assert ("deadline" if way == "NCCL" else "waited too long for rank 1, at round 0") in said
+    assert "deadline" in said or (way != "NCCL" and "waited too long for rank 1, at round 0" in said)
 
 
 def transports(rank: int, world: int) -> list[str]:
