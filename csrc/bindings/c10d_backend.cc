@@ -65,9 +65,9 @@ c10d::ErrorType C10dBackend::getError() {
 }
 
 at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
-  if (!options.device().is_cpu()) return at::empty({size}, options);
-  return empty_registered(
-      {size}, options.dtype_opt() ? c10::typeMetaToScalarType(*options.dtype_opt()) : c10::ScalarType::Float);
+  if (!has_registered(options.device())) return at::empty({size}, options);
+  const auto dtype = options.dtype_opt() ? c10::typeMetaToScalarType(*options.dtype_opt()) : c10::ScalarType::Float;
+  return empty_registered({size}, dtype, options.device());
 }
 
 std::shared_ptr<c10::Allocator> C10dBackend::getMemAllocator() {

@@ -139,13 +139,11 @@ void bind_group(py::module_& m) {
 
   m.def(
       "empty",
-      [](const std::vector<int64_t>& sizes, py::object dtype) {
-        return empty_registered(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+      [](const std::vector<int64_t>& sizes, py::object dtype, const c10::Device& device) {
+        return empty_registered(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, device);
       },
-      py::arg("sizes"), py::arg("dtype"));
-  m.def("is_registered", [](const at::Tensor& tensor) {
-    return Heap::process()->locate(tensor.const_data_ptr(), tensor.nbytes()).has_value();
-  });
+      py::arg("sizes"), py::arg("dtype"), py::arg("device"));
+  m.def("is_registered", &is_registered);
   m.def("heap", [] {
     const auto& heap = Heap::process();
     return py::dict(py::arg("bytes") = heap->bytes(), py::arg("allocated_bytes") = heap->allocated_bytes());

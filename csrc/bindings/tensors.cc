@@ -1,11 +1,15 @@
 #include "bindings/tensors.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
 
 #include "base/error.h"
 #include "bindings/on_device.h"
+#include "comm/gpu_heap.h"
+#include "engine/gpu.h"
 #include "memory/heap.h"
 
 namespace ringlet {
@@ -75,17 +79,59 @@ std::byte* data_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
 }
 
-at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype) {
+namespace {
+
+/// Null where the device has none.
+GpuHeap* heap_of(const c10::Device& device) {
+  if (device.is_cpu() || !is_served(device)) return nullptr;
+  const c10::DeviceGuard current(device);
+  return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
+}
+
+at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options, size_t bytes) {
+  const c10::impl::VirtualGuardImpl guard(options.device().type());
+  const c10::Device device = options.device().has_index() ? options.device() : guard.getDevice();
+  GpuHeap* heap = heap_of(device);
+  if (heap == nullptr) {
+    throw InvalidUsage("empty: no registered memory on " + device.str() +
+                       "; RINGLET_GPU_HEAP_MIB says how much of a GPU's memory there is to be, from its first use on");
+  }
+  const auto release = [heap, device](void* pointer) {
+    try {
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    } catch (const c10::Error&) {
+      return;  // the device is gone, at the process's end for one: nobody is to have this memory again
+    }
+    heap->free(static_cast<std::byte*>(pointer));
+  };
+  return at::for_blob(heap->allocate(bytes), sizes)
+      .deleter(release)
+      .options(options.device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
+}  // namespace
+
+at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device) {
   size_t bytes = c10::elementSize(dtype);
   for (const int64_t size : sizes) {
     if (size < 0) throw InvalidUsage("empty: negative size " + std::to_string(size));
     bytes *= static_cast<size_t>(size);
   }
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (!device.is_cpu()) return empty_on_gpu(sizes, options.device(device), bytes);
   const std::shared_ptr<Heap> heap = Heap::process();
   std::byte* memory = heap->allocate(bytes);
-  return at::from_blob(
-      memory, sizes, [heap](void* pointer) { heap->free(static_cast<std::byte*>(pointer)); },
-      at::TensorOptions().dtype(dtype));
+  return at::from_blob(memory, sizes, [heap](void* pointer) { heap->free(static_cast<std::byte*>(pointer)); }, options);
 }
+
+bool is_registered(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return Heap::process()->locate(tensor.const_data_ptr(), tensor.nbytes()).has_value();
+  const GpuHeap* heap = heap_of(tensor.device());
+  return heap != nullptr && heap->holds(tensor.const_data_ptr(), tensor.nbytes());
+}
+
+bool has_registered(const c10::Device& device) { return device.is_cpu() || heap_of(device) != nullptr; }
 
 }  // namespace ringlet

@@ -18,7 +18,13 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
 std::byte* data_of(const at::Tensor& tensor);
 
-/// A contiguous tensor of registered memory, uninitialized. Throws SystemError when the heap is full.
-at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype);
+/// A contiguous tensor of registered memory, uninitialized: of the host's, or a GPU's, whose end waits for the device.
+/// Throws SystemError when the heap is full, InvalidUsage where the device has none.
+at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device = c10::kCPU);
+
+/// Whether peers can read it where it lies.
+bool is_registered(const at::Tensor& tensor);
+/// Whether a device has registered memory.
+bool has_registered(const c10::Device& device);
 
 }  // namespace ringlet

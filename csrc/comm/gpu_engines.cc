@@ -121,7 +121,8 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
       memory_->open(cards, host_.rank());
       const int blocks = std::min(kMostBlocks, PeerMemory::processors(cards));
       pull_ = std::make_unique<GpuPullEngine>(
-          device(), GpuPullEngine::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks});
+          device(), GpuPullEngine::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks,
+                                         memory_->heaps(), memory_->card().heap_bytes});
     } catch (const Error& error) {
       mine.no_peers = error.what();
     }

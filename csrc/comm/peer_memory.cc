@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/gpu_heap.h"
 
 namespace ringlet {
 namespace {
@@ -51,6 +52,11 @@ bool same_device(const RingletCudaIdentity& a, const RingletCudaIdentity& b) {
 PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device) {
   card_.process = this_process();
   device_call(device_.identity(&card_.device), "asking for the device's identity");
+  if (const GpuHeap* heap = GpuHeap::of(device_, card_.device.number)) {
+    card_.heap_share = heap->share();
+    card_.heap = heap->base();
+    card_.heap_bytes = heap->bytes();
+  }
   void* region = Retired::all().take(card_.device.number);
   if (region == nullptr) device_call(device_.allocate(&region, kBytes), "allocating memory for peers");
   card_.address = static_cast<std::byte*>(region);
@@ -75,19 +81,23 @@ PeerMemory::~PeerMemory() {
 
 void PeerMemory::open(const std::vector<Card>& all, int rank) {
   for (size_t q = 0; q < all.size(); ++q) {
-    const Card& card = all[q];
+    const Card& card = static_cast<int>(q) == rank ? card_ : all[q];
     const std::string whose = "reaching the memory of rank " + std::to_string(q);
-    void* memory = card.address;
-    if (static_cast<int>(q) == rank) {
-      memory = card_.address;
-    } else if (card.process == card_.process) {
+    if (card.process == card_.process && static_cast<int>(q) != rank) {
       device_call(device_.reach(card.device.number), whose.c_str());
-    } else {
-      device_call(device_.open(&card.share, &memory), whose.c_str());
-      opened_.push_back(memory);
     }
-    regions_.push_back(static_cast<std::byte*>(memory));
+    regions_.push_back(reached(card, card.share, card.address, whose));
+    heaps_.push_back(card.heap == nullptr ? nullptr : reached(card, card.heap_share, card.heap, whose));
   }
+}
+
+std::byte* PeerMemory::reached(const Card& card, const RingletCudaShare& share, std::byte* address,
+                               const std::string& whose) {
+  if (card.process == card_.process) return address;
+  void* memory = nullptr;
+  device_call(device_.open(&share, &memory), whose.c_str());
+  opened_.push_back(memory);
+  return static_cast<std::byte*>(memory);
 }
 
 int PeerMemory::processors(const std::vector<Card>& all) {

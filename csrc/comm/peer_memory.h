@@ -1,5 +1,5 @@
-// A region of GPU memory for each rank of a group, which all ranks' GPUs reach: by raw addresses where ranks share a
-// process, by CUDA IPC where they do not.
+// A region of GPU memory for each rank of a group, which all ranks' GPUs reach, and the ranks' registered heaps: by raw
+// addresses where ranks share a process, by CUDA IPC where they do not.
 //
 // Contract: the constructor takes this rank's region, zeroed at its start; open() makes the others' reachable from the
 // cards that they told. Both throw DeviceError. Regions are not given back to the driver while another process may hold
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "reduce/cuda.h"
@@ -27,6 +28,9 @@ class PeerMemory {
     RingletCudaIdentity device{};
     RingletCudaShare share{};
     std::byte* address = nullptr;
+    RingletCudaShare heap_share{};
+    std::byte* heap = nullptr;  ///< null where the rank has none
+    size_t heap_bytes = 0;
   };
 
   explicit PeerMemory(const RingletCudaDevice& device);
@@ -39,6 +43,8 @@ class PeerMemory {
 
   /// By rank, as this rank's device reaches them.
   const std::vector<std::byte*>& regions() const { return regions_; }
+  /// The same; null for a rank that has none.
+  const std::vector<std::byte*>& heaps() const { return heaps_; }
 
   /// No rank reads this rank's region again.
   void retire() { retired_ = true; }
@@ -47,11 +53,12 @@ class PeerMemory {
   static int processors(const std::vector<Card>& all);
 
  private:
+  std::byte* reached(const Card& card, const RingletCudaShare& share, std::byte* address, const std::string& whose);
   void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   Card card_;
-  std::vector<std::byte*> regions_;
+  std::vector<std::byte*> regions_, heaps_;
   std::vector<void*> opened_;
   bool retired_ = false;
 };

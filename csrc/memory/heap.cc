@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <string>
 
 #include "base/error.h"
@@ -45,7 +46,7 @@ const std::shared_ptr<Heap>& Heap::process() {
   return heap;
 }
 
-Heap::Heap(size_t bytes) : owner_(::getpid()) {
+Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
   file_ = Descriptor(::memfd_create("ringlet-heap", MFD_CLOEXEC));
   if (!file_.valid()) throw_errno("memfd_create");
   if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) {
@@ -53,29 +54,14 @@ Heap::Heap(size_t bytes) : owner_(::getpid()) {
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
   if (::getrandom(&id_, sizeof id_, 0) != sizeof id_) throw_errno("getrandom");
-  free_.emplace(0, bytes);
 }
 
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  const std::lock_guard lock(mutex_);
-  for (auto range = free_.begin(); range != free_.end(); ++range) {
-    const size_t offset = round_up(range->first, alignment);
-    if (offset + wanted > range->first + range->second) continue;
-    take(range, offset, wanted);
-    return map_.base() + offset;
-  }
+  if (const std::optional<size_t> offset = ranges_.take(wanted, alignment)) return map_.base() + *offset;
   throw SystemError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
                     std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
-}
-
-void Heap::take(std::map<size_t, size_t>::iterator range, size_t offset, size_t bytes) {
-  const auto [start, length] = *range;
-  free_.erase(range);
-  if (offset > start) free_.emplace(start, offset - start);
-  if (const size_t end = offset + bytes; end < start + length) free_.emplace(end, start + length - end);
-  used_.emplace(offset, bytes);
 }
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
@@ -85,24 +71,10 @@ void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
 
 void Heap::free(std::byte* pointer) noexcept {
   if (owner_ != ::getpid()) return;  // a forked child's copy of a tensor went; the parent's is still in use
-  const std::lock_guard lock(mutex_);
-  const auto block = used_.find(static_cast<size_t>(pointer - map_.base()));
-  if (block == used_.end()) return;
-  auto [start, length] = *block;
-  used_.erase(block);
-  if (length >= kReturnBytes) discard(pointer, length);
-  auto next = free_.lower_bound(start);
-  if (next != free_.end() && next->first == start + length) {
-    length += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    if (const auto before = std::prev(next); before->first + before->second == start) {
-      before->second += length;
-      return;
-    }
-  }
-  free_.emplace(start, length);
+  const auto offset = static_cast<size_t>(pointer - map_.base());
+  // Before the range can be another's.
+  if (const size_t length = ranges_.length(offset); length >= kReturnBytes) discard(pointer, length);
+  ranges_.give_back(offset);
 }
 
 Descriptor Heap::read_only_descriptor() const {
@@ -110,13 +82,6 @@ Descriptor Heap::read_only_descriptor() const {
   Descriptor copy(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!copy.valid()) throw_errno("cannot reopen the registered heap read-only", "is /proc mounted?");
   return copy;
-}
-
-size_t Heap::allocated_bytes() const {
-  const std::lock_guard lock(mutex_);
-  size_t total = 0;
-  for (const auto& [offset, bytes] : used_) total += bytes;
-  return total;
 }
 
 }  // namespace ringlet

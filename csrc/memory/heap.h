@@ -8,12 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "memory/mapping.h"
+#include "memory/ranges.h"
 
 namespace ringlet {
 
@@ -45,18 +44,14 @@ class Heap {
   std::byte* base() const { return map_.base(); }
   size_t bytes() const { return map_.bytes(); }
   uint64_t id() const { return id_; }
-  size_t allocated_bytes() const;
+  size_t allocated_bytes() const { return ranges_.taken_bytes(); }
 
  private:
-  void take(std::map<size_t, size_t>::iterator range, size_t offset, size_t bytes);
-
   Descriptor file_;
   Mapping map_;
   uint64_t id_;
   int owner_;  // the process that may allocate
-  mutable std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent; guarded by mutex_
-  std::map<size_t, size_t> used_;  // offset -> bytes; guarded by mutex_
+  Ranges ranges_;
 };
 
 }  // namespace ringlet

@@ -254,19 +254,23 @@ def recv(
     return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
 
 
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An uninitialized contiguous CPU tensor in registered memory: peers read it where it lies.
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """An uninitialized contiguous tensor in registered memory: peers read it where it lies.
 
-    size: as torch.empty's. Raises SystemError when the registered heap (RINGLET_HEAP_MIB) has no room.
+    size: as torch.empty's. device: the host, or a GPU: as much of its memory as RINGLET_GPU_HEAP_MIB says, none unless
+    it is set, and where a tensor ends the host waits for the device. Raises SystemError when the registered heap
+    (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage where the device has none.
     """
     sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    return _C.empty(list(sizes), dtype or torch.get_default_dtype())  # type: ignore[arg-type]
+    return _C.empty(list(sizes), dtype or torch.get_default_dtype(), torch.device(device))  # type: ignore[arg-type]
 
 
 def is_registered(tensor: Array) -> bool:
-    """Whether peers can read this tensor where it lies: any tensor where ranks are threads, else one of `empty`."""
-    group = current() if has_default() else None
-    return (group is not None and group.transport == "threads") or _C.is_registered(as_tensor(tensor))
+    """Whether peers can read this tensor where it lies: the host's where ranks are threads, else one of `empty`."""
+    group, one = current() if has_default() else None, as_tensor(tensor)
+    return (group is not None and group.transport == "threads" and one.is_cpu) or _C.is_registered(one)
 
 
 def as_tensor(array: Array) -> torch.Tensor:

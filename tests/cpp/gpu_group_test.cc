@@ -3,45 +3,19 @@
 #include "comm/gpu_group.h"
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "collective_cases.h"
+#include "gpu_ranks.h"
 #include "live_gpu.h"
-#include "ranks.h"
 
-using namespace ringlet;
+using namespace gpu_ranks;
 using namespace collective_cases;
 
 namespace {
-
-const RingletCudaDevice& device() { return *ringlet_cuda_device(); }
-
-/// Up to so many bytes go through peers' memory.
-GpuEngines::Parts parts(size_t peer_bytes = GpuEngines::kPeerBytes) {
-  static const NcclApi api = open_nccl({{LIVE_GPU}});
-  return {.device = &device(), .nccl = &api, .peer_bytes = peer_bytes};
-}
-
-GpuEngines::Parts without_nccl() { return {.device = &device(), .no_nccl = "no NCCL: gone fishing"}; }
-
-constexpr size_t kAlways = SIZE_MAX, kNever = 0;
-
-struct StreamOwner {
-  StreamOwner() { device().create_stream(&stream); }
-  ~StreamOwner() { device().destroy_stream(stream); }
-  StreamOwner(const StreamOwner&) = delete;
-  void* stream = nullptr;
-};
-
-void no_errors(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) CHECK_EQ(error, "");
-}
-
-const auto kLong = std::chrono::seconds(60);
 
 /// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through both.
 void contract(size_t peer_bytes) {
@@ -74,18 +48,6 @@ void contract(size_t peer_bytes) {
     }));
   }
 }
-
-struct Floats {
-  explicit Floats(int rank, size_t count = 1000) : values(count, static_cast<float>(rank + 1)) {
-    call.collective = Collective::all_reduce;
-    call.dtype = DType::float32;
-    call.count = count;
-    call.input = reinterpret_cast<const std::byte*>(values.data());
-    call.output = reinterpret_cast<std::byte*>(values.data());
-  }
-  std::vector<float> values;
-  Call call;
-};
 
 /// A rank that lacks something is named on all, and the host's group goes on.
 void lacking() {
@@ -203,44 +165,6 @@ void captured() {
   }));
 }
 
-/// Regions of groups that ended well serve the next ones, and everything opened is closed.
-void regions() {
-  const int before = live_gpu_allocations();
-  for (int i = 0; i < 3; ++i) {
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-      Floats floats(host.rank());
-      GpuGroup group(host, without_nccl());
-      group.run(floats.call, nullptr)->wait(kLong);
-      CHECK_EQ(floats.values[0], 3.0f);
-      host.run(Call{});
-    }));
-  }
-  CHECK(live_gpu_allocations() - before <= 3 * 2 * 2);  // plans
-}
-
-/// As between processes: memory is opened where it was shared, and closed at the end.
-void other_processes() {
-  PeerMemory mine(device()), other(device());
-  std::vector<PeerMemory::Card> cards = {mine.card(), other.card()};
-  cards[1].process[0] ^= 1;
-  cards[1].address = nullptr;
-  {
-    PeerMemory third(device());
-    cards[0] = third.card();
-    third.open(cards, 0);
-    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address, other.card().address}));
-    CHECK_EQ(live_gpu_opened(), 1);
-    third.retire();
-  }
-  CHECK_EQ(live_gpu_opened(), 0);
-  PeerMemory again(device());
-  CHECK(again.card().address == cards[0].address);
-  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);
-  cards[1].device.uuid[0] = 1;
-  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 8);
-  for (PeerMemory* memory : {&mine, &other, &again}) memory->retire();
-}
-
 /// The host is free while the device waits for a rank that comes later.
 void asynchronous() {
   std::atomic<bool> came{false};
@@ -351,8 +275,6 @@ int main() {
   across_hosts();
   messages();
   captured();
-  regions();
-  other_processes();
   asynchronous();
   completions();
   for (const auto& mine : {parts(kNever), without_nccl()}) {

@@ -157,7 +157,8 @@ void every_dtype_and_operation() {
         if (!supports(c.dtype, c.op)) continue;
         c.in_place = (d + o) % 2 == 0;
         c.offset = element_size(c.dtype);
-        for (const Registered registered : {Registered::none, Registered::all}) run_case(c, registered, size_t{24} << 10);
+        for (const Registered registered : {Registered::none, Registered::all})
+          run_case(c, registered, size_t{24} << 10);
       }
     }
   }

@@ -123,7 +123,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0};
+std::atomic<int> allocations{0}, in_place{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -209,6 +209,7 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
 }
 
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  if (args->in_place.steps != nullptr) ++in_place;
   of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
   return 0;
 }
@@ -307,6 +308,7 @@ EXPORTED int live_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int live_gpu_allocations() { return allocations; }
+EXPORTED int live_gpu_in_place() { return in_place; }
 
 EXPORTED int ncclGetVersion(int* version) { return *version = 22809, kNcclSuccess; }
 

@@ -12,4 +12,6 @@ void live_gpu_wait(void* stream);
 /// How much memory of others is open, and how often memory was allocated.
 int live_gpu_opened();
 int live_gpu_allocations();
+/// How many pull kernels were launched on tensors that peers can read in place.
+int live_gpu_in_place();
 }

@@ -63,6 +63,32 @@ def test_every_algorithm_count_and_root(pool, world, way):
     pool.values(every_algorithm_count_and_root, world, way)
 
 
+def registered(rank: int, world: int) -> None:
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "64"
+    go("peer memory")
+    tensor = ringlet.empty(100_003, device="cuda")
+    for algorithm in ALGORITHMS["all_reduce"]:
+        tensor.fill_(rank + 1.0)
+        ringlet.all_reduce(tensor, algorithm=algorithm)
+        assert tensor.unique().tolist() == [world * (world + 1) / 2], algorithm
+
+
+def test_registered_memory(pool):
+    pool.values(registered, 3)
+
+
+def differ(rank: int, world: int) -> str:
+    go("peer memory")
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_reduce(torch.ones(10 + rank, device="cuda"), async_op=True).wait(timeout=60)
+    return str(caught.value)
+
+
+def test_calls_that_differ_are_named(pool):
+    for said in pool.values(differ, 2):
+        assert "10 elements" in said and "11 elements" in said
+
+
 def messages(rank: int, world: int) -> None:
     """Round a ring: rank 0 sends first, the others when they have received."""
     tensor = torch.full((100_000,), float(rank), device="cuda")

@@ -67,6 +67,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return handle_of(stream.id()); }
   void synchronizeStream(const c10::Stream& stream) const override { wait_for(handle_of(stream.id())); }
 
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    for (void* stream : streams.all) wait_for(stream);
+  }
+
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) device().create_event(event);
     device().record(*event, handle_of(stream.id()));

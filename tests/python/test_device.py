@@ -4,6 +4,7 @@ streams, messages, what is refused, and what becomes of a call that is never don
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from dataclasses import asdict
 
@@ -15,6 +16,7 @@ import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
 from live_gpu import filled
+from ranks import Pool
 from ringlet import _C
 from ringlet.bench.ranks.case import Case as BenchCase
 from ringlet.bench.ranks.loop import Rank
@@ -162,6 +164,47 @@ def around(rank: int, world: int) -> None:
 
 def test_messages(device_pool):
     device_pool.values(around, 3, join="threads")
+
+
+def in_registered_memory(rank: int, world: int) -> None:
+    live_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on privateuseone:0; RINGLET_GPU_HEAP_MIB"):
+        ringlet.empty(4, device=live_gpu.DEVICE)
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
+    tensor = ringlet.empty(2, 500, device=live_gpu.DEVICE)
+    assert tensor.shape == (2, 500) and str(tensor.device) == f"{live_gpu.DEVICE}:0"
+    assert ringlet.is_registered(tensor) and not ringlet.is_registered(filled(0.0))
+    for _ in range(3):
+        tensor.copy_(filled(7.0).view(2, 500))
+        assert ringlet.ring_allreduce(tensor, op="avg").cpu().unique().tolist() == [7.0]
+    with pytest.raises(ringlet.SystemError, match="has no room"):
+        ringlet.empty(1 << 20, dtype=torch.float64, device=live_gpu.DEVICE)
+    pointer = tensor.data_ptr()
+    del tensor
+    assert ringlet.empty(1000, device=live_gpu.DEVICE).data_ptr() == pointer
+
+
+def test_registered_memory(tmp_path):
+    """In a process of its own, which keeps its heap."""
+    pool = Pool(tmp_path)
+    try:
+        pool.values(in_registered_memory, 1, join="threads")
+    finally:
+        pool.end()
+
+
+def differ(rank: int, world: int) -> str:
+    live_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
+    with pytest.raises(ringlet.InvalidUsage):
+        ringlet.barrier()  # the group is at its end, on the host too
+    return str(caught.value)
+
+
+def test_calls_that_differ_are_named(device_pool):
+    for said in device_pool.values(differ, 2, join="threads"):
+        assert "calls do not match" in said and "10 elements" in said and "11 elements" in said
 
 
 def alone(rank: int, world: int) -> str:

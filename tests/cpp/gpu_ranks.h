@@ -1,0 +1,53 @@
+// Groups on the GPU and the NCCL of the host that run (live_gpu.cc); ranks are threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "comm/gpu_group.h"
+#include "ranks.h"
+
+namespace gpu_ranks {
+
+using namespace ringlet;
+
+inline const RingletCudaDevice& device() { return *ringlet_cuda_device(); }
+
+/// Up to so many bytes go through peers' memory.
+inline GpuEngines::Parts parts(size_t peer_bytes = GpuEngines::kPeerBytes) {
+  static const NcclApi api = open_nccl({{LIVE_GPU}});
+  return {.device = &device(), .nccl = &api, .peer_bytes = peer_bytes};
+}
+
+inline GpuEngines::Parts without_nccl() { return {.device = &device(), .no_nccl = "no NCCL: gone fishing"}; }
+
+inline constexpr size_t kAlways = SIZE_MAX, kNever = 0;
+
+struct StreamOwner {
+  StreamOwner() { device().create_stream(&stream); }
+  ~StreamOwner() { device().destroy_stream(stream); }
+  StreamOwner(const StreamOwner&) = delete;
+  void* stream = nullptr;
+};
+
+inline void no_errors(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) CHECK_EQ(error, "");
+}
+
+inline constexpr auto kLong = std::chrono::seconds(60);
+
+struct Floats {
+  explicit Floats(int rank, size_t count = 1000) : values(count, static_cast<float>(rank + 1)) {
+    call.collective = Collective::all_reduce;
+    call.dtype = DType::float32;
+    call.count = count;
+    call.input = reinterpret_cast<const std::byte*>(values.data());
+    call.output = reinterpret_cast<std::byte*>(values.data());
+  }
+  std::vector<float> values;
+  Call call;
+};
+
+}  // namespace gpu_ranks

@@ -1,0 +1,99 @@
+// Memory that peers' GPUs reach, on a GPU of the host (live_gpu.cc): regions that serve again, registered heaps, and what is
+// opened of other processes.
+#include "comm/peer_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/gpu_heap.h"
+#include "gpu_ranks.h"
+#include "live_gpu.h"
+
+using namespace gpu_ranks;
+
+namespace {
+
+/// Regions of groups that ended well serve the next ones, and everything opened is closed.
+void regions() {
+  const int before = live_gpu_allocations();
+  for (int i = 0; i < 3; ++i) {
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      Floats floats(host.rank());
+      GpuGroup group(host, without_nccl());
+      group.run(floats.call, nullptr)->wait(kLong);
+      CHECK_EQ(floats.values[0], 3.0f);
+      host.run(Call{});
+    }));
+  }
+  CHECK_EQ(live_gpu_allocations() - before, 2 + 3 * 2 * 2);  // two regions, and each group's plans
+}
+
+/// Tensors in a GPU's heap are read in place where all ranks' are; the heap is as large as was said.
+void heaps() {
+  CHECK(GpuHeap::of(device(), 5) == nullptr);
+  setenv("RINGLET_GPU_HEAP_MIB", "much", 1);
+  CHECK_THROWS(InvalidUsage, GpuHeap::of(device(), 5));
+  setenv("RINGLET_GPU_HEAP_MIB", "1", 1);
+  GpuHeap* heap = GpuHeap::of(device(), 0);
+  unsetenv("RINGLET_GPU_HEAP_MIB");
+  CHECK(heap != nullptr && heap == GpuHeap::of(device(), 0) && heap->bytes() == size_t{1} << 20);
+  CHECK(heap->holds(heap->base(), heap->bytes()) && !heap->holds(heap->base() + 1, heap->bytes()));
+  const std::string full = CHECK_THROWS(SystemError, heap->allocate((size_t{1} << 20) + 1));
+  CHECK(full.find("RINGLET_GPU_HEAP_MIB") != std::string::npos);
+  const int before = live_gpu_in_place();
+  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    std::byte* memory = heap->allocate(4000);
+    CHECK(reinterpret_cast<uintptr_t>(memory) % 256 == 0);
+    for (const bool all : {true, false}) {
+      Floats floats(host.rank());
+      Call call = floats.call;
+      if (all || host.rank() == 1) {
+        std::memcpy(memory, floats.values.data(), 4000);
+        call.input = call.output = memory;
+      }
+      group.run(call, nullptr)->wait(kLong);
+      CHECK_EQ(reinterpret_cast<const float*>(call.output)[999], 6.0f);
+      host.run(Call{});
+    }
+    heap->free(memory);
+  }));
+  CHECK_EQ(live_gpu_in_place() - before, 3 + 1);
+}
+
+/// As between processes: memory is opened where it was shared, and closed at the end; with a heap, that too.
+void other_processes(int each) {
+  PeerMemory mine(device()), other(device());
+  std::vector<PeerMemory::Card> cards = {mine.card(), other.card()};
+  cards[1].process[0] ^= 1;
+  cards[1].address = nullptr;
+  {
+    PeerMemory third(device());
+    cards[0] = third.card();
+    third.open(cards, 0);
+    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address, other.card().address}));
+    CHECK_EQ(live_gpu_opened(), each);
+    CHECK(third.heaps() == (std::vector<std::byte*>{cards[0].heap, cards[1].heap}) &&
+          (each == 2) == (cards[1].heap != nullptr));
+    third.retire();
+  }
+  CHECK_EQ(live_gpu_opened(), 0);
+  PeerMemory again(device());
+  CHECK(again.card().address == cards[0].address);
+  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);
+  cards[1].device.uuid[0] = 1;
+  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 8);
+  for (PeerMemory* memory : {&mine, &other, &again}) memory->retire();
+}
+
+}  // namespace
+
+int main() {
+  regions();
+  other_processes(1);
+  heaps();
+  other_processes(2);
+  return check_result("peer_memory");
+}
