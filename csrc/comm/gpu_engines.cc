@@ -197,8 +197,8 @@ bool GpuEngines::through_peers(const Call& call) const {
 void GpuEngines::run(const Call& call, void* stream) {
   if (through_peers(call)) {
     if (call.blocks != nullptr) {
-      throw DeviceError(std::string(name(call.collective)) +
-                        " of blocks of different sizes on a GPU needs NCCL, and there is none" + no_nccl_);
+      throw InvalidUsage(std::string(name(call.collective)) +
+                         " of blocks of different sizes on a GPU needs NCCL, and there is none" + no_nccl_);
     }
     last_ = &pull_->last_call();
     pull_->run(call, stream);
@@ -209,7 +209,7 @@ void GpuEngines::run(const Call& call, void* stream) {
 }
 
 void GpuEngines::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream) {
-  if (!message_) throw DeviceError("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
+  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
   last_ = &message_->last_call();
   message_->exchange(messages, timeout, stream);
 }

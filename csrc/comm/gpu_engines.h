@@ -3,8 +3,8 @@
 // Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and reasons.
 // Collectives of up to Parts::peer_bytes go through peers' memory, longer ones, messages and blocks of different sizes
-// through NCCL; where there is only one of the two it serves what it can. check(), closely and
-// after work was found finished, throws what has ended it. run() and exchange() as the engines': one call at a time, in one order on all ranks.
+// through NCCL; where there is only one of the two it serves what it can, and the rest is InvalidUsage. check(), closely
+// and after work was found finished, throws what has ended it. Calls are one at a time, in one order on all ranks.
 // Ownership: the host's group outlives it. Thread safety: one thread at a time; the device must be current in the
 // constructor, run() and exchange().
 #pragma once

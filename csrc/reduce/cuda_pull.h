@@ -7,7 +7,7 @@
 // wait for it compare, and learn where its tensors are. Every wait has a budget; a block whose wait is over, or whose
 // peer calls something else, writes which into its region's first word and ends, and so do the rank's others.
 // Ownership: none. Thread safety: one launch per rank at a time; only a rank's own kernel writes its region and tensors.
-// `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/gpu_pull_test.cc.
+// `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/host_block.h.
 #pragma once
 
 #include "reduce/cuda_reduce.h"
@@ -41,8 +41,8 @@ struct PullSource {
 // Spaces by number; all from stage a on are stages.
 inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStageA = 3;
 
-/// What a rank calls, for peers to compare and to find its tensors: bytes from its heap's start, moved so that chunk 0 would
-/// lie there.
+/// What a rank calls, for peers to compare and to find its tensors: bytes from its heap's start, moved so that chunk 0
+/// would lie there.
 struct PullCall {
   uint64_t signature;  // engine/call.h packs it
   uint64_t count;
@@ -52,8 +52,9 @@ struct PullCall {
   uint64_t in_heap;  // 1: peers can read them there
 };
 
-/// A region: the failure word, a line for each block's progress and calls, then for each block two areas by the parity of the epoch,
-/// in which its stages are. Areas are the same for all calls: a peer may still read what the call before left in one.
+/// A region: the failure word, a line for each block's progress and calls, then for each block two areas by the parity of
+/// the epoch, in which its stages are. Areas are the same for all calls: a peer may still read what the call before left
+/// in one.
 struct PullLayout {
   static constexpr size_t kLine = 128;
   static_assert(sizeof(uint64_t) + 2 * sizeof(PullCall) <= kLine);
@@ -105,7 +106,8 @@ struct PullArgs {
   const std::byte* output;
 };
 
-/// failure word: 1 << 63 | kind << 62 | peer << 48 | block << 32 | stage. The kind is 1 where the peer calls something else.
+/// failure word: 1 << 63 | kind << 62 | peer << 48 | block << 32 | stage. The kind is 1 where the peer calls something
+/// else.
 RINGLET_BOTH uint64_t pull_failure(int peer, int block, uint32_t stage) {
   return uint64_t{1} << 63 | static_cast<uint64_t>(peer) << 48 | static_cast<uint64_t>(block) << 32 | stage;
 }

@@ -98,8 +98,14 @@ void either() {
     GpuGroup group(host, without_nccl());
     Floats floats(host.rank());
     const std::vector<Message> messages = {{1 - host.rank(), true, DType::uint8, 8, nullptr, {}}};
-    const std::string message = CHECK_THROWS(DeviceError, group.exchange(messages, nullptr));
+    const std::string message = CHECK_THROWS(InvalidUsage, group.exchange(messages, nullptr));
     CHECK(message.find("send and recv on a GPU need NCCL") == 0);
+    Blocks blocks;
+    Call uneven = floats.call;
+    uneven.blocks = &blocks;
+    CHECK_THROWS(InvalidUsage, group.run(uneven, nullptr));
+    group.run(floats.call, nullptr)->wait(kLong);
+    CHECK_EQ(floats.values[0], 3.0f);
   }));
 }
 
