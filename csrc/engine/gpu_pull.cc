@@ -1,7 +1,6 @@
 #include "engine/gpu_pull.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -252,12 +251,12 @@ void GpuPullEngine::abort(ErrorKind kind, const std::string& reason) noexcept {
 }
 
 bool GpuPullEngine::quiet() const {
+  // Word by word: what lies beside a peer's progress it may be writing now.
   const auto progress_of = [&](int rank) {
-    std::vector<std::byte> lines(layout().stages());
-    const int code = device_.download(lines.data(), setup_.regions[static_cast<size_t>(rank)], lines.size(), beside_);
-    std::vector<uint64_t> words(code == 0 ? static_cast<size_t>(setup_.blocks) : 0);
+    std::vector<uint64_t> words(static_cast<size_t>(setup_.blocks));
     for (size_t b = 0; b < words.size(); ++b) {
-      std::memcpy(&words[b], lines.data() + layout().progress(static_cast<int>(b)), sizeof words[b]);
+      const std::byte* word = setup_.regions[static_cast<size_t>(rank)] + layout().progress(static_cast<int>(b));
+      if (device_.download(&words[b], word, sizeof words[b], beside_) != 0) return std::vector<uint64_t>();
     }
     return words;
   };
