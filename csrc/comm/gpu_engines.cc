@@ -157,6 +157,7 @@ void GpuEngines::drop(const std::vector<Card>& all) {
   if (!no_device.empty() || differs != all.end() || !no_peers_.empty()) {
     pull_.reset();
     if (memory_) memory_->retire();  // nobody has read it
+    memory_.reset();
   }
   if (!no_nccl_.empty()) {
     message_.reset();

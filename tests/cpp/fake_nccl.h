@@ -44,7 +44,6 @@ class FakeMachine {
   bool connects = true;                 ///< false: communicators stay in progress for ever
   int state = 0;                        ///< what communicators report once they are through
   int device_refuses = 0;               ///< what the next reductions return
-  bool capturing = false;               ///< what streams say of themselves
 
   // What the tables' functions act on.
   struct Part {

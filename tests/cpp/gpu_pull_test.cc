@@ -3,6 +3,7 @@
 // wait is a data race.
 #include "engine/gpu_pull.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -73,6 +74,13 @@ class Regions {
       addresses_.push_back(storage_.back().data() + (-start % 128));
     }
   }
+  /// Whether a rank has put anything into its stages.
+  bool staged(int rank) const {
+    const std::byte* region = addresses_[static_cast<size_t>(rank)];
+    const size_t stages = cuda::PullLayout{kBlocks, 0, 0}.stages();
+    return std::any_of(region + stages, region + bytes_, [](std::byte byte) { return byte != std::byte{0}; });
+  }
+
   /// `registered`: everything is in a heap that begins at 0.
   GpuPullEngine::Setup setup(int rank, bool registered = false) const {
     GpuPullEngine::Setup setup{rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
@@ -184,6 +192,18 @@ void a_missing_rank() {
   CHECK_THROWS(Timeout, zero.engine.check());
 }
 
+/// Whole messages are read where they lie if all ranks' can be, and go through stages if one rank's cannot.
+void read_in_place() {
+  const Case c{find_algorithm(Collective::all_reduce, "one_shot"), 3, 1000};
+  for (const bool all : {true, false}) {
+    const Regions regions(3, size_t{24} << 10);
+    Rank zero(c, 0, regions, true), one(c, 1, regions, all), two(c, 2, regions, true);
+    for (Rank* rank : {&zero, &one, &two}) rank->engine.run(rank->tensors.call, nullptr);
+    execute();
+    for (int q = 0; q < 3; ++q) CHECK_EQ(regions.staged(q), !all);
+  }
+}
+
 /// Calls of all shapes one after another: what one leaves in its stages must stay until its readers are done.
 void one_after_another() {
   constexpr int kWorld = 3;
@@ -285,6 +305,7 @@ int main() {
   a_missing_rank();
   other_calls();
   aborted();
+  read_in_place();
   one_after_another();
   every_algorithm();
   every_dtype_and_operation();
