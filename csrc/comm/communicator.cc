@@ -265,7 +265,7 @@ GpuGroup& Communicator::on_gpu(int device) {
     const std::lock_guard lock(gpus_mutex_);
     if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
   }
-  auto made = std::make_unique<GpuGroup>(*this, GpuEngines::find());  // meets the other ranks
+  auto made = std::make_unique<GpuGroup>(*this, GpuEngines::find(device));  // meets the other ranks
   const std::lock_guard lock(gpus_mutex_);
   return *(gpus_[device] = std::move(made));
 }

@@ -1,11 +1,9 @@
 #include "comm/gpu_engines.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 
+#include "base/environment.h"
 #include "comm/communicator.h"
 #include "engine/gpu.h"
 
@@ -26,17 +24,6 @@ struct Text {
   bool empty() const { return text[0] == '\0'; }
 };
 
-size_t given_peer_bytes() {
-  const char* given = std::getenv(kVariable);
-  if (given == nullptr || *given == '\0') return GpuEngines::kPeerBytes;
-  size_t bytes = 0;
-  const char* end = given + std::strlen(given);
-  if (const auto read = std::from_chars(given, end, bytes); read.ec != std::errc() || read.ptr != end) {
-    throw InvalidUsage(std::string(kVariable) + "=\"" + given + "\" is not a number of bytes");
-  }
-  return bytes;
-}
-
 }  // namespace
 
 /// What a rank tells the others; plain data.
@@ -47,10 +34,11 @@ struct GpuEngines::Card {
   Text no_device, no_nccl, no_peers;
 };
 
-GpuEngines::Parts GpuEngines::find() {
+GpuEngines::Parts GpuEngines::find(int number) {
   Parts parts;
+  parts.number = number;
   try {
-    parts.peer_bytes = given_peer_bytes();
+    parts.peer_bytes = bytes_from_environment(kVariable, /*unit=*/1, /*least=*/0, kPeerBytes);
     parts.device = &gpu_device();
   } catch (const Error& error) {
     parts.no_device = error.what();

@@ -28,12 +28,13 @@ class GpuEngines {
   /// What this rank has.
   struct Parts {
     const RingletCudaDevice* device = nullptr;
+    int number = 0;  ///< of the device, in this process
     const NcclApi* nccl = nullptr;
     size_t peer_bytes = kPeerBytes;  ///< RINGLET_PEER_MEMORY_BYTES; 0: peers' memory is not used; equal on all ranks
     std::string no_device{};         ///< why not
     std::string no_nccl{};
   };
-  static Parts find();
+  static Parts find(int number);
 
   GpuEngines(Communicator& host, const Parts& parts);
   ~GpuEngines();
@@ -41,6 +42,7 @@ class GpuEngines {
   GpuEngines& operator=(const GpuEngines&) = delete;
 
   const RingletCudaDevice& device() const { return *parts_.device; }
+  int number() const { return parts_.number; }
 
   void run(const Call& call, void* stream);
   void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream);

@@ -13,7 +13,10 @@ constexpr std::chrono::seconds kFarewell{2};
 }  // namespace
 
 GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts) : host_(host), engines_(host, parts) {
-  watch_ = std::thread([this] { watch(); });
+  watch_ = std::thread([this] {
+    engines_.device().use(engines_.number());  // or looking at an event would make this thread a place on device 0
+    watch();
+  });
 }
 
 GpuGroup::~GpuGroup() {

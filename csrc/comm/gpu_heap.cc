@@ -1,12 +1,10 @@
 #include "comm/gpu_heap.h"
 
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/partition.h"
 
@@ -16,18 +14,6 @@ namespace {
 constexpr const char* kVariable = "RINGLET_GPU_HEAP_MIB";
 constexpr size_t kAlignment = 256;
 
-size_t given_bytes() {
-  const char* given = std::getenv(kVariable);
-  if (given == nullptr || *given == '\0') return 0;
-  size_t mib = 0;
-  const char* end = given + std::strlen(given);
-  const auto read = std::from_chars(given, end, mib);
-  if (read.ec != std::errc() || read.ptr != end || mib > SIZE_MAX >> 20) {
-    throw InvalidUsage(std::string(kVariable) + "=\"" + given + "\" is not a number of MiB");
-  }
-  return mib << 20;
-}
-
 }  // namespace
 
 GpuHeap* GpuHeap::of(const RingletCudaDevice& device, int number) {
@@ -35,7 +21,7 @@ GpuHeap* GpuHeap::of(const RingletCudaDevice& device, int number) {
   static auto* const heaps = new std::map<int, GpuHeap*>;
   const std::lock_guard lock(*mutex);
   if (const auto found = heaps->find(number); found != heaps->end()) return found->second;
-  const size_t bytes = given_bytes();
+  const size_t bytes = bytes_from_environment(kVariable, /*unit=*/size_t{1} << 20, /*least=*/0, /*fallback=*/0);
   return bytes == 0 ? nullptr : (*heaps)[number] = new GpuHeap(device, bytes);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/partition.h"
+#include "engine/pull_program.h"
 #include "engine/selector.h"
 
 namespace ringlet {
@@ -16,35 +17,13 @@ using cuda::PullProgram;
 using cuda::PullSource;
 using cuda::PullStep;
 
-// The kernel has numbers for what the host has names for.
-static_assert(static_cast<uint8_t>(Space::none) == cuda::kNoSpace);
-static_assert(static_cast<uint8_t>(Space::input) == cuda::kInput);
-static_assert(static_cast<uint8_t>(Space::output) == cuda::kOutput);
-static_assert(static_cast<uint8_t>(Space::stage_a) == cuda::kStageA);
-static_assert(static_cast<int>(PlanStep::Kind::combine) == PullStep::combine);
 static_assert(cuda::kMostRanks <= 32);  // bits of a word
 static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kAnnounced == 1);
 
-constexpr size_t kPieceBytes = size_t{64} << 10;  // of one chunk, where no stage limits it
+// Of a piece, in one chunk: at most, where no stage limits it, and at least, if the message has as much.
+constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
-
-std::vector<PullStep> flat_steps(const Plan& plan) {
-  std::vector<PullStep> steps;
-  for (const PlanStep& s : plan.steps) {
-    steps.push_back({static_cast<PullStep::Kind>(s.kind), static_cast<uint8_t>(s.to), s.tee, s.finish, s.peer, s.stage,
-                     s.chunk, s.chunks, s.first_source, s.sources});
-  }
-  return steps;
-}
-
-std::vector<PullSource> flat_sources(const Plan& plan) {
-  std::vector<PullSource> sources;
-  for (const Source& s : plan.sources) {
-    sources.push_back({s.rank, s.chunk, static_cast<uint8_t>(s.space), static_cast<uint8_t>(s.staged), s.raw});
-  }
-  return sources;
-}
 
 }  // namespace
 
@@ -79,10 +58,11 @@ const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorith
   if (!known) {
     auto made = std::make_unique<Uploaded>();
     made->plan = make_plan(algorithm, {setup_.rank, setup_.world, root}, in_place);
-    const std::vector<PullStep> steps = flat_steps(made->plan);
-    const std::vector<PullSource> sources = flat_sources(made->plan);
-    made->steps = upload(steps.data(), steps.size() * sizeof(PullStep));
-    made->sources = upload(sources.data(), sources.size() * sizeof(PullSource));
+    const FlatPlan flat = flatten(made->plan, setup_.rank);
+    const void* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
+    const void* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
+    made->program = {static_cast<const PullStep*>(steps), static_cast<const PullSource*>(sources),
+                     static_cast<int>(flat.steps.size()), static_cast<int>(flat.sources.size()), flat.body};
     known = std::move(made);
   }
   return *known;
@@ -127,6 +107,11 @@ void GpuPullEngine::cut(const Plan& plan, const Call& call, PullArgs& args) cons
   // Pieces of whole packs, so that all but a chunk's first and last elements move 16 bytes at a time.
   const size_t per_pack = std::max<size_t>(1, cuda::kPackBytes / args.size);
   if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
+  // And something for every block, but no less than its threads take at once.
+  const size_t longest = args.length + (args.longer > 0 ? 1 : 0);
+  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(setup_.blocks)), per_pack);
+  args.width = std::min(args.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
+  args.pieces = std::max<size_t>(1, ceil_div(longest, args.width));
   args.layout = cut;
 }
 
@@ -144,7 +129,7 @@ bool GpuPullEngine::in_heap(const Call& call) const {
 }
 
 void GpuPullEngine::place(const Call& call, bool in_heap, PullArgs& args) const {
-  const size_t block = args.divided ? 0 : call.count * args.size;
+  const size_t block = is_divided(call.collective) ? 0 : call.count * args.size;
   const auto moved = [&](const std::byte* tensor, Chunks chunks) {
     return reinterpret_cast<uintptr_t>(tensor) - static_cast<size_t>(chunks.first) * block;
   };
@@ -163,11 +148,6 @@ void GpuPullEngine::place(const Call& call, bool in_heap, PullArgs& args) const 
   args.call.in_heap = in_heap ? 1 : 0;
 }
 
-PullProgram GpuPullEngine::program_of(const Uploaded& uploaded) {
-  return {static_cast<const PullStep*>(uploaded.steps), static_cast<const PullSource*>(uploaded.sources),
-          static_cast<int>(uploaded.plan.steps.size()), static_cast<int>(uploaded.plan.body)};
-}
-
 void GpuPullEngine::run(const Call& given, void* stream) {
   if (!failed_.empty()) rethrow(failed_kind_, failed_);
   check_call(given);
@@ -181,19 +161,20 @@ void GpuPullEngine::run(const Call& given, void* stream) {
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
   const bool readable = in_heap(call);
   PullArgs args{};
-  args.staged = program_of(staged);
-  if (readable) args.in_place = program_of(plan_for(*call.algorithm, call.root, true));
+  args.staged = staged.program;
+  if (readable) args.in_place = plan_for(*call.algorithm, call.root, true).program;
   args.call.signature = signature_of(call, /*registered=*/false, /*history=*/0);
   args.call.count = announced_count(call);
   args.call.sequence = call.sequence;
   args.rank = setup_.rank;
   args.world = setup_.world;
   args.parts = static_cast<size_t>(staged.plan.parts);
-  args.count = call.count;
+  const bool divided = is_divided(call.collective);
+  args.length = divided ? call.count / args.parts : call.count;
+  args.longer = divided ? call.count % args.parts : 0;
   args.size = element_size(call.dtype);
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
-  args.divided = is_divided(call.collective);
   args.premul = call.op == ReduceOp::premul_sum;
   // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
   args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;

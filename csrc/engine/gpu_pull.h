@@ -60,12 +60,10 @@ class GpuPullEngine {
   /// A plan with its copy on the device.
   struct Uploaded {
     Plan plan;
-    void* steps = nullptr;
-    void* sources = nullptr;
+    cuda::PullProgram program{};
   };
 
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
-  static cuda::PullProgram program_of(const Uploaded& uploaded);
   bool in_heap(const Call& call) const;
   void* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;

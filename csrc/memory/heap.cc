@@ -5,10 +5,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/partition.h"
 
@@ -20,16 +20,9 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from here on go back to the system at once
 
 size_t default_heap_bytes() {
-  if (const char* text = std::getenv("RINGLET_HEAP_MIB")) {
-    char* end = nullptr;
-    const unsigned long long mib = std::strtoull(text, &end, 10);
-    if (end == text || *end != '\0' || mib < 16) {
-      throw InvalidUsage(std::string("RINGLET_HEAP_MIB=\"") + text + "\" is not a number of MiB from 16 up");
-    }
-    return static_cast<size_t>(mib) << 20;
-  }
   const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return round_up(memory, kHugePage);
+  return bytes_from_environment("RINGLET_HEAP_MIB", /*unit=*/size_t{1} << 20, /*least=*/16,
+                                round_up(memory, kHugePage));
 }
 
 }  // namespace

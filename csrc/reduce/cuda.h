@@ -1,6 +1,6 @@
 // What libringlet_cuda.so exports: two plain C names, found with dlsym, so that nothing else links or includes CUDA.
 //
-// Contract: no function throws or leaves another device current than it found; one that returns int returns 0 or CUDA's
+// Contract: no function throws, or, `use` aside, leaves another device current than it found; one that returns int returns 0 or CUDA's
 // error code, which `explain` puts into words. Streams and events are CUDA's own handles. What takes a stream only
 // enqueues: it allocates nothing and waits for nothing; the stream's device must be current.
 // Thread safety: from any thread.
@@ -58,6 +58,8 @@ struct RingletCudaDevice {
   int (*upload)(void* dst, const void* src, size_t bytes, void* stream);
   int (*download)(void* dst, const void* src, size_t bytes, void* stream);
 
+  int (*use)(
+      int device);  ///< makes it this thread's current one; a thread that has none gets device 0, and memory there
   int (*identity)(RingletCudaIdentity* identity);
   int (*share)(void* memory, RingletCudaShare* share);
   int (*open)(const RingletCudaShare* share, void** memory);  ///< another process's; reached by the current device

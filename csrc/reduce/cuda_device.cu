@@ -147,6 +147,7 @@ constexpr RingletCudaDevice kDevice = {
     pull,
     upload,
     download,
+    [](int device) -> int { return cudaSetDevice(device); },
     identity,
     share,
     open,

@@ -40,7 +40,7 @@ __device__ inline size_t thread_index() { return size_t{blockIdx.x} * kThreads +
 __device__ inline size_t thread_count() { return size_t{gridDim.x} * kThreads; }
 
 template <class E, class Op, int kMost>
-__global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant__ Work<kMost> work) {
+__global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2) reduce_kernel(const __grid_constant__ Work<kMost> work) {
   reduce_as_thread<E, Op, kMost>(work, thread_index(), thread_count());
 }
 

@@ -7,6 +7,9 @@
 namespace ringlet::cuda {
 namespace {
 
+constexpr unsigned kWarp = 32;
+static_assert(kMostTogether * kWarp <= kThreads);
+
 /// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
 /// causality through bar.sync).
 struct DeviceBlock {
@@ -24,6 +27,18 @@ struct DeviceBlock {
   __device__ void each(Act act) {
     act(size_t{threadIdx.x}, size_t{kThreads});
   }
+  /// Each of `count` acts by a thread of another warp.
+  template <class Act>
+  __device__ void apart(unsigned count, Act act) {
+    if (threadIdx.x % kWarp == 0 && threadIdx.x / kWarp < count) act(static_cast<int>(threadIdx.x / kWarp));
+  }
+  /// Each of `count` acts by as many whole warps as there are for it.
+  template <class Act>
+  __device__ void split(unsigned count, Act act) {
+    const unsigned team = kThreads / kWarp / count * kWarp, k = threadIdx.x / team;
+    if (k < count) act(static_cast<int>(k), size_t{threadIdx.x % team}, size_t{team});
+  }
+  __device__ bool any(bool mine) { return __syncthreads_or(mine) != 0; }
 
   __device__ static uint64_t load(const uint64_t* word) {
     uint64_t value;

@@ -16,16 +16,19 @@ namespace ringlet::cuda {
 
 inline constexpr int kMostRanks = 32;
 
+/// What a block does at once of combines that touch different places: a warp of threads for each, or more.
+inline constexpr int kMostTogether = 8;
+
 struct PullStep {
   enum Kind : uint8_t { publish, wait, combine };
   Kind kind;
   uint8_t to;
   bool tee;
   bool finish;
+  uint8_t together;  // so many steps from this one on, all of its kind, can be taken side by side
   int peer;
   uint32_t stage;
   int chunk;
-  int chunks;
   int first_source;
   int sources;
 };
@@ -75,11 +78,12 @@ struct PullLayout {
   }
 };
 
-/// A plan on the device.
+/// A plan on the device; engine/pull_program.h makes it.
 struct PullProgram {
   const PullStep* steps;
   const PullSource* sources;
   int step_count;
+  int source_count;
   int body;  // steps from here on belong to a block's last piece only
 };
 
@@ -91,12 +95,13 @@ struct PullArgs {
   int world;
   PullLayout layout;
   size_t parts;
-  size_t count;  // elements: of the buffer where it is divided, of one block otherwise
-  size_t size;   // bytes of an element
-  size_t width;  // elements of a piece in every chunk
-  double scale;  // premul_sum's, of this rank
-  int divisor;   // of finished sums
-  bool divided;
+  size_t length;  // elements of a chunk ...
+  size_t longer;  // ... of which the first so many have one more
+  size_t size;    // bytes of an element
+  size_t width;   // elements of a piece in every chunk
+  size_t pieces;  // at least one: a barrier has one of nothing
+  double scale;   // premul_sum's, of this rank
+  int divisor;    // of finished sums
   bool premul;
   uint64_t budget;  // of a wait, in the block's unit of time
   std::byte* regions[kMostRanks];
@@ -123,11 +128,14 @@ struct PullWait {
 
 /// What a block's threads share.
 struct PullShared {
-  Work<kMostRanks> work;
+  Work<kMostRanks> works[kMostTogether];
   // By rank, as far as this block knows them.
   const std::byte* inputs[kMostRanks];
   const std::byte* outputs[kMostRanks];
   bool in_place;
+  // The program, where it has room: in the device's memory each step would be two reads, one after the other.
+  PullStep steps[72];
+  PullSource sources[144];
 };
 
 template <class E, class Op, class Block>
@@ -136,19 +144,17 @@ class PullInterpreter {
   RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : args_(args), block_(block) {}
 
   RINGLET_BOTH void run() {
-    const size_t pieces = (longest() + args_.width - 1) / args_.width;
     const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
-    if (block_.load(failure_word()) != 0) return;  // a call before did not end: its epochs are no longer its peers'
+    // A call before did not end: its epochs are no longer its peers'.
+    if (block_.any(block_.load(failure_word()) != 0)) return;
     epoch_ = block_.load(progress(args_.rank)) >> 16;
-    program_ = &args_.staged;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
       shared().outputs[args_.rank] = args_.output;
     });
-    // A barrier has one piece of nothing.
-    for (size_t piece = mine; piece < pieces || (pieces == 0 && piece == 0); piece += blocks) {
+    for (size_t piece = mine; piece < args_.pieces; piece += blocks) {
       begin_ = piece * args_.width;
-      if (!run_piece(piece == mine, piece + blocks >= pieces)) return;
+      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return;
       ++epoch_;
     }
   }
@@ -162,17 +168,12 @@ class PullInterpreter {
 
   RINGLET_BOTH uint64_t* failure_word() const { return reinterpret_cast<uint64_t*>(args_.regions[args_.rank]); }
 
-  // The same cut as base/partition.h, which the device does not compile.
+  // The same cut as base/partition.h; the host has divided.
   RINGLET_BOTH size_t offset(size_t chunk) const {
-    if (!args_.divided) return chunk * args_.count;
-    const size_t larger = args_.count % args_.parts;
-    return chunk * (args_.count / args_.parts) + (chunk < larger ? chunk : larger);
-  }
-  RINGLET_BOTH size_t longest() const {
-    return args_.divided ? (args_.count + args_.parts - 1) / args_.parts : args_.count;
+    return chunk * args_.length + (chunk < args_.longer ? chunk : args_.longer);
   }
   RINGLET_BOTH size_t elements(size_t chunk) const {
-    const size_t length = args_.divided ? offset(chunk + 1) - offset(chunk) : args_.count;
+    const size_t length = args_.length + (chunk < args_.longer ? 1 : 0);
     const size_t rest = length <= begin_ ? 0 : length - begin_;
     return rest < args_.width ? rest : args_.width;
   }
@@ -190,29 +191,49 @@ class PullInterpreter {
     to_compare_ = 0;
     // What this piece writes over is two epochs old.
     if (epoch_ > 0 && !wait_for_all(epoch_ - 1, 0)) return false;
-    if (first) to_compare_ = ~uint32_t{0};
-    if (first) block_.one([&] { *call_of(args_.rank) = args_.call; });  // before this epoch's first publication
-    if (first && args_.in_place.steps != nullptr) {
+    if (first && !begin_call()) return false;
+    const int end = last ? program_.step_count : program_.body;
+    for (int i = 0, together = 0; i < end; i += together) {
+      const PullStep* steps = program_.steps + i;
+      together = steps->together;
+      if (steps->kind == PullStep::publish) publish(steps->stage);
+      if (steps->kind == PullStep::wait && !wait_together(together, epoch_, [=](int k) { return steps[k]; })) {
+        return false;
+      }
+      if (steps->kind == PullStep::combine) combine(steps, together);
+    }
+    return true;
+  }
+
+  /// Tells what is called, and finds out which program it is.
+  RINGLET_BOTH bool begin_call() {
+    to_compare_ = ~uint32_t{0};
+    block_.one([&] { *call_of(args_.rank) = args_.call; });  // before this epoch's first publication
+    const bool may_be_in_place = args_.in_place.steps != nullptr;
+    if (may_be_in_place) {
       publish(kAnnounced);
       if (!wait_for_all(epoch_, kAnnounced)) return false;
       find_tensors();
-      program_ = shared().in_place ? &args_.in_place : &args_.staged;
     }
-    const int end = last ? program_->step_count : program_->body;
-    for (int i = 0; i < end; ++i) {
-      const PullStep& step = program_->steps[i];
-      if (step.kind == PullStep::publish) publish(step.stage);
-      if (step.kind == PullStep::wait) {
-        int next = i + 1;
-        while (next < end && program_->steps[next].kind == PullStep::wait) ++next;
-        const PullStep* steps = &step;
-        if (!wait_together(next - i, epoch_, [=](int k) { return steps[k]; })) return false;
-        i = next - 1;
-      }
-      if (step.kind != PullStep::combine) continue;
-      for (int c = 0; c < step.chunks; ++c) combine(step, static_cast<size_t>(c));
-    }
+    take(may_be_in_place && shared().in_place ? args_.in_place : args_.staged);
     return true;
+  }
+
+  /// Brings a program to where the block's threads read it at once.
+  RINGLET_BOTH void take(const PullProgram& program) {
+    constexpr int kSteps = sizeof(PullShared::steps) / sizeof(PullStep);
+    constexpr int kSources = sizeof(PullShared::sources) / sizeof(PullSource);
+    program_ = program;
+    if (program.step_count <= kSteps && program.source_count <= kSources) {
+      block_.each([&](size_t thread, size_t threads) {
+        const auto first = static_cast<int>(thread), apart = static_cast<int>(threads);
+        for (int i = first; i < program.step_count; i += apart) shared().steps[i] = program.steps[i];
+        for (int i = first; i < program.source_count; i += apart) shared().sources[i] = program.sources[i];
+      });
+      program_.steps = shared().steps;
+      program_.sources = shared().sources;
+    }
+    block_.together();  // also what one thread has written before is everybody's
   }
 
   /// Where all ranks' tensors are, if all are where peers can read them.
@@ -260,25 +281,27 @@ class PullInterpreter {
     return true;
   }
 
-  RINGLET_BOTH void combine(const PullStep& step, size_t c) {
-    const size_t count = elements(static_cast<size_t>(step.chunk) + c);
-    if (count == 0) return;
-    Work<kMostRanks>& work = shared().work;
-    block_.one([&] { fill(work, step, c, count * args_.size); });
+  /// So many steps, each by threads of its own.
+  RINGLET_BOTH void combine(const PullStep* steps, int together) {
+    block_.apart(together, [&](int k) { fill(shared().works[k], steps[k]); });
     block_.together();
-    const bool plain = work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
-    if (!plain) {
-      block_.each([&](size_t thread, size_t threads) { reduce_as_thread<E, Op>(work, thread, threads); });
-    } else if (work.srcs[0] != work.dst || work.dst2 != nullptr) {
-      block_.each([&](size_t thread, size_t threads) {
-        reduce_as_thread<Integer<uint8_t>, Or>(work, thread, threads);  // every bit is kept
-      });
-    }
-    block_.together();  // before the work is filled again
+    block_.split(together, [&](int k, size_t thread, size_t threads) {
+      const Work<kMostRanks>& work = shared().works[k];
+      if (is_copy(work)) {
+        copy_as_thread(work, thread, threads);
+      } else {
+        reduce_as_thread<E, Op>(work, thread, threads);
+      }
+    });
+    block_.together();  // before the works are filled again
   }
 
-  RINGLET_BOTH void fill(Work<kMostRanks>& work, const PullStep& step, size_t c, size_t bytes) const {
-    const size_t chunk = static_cast<size_t>(step.chunk) + c;
+  RINGLET_BOTH static bool is_copy(const Work<kMostRanks>& work) {
+    return work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
+  }
+
+  RINGLET_BOTH void fill(Work<kMostRanks>& work, const PullStep& step) const {
+    const auto chunk = static_cast<size_t>(step.chunk);
     work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk));
     work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, kOutput, chunk)) : nullptr;
     work.n = step.sources;
@@ -286,22 +309,26 @@ class PullInterpreter {
     work.scaled_source = -1;
     work.divisor = step.finish ? args_.divisor : 1;
     for (int i = 0; i < step.sources; ++i) {
-      const PullSource& source = program_->sources[step.first_source + i];
+      const PullSource& source = program_.sources[step.first_source + i];
       const bool scaled = args_.premul && source.raw && source.rank == args_.rank;
       const bool published = scaled && source.staged != kNoSpace;
       const uint8_t space = published ? source.staged : source.space;
-      work.srcs[i] = address(source.rank, space, static_cast<size_t>(source.chunk) + c);
+      work.srcs[i] = address(source.rank, space, static_cast<size_t>(source.chunk));
       if (scaled && !published) work.scaled_source = i;
     }
-    const bool plain = work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
-    const size_t size = plain ? 1 : sizeof(typename E::Bits);
-    work.count = bytes / size;  // a complex number is two reals to its sums
-    find_packs(work, size);
+    const size_t bytes = elements(chunk) * args_.size;
+    if (is_copy(work)) {
+      work.count = bytes;
+      find_packs(work, Bytes<1>());
+    } else {
+      work.count = bytes / sizeof(typename E::Bits);  // a complex number is two reals to its sums
+      find_packs(work, Bytes<sizeof(typename E::Bits)>());
+    }
   }
 
   const PullArgs& args_;
   Block& block_;
-  const PullProgram* program_ = nullptr;
+  PullProgram program_{};
   uint64_t epoch_ = 0;
   uint32_t to_compare_ = 0;  // a bit for each peer
   size_t begin_ = 0;

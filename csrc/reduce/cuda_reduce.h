@@ -36,9 +36,13 @@ struct Work {
   const std::byte* srcs[kMost];
 };
 
-/// Finds the packs of a work of which all else is given; `size`: of an element.
-template <int kMost>
-RINGLET_BOTH void find_packs(Work<kMost>& work, size_t size) {
+template <size_t kSize>
+using Bytes = std::integral_constant<size_t, kSize>;
+
+/// Finds the packs of a work of which all else is given. `size`, of an element: a number, or Bytes<>, by which a device
+/// need not divide.
+template <int kMost, class Size>
+RINGLET_BOTH void find_packs(Work<kMost>& work, Size size) {
   const auto remainder = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % kPackBytes; };
   const size_t start = remainder(work.dst);
   bool alike = work.dst2 == nullptr || remainder(work.dst2) == start;
@@ -125,54 +129,87 @@ struct Values {
 template <class E, class Op>
 using PackElement = std::conditional_t<Op::kBitwise, Integer<uint32_t>, E>;
 
+/// How many sources are loaded before the first is combined: each is a way to memory and back, perhaps another GPU's.
+/// Small integers are widened, and have no registers for more.
+template <class E, class Op>
+inline constexpr int kSourcesAtOnce = kIsInteger<E> && !Op::kBitwise && sizeof(typename E::Bits) < 4 ? 2 : 4;
+
 /// kPacks packs, `apart` from each other, from pack `at` on. kMost 2: two sources, no scale, no divisor.
 template <class E, class Op, int kMost, int kPacks>
-RINGLET_BOTH void combine_packs(const Work<kMost>& work, size_t at, size_t apart) {
-  using Part = PackElement<E, Op>;
-  constexpr size_t kCount = kPerPack<Part>;
-  constexpr bool kLinear = kMost != 2 && std::is_same_v<Op, Sum>;
-  const size_t start = work.head * sizeof(typename E::Bits) + at * kPackBytes;
-  const auto load = [&](const std::byte* src, Pack* packs) {
-    RINGLET_UNROLL
-    for (int p = 0; p < kPacks; ++p) {
-      packs[p] = *global(reinterpret_cast<const Pack*>(src + start + p * apart * kPackBytes));
-    }
-  };
-  Pack packs[kPacks];
-  Values<Part, Op, kCount> sums[kPacks];
-  load(work.srcs[0], packs);
-  RINGLET_UNROLL
-  for (int p = 0; p < kPacks; ++p) {
-    sums[p].unpack(packs[p]);
-    if constexpr (kLinear) {
-      if (work.scaled_source == 0) sums[p].scale(work.scale);
-    }
-  }
-  const int n = kMost == 2 ? 2 : work.n;
-  for (int source = 1; source < n; ++source) {
-    load(work.srcs[source], packs);
-    RINGLET_UNROLL
-    for (int p = 0; p < kPacks; ++p) {
-      Values<Part, Op, kCount> next;
-      next.unpack(packs[p]);
-      if constexpr (kLinear) {
-        if (work.scaled_source == source) next.scale(work.scale);
+class CombinePacks {
+ public:
+  RINGLET_BOTH CombinePacks(const Work<kMost>& work, size_t at, size_t apart)
+      : work_(work), start_(work.head * sizeof(typename E::Bits) + at * kPackBytes), apart_(apart * kPackBytes) {}
+
+  RINGLET_BOTH void run() {
+    if constexpr (kMost == 2) {
+      take<2>(0);
+    } else {
+      int source = 0;
+      for (; source + kMany <= work_.n; source += kMany) take<kMany>(source);
+      if (kMany > 2 && source + 2 <= work_.n) {
+        take<2>(source);
+        source += 2;
       }
-      sums[p].combine(next);
+      if (source < work_.n) take<1>(source);
+    }
+    store();
+  }
+
+ private:
+  using Part = PackElement<E, Op>;
+  using Parts = Values<Part, Op, kPerPack<Part>>;
+  static constexpr bool kLinear = kMost != 2 && std::is_same_v<Op, Sum>;
+  static constexpr int kMany = kSourcesAtOnce<E, Op>;
+  static_assert(kMany == 4 || kMany == 2);  // so what is left is less than 4
+
+  /// From `first` on, in their order.
+  template <int kSources>
+  RINGLET_BOTH void take(int first) {
+    Pack packs[kSources][kPacks];
+    RINGLET_UNROLL
+    for (int s = 0; s < kSources; ++s) {
+      RINGLET_UNROLL
+      for (int p = 0; p < kPacks; ++p) {
+        packs[s][p] = *global(reinterpret_cast<const Pack*>(work_.srcs[first + s] + start_ + p * apart_));
+      }
+    }
+    RINGLET_UNROLL
+    for (int s = 0; s < kSources; ++s) {
+      RINGLET_UNROLL
+      for (int p = 0; p < kPacks; ++p) {
+        Parts next;
+        next.unpack(packs[s][p]);
+        if constexpr (kLinear) {
+          if (work_.scaled_source == first + s) next.scale(work_.scale);
+        }
+        if (s == 0 && first == 0) {
+          sums_[p] = next;
+        } else {
+          sums_[p].combine(next);
+        }
+      }
     }
   }
-  RINGLET_UNROLL
-  for (int p = 0; p < kPacks; ++p) {
-    if constexpr (kLinear) {
-      if (work.divisor != 1) sums[p].divide(work.divisor);
+
+  RINGLET_BOTH void store() {
+    RINGLET_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      if constexpr (kLinear) {
+        if (work_.divisor != 1) sums_[p].divide(work_.divisor);
+      }
+      Pack result;
+      sums_[p].pack(result);
+      const size_t place = start_ + p * apart_;
+      *global(reinterpret_cast<Pack*>(work_.dst + place)) = result;
+      if (work_.dst2 != nullptr) *global(reinterpret_cast<Pack*>(work_.dst2 + place)) = result;
     }
-    Pack result;
-    sums[p].pack(result);
-    const size_t place = start + p * apart * kPackBytes;
-    *global(reinterpret_cast<Pack*>(work.dst + place)) = result;
-    if (work.dst2 != nullptr) *global(reinterpret_cast<Pack*>(work.dst2 + place)) = result;
   }
-}
+
+  const Work<kMost>& work_;
+  const size_t start_, apart_;  // bytes
+  Parts sums_[kPacks];
+};
 
 template <class E, class Op, int kMost>
 RINGLET_BOTH void combine_one(const Work<kMost>& work, size_t element) {
@@ -210,12 +247,61 @@ RINGLET_BOTH void reduce_as_thread(const Work<kMost>& work, size_t thread, size_
   constexpr int kPacks = kPacksAtOnce<E, Op>;
   size_t pack = thread;
   for (; pack + (kPacks - 1) * threads < work.packs; pack += kPacks * threads) {
-    combine_packs<E, Op, kMost, kPacks>(work, pack, threads);
+    CombinePacks<E, Op, kMost, kPacks>(work, pack, threads).run();
   }
-  for (; pack < work.packs; pack += threads) combine_packs<E, Op, kMost, 1>(work, pack, threads);
+  for (; pack < work.packs; pack += threads) CombinePacks<E, Op, kMost, 1>(work, pack, threads).run();
   const size_t packed = work.packs * kPerPack<E>;
   for (size_t i = thread; i < work.count - packed; i += threads) {
     combine_one<E, Op>(work, i < work.head ? i : i + packed);
+  }
+}
+
+/// So many units of a copy at a time, `apart` from each other.
+template <int kUnits, class Unit>
+RINGLET_BOTH void copy_units(const Unit* src, Unit* dst, Unit* dst2, size_t apart) {
+  Unit units[kUnits];
+  RINGLET_UNROLL
+  for (int u = 0; u < kUnits; ++u) units[u] = *global(src + u * apart);
+  RINGLET_UNROLL
+  for (int u = 0; u < kUnits; ++u) {
+    *global(dst + u * apart) = units[u];
+    if (dst2 != nullptr) *global(dst2 + u * apart) = units[u];
+  }
+}
+
+template <class Unit>
+RINGLET_BOTH void copy_range(const std::byte* from, std::byte* to, std::byte* too, size_t count, size_t thread,
+                             size_t threads) {
+  constexpr size_t kAtOnce = 8;
+  const auto* src = reinterpret_cast<const Unit*>(from);
+  auto *dst = reinterpret_cast<Unit*>(to), *dst2 = reinterpret_cast<Unit*>(too);
+  const auto place = [](Unit* base, size_t i) { return base == nullptr ? nullptr : base + i; };
+  size_t i = thread;
+  for (; i + (kAtOnce - 1) * threads < count; i += kAtOnce * threads) {
+    copy_units<kAtOnce>(src + i, dst + i, place(dst2, i), threads);
+  }
+  for (; i < count; i += threads) copy_units<1>(src + i, dst + i, place(dst2, i), threads);
+}
+
+/// One source, whose bytes are kept: `count` is bytes.
+template <int kMost>
+RINGLET_BOTH void copy_as_thread(const Work<kMost>& work, size_t thread, size_t threads) {
+  if (work.srcs[0] == work.dst && work.dst2 == nullptr) return;
+  const auto range = [&](auto unit, size_t begin, size_t bytes) {
+    copy_range<decltype(unit)>(work.srcs[0] + begin, work.dst + begin,
+                               work.dst2 == nullptr ? nullptr : work.dst2 + begin, bytes / sizeof unit, thread,
+                               threads);
+  };
+  const auto at = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p); };
+  const size_t packed = work.packs * kPackBytes, after = work.head + packed;
+  if (packed != 0) {
+    range(uint8_t{}, 0, work.head);
+    range(Pack{}, work.head, packed);
+    range(uint8_t{}, after, work.count - after);
+  } else if ((at(work.srcs[0]) | at(work.dst) | at(work.dst2) | work.count) % sizeof(uint32_t) == 0) {
+    range(uint32_t{}, 0, work.count);
+  } else {
+    range(uint8_t{}, 0, work.count);
   }
 }
 

@@ -130,6 +130,7 @@ const RingletCudaDevice& FakeMachine::device() {
       .pull = nullptr,
       .upload = nullptr,
       .download = nullptr,
+      .use = nullptr,
       .identity = nullptr,
       .share = nullptr,
       .open = nullptr,

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -106,6 +107,29 @@ void either() {
     CHECK_THROWS(InvalidUsage, group.run(uneven, nullptr));
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 3.0f);
+  }));
+}
+
+/// The thread that completes calls is on the group's device, and on no other.
+void on_its_device() {
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    GpuEngines::Parts third = parts();
+    third.number = 3;
+    device().use(third.number);
+    GpuGroup group(host, third);
+    device().use(0);
+    Floats floats(host.rank());
+    const StreamOwner held;
+    live_gpu_hold(held.stream, true);
+    std::atomic<int> completed_on{-1};
+    group.run(floats.call, held.stream)->then([&](std::exception_ptr) {
+      RingletCudaIdentity here{};
+      device().identity(&here);
+      completed_on = here.number;
+    });
+    live_gpu_hold(held.stream, false);
+    while (completed_on == -1) std::this_thread::yield();
+    CHECK_EQ(completed_on.load(), 3);
   }));
 }
 
@@ -278,6 +302,7 @@ int main() {
   for (const size_t peer_bytes : {GpuEngines::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
   lacking();
   either();
+  on_its_device();
   across_hosts();
   messages();
   captured();

@@ -1,6 +1,6 @@
 // The GPU's pull kernel compiled for the host, with a host thread for each block: the same plans, address arithmetic,
 // waits and publications. Every algorithm, staged and in place, in and out of place; under ThreadSanitizer a missing
-// wait is a data race.
+// wait is a data race. Some with a host thread for each thread of a block: there a missing barrier is one.
 #include "engine/gpu_pull.h"
 
 #include <algorithm>
@@ -9,12 +9,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
 #include "check.h"
 #include "collective_cases.h"
+#include "engine/pull_program.h"
 #include "host_block.h"
+#include "team_block.h"
 
 using namespace ringlet;
 using namespace collective_cases;
@@ -38,7 +41,19 @@ void execute() {
   launches.clear();
 }
 
+cuda::PullArgs last_args;  // of what was launched
+
+/// Whether blocks are teams of threads; then of int32's sums only, and of what only copies.
+bool in_teams = false;
+
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
+  last_args = *args;
+  if (in_teams) {
+    const auto run = dtype == DType::int32 ? team_block::run_blocks<cuda::Integer<int32_t>, cuda::Sum>
+                                           : team_block::run_blocks<cuda::Integer<uint8_t>, cuda::Or>;
+    launches[args->rank].push_back([args = *args, run] { run(args); });
+    return 0;
+  }
   launches[args->rank].push_back([args = *args, run = find_pull(dtype, op)] { run_blocks(args, run); });
   return 0;
 }
@@ -157,6 +172,23 @@ void every_algorithm() {
   }
 }
 
+void teams() {
+  in_teams = true;
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const size_t count : {2, 947}) {
+      for (const bool in_place : {false, true}) {
+        for (const Registered registered : {Registered::none, Registered::all}) {
+          Case c{&algorithm, 3, algorithm.collective == Collective::barrier ? 0 : count};
+          c.in_place = in_place;
+          c.offset = 4 * (count % 3);
+          if (has_place(c)) run_case(c, registered, size_t{24} << 10, /*calls=*/2);
+        }
+      }
+    }
+  }
+  in_teams = false;
+}
+
 void every_dtype_and_operation() {
   for (const char* name : {"ring", "two_shot"}) {
     for (int d = 0; d < kDTypes; ++d) {
@@ -270,6 +302,40 @@ void other_calls() {
   }
 }
 
+/// A message is cut for all blocks to have work, down to what a block's threads take at once.
+void cut_for_all_blocks() {
+  const Regions regions(2, size_t{1} << 20);
+  const auto pieces = [&](const char* algorithm, size_t count) {
+    Rank zero({find_algorithm(Collective::all_reduce, algorithm), 2, count}, 0, regions);
+    zero.engine.run(zero.tensors.call, nullptr);
+    launches.clear();
+    return last_args.pieces;
+  };
+  CHECK_EQ(pieces("one_shot", 0), 1u);
+  CHECK_EQ(pieces("one_shot", 1024), 1u);
+  CHECK_EQ(pieces("one_shot", 1028), 2u);
+  CHECK_EQ(pieces("one_shot", 10000), 2u);  // 40 KB, with room for 64 in a stage
+  CHECK_EQ(pieces("two_shot", 10000), 2u);
+  CHECK_EQ(pieces("one_shot", 100000), 7u);
+}
+
+/// Of a plan, how many steps are taken at once, one number for each time.
+std::vector<int> groups(const char* algorithm, bool in_place) {
+  const Plan plan = make_plan(*find_algorithm(Collective::all_reduce, algorithm), {0, 8, 0}, in_place);
+  const FlatPlan flat = flatten(plan, 0);
+  std::vector<int> groups;
+  for (size_t i = 0; i < flat.steps.size(); i += flat.steps[i].together) groups.push_back(flat.steps[i].together);
+  CHECK_EQ(std::accumulate(groups.begin(), groups.end(), 0), static_cast<int>(flat.steps.size()));
+  return groups;
+}
+
+/// What each way through memory costs is paid once for all peers, not once for each.
+void side_by_side() {
+  using Groups = std::vector<int>;
+  CHECK(groups("one_shot", false) == (Groups{1, 1, 7, 1, 1}));           // put, publish, wait, add, publish
+  CHECK(groups("two_shot", false) == (Groups{7, 1, 7, 1, 1, 7, 7, 1}));  // and wait, fetch, publish
+}
+
 /// What was aborted ends, and says why.
 void aborted() {
   const Case c{find_algorithm(Collective::all_reduce, "ring"), 2, 1000};
@@ -305,9 +371,12 @@ int main() {
   a_missing_rank();
   other_calls();
   aborted();
+  cut_for_all_blocks();
+  side_by_side();
   read_in_place();
   one_after_another();
   every_algorithm();
+  teams();
   every_dtype_and_operation();
   return check_result("gpu_pull");
 }

@@ -31,6 +31,17 @@ class HostBlock {
   void each(Act act) {
     for (size_t thread = 0; thread < kThreads; ++thread) act(thread, kThreads);
   }
+  template <class Act>
+  void apart(int count, Act act) {
+    for (int k = 0; k < count; ++k) act(k);
+  }
+  template <class Act>
+  void split(int count, Act act) {
+    for (int k = 0; k < count; ++k) {
+      for (size_t thread = 0; thread < kThreads; ++thread) act(k, thread, kThreads);
+    }
+  }
+  bool any(bool mine) { return mine; }
 
   static uint64_t load(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);

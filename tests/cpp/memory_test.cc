@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "check.h"
 #include "memory/heap.h"
@@ -78,9 +80,25 @@ void a_forked_child_has_its_own() {
   CHECK(parents->allocate(64) != block);
 }
 
+void sizes_from_the_environment() {
+  const auto read = [](const char* text) {
+    ::setenv("RINGLET_TEST_MIB", text, 1);
+    return bytes_from_environment("RINGLET_TEST_MIB", size_t{1} << 20, 16, 5);
+  };
+  CHECK_EQ(read("16"), size_t{16} << 20);
+  CHECK_EQ(read(""), size_t{5});
+  for (const char* wrong : {"15", "-16", "16 ", " 16", "0x20", "many", "1e3", "17592186044416"}) {
+    const std::string message = CHECK_THROWS(InvalidUsage, read(wrong));
+    CHECK_EQ(message, std::string("RINGLET_TEST_MIB=\"") + wrong + "\" is not a number of MiB from 16 up");
+  }
+  ::unsetenv("RINGLET_TEST_MIB");
+  CHECK_EQ(bytes_from_environment("RINGLET_TEST_MIB", 1, 0, 7), size_t{7});
+}
+
 }  // namespace
 
 int main() {
+  sizes_from_the_environment();
   blocks_do_not_overlap();
   freed_memory_goes_back();
   peers_cannot_write();

@@ -87,6 +87,22 @@ def test_kernels_move_16_bytes_at_a_time_and_nothing_through_local_memory(archit
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_pull_kernel_waits_for_several_peers_memory_at_once(architecture):
+    """Four packs of four sources are on their way before the first two are added."""
+    code = machine_code(architecture).items()
+    floats = [body for name, body in code if "pull_kernel" in name and named(name).startswith("Float32")]
+    assert len(floats) == 4
+    for body in floats:
+        on_their_way = most = 0
+        for op in opcodes(body):
+            on_their_way += op.startswith("LDG") and "128" in op
+            if op.startswith(("FADD", "FMUL", "FMNMX", "STG")):
+                on_their_way = 0
+            most = max(most, on_their_way)
+        assert most >= 16
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_have_no_stack(architecture):
     """A stack is where registers are spilt to and where arrays with computed indices lie."""
     usage = re.findall(r"Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", dump("-res-usage"))
@@ -133,7 +149,7 @@ class Table(ctypes.Structure):
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
         ("cast", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("copy", "pull", "upload", "download", "identity")),
+        *((name, ctypes.c_void_p) for name in ("copy", "pull", "upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
         *((name, ctypes.c_void_p) for name in ("release", "create_stream", "destroy_stream", "create_event")),

@@ -1,0 +1,112 @@
+// The GPU's pull kernel compiled for the host with a host thread for each of a block's: what host_block.h cannot show is
+// where those threads must wait for each other. Under ThreadSanitizer a barrier that is missing is a data race.
+#pragma once
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "reduce/cuda_pull.h"
+
+namespace team_block {
+
+using namespace ringlet;
+
+constexpr int kThreads = cuda::kMostTogether;  // each is a warp
+
+/// What the threads of a block have in common.
+struct Team {
+  cuda::PullShared shared{};
+  std::barrier<> barrier{kThreads};
+  std::atomic<bool> any[2]{};
+};
+
+/// What cuda_pull.cu's DeviceBlock is on the device: one of these a thread.
+class TeamBlock {
+ public:
+  TeamBlock(Team& team, int index, int thread) : team_(team), index_(index), thread_(thread) {}
+
+  int index() const { return index_; }
+  cuda::PullShared& shared() { return team_.shared; }
+  void together() { team_.barrier.arrive_and_wait(); }
+  template <class Act>
+  void one(Act act) {
+    if (thread_ == 0) act();
+  }
+  template <class Act>
+  void each(Act act) {
+    act(static_cast<size_t>(thread_), size_t{kThreads});
+  }
+  template <class Act>
+  void apart(int count, Act act) {
+    if (thread_ < count) act(thread_);
+  }
+  template <class Act>
+  void split(int count, Act act) {
+    const int team = kThreads / count, k = thread_ / team;
+    if (k < count) act(k, static_cast<size_t>(thread_ % team), static_cast<size_t>(team));
+  }
+  bool any(bool mine) {
+    std::atomic<bool>& flag = team_.any[turn_];
+    turn_ = 1 - turn_;
+    if (mine) flag = true;
+    together();
+    const bool answer = flag;
+    team_.any[turn_] = false;  // of the turn after this one, which none has come to
+    together();
+    return answer;
+  }
+
+  static uint64_t load(const uint64_t* word) {
+    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+  }
+  void publish(uint64_t* word, uint64_t value) {
+    together();
+    if (thread_ == 0) std::atomic_ref(*word).store(value, std::memory_order_release);
+  }
+
+  template <class Waits>
+  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, uint64_t* failed) {
+    bool bad = false;
+    for (int k = thread_; k < count; k += kThreads) {
+      const cuda::PullWait one = waits(k);
+      uint64_t failure = one.failure;
+      const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+      while (!bad && load(one.word) < one.target) {
+        bad = load(failed) != 0 || std::chrono::steady_clock::now() > end;
+        std::this_thread::yield();
+      }
+      if (!bad && one.call != nullptr) {
+        bad = one.call->signature != own.signature || one.call->count != own.count;
+        failure |= cuda::kOtherCall;
+      }
+      uint64_t none = 0;
+      if (bad) std::atomic_ref(*failed).compare_exchange_strong(none, failure);
+    }
+    return !any(bad);
+  }
+
+ private:
+  Team& team_;
+  const int index_, thread_;
+  int turn_ = 0;
+};
+
+template <class E, class Op>
+void run_blocks(const cuda::PullArgs& args) {
+  std::vector<Team> teams(static_cast<size_t>(args.layout.blocks));
+  std::vector<std::thread> threads;
+  for (int block = 0; block < args.layout.blocks; ++block) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&args, &team = teams[static_cast<size_t>(block)], block, thread] {
+        TeamBlock of_thread(team, block, thread);
+        cuda::PullInterpreter<E, Op, TeamBlock>(args, of_thread).run();
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace team_block
