@@ -20,6 +20,8 @@ INSIDE := PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) CMAKE_BUILD_PARALLEL_LEVEL=$(JOB
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := python tests examples benchmarks docs csrc/bindings setup.py
 CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
+# setup.py's.
+BUILD = build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)")
 SAY = @printf '\n== %s\n'
 
 # An importable torch of the range that pyproject.toml names is used as it is.
@@ -136,11 +138,12 @@ $(STAMPS)/installed: setup.py pyproject.toml $(STAMPS)/tools | extension
 	@$(INSIDE) $(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
-cpp-test: $(STAMPS)/tools
+# In the extension's build folder: both are made of the same library.
+cpp-test: install
 	$(SAY) "C++ tests"
-	@$(INSIDE) cmake --preset release > /dev/null
-	@$(INSIDE) cmake --build --preset release
-	@$(INSIDE) ctest --preset release
+	@$(INSIDE) cmake -DRINGLET_TESTING=ON $(BUILD) > /dev/null
+	@$(INSIDE) cmake --build $(BUILD)
+	@$(INSIDE) ctest --test-dir $(BUILD) --output-on-failure
 
 # On a machine with an NVIDIA GPU; needs no network and makes no .venv.
 gpu-check:
@@ -148,7 +151,7 @@ gpu-check:
 
 # What the Python tests have for a GPU.
 live-device: extension
-	@$(INSIDE) cmake --build build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)") --target live_device
+	@$(INSIDE) cmake --build $(BUILD) --target live_device
 
 python-test: install live-device $(STAMPS)/machine-code
 	$(SAY) "Python tests"

@@ -6,6 +6,13 @@
 #include <sstream>
 #include <string>
 
+// Sanitizers look at what code does, ten times slower, and need fewer of the numbers that the same tests try without them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 inline int check_failures = 0;
 
 inline void check_report(bool ok, const char* file, int line, const std::string& what) {

@@ -21,6 +21,7 @@ namespace {
 /// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through both.
 void contract(size_t peer_bytes) {
   for (const int world : {1, 2, 3, 4, 5}) {
+    if (kSanitized && world != 3) continue;
     no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
       std::vector<std::unique_ptr<Tensors>> all;
       const StreamOwner one, two;
