@@ -29,6 +29,8 @@ std::string chosen(const std::string& collective, size_t bytes, int world, const
   if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
   Situation situation{*which,           bytes, world, medium == "registered", medium == "apart" || medium == "hosts",
                       medium == "hosts"};
+  if (medium == "peers") situation.way = Way::peers;
+  if (medium == "nccl") situation.way = Way::nccl;
   return Selector(table, "the table").choose(situation).name;
 }
 
@@ -42,7 +44,8 @@ void bind_selector(py::module_& m) {
         "it cannot be read.");
   m.def("chosen", &chosen, py::arg("collective"), py::arg("bytes"), py::arg("world"), py::arg("medium"),
         py::arg("table") = "",
-        "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts or apart.");
+        "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts, apart, peers or "
+        "nccl.");
   m.def("small_bytes", &PullEngine::small_bytes, py::arg("world"),
         "Up to this size messages go through stages even if tensors are registered.");
 }

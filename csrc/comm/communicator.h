@@ -75,6 +75,10 @@ class Communicator {
     return engine_->algorithm_for(collective, bytes, registered);
   }
 
+  /// What the engine goes by (engine.h).
+  const Selector& selector() const { return engine_->selector(); }
+  const Topology* topology() const { return engine_->topology(); }
+
   /// Which host each rank is on, numbered by first appearance.
   const std::vector<int>& hosts() const { return engine_->hosts(); }
 

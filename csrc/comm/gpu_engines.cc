@@ -6,6 +6,8 @@
 #include "base/environment.h"
 #include "comm/communicator.h"
 #include "engine/gpu.h"
+#include "engine/selector.h"
+#include "schedule/topology.h"
 
 namespace ringlet {
 namespace {
@@ -97,7 +99,9 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
     try {
       const NcclCommunicator::Setup setup{.id = all[0].id, .rank = host_.rank(), .world = host_.world()};
       communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout()));
-      message_ = std::make_unique<GpuMessageEngine>(*communicator_, device(), GpuMessageEngine::Limits{});
+      message_ = std::make_unique<GpuMessageEngine>(
+          *communicator_, device(), GpuMessageEngine::Limits{}, host_.selector(),
+          host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));
     } catch (const Error& error) {
       mine.no_nccl = error.what();
     }
@@ -110,7 +114,7 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
       const int blocks = std::min(kMostBlocks, PeerMemory::processors(cards));
       pull_ = std::make_unique<GpuPullEngine>(
           device(), GpuPullEngine::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks,
-                                         memory_->heaps(), memory_->card().heap_bytes});
+                                         memory_->heaps(), memory_->card().heap_bytes, host_.selector()});
     } catch (const Error& error) {
       mine.no_peers = error.what();
     }

@@ -31,6 +31,7 @@ class AddressableEngine final : public Engine {
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
     return pull_.algorithm_for(collective, bytes, registered);
   }
+  const Selector& selector() const noexcept override { return selector_; }
   Lanes& lanes() override { return lanes_; }
   bool registered(const void* pointer, size_t bytes) const noexcept override {
     return transport_->locate(pointer, bytes).has_value();

@@ -17,6 +17,9 @@
 
 namespace ringlet {
 
+class Selector;
+class Topology;
+
 class Engine {
  public:
   Engine() = default;
@@ -34,6 +37,10 @@ class Engine {
   /// What `auto` means for a message of so many bytes (of the schedule's whole buffer) here: the same on every rank.
   /// `registered`: all ranks' tensors are.
   virtual const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const = 0;
+
+  /// The rules that it goes by, and what schedules are made for (null: all ranks share a host). The same on all ranks.
+  virtual const Selector& selector() const noexcept = 0;
+  virtual const Topology* topology() const noexcept { return nullptr; }
 
   /// Its lanes for point-to-point messages.
   virtual Lanes& lanes() = 0;

@@ -1,6 +1,7 @@
 #include "engine/gpu_message.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/partition.h"
 #include "engine/selector.h"
@@ -90,8 +91,10 @@ struct GpuMessageEngine::Bound {
 };
 
 GpuMessageEngine::GpuMessageEngine(NcclCommunicator& communicator, const RingletCudaDevice& device,
-                                   const Limits& limits)
+                                   const Limits& limits, Selector selector, std::optional<Topology> topology)
     : communicator_(communicator),
+      selector_(std::move(selector)),
+      topology_(std::move(topology)),
       device_(device),
       limits_(limits),
       rank_(communicator.rank()),
@@ -134,11 +137,21 @@ void GpuMessageEngine::check_call(const Call& call) const {
   if (output_elements(call, rank_, world_) != 0 && call.output == nullptr) refuse("this rank needs an output");
 }
 
+Place GpuMessageEngine::place(int root) const { return {rank_, world_, root, topology_ ? &*topology_ : nullptr}; }
+
+const Algorithm& GpuMessageEngine::algorithm_for(const Call& call) const {
+  if (call.algorithm != nullptr) return *call.algorithm;
+  const size_t whole =
+      call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const int hosts = topology_ ? topology_->hosts() : 1;
+  return selector_.choose({call.collective, whole, world_, /*in_place=*/false, hosts > 1, hosts < world_, Way::nccl});
+}
+
 const GpuPlan& GpuMessageEngine::plan_for(const Algorithm& algorithm, const Call& call) {
   const bool scaled = is_reduction(call.collective) && call.op == ReduceOp::premul_sum;
   const auto index = static_cast<uint64_t>(index_of(algorithm));
   std::unique_ptr<GpuPlan>& plan = plans_[index << 33 | uint64_t{scaled} << 32 | static_cast<uint32_t>(call.root)];
-  if (!plan) plan = std::make_unique<GpuPlan>(make_gpu_plan(algorithm, {rank_, world_, call.root}, scaled));
+  if (!plan) plan = std::make_unique<GpuPlan>(make_gpu_plan(algorithm, place(call.root), scaled));
   if (plan->most_sources > device_.most_sources) {
     throw InvalidUsage(std::string(algorithm.name) + " combines " + std::to_string(plan->most_sources) +
                        " values at once, and the GPU's kernels " + std::to_string(device_.most_sources) +
@@ -148,7 +161,7 @@ const GpuPlan& GpuMessageEngine::plan_for(const Algorithm& algorithm, const Call
 }
 
 GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& plan, NcclStream stream) const {
-  Bound bound(call, plan, {rank_, world_, call.root});
+  Bound bound(call, plan, place(call.root));
   bound.scratch = scratch_;
   bound.stream = bound.transfers = bound.computing = stream;
   bound.slots = static_cast<size_t>(plan.slots);
@@ -179,10 +192,7 @@ GpuMessageEngine::Bound GpuMessageEngine::bind(const Call& call, const GpuPlan& 
 void GpuMessageEngine::run(const Call& call, NcclStream stream) {
   communicator_.check();
   check_call(call);
-  const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
-  const Algorithm& algorithm = call.algorithm != nullptr
-                                   ? *call.algorithm
-                                   : selector_.choose({call.collective, whole, world_, /*in_place=*/false});
+  const Algorithm& algorithm = algorithm_for(call);
   const Bound bound = bind(call, plan_for(algorithm, call), stream);
   last_ = describe(call, &algorithm);
   try {

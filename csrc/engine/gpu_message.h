@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "engine/lanes.h"
 #include "engine/selector.h"
 #include "reduce/cuda.h"
+#include "schedule/topology.h"
 #include "transport/nccl_communicator.h"
 
 namespace ringlet {
@@ -33,7 +35,9 @@ class GpuMessageEngine {
     size_t slab_bytes = size_t{2} << 20;  ///< of one chunk: less, and NCCL's channels are not filled
   };
 
-  GpuMessageEngine(NcclCommunicator& communicator, const RingletCudaDevice& device, const Limits& limits);
+  /// selector, topology: what `auto` means and schedules are made for; the same on all ranks.
+  GpuMessageEngine(NcclCommunicator& communicator, const RingletCudaDevice& device, const Limits& limits,
+                   Selector selector = Selector(), std::optional<Topology> topology = std::nullopt);
   ~GpuMessageEngine();
   GpuMessageEngine(const GpuMessageEngine&) = delete;
   GpuMessageEngine& operator=(const GpuMessageEngine&) = delete;
@@ -54,6 +58,8 @@ class GpuMessageEngine {
   struct Bound;
 
   void check_call(const Call& call) const;
+  Place place(int root) const;
+  const Algorithm& algorithm_for(const Call& call) const;
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
   void enqueue(const Bound& bound);
@@ -66,7 +72,8 @@ class GpuMessageEngine {
   void device_call(int code, const char* what) const;
 
   NcclCommunicator& communicator_;
-  const Selector selector_{};
+  const Selector selector_;
+  const std::optional<Topology> topology_;  // none: one host
   const RingletCudaDevice& device_;
   const Limits limits_;
   const int rank_;

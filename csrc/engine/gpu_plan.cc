@@ -41,8 +41,9 @@ struct Everyone {
       : algorithm(algorithm), world(place.world), root(place.root) {
     std::vector<Chunks> inputs;
     for (int q = 0; q < world; ++q) {
-      schedules.push_back(schedule_of(algorithm, {q, world, root}));
-      inputs.push_back(input_chunks(algorithm.collective, {q, world, root}, schedules.back().parts));
+      const Place there{q, world, root, place.topology};
+      schedules.push_back(schedule_of(algorithm, there));
+      inputs.push_back(input_chunks(algorithm.collective, there, schedules.back().parts));
     }
     matches = match_steps(schedules);
     if (is_reduction(algorithm.collective)) contributions = count_contributions(schedules, matches, inputs);

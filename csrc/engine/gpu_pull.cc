@@ -23,6 +23,8 @@ static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kAnnoun
 // Of a piece, in one chunk: at most, where no stage limits it, and at least, if the message has as much.
 constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
 
+constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first: a hundred of 8 ranks
+
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
 
 }  // namespace
@@ -36,7 +38,11 @@ GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup) : dev
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
-  device_call(device_.create_stream(&beside_), "making a stream");
+  reserve(kProgramBytes);
+  if (const int code = device_.create_stream(&beside_); code != 0) {
+    device_.release(owned_.back());
+    device_call(code, "making a stream");
+  }
 }
 
 GpuPullEngine::~GpuPullEngine() {
@@ -44,12 +50,23 @@ GpuPullEngine::~GpuPullEngine() {
   device_.destroy_stream(beside_);
 }
 
-void* GpuPullEngine::upload(const void* data, size_t bytes) {
+void GpuPullEngine::reserve(size_t bytes) {
   void* memory = nullptr;
-  device_call(device_.allocate(&memory, std::max<size_t>(bytes, 1)), "allocating a plan");
+  device_call(device_.allocate(&memory, bytes), "allocating room for plans");
   owned_.push_back(memory);
-  device_call(device_.upload(memory, data, bytes, beside_), "uploading a plan");
-  return memory;
+  free_ = static_cast<std::byte*>(memory);
+  room_ = bytes;
+}
+
+/// To room that there is already, mostly: allocating may wait for the device, where other ranks' kernels may wait for this
+/// one's.
+const std::byte* GpuPullEngine::upload(const void* data, size_t bytes) {
+  const size_t wanted = round_up(bytes, 16);
+  if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
+  device_call(device_.upload(free_, data, bytes, beside_), "uploading a plan");
+  free_ += wanted;
+  room_ -= wanted;
+  return free_ - wanted;
 }
 
 const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorithm, int root, bool in_place) {
@@ -59,9 +76,9 @@ const GpuPullEngine::Uploaded& GpuPullEngine::plan_for(const Algorithm& algorith
     auto made = std::make_unique<Uploaded>();
     made->plan = make_plan(algorithm, {setup_.rank, setup_.world, root}, in_place);
     const FlatPlan flat = flatten(made->plan, setup_.rank);
-    const void* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
-    const void* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
-    made->program = {static_cast<const PullStep*>(steps), static_cast<const PullSource*>(sources),
+    const std::byte* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
+    const std::byte* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
+    made->program = {reinterpret_cast<const PullStep*>(steps), reinterpret_cast<const PullSource*>(sources),
                      static_cast<int>(flat.steps.size()), static_cast<int>(flat.sources.size()), flat.body};
     known = std::move(made);
   }
@@ -156,7 +173,9 @@ void GpuPullEngine::run(const Call& given, void* stream) {
       call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
   // The same on all ranks, which do not know yet where the others' tensors are.
   if (call.algorithm == nullptr) {
-    call.algorithm = &selector_.choose({call.collective, whole, setup_.world, /*in_place=*/false});
+    Situation situation{call.collective, whole, setup_.world, /*in_place=*/false};
+    situation.way = Way::peers;
+    call.algorithm = &setup_.selector.choose(situation);
   }
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
   const bool readable = in_heap(call);

@@ -35,6 +35,7 @@ class GpuPullEngine {
     int blocks = 16;                    ///< of a kernel; the same on all ranks
     std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
     size_t heap_bytes = 0;              ///< of this rank's own
+    Selector selector{};                ///< what `auto` means; the same on all ranks
   };
 
   GpuPullEngine(const RingletCudaDevice& device, Setup setup);
@@ -65,7 +66,8 @@ class GpuPullEngine {
 
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
   bool in_heap(const Call& call) const;
-  void* upload(const void* data, size_t bytes);
+  void reserve(size_t bytes);
+  const std::byte* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const Call& call, bool in_heap, cuda::PullArgs& args) const;
@@ -75,13 +77,14 @@ class GpuPullEngine {
 
   const RingletCudaDevice& device_;
   const Setup setup_;
-  const Selector selector_{};
   void* beside_ = nullptr;  // a stream for copies from and to the host, which wait for no kernel
   std::string last_;        // the last call, for messages
   ErrorKind failed_kind_ = ErrorKind::timeout;
   std::string failed_;  // empty while all is well
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
-  std::vector<void*> owned_;  // on the device
+  std::vector<void*> owned_;   // on the device: plans
+  std::byte* free_ = nullptr;  // of the last of these, from here on ...
+  size_t room_ = 0;            // ... so many bytes
 };
 
 }  // namespace ringlet

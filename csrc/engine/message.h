@@ -41,6 +41,8 @@ class MessageEngine final : public Engine {
   int world() const noexcept override { return world_; }
   void run(const Call& call, bool patient) override;
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool) const override;
+  const Selector& selector() const noexcept override { return selector_; }
+  const Topology* topology() const noexcept override { return &topology_; }
   Lanes& lanes() override { return lanes_; }
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return bytes_received_.load(std::memory_order_relaxed); }

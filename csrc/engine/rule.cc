@@ -12,8 +12,10 @@ namespace ringlet {
 namespace {
 
 constexpr std::pair<std::string_view, Medium> kMedia[] = {
-    {"memory", Medium::memory},   {"registered", Medium::registered}, {"staged", Medium::staged},
-    {"network", Medium::network}, {"hosts", Medium::hosts},           {"apart", Medium::apart},
+    {"memory", Medium::memory}, {"registered", Medium::registered},
+    {"staged", Medium::staged}, {"network", Medium::network},
+    {"hosts", Medium::hosts},   {"apart", Medium::apart},
+    {"peers", Medium::peers},   {"nccl", Medium::nccl},
 };
 constexpr std::pair<std::string_view, int> kUnits[] = {{"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
 
@@ -89,7 +91,7 @@ class Line {
     } else {
       refuse(quoted(word) +
              " is no condition; there are: above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
-             "staged, network, hosts, apart");
+             "staged, network, hosts, apart, peers, nccl");
     }
   }
 
@@ -124,14 +126,17 @@ class Line {
 };
 
 bool holds(Medium medium, const Situation& situation) noexcept {
+  const bool on_host = situation.way == Way::host;
   switch (medium) {
     case Medium::anything: return true;
-    case Medium::memory: return !situation.network;
-    case Medium::registered: return !situation.network && situation.in_place;
-    case Medium::staged: return !situation.network && !situation.in_place;
+    case Medium::memory: return on_host && !situation.network;
+    case Medium::registered: return on_host && !situation.network && situation.in_place;
+    case Medium::staged: return on_host && !situation.network && !situation.in_place;
     case Medium::network: return situation.network;
     case Medium::hosts: return situation.network && situation.shared_hosts;
     case Medium::apart: return situation.network && !situation.shared_hosts;
+    case Medium::peers: return situation.way == Way::peers;
+    case Medium::nccl: return situation.way == Way::nccl;
   }
   return false;
 }

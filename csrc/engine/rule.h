@@ -7,6 +7,7 @@
 //   memory      they read each other's memory      network   some reach each other over a network only
 //   registered  ... in tensors that are registered  hosts     ... and some share a host
 //   staged      ... through stages                  apart     ... and none do
+//   peers       a GPU's kernel reads other GPUs'    nccl      NCCL carries messages between GPUs
 // Pure values. Thread safety: any.
 #pragma once
 
@@ -20,6 +21,9 @@
 
 namespace ringlet {
 
+/// What moves a message: the host, a kernel that reads peers' GPU memory, or NCCL.
+enum class Way : unsigned char { host, peers, nccl };
+
 /// What a rule looks at: the same on every rank.
 struct Situation {
   Collective collective;
@@ -28,9 +32,10 @@ struct Situation {
   bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
   bool network = false;       ///< some ranks reach each other over a network only
   bool shared_hosts = false;  ///< some of them share a host
+  Way way = Way::host;
 };
 
-enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart };
+enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart, peers, nccl };
 
 struct Rule {
   Collective collective;

@@ -20,6 +20,19 @@ broadcast                                 hosts    hierarchical
 broadcast                                 network  tree
 reduce                                    network  tree
 
+# On GPUs that read each other's memory a round costs a kernel's way to another GPU and back, and whole messages pay while
+# few ranks read them: up to vLLM's sizes (csrc/custom_all_reduce.cuh). A round of NCCL's messages is a kernel of its own, so
+# the fewest rounds win there, too. None of this has been measured here.
+all_reduce                    world 1-2   peers    one_shot
+all_reduce      up to 512KiB  world 3-4   peers    one_shot
+all_reduce      up to 256KiB  world 5-8   peers    one_shot
+all_reduce      up to 32KiB               peers    one_shot
+all_reduce                                peers    two_shot
+broadcast                     world 1-8   peers    star
+reduce                        world 1-8   peers    star
+all_reduce      up to 64KiB   world 1-8   nccl     one_shot
+all_reduce                                nccl     two_shot
+
 # On one host every rank reads every other's memory at the same cost, so the fewest rounds win: whole messages while they
 # are small (each rank reads world times the message), pieces from then on. Two ranks move the same bytes either way
 # through stages, and one_shot meets once where two_shot meets twice; from about the size of the last-level cache on,

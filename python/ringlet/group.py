@@ -63,7 +63,7 @@ class Group:
         self.handle.abort(reason)
 
     def algorithm_for(self, collective: str, nbytes: int, *, registered: bool = False) -> str:
-        """What algorithm="auto" means here for a message: the algorithm's name, the same on every rank.
+        """What algorithm="auto" means here for a message of the host: the algorithm's name, the same on every rank.
 
         nbytes: of the largest buffer that a rank passes. registered: whether all ranks' tensors are.
         """

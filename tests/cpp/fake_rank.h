@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "collective_cases.h"
@@ -18,13 +19,15 @@ using namespace collective_cases;
 
 /// One rank's tensors and everything that serves it.
 struct Rank {
-  Rank(FakeMachine& machine, const Case& c, int rank) : tensors(c, rank), call(tensors.call) {
+  Rank(FakeMachine& machine, const Case& c, int rank, const std::optional<Topology>& topology = std::nullopt)
+      : tensors(c, rank), call(tensors.call) {
     machine.rank = rank;
     const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
     communicator =
         std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
     engine = std::make_unique<GpuMessageEngine>(*communicator, FakeMachine::device(),
-                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20});
+                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20}, Selector(),
+                                                topology);
     stream = machine.add_stream();
   }
 

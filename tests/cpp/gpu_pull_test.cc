@@ -9,13 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <thread>
 
 #include "base/error.h"
 #include "check.h"
 #include "collective_cases.h"
-#include "engine/pull_program.h"
 #include "host_block.h"
 #include "team_block.h"
 
@@ -319,21 +317,23 @@ void cut_for_all_blocks() {
   CHECK_EQ(pieces("one_shot", 100000), 7u);
 }
 
-/// Of a plan, how many steps are taken at once, one number for each time.
-std::vector<int> groups(const char* algorithm, bool in_place) {
-  const Plan plan = make_plan(*find_algorithm(Collective::all_reduce, algorithm), {0, 8, 0}, in_place);
-  const FlatPlan flat = flatten(plan, 0);
-  std::vector<int> groups;
-  for (size_t i = 0; i < flat.steps.size(); i += flat.steps[i].together) groups.push_back(flat.steps[i].together);
-  CHECK_EQ(std::accumulate(groups.begin(), groups.end(), 0), static_cast<int>(flat.steps.size()));
-  return groups;
-}
-
-/// What each way through memory costs is paid once for all peers, not once for each.
-void side_by_side() {
-  using Groups = std::vector<int>;
-  CHECK(groups("one_shot", false) == (Groups{1, 1, 7, 1, 1}));           // put, publish, wait, add, publish
-  CHECK(groups("two_shot", false) == (Groups{7, 1, 7, 1, 1, 7, 7, 1}));  // and wait, fetch, publish
+/// `auto` goes by the rules that the group was given.
+void given_rules() {
+  const Regions regions(1, size_t{24} << 10);
+  Case c{find_algorithm(Collective::all_reduce, "ring"), 1, 1000};
+  Tensors tensors(c, 0);
+  tensors.call.algorithm = nullptr;
+  const auto chosen = [&](const char* table) {
+    GpuPullEngine::Setup setup = regions.setup(0);
+    setup.selector = Selector(table, "a test");
+    GpuPullEngine engine(host_device(), setup);
+    engine.run(tensors.call, nullptr);
+    launches.clear();
+    return engine.last_call();
+  };
+  CHECK(chosen("").find("(one_shot, ") != std::string::npos);
+  CHECK(chosen("all_reduce nccl ring\nall_reduce staged ring").find("(one_shot, ") != std::string::npos);
+  CHECK(chosen("all_reduce peers butterfly").find("(butterfly, ") != std::string::npos);
 }
 
 /// What was aborted ends, and says why.
@@ -372,7 +372,7 @@ int main() {
   other_calls();
   aborted();
   cut_for_all_blocks();
-  side_by_side();
+  given_rules();
   read_in_place();
   one_after_another();
   every_algorithm();

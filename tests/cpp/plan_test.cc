@@ -1,13 +1,17 @@
 // Plans under every order of events that their waits allow: ranks take steps in random order on a model of memory whose
-// cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed.
+// cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed. As a GPU
+// takes plans, too (engine/pull_program.h): there steps that can be taken side by side are in an order of their own.
 #include "engine/plan.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "engine/pull_program.h"
 #include "schedule/registry.h"
 #include "schedule/topology.h"
 #include "transport/control.h"
@@ -28,21 +32,41 @@ struct Rank {
 
 int area(Space space) { return space == Space::stage_a ? 1 : space == Space::stage_b ? 2 : 0; }
 
+/// The rank's plan in an order that a GPU might take it in.
+Plan as_on_gpu(const Plan& plan, int rank, std::mt19937& random) {
+  const FlatPlan flat = flatten(plan, rank);
+  Plan taken = plan;
+  taken.steps.clear();
+  taken.sources.clear();
+  for (const cuda::PullSource& s : flat.sources) {
+    taken.sources.push_back({s.rank, s.chunk, static_cast<Space>(s.space), s.raw, static_cast<Space>(s.staged)});
+  }
+  for (size_t i = 0; i < flat.steps.size(); i += flat.steps[i].together) {
+    for (int k = 0; k < flat.steps[i].together; ++k) {
+      const cuda::PullStep& s = flat.steps[i + static_cast<size_t>(k)];
+      taken.steps.push_back({static_cast<PlanStep::Kind>(s.kind), static_cast<Space>(s.to), s.tee, s.finish,
+                             /*read_later=*/true, s.peer, s.stage, s.chunk, /*chunks=*/1, s.first_source, s.sources});
+    }
+    std::shuffle(taken.steps.end() - flat.steps[i].together, taken.steps.end(), random);
+  }
+  return taken;
+}
+
 class Model {
  public:
-  Model(const Algorithm& algorithm, const Topology& topology, int root, bool in_place)
-      : algorithm_(algorithm), world_(topology.world()), root_(root) {
+  Model(const Algorithm& algorithm, const Topology& topology, int root, bool in_place, unsigned seed)
+      : algorithm_(algorithm), world_(topology.world()), root_(root), random_(seed) {
     for (int q = 0; q < world_; ++q) {
-      ranks_.push_back({make_plan(algorithm, {q, world_, root, &topology}, in_place), 0, kAnnounced, {}});
+      const Plan plan = make_plan(algorithm, {q, world_, root, &topology}, in_place);
+      ranks_.push_back({seed % 2 == 1 ? as_on_gpu(plan, q, random_) : plan, 0, kAnnounced, {}});
       parts_ = ranks_.back().plan.parts;
       const Chunks input = input_chunks(algorithm.collective, {q, world_, root}, parts_);
       for (int c = input.first; c < input.first + input.count; ++c) ranks_[q].memory[{0, c}] = unit(q, c);
     }
   }
 
-  /// Runs to the end in an order drawn from `seed`; false where all ranks wait.
-  bool run(unsigned seed) {
-    std::mt19937 random(seed);
+  /// Runs to the end in an order drawn from the seed; false where all ranks wait.
+  bool run() {
     while (true) {
       std::vector<int> able;
       bool all_done = true;
@@ -54,8 +78,8 @@ class Model {
       if (all_done) return true;
       if (able.empty()) return false;
       // Long runs of one rank are the orders that break things; single steps hardly ever do.
-      const int rank = able[random() % able.size()];
-      for (unsigned n = 1 + random() % 12; n > 0 && !ranks_[rank].done() && can_step(ranks_[rank]); --n) step(rank);
+      const int rank = able[random_() % able.size()];
+      for (unsigned n = 1 + random_() % 12; n > 0 && !ranks_[rank].done() && can_step(ranks_[rank]); --n) step(rank);
     }
   }
 
@@ -125,6 +149,7 @@ class Model {
   int root_;
   int parts_ = 0;
   bool right_ = true;
+  std::mt19937 random_;
   std::vector<Rank> ranks_;
 };
 
@@ -133,10 +158,10 @@ void every_algorithm(const Topology& topology, const char* what) {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective == Collective::barrier) continue;
     for (const bool in_place : {false, true}) {
-      for (unsigned seed = 0; seed < (kSanitized ? 3 : 12); ++seed) {
+      for (unsigned seed = 0; seed < (kSanitized ? 4 : 12); ++seed) {
         const int root = has_root(algorithm.collective) ? static_cast<int>(seed) % world : 0;
-        Model model(algorithm, topology, root, in_place);
-        const bool ended = model.run(seed);
+        Model model(algorithm, topology, root, in_place, seed);
+        const bool ended = model.run();
         const bool right = ended && model.outputs_right();
         if (!right)
           std::fprintf(stderr, "%s %s world %d, %s, %s seed %u\n", algorithm.name, name(algorithm.collective), world,
@@ -148,9 +173,59 @@ void every_algorithm(const Topology& topology, const char* what) {
   }
 }
 
+using Groups = std::vector<int>;
+
+Groups groups_of(const FlatPlan& flat) {
+  Groups groups;
+  for (size_t i = 0; i < flat.steps.size(); i += flat.steps[i].together) groups.push_back(flat.steps[i].together);
+  CHECK_EQ(std::accumulate(groups.begin(), groups.end(), 0), static_cast<int>(flat.steps.size()));
+  return groups;
+}
+
+/// Of a plan, how many steps are taken at once, one number for each time.
+Groups groups(const char* algorithm, bool in_place) {
+  return groups_of(flatten(make_plan(*find_algorithm(Collective::all_reduce, algorithm), {0, 8, 0}, in_place), 0));
+}
+
+/// Two copies by rank 1, of which the second is of what `second` says.
+Groups two_copies(Space to, int chunk, Source second) {
+  Plan plan;
+  PlanStep step{PlanStep::Kind::combine};
+  step.sources = 1;
+  step.to = Space::stage_a;
+  step.chunk = 3;
+  plan.steps.push_back(step);
+  plan.sources = {{1, 2, Space::input, true}, second};
+  step.to = to;
+  step.chunk = chunk;
+  step.first_source = 1;
+  plan.steps.push_back(step);
+  plan.body = 2;
+  return groups_of(flatten(plan, 1));
+}
+
+/// What one writes the other must not touch; input and output may be the same memory.
+void not_side_by_side() {
+  CHECK(two_copies(Space::stage_a, 4, {1, 2, Space::input, true}) == Groups{2});
+  CHECK(two_copies(Space::stage_a, 3, {1, 5, Space::input, true}) == (Groups{1, 1}));    // both write there
+  CHECK(two_copies(Space::output, 5, {1, 3, Space::stage_a, false}) == (Groups{1, 1}));  // reads what the first wrote
+  CHECK(two_copies(Space::output, 5, {0, 3, Space::stage_a, false}) == Groups{2});       // which is another rank's
+  CHECK(two_copies(Space::output, 2, {1, 5, Space::input, true}) == (Groups{1, 1}));     // writes what the first reads
+  CHECK(two_copies(Space::output, 5, {1, 6, Space::input, true, Space::stage_a}) == Groups{2});
+  CHECK(two_copies(Space::output, 5, {1, 3, Space::input, true, Space::stage_a}) == (Groups{1, 1}));  // as peers see it
+}
+
+/// What each way through memory costs is paid once for all peers, not once for each.
+void side_by_side() {
+  CHECK(groups("one_shot", false) == (Groups{1, 1, 7, 1, 1}));           // put, publish, wait, add, publish
+  CHECK(groups("two_shot", false) == (Groups{7, 1, 7, 1, 1, 7, 7, 1}));  // and wait, fetch, publish
+}
+
 }  // namespace
 
 int main() {
+  side_by_side();
+  not_side_by_side();
   for (int world = 1; world <= 13; ++world) every_algorithm(Topology(std::vector<int>(world, 0)), "one host");
   for (int world = 2; world <= 12; world += 2) {
     std::vector<int> block, cyclic, uneven;

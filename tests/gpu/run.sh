@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 : "${RINGLET_NCCL_LIBRARY:?names an NCCL of 2.30.3 or later, so that several ranks may share one GPU}"
+RINGLET_NCCL_LIBRARY=$(realpath "$RINGLET_NCCL_LIBRARY")
 command -v nvidia-smi > /dev/null || { echo "make gpu-check needs an NVIDIA GPU, and here is no nvidia-smi" >&2; exit 2; }
 device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
 report=${REPORT:-benchmarks/results/$(date +%F)-$(tr 'A-Z ' 'a-z-' <<< "$device")-gpu-check.md}

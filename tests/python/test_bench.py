@@ -89,7 +89,7 @@ BAD: list[dict[str, object]] = [
     {"factor": 1},
     {"device": "tpu"},
     {"device": "cuda", "peers": ("mpich",)},
-    {"device": "cuda", "memory": ("registered",)},
+    {"device": "cuda", "memory": ("allocator",)},
 ]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from exact_data import DTYPES, OPS, supported
 from live_gpu import filled
 from ranks import Pool
 from ringlet import _C
+from ringlet.bench.cases import Sweep
 from ringlet.bench.ranks.case import Case as BenchCase
 from ringlet.bench.ranks.loop import Rank
 from ringlet.bench.ranks.torch_ranks import Ringlet
@@ -184,13 +185,16 @@ def in_registered_memory(rank: int, world: int) -> None:
     assert ringlet.empty(1000, device=live_gpu.DEVICE).data_ptr() == pointer
 
 
-def test_registered_memory(tmp_path):
-    """In a process of its own, which keeps its heap."""
+@pytest.fixture
+def own_pool(tmp_path):
+    """Of a process that keeps its heap."""
     pool = Pool(tmp_path)
-    try:
-        pool.values(in_registered_memory, 1, join="threads")
-    finally:
-        pool.end()
+    yield pool
+    pool.end()
+
+
+def test_registered_memory(own_pool):
+    own_pool.values(in_registered_memory, 1, join="threads")
 
 
 def differ(rank: int, world: int) -> str:
@@ -252,8 +256,13 @@ def measured(rank: int, world: int) -> dict[str, object]:
     live_gpu.load()
     library = Ringlet(rank, world, None, "threads", live_gpu.DEVICE)
     worker = Rank(library)
-    for dtype, op in (("float32", "sum"), ("bfloat16", "avg")):
-        case = BenchCase("all_reduce", "two_shot", "ordinary", "api", world, 4096, 2048, dtype, op)
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
+    for memory, dtype, op in (
+        ("ordinary", "float32", "sum"),
+        ("registered", "float32", "sum"),
+        ("ordinary", "bfloat16", "avg"),
+    ):
+        case = BenchCase("all_reduce", "two_shot", memory, "api", world, 4096, 2048, dtype, op)
         answer = worker.prepare({"case": asdict(case), "seed": 1, "warmup": 2, "check": True})
         assert answer["wrong"] == 0
         assert worker.measure({"samples": 3, "batch": 2})["p50"] > 0
@@ -261,6 +270,12 @@ def measured(rank: int, world: int) -> dict[str, object]:
     return {"version": library.version, "transport": library.transport}
 
 
-def test_the_benchmark_measures_on_a_device(device_pool):
-    told = device_pool.values(measured, 1, join="nothing")[0]
+def test_the_benchmark_measures_on_a_device(own_pool):
+    told = own_pool.values(measured, 1, join="nothing")[0]
     assert "peer memory" in told["version"] and told["transport"] == live_gpu.DEVICE
+
+
+def test_registered_memory_of_a_gpu_is_set_aside():
+    on_gpu = Sweep(device="cuda", memory=("registered",), end_bytes=64 << 20)
+    assert on_gpu.gpu_heap_mib >= 2 * 64
+    assert replace(on_gpu, memory=("ordinary",)).gpu_heap_mib == Sweep().gpu_heap_mib == 0

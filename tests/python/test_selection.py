@@ -17,7 +17,7 @@ import ringlet
 from ranks import free_ports, on_host
 from ringlet import _C
 
-MEDIA = ("registered", "staged", "hosts", "apart")
+MEDIA = ("registered", "staged", "hosts", "apart", "peers", "nccl")
 
 
 def chosen(table: str, nbytes: int = 1 << 20, world: int = 4, medium: str = "staged") -> str:
@@ -54,6 +54,8 @@ def test_worlds(words, worlds):
         ("network", {"hosts", "apart"}),
         ("hosts", {"hosts"}),
         ("apart", {"apart"}),
+        ("peers", {"peers"}),
+        ("nccl", {"nccl"}),
         ("", set(MEDIA)),
     ],
 )

@@ -7,12 +7,13 @@ others `bytes` is `world` blocks of `count` elements.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from .clusters import Cluster
 from .errors import BenchError
-from .ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Case
+from .ranks.case import CALLS, ITEM_BYTES, KEEP_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Case
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
@@ -103,10 +104,18 @@ class Sweep:
         others = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
         if others:
             raise BenchError(f"peers: {', '.join(others)} is not measured on GPUs; nccl and gloo are")
-        if self.memory != ("ordinary",):
-            raise BenchError(f"memory: a GPU's is ordinary, not {', '.join(self.memory)}")
+        if "allocator" in self.memory:
+            raise BenchError(
+                "memory: torch's allocator is replaced on the host only; a GPU's is registered or ordinary"
+            )
         if self.hosts:
             raise BenchError("hosts: emulated ones have no GPU")
+
+    @property
+    def gpu_heap_mib(self) -> int:
+        """Registered memory for a rank on its GPU: two buffers of the largest size, and what smaller ones keep."""
+        on_gpu = self.device != "cpu" and "registered" in self.memory
+        return math.ceil((2 * self.end_bytes + 8 * KEEP_BYTES) / (1 << 20)) if on_gpu else 0
 
     def configs(self) -> list[Config]:
         """ringlet's ways, then the peers; through torch there is no choice of algorithm."""

@@ -193,7 +193,7 @@ def _is_ours(line: str) -> bool:
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: where the ranks are; None: here. transport, device: as in `Sweep`.
+    hosts: where the ranks are; None: here. transport, device, gpu_heap_mib: as in `Sweep`.
     """
 
     def __init__(
@@ -205,9 +205,10 @@ class Jobs:
         hosts: Hosts | None = None,
         transport: str = "",
         device: str = "cpu",
+        gpu_heap_mib: int = 0,
     ) -> None:
         self._names, self._world, self._timeout_s = list(dict.fromkeys(names)), world, timeout_s
-        self._hosts, self._transport, self._device = hosts, transport, device
+        self._hosts, self._transport, self._device, self._gpu_heap_mib = hosts, transport, device, gpu_heap_mib
         self._jobs: dict[str, Job] = {}
 
     def __enter__(self) -> dict[str, Job]:
@@ -275,6 +276,8 @@ class Jobs:
             env["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
             env["RINGLET_TRANSPORT"] = self._transport
+        if self._gpu_heap_mib and "RINGLET_GPU_HEAP_MIB" not in os.environ:
+            env["RINGLET_GPU_HEAP_MIB"] = str(self._gpu_heap_mib)
         store = str(self._folder / (name.replace("/", "-") + ".store"))
         module = "stream_ranks" if library == STREAM else "torch_ranks"
         last = self._stream_ends() if library == STREAM else [self._transport, self._device]

@@ -58,7 +58,15 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             hosts = stack.enter_context(Hosts(sweep.hosts)) if sweep.hosts else None
             names = [config.job for config in configs]
             jobs = stack.enter_context(
-                Jobs(names, world, sweep.timeout_s, hosts=hosts, transport=sweep.transport, device=sweep.device)
+                Jobs(
+                    names,
+                    world,
+                    sweep.timeout_s,
+                    hosts=hosts,
+                    transport=sweep.transport,
+                    device=sweep.device,
+                    gpu_heap_mib=sweep.gpu_heap_mib,
+                )
             )
             _describe(outcome, jobs, hosts)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):

@@ -21,6 +21,8 @@ CALLS = (*COLLECTIVES, *LISTS, "send_recv", "barrier")
 MEMORIES = ("registered", "ordinary", "allocator")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_list")
 ROOT = 0
+# A buffer from this size on is given back after its measurement, so that the libraries do not all hold one.
+KEEP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)

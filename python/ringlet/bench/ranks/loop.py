@@ -30,10 +30,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import data
-from .case import Case, buffer_elements
+from .case import KEEP_BYTES, Case, buffer_elements
 
-# A buffer from this size on is given back after its measurement, so that the libraries do not all hold one.
-KEEP_BYTES = 32 << 20
 _PR_SET_PDEATHSIG = 1
 
 

@@ -47,10 +47,10 @@ class _Torch:
 
     def allocate(self, elements: int, case: Case) -> torch.Tensor:
         dtype = getattr(torch, case.dtype)
+        if case.memory == "registered":
+            return _ringlet().empty(elements, dtype=dtype, device=self.device)
         if self.device.type != "cpu":
             return torch.empty(elements, dtype=dtype, device=self.device)
-        if case.memory == "registered":
-            return _ringlet().empty(elements, dtype=dtype)
         if case.memory == "allocator":
             _ringlet().use_registered_allocator()
             try:
