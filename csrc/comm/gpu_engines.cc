@@ -98,7 +98,8 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
   if (nobody(&Card::no_nccl)) {
     try {
       const NcclCommunicator::Setup setup{.id = all[0].id, .rank = host_.rank(), .world = host_.world()};
-      communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout()));
+      // Who is refused goes to the next meeting at once, and waits there for those who give it up.
+      communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
       message_ = std::make_unique<GpuMessageEngine>(
           *communicator_, device(), GpuMessageEngine::Limits{}, host_.selector(),
           host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));

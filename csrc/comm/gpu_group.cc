@@ -80,8 +80,11 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     if (captured == 0) {
       void* done = event();
       device_call(device.record(done, stream), "recording an event");
+      const bool idle = pending_.empty();
       pending_.push_back({done, stream, Deadline::after(timeout), engines_.last_call(), work});
-      changed_.notify_all();
+      if (idle)
+        changed_
+            .notify_all();  // otherwise it looks soon by itself; woken for each call it would stand in the next's way
       return work;
     }
   }

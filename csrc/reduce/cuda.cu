@@ -23,9 +23,9 @@ cudaError_t describe_device(RingletCudaFacts* facts) {
 cudaError_t try_kernel(RingletCudaFacts* facts) {
   int* memory = nullptr;
   if (const cudaError_t refused = cudaMalloc(&memory, sizeof(int)); refused != cudaSuccess) return refused;
-  write_answer<<<1, 1>>>(memory);
   int answer = 0;
-  cudaError_t refused = cudaGetLastError();
+  void* parameters[] = {&memory};
+  cudaError_t refused = cudaLaunchKernel(reinterpret_cast<const void*>(write_answer), dim3(1), dim3(1), parameters);
   if (refused == cudaSuccess) refused = cudaMemcpy(&answer, memory, sizeof answer, cudaMemcpyDeviceToHost);
   cudaFree(memory);
   facts->kernels_run = refused == cudaSuccess && answer == kAnswer;

@@ -36,6 +36,14 @@ inline cudaError_t count_blocks(size_t items, int at_once, unsigned* blocks) {
   return cudaSuccess;
 }
 
+/// Says what became of this launch. cudaGetLastError() after <<<>>> may tell of another call's refusal: of an event that
+/// was asked whether it is done, and was not.
+template <class Args>
+cudaError_t launch(void (*kernel)(Args), unsigned blocks, cudaStream_t stream, const Args& args) {
+  void* parameters[] = {const_cast<std::remove_const_t<Args>*>(&args)};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kThreads), parameters, 0, stream);
+}
+
 __device__ inline size_t thread_index() { return size_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ inline size_t thread_count() { return size_t{gridDim.x} * kThreads; }
 
@@ -56,8 +64,7 @@ cudaError_t launch_work(const ReduceArgs& args, cudaStream_t stream) {
   unsigned blocks = 0;
   const cudaError_t refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Op>, &blocks);
   if (refused != cudaSuccess) return refused;
-  reduce_kernel<E, Op, kMost><<<blocks, kThreads, 0, stream>>>(work);
-  return cudaGetLastError();
+  return launch(reduce_kernel<E, Op, kMost>, blocks, stream, work);
 }
 
 struct LaunchReduce {
@@ -81,8 +88,7 @@ struct LaunchCast {
       unsigned blocks = 0;
       const cudaError_t refused = count_blocks(work.units > edges ? work.units : edges, 1, &blocks);
       if (refused != cudaSuccess) return refused;
-      cast_kernel<From, To><<<blocks, kThreads, 0, stream>>>(work);
-      return cudaGetLastError();
+      return launch(cast_kernel<From, To>, blocks, stream, work);
     };
   }
 };

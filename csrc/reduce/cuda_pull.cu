@@ -88,8 +88,7 @@ struct LaunchPull {
   template <class E, class Op>
   static Function get() {
     return [](const PullArgs& args, cudaStream_t stream) {
-      pull_kernel<E, Op><<<static_cast<unsigned>(args.layout.blocks), kThreads, 0, stream>>>(args);
-      return cudaGetLastError();
+      return launch(pull_kernel<E, Op>, static_cast<unsigned>(args.layout.blocks), stream, args);
     };
   }
 };

@@ -36,8 +36,11 @@ struct Work {
   const std::byte* srcs[kMost];
 };
 
+/// A size that is known when the kernel is compiled. (std::integral_constant's is the host's to ask.)
 template <size_t kSize>
-using Bytes = std::integral_constant<size_t, kSize>;
+struct Bytes {
+  RINGLET_BOTH constexpr operator size_t() const { return kSize; }
+};
 
 /// Finds the packs of a work of which all else is given. `size`, of an element: a number, or Bytes<>, by which a device
 /// need not divide.

@@ -111,6 +111,31 @@ void either() {
   }));
 }
 
+/// NCCL refuses one rank while the others wait for it: they hear why, and peers' memory serves all.
+void refused_by_nccl() {
+  constexpr auto kTimeout = std::chrono::seconds(2);
+  const auto body = [&](Communicator& host) {
+    GpuEngines::Parts mine = parts();
+    NcclApi api = *mine.nccl;
+    if (host.rank() == 1) {
+      api.comm_init_rank_config = [](NcclComm*, int, NcclUniqueId, int, NcclConfig*) { return 5; };
+    }
+    api.comm_abort = [](NcclComm comm) {  // takes its time, as NCCL's does
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return parts().nccl->comm_abort(comm);
+    };
+    mine.nccl = &api;
+    GpuGroup group(host, mine);
+    CHECK(group.describe().find("peer memory; no NCCL; rank 0: ncclCommInitRankConfig of rank 0 of 3 was not done") ==
+          0);
+    CHECK(group.describe().find("; rank 1: ncclCommInitRankConfig of rank 1 of 3: ") != std::string::npos);
+    Floats floats(host.rank());
+    group.run(floats.call, nullptr)->wait(kLong);
+    CHECK_EQ(floats.values[0], 6.0f);
+  };
+  no_errors(run_ranks(3, Between::one_memory, body, kTimeout));
+}
+
 /// The thread that completes calls is on the group's device, and on no other.
 void on_its_device() {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -303,6 +328,7 @@ int main() {
   for (const size_t peer_bytes : {GpuEngines::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
   lacking();
   either();
+  refused_by_nccl();
   on_its_device();
   across_hosts();
   messages();
