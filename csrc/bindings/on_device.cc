@@ -3,12 +3,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
 
 #include "base/error.h"
-#include "bindings/torch_version.h"
 #include "comm/gpu_group.h"
 #include "engine/gpu.h"
 
@@ -16,21 +14,6 @@ namespace ringlet {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
-
-/// The cudaStream_t that a stream is.
-void* handle_of(const c10::Stream& stream) {
-#if RINGLET_TORCH_HAS_NATIVE_HANDLE
-  return stream.native_handle();
-#else
-  namespace py = pybind11;
-  const py::gil_scoped_acquire gil;
-  const py::object cuda = py::module_::import("torch.cuda");
-  const py::object same =
-      cuda.attr("Stream")(py::arg("stream_id") = stream.id(), py::arg("device_index") = stream.device_index(),
-                          py::arg("device_type") = static_cast<int>(stream.device_type()));
-  return reinterpret_cast<void*>(same.attr("cuda_stream").cast<uintptr_t>());
-#endif
-}
 
 /// The group's stream for asynchronous calls.
 c10::Stream side_stream(GpuGroup& group, const VirtualGuardImpl& guard, const c10::Device& device) {
@@ -79,8 +62,8 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
     ready.block(stream);
   }
   Enqueued enqueued{nullptr, stream, nullptr};
-  for (const Call& call : calls.calls) enqueued.work = gpu.run(call, handle_of(stream));
-  if (!calls.messages.empty()) enqueued.work = gpu.exchange(calls.messages, handle_of(stream));
+  for (const Call& call : calls.calls) enqueued.work = gpu.run(call, stream.native_handle());
+  if (!calls.messages.empty()) enqueued.work = gpu.exchange(calls.messages, stream.native_handle());
   if (calls.deliver) {
     const c10::StreamGuard on(stream);
     calls.deliver();

@@ -10,6 +10,3 @@
 // A gather into one tensor is a virtual of its own from 2.14 on, as are the new names of the *_single collectives. Those
 // forward to the old names, which stand in every version.
 #define RINGLET_TORCH_HAS_GATHER_SINGLE RINGLET_TORCH_AT_LEAST(14)
-
-// A stream tells its CUDA handle, whatever the device, from 2.13 on; before, Python does.
-#define RINGLET_TORCH_HAS_NATIVE_HANDLE RINGLET_TORCH_AT_LEAST(13)
