@@ -106,15 +106,17 @@ $(STAMPS)/torch:
 	@$(BIN)/python -c '$(FITTING_TORCH); print("torch", torch.__version__)'
 	@mkdir -p $(STAMPS) && touch $@
 
+# What is started as a program is installed here, also where the environment that torch comes from has it.
 $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 	$(SAY) "build and test tools"
-	@$(PIP) install -q numpy pytest ninja rich matplotlib 'setuptools>=64' wheel
+	@$(PIP) install -q --ignore-installed ninja
+	@$(PIP) install -q numpy pytest rich matplotlib 'setuptools>=64' wheel
 	@$(INSIDE) cmake --version 2>/dev/null | awk '/version/ { split($$3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 20) }' || $(PIP) install -q cmake
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/tools pyproject.toml
 	$(SAY) "lint tools"
-	@$(PIP) install -q $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
+	@$(PIP) install -q --ignore-installed $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
 	@touch $@
 
 # Readers of the GPU's machine code, for where an nvcc made some; without them that test skips itself.
