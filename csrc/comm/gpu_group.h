@@ -5,8 +5,8 @@
 // returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that is
 // not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done at its
 // deadline: then that Work, and every later call, throws Timeout.
-// All ranks make the same calls in the same order; unlike the host's, calls are not compared: ranks that call different
-// things end with a Timeout.
+// All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which names both;
+// NCCL compares nothing, so there they end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
 // current in the constructor and run(). Thread safety: from any thread; one call at a time.
 #pragma once

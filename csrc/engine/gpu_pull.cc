@@ -23,7 +23,7 @@ static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kAnnoun
 // Of a piece, in one chunk: at most, where no stage limits it, and at least, if the message has as much.
 constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
 
-constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first: a hundred of 8 ranks
+constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
 

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-// Sanitizers look at what code does, ten times slower, and need fewer of the numbers that the same tests try without them.
+// Sanitizers look at what code does, much slower, and need fewer of the numbers that the same tests try without them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else

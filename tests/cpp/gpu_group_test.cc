@@ -3,6 +3,7 @@
 #include "comm/gpu_group.h"
 
 #include <atomic>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -147,15 +148,15 @@ void on_its_device() {
     Floats floats(host.rank());
     const StreamOwner held;
     live_gpu_hold(held.stream, true);
-    std::atomic<int> completed_on{-1};
+    std::promise<int> completed_on;
+    std::future<int> number = completed_on.get_future();
     group.run(floats.call, held.stream)->then([&](std::exception_ptr) {
       RingletCudaIdentity here{};
       device().identity(&here);
-      completed_on = here.number;
+      completed_on.set_value(here.number);
     });
     live_gpu_hold(held.stream, false);
-    while (completed_on == -1) std::this_thread::yield();
-    CHECK_EQ(completed_on.load(), 3);
+    CHECK(number.wait_for(kLong) == std::future_status::ready && number.get() == 3);
   }));
 }
 

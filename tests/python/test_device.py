@@ -266,6 +266,7 @@ def measured(rank: int, world: int) -> dict[str, object]:
         answer = worker.prepare({"case": asdict(case), "seed": 1, "warmup": 2, "check": True})
         assert answer["wrong"] == 0
         assert worker.measure({"samples": 3, "batch": 2})["p50"] > 0
+        assert ringlet.is_registered(library.allocate(16, case)) == (memory == "registered")
     library.close()
     return {"version": library.version, "transport": library.transport}
 
