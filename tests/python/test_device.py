@@ -280,3 +280,23 @@ def test_registered_memory_of_a_gpu_is_set_aside():
     on_gpu = Sweep(device="cuda", memory=("registered",), end_bytes=64 << 20)
     assert on_gpu.gpu_heap_mib >= 2 * 64
     assert replace(on_gpu, memory=("ordinary",)).gpu_heap_mib == Sweep().gpu_heap_mib == 0
+
+
+def take_table(rank: int, world: int, table: str) -> None:
+    os.environ["RINGLET_TABLE"] = table
+
+
+def algorithm_told(rank: int, world: int) -> str:
+    """What calls that differ are said to have been."""
+    live_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
+    return str(caught.value)
+
+
+def test_auto_goes_by_the_groups_table(own_pool, tmp_path):
+    table = tmp_path / "table"
+    table.write_text("all_reduce staged star\nall_reduce peers butterfly\n")
+    own_pool.values(take_table, 1, str(table), join="nothing")
+    for told in own_pool.values(algorithm_told, 2, join="threads"):
+        assert "(butterfly, " in told and "(star, " not in told
