@@ -92,7 +92,7 @@ void C10dWork::complete(std::exception_ptr error) {
 bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
   for (const auto& part : parts_) part->wait_on_device(timeout);
   if (work_ && timeout != kNoTimeout) work_->wait(timeout);
-  if (const std::exception_ptr error = work_ ? work_->error() : nullptr) std::rethrow_exception(error);
+  if (work_) work_->raise_if_failed();
   future_->wait();
   return true;
 }

@@ -44,7 +44,7 @@ c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* ca
 }
 
 void Enqueued::wait() const {
-  if (const std::exception_ptr error = work->error()) std::rethrow_exception(error);
+  work->raise_if_failed();
   if (done == nullptr) return;
   const VirtualGuardImpl guard(stream.device_type());
   done->block(guard.getStream(stream.device()));

@@ -6,14 +6,29 @@
 
 namespace ringlet {
 
+namespace {
+
+/// What throws `error` each time anew.
+std::function<void()> raising(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return [kind = known.kind(), message = std::string(known.what())] { rethrow(kind, message); };
+  } catch (...) {
+    return [error] { std::rethrow_exception(error); };  // of a library's: of these there is only the one
+  }
+}
+
+}  // namespace
+
 bool Work::done() const {
   const std::lock_guard lock(mutex_);
   return done_;
 }
 
-std::exception_ptr Work::error() const {
+void Work::raise_if_failed() const {
   const std::lock_guard lock(mutex_);
-  return error_;
+  if (raise_) raise_();
 }
 
 bool Work::await(const Deadline& deadline) {
@@ -30,7 +45,7 @@ void Work::wait(std::chrono::milliseconds timeout) {
     throw Timeout("the call is not complete after " + std::to_string(timeout.count()) +
                   " ms of waiting; it goes on, wait for it again");
   }
-  if (const std::exception_ptr failed = error()) std::rethrow_exception(failed);
+  raise_if_failed();
 }
 
 void Work::then(Callback callback) {
@@ -41,15 +56,22 @@ void Work::then(Callback callback) {
       return;
     }
   }
-  callback(error_);
+  std::exception_ptr error;
+  try {
+    raise_if_failed();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  callback(error);
 }
 
 void Work::complete(std::exception_ptr error) {
+  std::function<void()> raise = error ? raising(error) : nullptr;
   Callback callback;
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
-    error_ = error;
+    raise_ = std::move(raise);
     callback = std::move(callback_);
     changed_.notify_all();
   }

@@ -21,11 +21,12 @@ class Work {
   using Callback = std::function<void(std::exception_ptr)>;
 
   bool done() const;
-  /// Null while it runs and where it went well.
-  std::exception_ptr error() const;
+  /// Throws the error that it ended with, if it has: what is thrown is the caller's alone, and is never a part of what
+  /// another thread holds.
+  void raise_if_failed() const;
   /// Whether it is complete, at the latest by `deadline`; throws nothing.
   bool await(const Deadline& deadline);
-  /// Returns when complete, rethrowing its error. Throws Timeout after `timeout`; the call itself goes on.
+  /// Returns when complete, throwing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);
   void then(Callback callback);
 
@@ -39,7 +40,7 @@ class Work {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;  // guarded by mutex_, like the rest
-  std::exception_ptr error_;
+  std::function<void()> raise_;  // throws the error; empty without one
   Callback callback_;
 };
 

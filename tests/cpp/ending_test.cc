@@ -1,4 +1,6 @@
-// Groups whose last user is what runs when one of their calls is complete: on a thread that they would have to wait for.
+// How calls end: with errors that are their waiters' own; and groups whose last user is what runs when one of their calls
+// is complete, on a thread that they would have to wait for.
+#include <atomic>
 #include <filesystem>
 #include <latch>
 
@@ -75,9 +77,33 @@ void run(Between between, Last last, int turn) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+/// Who waits holds its error alone: the completing thread may be the last that knows of the call, and nothing orders what
+/// it drops then after what a waiter reads.
+void own_errors() {
+  auto work = std::make_shared<Work>();
+  std::atomic<bool> read{false};
+  std::thread completing([&read, work]() mutable {
+    const auto error = std::make_exception_ptr(Timeout("late"));
+    std::exchange(work, nullptr)->complete(error);
+    while (!read.load(std::memory_order_relaxed)) std::this_thread::yield();
+  });
+  const auto waited = [&] { std::exchange(work, nullptr)->wait(std::chrono::seconds(60)); };
+  CHECK_EQ(CHECK_THROWS(Timeout, waited()), std::string("late"));
+  read.store(true, std::memory_order_relaxed);
+  completing.join();
+
+  Work foreign;
+  foreign.complete(std::make_exception_ptr(std::bad_alloc()));
+  CHECK_THROWS(std::bad_alloc, foreign.wait(std::chrono::seconds(1)));
+  std::exception_ptr told;
+  foreign.then([&](std::exception_ptr error) { told = error; });
+  CHECK_EQ(said(told), std::string("std::bad_alloc"));
+}
+
 }  // namespace
 
 int main() {
+  own_errors();
   int turn = 0;
   run(Between::tcp, Last::collective, turn++);  // the process's door opens, whose thread stays
   int before = 0;
