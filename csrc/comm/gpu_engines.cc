@@ -1,7 +1,6 @@
 #include "comm/gpu_engines.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "base/environment.h"
 #include "comm/communicator.h"
@@ -14,7 +13,7 @@ namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
 constexpr int kMostBlocks = 16;  // of a pull kernel
-constexpr std::chrono::seconds kFarewell{1};
+static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.stages() <= PeerMemory::kZeroed);
 
 struct Text {
   char text[384]{};
@@ -149,7 +148,7 @@ void GpuEngines::drop(const std::vector<Card>& all) {
       std::find_if(all.begin(), all.end(), [&](const Card& card) { return card.peer_bytes != all[0].peer_bytes; });
   if (!no_device.empty() || differs != all.end() || !no_peers_.empty()) {
     pull_.reset();
-    if (memory_) memory_->retire();  // nobody has read it
+    if (memory_) memory_->give_up();
     memory_.reset();
   }
   if (!no_nccl_.empty()) {
@@ -167,16 +166,9 @@ void GpuEngines::drop(const std::vector<Card>& all) {
   if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
 }
 
-/// Peers that still read this rank's region get a moment; then it is left to them.
+/// After an error a kernel of this rank's may still run, or be about to.
 GpuEngines::~GpuEngines() {
-  if (!pull_) return;
-  const Deadline deadline = Deadline::after(kFarewell);
-  bool quiet = pull_->quiet();
-  while (!quiet && !deadline.passed() && !host_.failure()) {
-    std::this_thread::yield();
-    quiet = pull_->quiet();
-  }
-  if (quiet) memory_->retire();
+  if (pull_ && !host_.failure()) memory_->leave();
 }
 
 /// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <string>
 
@@ -18,29 +17,48 @@ const Token& this_process() {
   return token;
 }
 
-/// Regions of groups that ended, by the number of their device.
-class Retired {
+static_assert(cuda::kMostRanks * sizeof(uint64_t) <= PeerMemory::kFarewells);
+
+/// A rank's word in a region: not 0 once it has left.
+std::byte* farewell(std::byte* region, int rank) { return region + static_cast<size_t>(rank) * sizeof(uint64_t); }
+
+/// Regions that their ranks have left, and perhaps not yet all peers.
+class Left {
  public:
-  static Retired& all() {
-    static auto* const one = new Retired;  // groups may end after all statics
+  static Left& all() {
+    static auto* const one = new Left;  // groups may end after all statics
     return *one;
   }
-  void* take(int device) {
+  /// One that is nobody's any more, or null.
+  std::byte* take(int device, const CopyStream& copies) {
     const std::lock_guard lock(mutex_);
-    std::vector<void*>& regions = regions_[device];
-    if (regions.empty()) return nullptr;
-    void* region = regions.back();
-    regions.pop_back();
-    return region;
+    const auto is_free = [&](const Region& region) {
+      if (region.device != device) return false;
+      for (int q = 0; q < region.world; ++q) {
+        uint64_t said = 0;
+        if (copies.download(&said, farewell(region.memory, q), sizeof said) != 0 || said == 0) return false;
+      }
+      return true;
+    };
+    const auto found = std::find_if(regions_.begin(), regions_.end(), is_free);
+    if (found == regions_.end()) return nullptr;
+    std::byte* memory = found->memory;
+    regions_.erase(found);
+    return memory;
   }
-  void put(int device, void* region) {
+  void put(int device, std::byte* memory, int world) {
     const std::lock_guard lock(mutex_);
-    regions_[device].push_back(region);
+    regions_.push_back({device, memory, world});
   }
 
  private:
+  struct Region {
+    int device;
+    std::byte* memory;
+    int world;  // so many have to leave it
+  };
   std::mutex mutex_;
-  std::map<int, std::vector<void*>> regions_;
+  std::vector<Region> regions_;
 };
 
 bool same_device(const RingletCudaIdentity& a, const RingletCudaIdentity& b) {
@@ -49,7 +67,7 @@ bool same_device(const RingletCudaIdentity& a, const RingletCudaIdentity& b) {
 
 }  // namespace
 
-PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device) {
+PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copies_(device) {
   card_.process = this_process();
   device_call(device_.identity(&card_.device), "asking for the device's identity");
   if (const GpuHeap* heap = GpuHeap::of(device_, card_.device.number)) {
@@ -57,29 +75,30 @@ PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device) {
     card_.heap = heap->base();
     card_.heap_bytes = heap->bytes();
   }
-  void* region = Retired::all().take(card_.device.number);
-  if (region == nullptr) device_call(device_.allocate(&region, kBytes), "allocating memory for peers");
-  card_.address = static_cast<std::byte*>(region);
+  std::byte* region = Left::all().take(card_.device.number, copies_);
+  if (region == nullptr) {
+    void* fresh = nullptr;
+    device_call(device_.allocate(&fresh, kWhole), "allocating memory for peers");
+    region = static_cast<std::byte*>(fresh);
+  }
+  card_.address = region;
   try {
     device_call(device_.share(region, &card_.share), "sharing memory with other processes");
-    void* stream = nullptr;
-    device_call(device_.create_stream(&stream), "making a stream");
-    static constexpr std::array<std::byte, kZeroed> zeros{};
-    const int code = device_.upload(region, zeros.data(), kZeroed, stream);
-    device_.destroy_stream(stream);
-    device_call(code, "zeroing memory for peers");
+    static constexpr std::array<std::byte, kFarewells + kZeroed> zeros{};
+    device_call(copies_.upload(region, zeros.data(), sizeof zeros), "zeroing memory for peers");
   } catch (...) {
-    Retired::all().put(card_.device.number, region);
+    Left::all().put(card_.device.number, region, 0);
     throw;
   }
 }
 
 PeerMemory::~PeerMemory() {
   for (void* memory : opened_) device_.close(memory, card_.device.number);
-  if (retired_) Retired::all().put(card_.device.number, card_.address);
+  if (left_) Left::all().put(card_.device.number, card_.address, static_cast<int>(regions_.size()));
 }
 
 void PeerMemory::open(const std::vector<Card>& all, int rank) {
+  rank_ = rank;
   for (size_t q = 0; q < all.size(); ++q) {
     const Card& card = static_cast<int>(q) == rank ? card_ : all[q];
     const std::string whose = "reaching the memory of rank " + std::to_string(q);
@@ -89,6 +108,24 @@ void PeerMemory::open(const std::vector<Card>& all, int rank) {
     regions_.push_back(reached(card, card.share, card.address, whose));
     heaps_.push_back(card.heap == nullptr ? nullptr : reached(card, card.heap_share, card.heap, whose));
   }
+}
+
+void PeerMemory::leave() noexcept {
+  left_ = true;
+  const uint64_t left = 1;
+  // Where this does not get there the region is not used again, and nothing else is amiss.
+  for (std::byte* region : regions_) copies_.upload(farewell(region, rank_), &left, sizeof left);
+}
+
+void PeerMemory::give_up() noexcept {
+  left_ = true;
+  regions_.clear();
+}
+
+std::vector<std::byte*> PeerMemory::regions() const {
+  std::vector<std::byte*> behind_farewells = regions_;
+  for (std::byte*& region : behind_farewells) region += kFarewells;
+  return behind_farewells;
 }
 
 std::byte* PeerMemory::reached(const Card& card, const RingletCudaShare& share, std::byte* address,

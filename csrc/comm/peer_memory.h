@@ -3,24 +3,29 @@
 //
 // Contract: the constructor takes this rank's region, zeroed at its start; open() makes the others' reachable from the
 // cards that they told. Both throw DeviceError. Regions are not given back to the driver while another process may hold
-// them open, which CUDA leaves undefined: a retired one serves this process's next group, one that is not is lost.
+// them open, which CUDA leaves undefined: one that its rank has left, and all its peers, serves this process's next
+// group; one that some of them never leave is lost.
 // Ownership: owns the region and what it opened; the device outlives it. Thread safety: one thread at a time; the
-// device must be current but in retire() and the destructor.
+// device must be current but in leave() and the destructor.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <vector>
 
+#include "engine/copy_stream.h"
 #include "reduce/cuda.h"
+#include "reduce/cuda_pull.h"
 #include "transport/token.h"
 
 namespace ringlet {
 
 class PeerMemory {
  public:
-  static constexpr size_t kBytes = size_t{16} << 20;  // of a region
-  static constexpr size_t kZeroed = size_t{16} << 10;
+  static constexpr size_t kWhole = size_t{16} << 20;  // of a region; it begins with a word for each rank
+  static constexpr size_t kFarewells = cuda::PullLayout::kLine * 2;
+  static constexpr size_t kBytes = kWhole - kFarewells;
+  static constexpr size_t kZeroed = size_t{64} << 10;  // of these
 
   /// What a rank tells the others; plain data.
   struct Card {
@@ -41,13 +46,15 @@ class PeerMemory {
   const Card& card() const { return card_; }
   void open(const std::vector<Card>& all, int rank);
 
-  /// By rank, as this rank's device reaches them.
-  const std::vector<std::byte*>& regions() const { return regions_; }
+  /// By rank, as this rank's device reaches them; each has kBytes.
+  std::vector<std::byte*> regions() const;
   /// The same; null for a rank that has none.
   const std::vector<std::byte*>& heaps() const { return heaps_; }
 
-  /// No rank reads this rank's region again.
-  void retire() { retired_ = true; }
+  /// This rank has ended well: no kernel of its reads or writes any region again. Tells the others.
+  void leave() noexcept;
+  /// No rank has read or written any region, and none will.
+  void give_up() noexcept;
 
   /// How many processors each rank may take so that those that share a GPU run beside each other; equal on all ranks.
   static int processors(const std::vector<Card>& all);
@@ -57,10 +64,12 @@ class PeerMemory {
   void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
+  const CopyStream copies_;
   Card card_;
+  int rank_ = 0;
   std::vector<std::byte*> regions_, heaps_;
   std::vector<void*> opened_;
-  bool retired_ = false;
+  bool left_ = false;
 };
 
 }  // namespace ringlet

@@ -39,7 +39,7 @@ class Work {
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool done_ = false;  // guarded by mutex_, like the rest
+  bool done_ = false;            // guarded by mutex_, like the rest
   std::function<void()> raise_;  // throws the error; empty without one
   Callback callback_;
 };

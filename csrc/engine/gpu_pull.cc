@@ -29,25 +29,21 @@ constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  //
 
 }  // namespace
 
-GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup) : device_(device), setup_(std::move(setup)) {
+GpuPullEngine::GpuPullEngine(const RingletCudaDevice& device, Setup setup)
+    : device_(device), setup_(std::move(setup)), copies_(device) {
   if (setup_.world > cuda::kMostRanks) {
     throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
                        std::to_string(setup_.world) + "; use NCCL");
   }
-  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, 0, 0}.stages()) {
+  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, setup_.world, 0, 0}.stages()) {
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
   reserve(kProgramBytes);
-  if (const int code = device_.create_stream(&beside_); code != 0) {
-    device_.release(owned_.back());
-    device_call(code, "making a stream");
-  }
 }
 
 GpuPullEngine::~GpuPullEngine() {
   for (void* memory : owned_) device_.release(memory);
-  device_.destroy_stream(beside_);
 }
 
 void GpuPullEngine::reserve(size_t bytes) {
@@ -63,7 +59,7 @@ void GpuPullEngine::reserve(size_t bytes) {
 const std::byte* GpuPullEngine::upload(const void* data, size_t bytes) {
   const size_t wanted = round_up(bytes, 16);
   if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
-  device_call(device_.upload(free_, data, bytes, beside_), "uploading a plan");
+  device_call(copies_.upload(free_, data, bytes), "uploading a plan");
   free_ += wanted;
   room_ -= wanted;
   return free_ - wanted;
@@ -99,7 +95,7 @@ void GpuPullEngine::check_call(const Call& call) const {
 }
 
 PullLayout GpuPullEngine::layout() const {
-  PullLayout layout{setup_.blocks, 0, 0};
+  PullLayout layout{setup_.blocks, setup_.world, 0, 0};
   const size_t areas = static_cast<size_t>(setup_.blocks) * 2;
   layout.area_bytes = (setup_.region_bytes - layout.stages()) / areas / cuda::kPackBytes * cuda::kPackBytes;
   return layout;
@@ -209,8 +205,7 @@ void GpuPullEngine::run(const Call& given, void* stream) {
 void GpuPullEngine::check() const {
   if (!failed_.empty()) rethrow(failed_kind_, failed_);
   uint64_t word = 0;
-  device_call(device_.download(&word, setup_.regions[static_cast<size_t>(setup_.rank)], sizeof word, beside_),
-              "reading a region");
+  read(&word, 0, sizeof word);
   if (word == 0) return;
   const auto peer = static_cast<int>(word >> 48 & 0x3fff), block = static_cast<int>(word >> 32 & 0xffff);
   const auto stage = static_cast<uint32_t>(word);
@@ -223,17 +218,13 @@ void GpuPullEngine::check() const {
                 "; that rank has not made the call, or its kernel does not run");
 }
 
-/// Names both calls. Each rank's lies beside its progress, under the epoch in which this rank's block came to an end.
+/// Names both calls, which are in this rank's inbox, under the epoch in which its block came to an end.
 void GpuPullEngine::refuse_other_call(int peer, int block) const {
   uint64_t progress = 0;
-  const auto read = [&](void* to, int rank, size_t offset, size_t bytes) {
-    device_call(device_.download(to, setup_.regions[static_cast<size_t>(rank)] + offset, bytes, beside_),
-                "reading a region");
-  };
-  read(&progress, setup_.rank, layout().progress(block), sizeof progress);
+  read(&progress, layout().progress(block, setup_.rank), sizeof progress);
   const auto told = [&](int rank) {
     cuda::PullCall call{};
-    read(&call, rank, layout().call(block, progress >> 16), sizeof call);
+    read(&call, layout().call(block, rank, progress >> 16), sizeof call);
     return describe({call.signature, call.count}, call.sequence);
   };
   throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
@@ -247,28 +238,13 @@ void GpuPullEngine::abort(ErrorKind kind, const std::string& reason) noexcept {
     failed_ = reason;
   }
   const uint64_t word = cuda::pull_failure(setup_.rank, 0, 0);
-  device_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word, beside_);
+  copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
 }
 
-bool GpuPullEngine::quiet() const {
-  // Word by word: what lies beside a peer's progress it may be writing now.
-  const auto progress_of = [&](int rank) {
-    std::vector<uint64_t> words(static_cast<size_t>(setup_.blocks));
-    for (size_t b = 0; b < words.size(); ++b) {
-      const std::byte* word = setup_.regions[static_cast<size_t>(rank)] + layout().progress(static_cast<int>(b));
-      if (device_.download(&words[b], word, sizeof words[b], beside_) != 0) return std::vector<uint64_t>();
-    }
-    return words;
-  };
-  const std::vector<uint64_t> own = progress_of(setup_.rank);
-  for (int q = 0; q < setup_.world; ++q) {
-    const std::vector<uint64_t> theirs = progress_of(q);
-    if (own.empty() || theirs.empty()) return false;
-    for (size_t b = 0; b < own.size(); ++b) {
-      if (theirs[b] >> 16 < own[b] >> 16) return false;
-    }
-  }
-  return true;
+/// From this rank's region.
+void GpuPullEngine::read(void* to, size_t offset, size_t bytes) const {
+  const std::byte* from = setup_.regions[static_cast<size_t>(setup_.rank)] + offset;
+  device_call(copies_.download(to, from, bytes), "reading a region");
 }
 
 void GpuPullEngine::device_call(int code, const char* what) const {

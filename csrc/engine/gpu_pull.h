@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "engine/call.h"
+#include "engine/copy_stream.h"
 #include "engine/plan.h"
 #include "engine/selector.h"
 #include "reduce/cuda.h"
@@ -51,9 +52,6 @@ class GpuPullEngine {
   /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
 
-  /// Whether all ranks are through with every call that this rank's stream has passed: none reads its region again.
-  bool quiet() const;
-
   /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
   const std::string& last_call() const { return last_; }
 
@@ -73,12 +71,13 @@ class GpuPullEngine {
   void place(const Call& call, bool in_heap, cuda::PullArgs& args) const;
   [[noreturn]] void refuse_other_call(int peer, int block) const;
   cuda::PullLayout layout() const;
+  void read(void* to, size_t offset, size_t bytes) const;
   void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const Setup setup_;
-  void* beside_ = nullptr;  // a stream for copies from and to the host, which wait for no kernel
-  std::string last_;        // the last call, for messages
+  const CopyStream copies_;
+  std::string last_;  // the last call, for messages
   ErrorKind failed_kind_ = ErrorKind::timeout;
   std::string failed_;  // empty while all is well
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;

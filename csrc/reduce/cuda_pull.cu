@@ -8,7 +8,7 @@ namespace ringlet::cuda {
 namespace {
 
 constexpr unsigned kWarp = 32;
-static_assert(kMostTogether * kWarp <= kThreads);
+static_assert(kMostTogether * kWarp <= kThreads && kMostRanks <= kThreads);
 
 /// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
 /// causality through bar.sync).
@@ -45,9 +45,12 @@ struct DeviceBlock {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
-  __device__ void publish(uint64_t* word, uint64_t value) {
+  /// To `count` words, each by a thread of its own.
+  template <class Words>
+  __device__ void publish(int count, Words words, uint64_t value) {
     __syncthreads();  // all threads' stores come before
-    if (threadIdx.x == 0) asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    const auto k = static_cast<int>(threadIdx.x);
+    if (k < count) asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words(k)), "l"(value) : "memory");
   }
   __device__ static uint64_t nanoseconds() {
     uint64_t now;

@@ -1,12 +1,14 @@
 // A pull plan (engine/plan.h) as a GPU runs it: one kernel on every rank, reading peers' memory, no host in between.
 //
 // A block is a small pull engine of its own: it takes every blocks-th piece of all chunks through the whole plan, and
-// waits only for the blocks of its number on other ranks. Its progress, one 64-bit word in its rank's region, is what
-// transport/control.h says of a rank's: epoch << 16 | stage, for ever upwards, one epoch a piece. It lives on the
-// device, so a launch that is replayed goes on from where the last ended. Beside it lies what the rank calls: peers that
-// wait for it compare, and learn where its tensors are. Every wait has a budget; a block whose wait is over, or whose
-// peer calls something else, writes which into its region's first word and ends, and so do the rank's others.
-// Ownership: none. Thread safety: one launch per rank at a time; only a rank's own kernel writes its region and tensors.
+// waits only for the blocks of its number on other ranks. Its progress, one 64-bit word, is what
+// transport/control.h says of a rank's: epoch << 16 | stage, for ever upwards, one epoch a piece. Data is pulled, progress
+// is pushed: a block writes it into all ranks' regions, and who waits looks at its own. It lives on the device, so a
+// launch that is replayed goes on from where the last ended. Beside it goes what the rank calls: peers compare, and learn
+// where its tensors are. Every wait has a budget; a block whose wait is over, or whose peer calls something else, writes
+// which into its region's first word and ends, and so do the rank's others.
+// Ownership: none. Thread safety: one launch per rank at a time; of other ranks' memory a kernel writes only what is its
+// own in their inboxes.
 // `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/host_block.h.
 #pragma once
 
@@ -55,22 +57,28 @@ struct PullCall {
   uint64_t in_heap;  // 1: peers can read them there
 };
 
-/// A region: the failure word, a line for each block's progress and calls, then for each block two areas by the parity of
-/// the epoch, in which its stages are. Areas are the same for all calls: a peer may still read what the call before left
-/// in one.
+/// A region: the failure word, an inbox for each block, then for each block two areas by the parity of the epoch, in which
+/// its stages are. An inbox has all ranks' progress, then what they call. Areas are the same for all calls: a peer may
+/// still read what the call before left in one.
 struct PullLayout {
   static constexpr size_t kLine = 128;
-  static_assert(sizeof(uint64_t) + 2 * sizeof(PullCall) <= kLine);
   int blocks;
+  int ranks;
   size_t area_bytes;  // a multiple of what a pack has
   size_t slot_bytes;  // of one chunk's piece in one stage
 
-  RINGLET_BOTH size_t progress(int block) const { return kLine * (1 + static_cast<size_t>(block)); }
-  /// By the parity of the call's first epoch: a rank begins none before all have ended the one before the last.
-  RINGLET_BOTH size_t call(int block, uint64_t epoch) const {
-    return progress(block) + sizeof(uint64_t) + (epoch & 1) * sizeof(PullCall);
+  RINGLET_BOTH constexpr size_t inbox(int block) const {
+    const size_t bytes = static_cast<size_t>(ranks) * (sizeof(uint64_t) + 2 * sizeof(PullCall));
+    return kLine + static_cast<size_t>(block) * ((bytes + kLine - 1) / kLine * kLine);
   }
-  RINGLET_BOTH size_t stages() const { return progress(blocks); }
+  RINGLET_BOTH size_t progress(int block, int from) const {
+    return inbox(block) + static_cast<size_t>(from) * sizeof(uint64_t);
+  }
+  /// By the parity of the call's first epoch: a rank begins none before all have ended the one before the last.
+  RINGLET_BOTH size_t call(int block, int from, uint64_t epoch) const {
+    return progress(block, ranks) + (static_cast<size_t>(from) * 2 + (epoch & 1)) * sizeof(PullCall);
+  }
+  RINGLET_BOTH constexpr size_t stages() const { return inbox(blocks); }
   /// An area has two stages of `parts` slots.
   RINGLET_BOTH size_t slot(int block, uint64_t epoch, int stage, size_t chunk, size_t parts) const {
     const size_t area = static_cast<size_t>(block) * 2 + (epoch & 1);
@@ -147,7 +155,7 @@ class PullInterpreter {
     const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
     // A call before did not end: its epochs are no longer its peers'.
     if (block_.any(block_.load(failure_word()) != 0)) return;
-    epoch_ = block_.load(progress(args_.rank)) >> 16;
+    epoch_ = block_.load(progress(args_.rank, args_.rank)) >> 16;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
       shared().outputs[args_.rank] = args_.output;
@@ -162,8 +170,12 @@ class PullInterpreter {
  private:
   static constexpr uint32_t kAnnounced = 1;
 
-  RINGLET_BOTH uint64_t* progress(int rank) const {
-    return reinterpret_cast<uint64_t*>(args_.regions[rank] + args_.layout.progress(block_.index()));
+  // What has come from a rank, in another's inbox or this one's.
+  RINGLET_BOTH uint64_t* progress(int at, int from) const {
+    return reinterpret_cast<uint64_t*>(args_.regions[at] + args_.layout.progress(block_.index(), from));
+  }
+  RINGLET_BOTH PullCall* call(int at, int from) const {
+    return reinterpret_cast<PullCall*>(args_.regions[at] + args_.layout.call(block_.index(), from, epoch_));
   }
 
   RINGLET_BOTH uint64_t* failure_word() const { return reinterpret_cast<uint64_t*>(args_.regions[args_.rank]); }
@@ -208,7 +220,7 @@ class PullInterpreter {
   /// Tells what is called, and finds out which program it is.
   RINGLET_BOTH bool begin_call() {
     to_compare_ = ~uint32_t{0};
-    block_.one([&] { *call_of(args_.rank) = args_.call; });  // before this epoch's first publication
+    tell_call();
     const bool may_be_in_place = args_.in_place.steps != nullptr;
     if (may_be_in_place) {
       publish(kAnnounced);
@@ -217,6 +229,18 @@ class PullInterpreter {
     }
     take(may_be_in_place && shared().in_place ? args_.in_place : args_.staged);
     return true;
+  }
+
+  /// Before this epoch's first publication, which brings it about that peers see it.
+  RINGLET_BOTH void tell_call() {
+    constexpr size_t kWords = sizeof(PullCall) / sizeof(uint64_t);
+    static_assert(kWords * sizeof(uint64_t) == sizeof(PullCall));
+    const auto* told = reinterpret_cast<const uint64_t*>(&args_.call);
+    block_.each([&](size_t thread, size_t threads) {
+      for (size_t i = thread; i < static_cast<size_t>(args_.world) * kWords; i += threads) {
+        reinterpret_cast<uint64_t*>(call(static_cast<int>(i / kWords), args_.rank))[i % kWords] = told[i % kWords];
+      }
+    });
   }
 
   /// Brings a program to where the block's threads read it at once.
@@ -241,22 +265,22 @@ class PullInterpreter {
     block_.one([&] {
       shared().in_place = true;
       for (int q = 0; q < args_.world; ++q) {
-        const PullCall& call = *call_of(q);
-        if (call.in_heap == 0) shared().in_place = false;
+        const PullCall& theirs = *call(args_.rank, q);
+        if (theirs.in_heap == 0) shared().in_place = false;
         if (q == args_.rank) continue;
-        shared().inputs[q] = args_.heaps[q] + call.input;
-        shared().outputs[q] = args_.heaps[q] + call.output;
+        shared().inputs[q] = args_.heaps[q] + theirs.input;
+        shared().outputs[q] = args_.heaps[q] + theirs.output;
       }
     });
     block_.together();
   }
 
   RINGLET_BOTH PullShared& shared() const { return block_.shared(); }
-  RINGLET_BOTH PullCall* call_of(int rank) const {
-    return reinterpret_cast<PullCall*>(args_.regions[rank] + args_.layout.call(block_.index(), epoch_));
-  }
 
-  RINGLET_BOTH void publish(uint32_t stage) { block_.publish(progress(args_.rank), (epoch_ << 16) + stage); }
+  RINGLET_BOTH void publish(uint32_t stage) {
+    const auto at = [&](int q) { return progress(q, args_.rank); };
+    block_.publish(args_.world, at, (epoch_ << 16) + stage);
+  }
 
   RINGLET_BOTH bool wait_for_all(uint64_t epoch, uint32_t stage) {
     return wait_together(args_.world, epoch, [=](int q) {
@@ -272,8 +296,8 @@ class PullInterpreter {
   RINGLET_BOTH bool wait_together(int count, uint64_t epoch, Steps steps) {
     const auto wait = [&](int k) {
       const PullStep step = steps(k);
-      const PullCall* call = to_compare_ >> step.peer & 1 ? call_of(step.peer) : nullptr;
-      return PullWait{progress(step.peer), (epoch << 16) + step.stage, call,
+      const PullCall* theirs = to_compare_ >> step.peer & 1 ? call(args_.rank, step.peer) : nullptr;
+      return PullWait{progress(args_.rank, step.peer), (epoch << 16) + step.stage, theirs,
                       pull_failure(step.peer, block_.index(), step.stage)};
     };
     if (!block_.wait(count, wait, args_.call, args_.budget, failure_word())) return false;

@@ -46,7 +46,10 @@ class HostBlock {
   static uint64_t load(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
   }
-  void publish(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
+  template <class Words>
+  void publish(int count, Words words, uint64_t value) {
+    for (int k = 0; k < count; ++k) std::atomic_ref(*words(k)).store(value, std::memory_order_release);
+  }
 
   template <class Waits>
   bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, uint64_t* failed) {

@@ -15,19 +15,26 @@ using namespace gpu_ranks;
 
 namespace {
 
-/// Regions of groups that ended well serve the next ones, and everything opened is closed.
+/// Regions of groups that ended well serve the next ones.
 void regions() {
-  const int before = live_gpu_allocations();
-  for (int i = 0; i < 3; ++i) {
-    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-      Floats floats(host.rank());
-      GpuGroup group(host, without_nccl());
-      group.run(floats.call, nullptr)->wait(kLong);
-      CHECK_EQ(floats.values[0], 3.0f);
-      host.run(Call{});
-    }));
-  }
-  CHECK_EQ(live_gpu_allocations() - before, 2 + 3 * 2);  // two regions, and room for each engine's plans
+  const auto allocated_by = [](int groups, bool well) {
+    const int before = live_gpu_allocations();
+    for (int i = 0; i < groups; ++i) {
+      no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+        Floats floats(host.rank());
+        GpuGroup group(host, without_nccl());
+        group.run(floats.call, nullptr)->wait(kLong);
+        CHECK_EQ(floats.values[0], 3.0f);
+        host.run(Call{});
+        if (!well) group.abort("enough");
+        if (!well) CHECK_THROWS(PeerLost, group.run(floats.call, nullptr)->wait(kLong));
+      }));
+    }
+    return live_gpu_allocations() - before;
+  };
+  CHECK_EQ(allocated_by(3, true), 2 + 3 * 2);  // two regions, and room for each engine's plans
+  CHECK_EQ(allocated_by(1, false), 2);
+  CHECK_EQ(allocated_by(2, true), 2 + 2 * 2);  // after an error a kernel may still be about to run
 }
 
 /// Tensors in a GPU's heap are read in place where all ranks' are; the heap is as large as was said.
@@ -73,19 +80,24 @@ void other_processes(int each) {
     PeerMemory third(device());
     cards[0] = third.card();
     third.open(cards, 0);
-    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address, other.card().address}));
+    const size_t before = PeerMemory::kFarewells;
+    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address + before, other.card().address + before}));
     CHECK_EQ(live_gpu_opened(), each);
     CHECK(third.heaps() == (std::vector<std::byte*>{cards[0].heap, cards[1].heap}) &&
           (each == 2) == (cards[1].heap != nullptr));
-    third.retire();
+    third.leave();
   }
   CHECK_EQ(live_gpu_opened(), 0);
+  PeerMemory before_all_left(device());
+  CHECK(before_all_left.card().address != cards[0].address);  // where the other may still look, or write
+  other.open(cards, 1);
+  other.leave();
   PeerMemory again(device());
   CHECK(again.card().address == cards[0].address);
   CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);
   cards[1].device.uuid[0] = 1;
   CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 8);
-  for (PeerMemory* memory : {&mine, &other, &again}) memory->retire();
+  for (PeerMemory* memory : {&mine, &before_all_left, &again}) memory->give_up();
 }
 
 }  // namespace

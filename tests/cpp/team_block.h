@@ -62,9 +62,10 @@ class TeamBlock {
   static uint64_t load(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
   }
-  void publish(uint64_t* word, uint64_t value) {
+  template <class Words>
+  void publish(int count, Words words, uint64_t value) {
     together();
-    if (thread_ == 0) std::atomic_ref(*word).store(value, std::memory_order_release);
+    for (int k = thread_; k < count; k += kThreads) std::atomic_ref(*words(k)).store(value, std::memory_order_release);
   }
 
   template <class Waits>
