@@ -12,23 +12,23 @@ constexpr std::chrono::seconds kFarewell{2};
 
 }  // namespace
 
-GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts) : host_(host), engines_(host, parts) {
+GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts)
+    : host_(host), engines_(std::in_place, host, parts) {
   watch_ = std::thread([this] {
-    engines_.device().use(engines_.number());  // or looking at an event would make this thread a place on device 0
+    engines_->device().use(engines_->number());  // or looking at an event would make this thread a place on device 0
     watch();
+    for (void* event : events_) engines_->device().destroy_event(event);
+    engines_.reset();
   });
 }
 
 GpuGroup::~GpuGroup() {
   {
-    std::unique_lock lock(mutex_);
-    stop_ = true;
+    const std::lock_guard lock(mutex_);
+    stop_ = Deadline::after(kFarewell);
     changed_.notify_all();
-    changed_.wait_for(lock, kFarewell, [this] { return pending_.empty(); });
-    if (!pending_.empty()) engines_.abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
   }
   watch_.join();
-  for (void* event : events_) engines_.device().destroy_event(event);
 }
 
 std::shared_ptr<Work> GpuGroup::run(Call call, void* stream) {
@@ -36,7 +36,7 @@ std::shared_ptr<Work> GpuGroup::run(Call call, void* stream) {
   if (call.timeout.count() <= 0) call.timeout = host_.timeout();
   return give(stream, call.timeout, [&] {
     call.sequence = sequence_;
-    engines_.run(call, stream);
+    engines_->run(call, stream);
     ++sequence_;
   });
 }
@@ -53,7 +53,7 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
     if (message.timeout.count() <= 0) message.timeout = host_.timeout();
     timeout = std::max(timeout, message.timeout);
   }
-  return give(stream, timeout, [&] { engines_.exchange(messages, timeout, stream); });
+  return give(stream, timeout, [&] { engines_->exchange(messages, timeout, stream); });
 }
 
 /// What is refused leaves all as it was; what fails later ends the group. All calls use the same scratch, or the same
@@ -63,7 +63,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   auto work = std::make_shared<Work>();
   {
     const std::lock_guard lock(mutex_);
-    const RingletCudaDevice& device = engines_.device();
+    const RingletCudaDevice& device = engines_->device();
     int captured = 0;
     device_call(device.capturing(stream, &captured), "asking whether a stream is captured");
     if (captured == 0 && !pending_.empty() && pending_.back().stream != stream) {
@@ -81,7 +81,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
       void* done = event();
       device_call(device.record(done, stream), "recording an event");
       const bool idle = pending_.empty();
-      pending_.push_back({done, stream, Deadline::after(timeout), engines_.last_call(), work});
+      pending_.push_back({done, stream, Deadline::after(timeout), engines_->last_call(), work});
       if (idle)
         changed_
             .notify_all();  // otherwise it looks soon by itself; woken for each call it would stand in the next's way
@@ -94,13 +94,13 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
 
 void GpuGroup::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  engines_.abort(ErrorKind::peer_lost, reason);
+  engines_->abort(ErrorKind::peer_lost, reason);
 }
 
 void* GpuGroup::event() {
   if (events_.empty()) {
     void* made = nullptr;
-    device_call(engines_.device().create_event(&made), "making an event");
+    device_call(engines_->device().create_event(&made), "making an event");
     return made;
   }
   void* free = events_.back();
@@ -115,7 +115,6 @@ void GpuGroup::watch() {
     if (pending_.empty()) return;
     Ended ended;
     look(ended);
-    if (pending_.empty()) changed_.notify_all();
     if (ended.empty()) {
       changed_.wait_for(lock, kGlance);
       continue;
@@ -130,7 +129,9 @@ void GpuGroup::look(Ended& ended) {
   try {
     const size_t through = finished();
     const bool late = pending_.size() > through && pending_[through].deadline.passed();
-    engines_.check(/*closely=*/through > 0 || late);  // after, since what is aborted looks finished
+    const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
+    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
+    engines_->check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
     host_.raise_if_failed();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
@@ -142,7 +143,7 @@ void GpuGroup::look(Ended& ended) {
         pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
         " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
   } catch (const Error& error) {
-    engines_.abort(error.kind(), error.what());
+    engines_->abort(error.kind(), error.what());
     host_.poison(error);
     for (Pending& call : pending_) {
       events_.push_back(call.event);
@@ -157,7 +158,7 @@ size_t GpuGroup::finished() const {
   size_t through = 0;
   for (const Pending& call : pending_) {
     int answer = 0;
-    device_call(engines_.device().finished(call.event, &answer), call.what.c_str());
+    device_call(engines_->device().finished(call.event, &answer), call.what.c_str());
     if (answer == 0) break;
     ++through;
   }
@@ -165,7 +166,7 @@ size_t GpuGroup::finished() const {
 }
 
 void GpuGroup::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + engines_.device().explain(code));
+  if (code != 0) throw DeviceError(std::string(what) + ": " + engines_->device().explain(code));
 }
 
 }  // namespace ringlet

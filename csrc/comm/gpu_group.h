@@ -51,7 +51,7 @@ class GpuGroup {
   bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
 
   /// What it runs on, in words.
-  std::string describe() const { return engines_.describe(); }
+  std::string describe() const { return engines_->describe(); }
 
  private:
   struct Pending {
@@ -71,7 +71,7 @@ class GpuGroup {
   void device_call(int code, const char* what) const;
 
   Communicator& host_;
-  GpuEngines engines_;
+  std::optional<GpuEngines> engines_;  // ends in the thread that is on the device
   std::optional<int64_t> side_stream_;
 
   std::mutex mutex_;  // guards all that follows, and the engines
@@ -79,8 +79,8 @@ class GpuGroup {
   std::deque<Pending> pending_;
   std::vector<void*> events_;  // that are free
   uint64_t sequence_ = 0;
-  bool stop_ = false;
-  std::thread watch_;  // last: starts when all else is there
+  std::optional<Deadline> stop_;  // until when pending calls may go on
+  std::thread watch_;             // last: starts when all else is there
 };
 
 }  // namespace ringlet

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -137,27 +138,31 @@ void refused_by_nccl() {
   no_errors(run_ranks(3, Between::one_memory, body, kTimeout));
 }
 
-/// The thread that completes calls is on the group's device, and on no other.
+/// The thread that completes calls is on the group's device, and on no other; so is all that a group does at its end.
 void on_its_device() {
+  live_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuEngines::Parts third = parts();
     third.number = 3;
     device().use(third.number);
-    GpuGroup group(host, third);
-    device().use(0);
+    std::optional<GpuGroup> group(std::in_place, host, third);
     Floats floats(host.rank());
     const StreamOwner held;
     live_gpu_hold(held.stream, true);
     std::promise<int> completed_on;
     std::future<int> number = completed_on.get_future();
-    group.run(floats.call, held.stream)->then([&](std::exception_ptr) {
+    group->run(floats.call, held.stream)->then([&](std::exception_ptr) {
       RingletCudaIdentity here{};
       device().identity(&here);
       completed_on.set_value(here.number);
     });
     live_gpu_hold(held.stream, false);
     CHECK(number.wait_for(kLong) == std::future_status::ready && number.get() == 3);
+    device().use(0);
+    group.reset();
+    device().use(third.number);
   }));
+  CHECK_EQ(live_gpu_touched(), 1u << 3);
 }
 
 /// Ranks on several hosts have no memory in common.

@@ -264,6 +264,23 @@ int identity(RingletCudaIdentity* identity) {
   return 0;
 }
 
+std::atomic<unsigned> touched{0};
+
+/// Of a GPU such a call would make a place for this process on the thread's current device.
+template <auto function>
+struct Touching;
+template <class... Args, int (*function)(Args...)>
+struct Touching<function> {
+  static int call(Args... args) {
+    touched |= 1u << current;
+    return function(args...);
+  }
+};
+
+int release(void* memory) { return Stream::outlive({memory, &std::free}), 0; }
+int destroy_stream(void* stream) { return delete static_cast<Stream*>(stream), 0; }
+int destroy_event(void* event) { return delete static_cast<Event*>(event), 0; }
+
 const RingletCudaDevice kDevice = {
     .bytes = sizeof(RingletCudaDevice),
     .serves = "privateuseone",
@@ -272,23 +289,23 @@ const RingletCudaDevice kDevice = {
     .cast = nullptr,
     .copy = copy,
     .pull = pull,
-    .upload = copy_now,
-    .download = copy_now,
+    .upload = Touching<copy_now>::call,
+    .download = Touching<copy_now>::call,
     .use = [](int device) { return current = device, 0; },
     .identity = identity,
     .share = share,
     .open = open_share,
-    .close = close_share,
+    .close = Touching<close_share>::call,
     .reach = [](int) { return 0; },
     .allocate = allocate,
-    .release = [](void* memory) { return Stream::outlive({memory, &std::free}), 0; },
+    .release = Touching<release>::call,
     .create_stream = [](void** stream) { return *stream = new Stream, 0; },
-    .destroy_stream = [](void* stream) { return delete static_cast<Stream*>(stream), 0; },
+    .destroy_stream = Touching<destroy_stream>::call,
     .create_event = [](void** event) { return *event = new Event, 0; },
-    .destroy_event = [](void* event) { return delete static_cast<Event*>(event), 0; },
+    .destroy_event = Touching<destroy_event>::call,
     .record = record,
     .wait = wait,
-    .finished = finished,
+    .finished = Touching<finished>::call,
     .capturing = [](void*, int* answer) { return *answer = capturing, 0; },
     .explain = [](int) { return "said by the live fake"; },
 };
@@ -313,6 +330,7 @@ EXPORTED int live_gpu_opened() {
 }
 EXPORTED int live_gpu_allocations() { return allocations; }
 EXPORTED int live_gpu_in_place() { return in_place; }
+EXPORTED unsigned live_gpu_touched() { return touched.exchange(0); }
 
 EXPORTED int ncclGetVersion(int* version) { return *version = 22809, kNcclSuccess; }
 

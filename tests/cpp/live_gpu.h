@@ -14,4 +14,6 @@ int live_gpu_opened();
 int live_gpu_allocations();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int live_gpu_in_place();
+/// Bits of the devices that were current where a call needs one, since this was asked last.
+unsigned live_gpu_touched();
 }
