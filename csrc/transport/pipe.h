@@ -30,13 +30,14 @@ class Pipe {
   virtual bool ended() const noexcept = 0;
   virtual std::string why_ended() const = 0;
 
-  /// Nothing more will be written: the peer reads what was, then sees the end.
+  /// Nothing more will be written or read: the peer reads what was, then sees the end; what it still writes goes nowhere,
+  /// and it need not wait for that.
   virtual void finish() noexcept = 0;
 
   /// Whether the peer has all that was written, as far as this side can know, or will never have it.
   virtual bool delivered() noexcept = 0;
 
-  /// Nothing more will be read: what the peer still writes goes nowhere.
+  /// Lets go of the connection.
   virtual void close() noexcept = 0;
 
   /// What poll() watches on its behalf.

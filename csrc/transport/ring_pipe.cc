@@ -125,9 +125,6 @@ std::string RingPipe::why_ended() const {
 
 void RingPipe::finish() noexcept {
   if (lane_ != Lane::incoming) publish(mine_.finished, 1);
-}
-
-void RingPipe::close() noexcept {
   if (lane_ != Lane::outgoing) publish(mine_.closed, 1);
 }
 

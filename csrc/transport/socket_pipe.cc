@@ -102,7 +102,12 @@ void SocketPipe::close() noexcept {
 
 bool SocketPipe::delivered() noexcept {
   int waiting = 0;
-  return end_.load(std::memory_order_relaxed) != 0 || ::ioctl(socket_.get(), SIOCOUTQ, &waiting) != 0 || waiting == 0;
+  if (end_.load(std::memory_order_relaxed) != 0 || ::ioctl(socket_.get(), SIOCOUTQ, &waiting) != 0) return true;
+  if (waiting == 0) return true;
+  // What a connection had on its way when the peer reset it is waited for by nobody, and counted for ever.
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return ::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_CLOSE;
 }
 
 void SocketPipe::examine() const noexcept {

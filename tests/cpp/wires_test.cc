@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cstdlib>
+#include <latch>
 #include <thread>
 
 #include "check.h"
@@ -101,6 +102,25 @@ void a_closed_group_is_seen_and_everything_arrived(Group group) {
     sleep_until(wires, *pipe, [&] { return pipe->ended(); });
     CHECK_EQ(pipe->why_ended(), "closed the connection");
   });
+}
+
+/// Who ends waits for peers to have what it wrote, but not for peers that have ended: together with it, or before.
+void ends_wait_for_nobody_who_has_ended(const Hosts& hosts) {
+  for (const bool together : {true, false}) {
+    Group group(hosts);
+    std::latch first(together ? 2 : 1);
+    group.run([&](Wires& wires) {
+      Pipe* pipe = wait_for(wires, 1 - wires.rank(), Lane::collectives);
+      const bool before = !together && wires.rank() == 1;
+      if (!together && !before) first.wait();
+      if (!before) write_all(wires, *pipe, pattern(1000, wires.rank(), 1 - wires.rank()));
+      if (together) first.arrive_and_wait();
+      const Deadline soon = Deadline::after(10s);
+      wires.close(Deadline::after(20s));
+      CHECK(!soon.passed());
+      if (before) first.count_down();
+    });
+  }
 }
 
 void nobody_there_is_an_error_that_names_it() {
@@ -220,6 +240,8 @@ int main() {
   both_ends_dial_at_once();
   a_closed_group_is_seen_and_everything_arrived(Group(2));
   a_closed_group_is_seen_and_everything_arrived(Group(Hosts{0, 0}));
+  ends_wait_for_nobody_who_has_ended({0, 1});
+  ends_wait_for_nobody_who_has_ended({0, 0});
   nobody_there_is_an_error_that_names_it();
   nothing_comes_from_who_is_gone();
   shared_memory_does_without_bells();
