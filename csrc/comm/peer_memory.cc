@@ -22,7 +22,7 @@ static_assert(cuda::kMostRanks * sizeof(uint64_t) <= PeerMemory::kFarewells);
 /// A rank's word in a region: not 0 once it has left.
 std::byte* farewell(std::byte* region, int rank) { return region + static_cast<size_t>(rank) * sizeof(uint64_t); }
 
-/// Regions that their ranks have left, and perhaps not yet all peers.
+/// Regions of groups that have ended on this rank. Some of their ranks may not have left them yet, or never will.
 class Left {
  public:
   static Left& all() {
@@ -94,7 +94,7 @@ PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copie
 
 PeerMemory::~PeerMemory() {
   for (void* memory : opened_) device_.close(memory, card_.device.number);
-  if (left_) Left::all().put(card_.device.number, card_.address, static_cast<int>(regions_.size()));
+  Left::all().put(card_.device.number, card_.address, static_cast<int>(regions_.size()));
 }
 
 void PeerMemory::open(const std::vector<Card>& all, int rank) {
@@ -111,16 +111,12 @@ void PeerMemory::open(const std::vector<Card>& all, int rank) {
 }
 
 void PeerMemory::leave() noexcept {
-  left_ = true;
   const uint64_t left = 1;
   // Where this does not get there the region is not used again, and nothing else is amiss.
   for (std::byte* region : regions_) copies_.upload(farewell(region, rank_), &left, sizeof left);
 }
 
-void PeerMemory::give_up() noexcept {
-  left_ = true;
-  regions_.clear();
-}
+void PeerMemory::give_up() noexcept { regions_.clear(); }
 
 std::vector<std::byte*> PeerMemory::regions() const {
   std::vector<std::byte*> behind_farewells = regions_;

@@ -69,7 +69,6 @@ class PeerMemory {
   int rank_ = 0;
   std::vector<std::byte*> regions_, heaps_;
   std::vector<void*> opened_;
-  bool left_ = false;
 };
 
 }  // namespace ringlet
