@@ -92,6 +92,23 @@ void own_errors() {
   read.store(true, std::memory_order_relaxed);
   completing.join();
 
+  Work late;
+  late.complete(std::make_exception_ptr(Timeout("late")));
+  const auto again = [&](const Timeout& first) {
+    try {
+      late.raise_if_failed();
+    } catch (const Timeout& second) {
+      return &first != &second;
+    }
+    return false;
+  };
+  try {
+    late.raise_if_failed();
+    CHECK(!"it has failed");
+  } catch (const Timeout& first) {
+    CHECK(again(first));
+  }
+
   Work foreign;
   foreign.complete(std::make_exception_ptr(std::bad_alloc()));
   CHECK_THROWS(std::bad_alloc, foreign.wait(std::chrono::seconds(1)));

@@ -278,7 +278,9 @@ struct Touching<function> {
 };
 
 int release(void* memory) { return Stream::outlive({memory, &std::free}), 0; }
+int create_stream(void** stream) { return *stream = new Stream, 0; }
 int destroy_stream(void* stream) { return delete static_cast<Stream*>(stream), 0; }
+int create_event(void** event) { return *event = new Event, 0; }
 int destroy_event(void* event) { return delete static_cast<Event*>(event), 0; }
 
 const RingletCudaDevice kDevice = {
@@ -293,18 +295,18 @@ const RingletCudaDevice kDevice = {
     .download = Touching<copy_now>::call,
     .use = [](int device) { return current = device, 0; },
     .identity = identity,
-    .share = share,
-    .open = open_share,
+    .share = Touching<share>::call,
+    .open = Touching<open_share>::call,
     .close = Touching<close_share>::call,
     .reach = [](int) { return 0; },
-    .allocate = allocate,
+    .allocate = Touching<allocate>::call,
     .release = Touching<release>::call,
-    .create_stream = [](void** stream) { return *stream = new Stream, 0; },
+    .create_stream = Touching<create_stream>::call,
     .destroy_stream = Touching<destroy_stream>::call,
-    .create_event = [](void** event) { return *event = new Event, 0; },
+    .create_event = Touching<create_event>::call,
     .destroy_event = Touching<destroy_event>::call,
-    .record = record,
-    .wait = wait,
+    .record = Touching<record>::call,
+    .wait = Touching<wait>::call,
     .finished = Touching<finished>::call,
     .capturing = [](void*, int* answer) { return *answer = capturing, 0; },
     .explain = [](int) { return "said by the live fake"; },
