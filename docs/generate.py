@@ -37,6 +37,12 @@ LIMITS = [
     ("kStagedSlabBytesInTurns", "engine/pull.cc", "the same where ranks outnumber processors"),
     ("kInPlaceSlabBytes", "engine/pull.cc", "a slab in place, where no rank uses a stage"),
     ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
+    (
+        "kDemoteBytes",
+        "reduce/kernels.h",
+        "up to this size, what a peer reads next is pushed to the cache that cores share",
+    ),
+    ("kSideBySideBytes", "reduce/kernels.h", "from this size on, a reduction or copy goes over several parts at once"),
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
     ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
     ("kInPlaceBytes", "engine/slot_lanes.cc", "from this size on, a registered tensor is sent without a copy"),

@@ -228,7 +228,7 @@ void Communicator::run_alone(const Call& call) const {
     args.divisor = 1;
     reduce_kernel(call.dtype, call.op)(args);
   } else if (call.input != call.output) {
-    copy_bytes(call.output, call.input, bytes, false);
+    copy_bytes(call.output, call.input, bytes);
   }
 }
 

@@ -104,7 +104,7 @@ void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pend
   std::exception_ptr error;
   try {
     check(*pending, stray.peer, stray.title);
-    if (!stray.data.empty()) copy_bytes(pending->message.data, stray.data.data(), stray.data.size(), false);
+    if (!stray.data.empty()) copy_bytes(pending->message.data, stray.data.data(), stray.data.size());
   } catch (...) {
     error = std::current_exception();
   }

@@ -131,7 +131,7 @@ void MessageSlab::combine(const ChunkUpdate& update) {
   homes_[update.chunk] = home;
   if (count == 0 || n == 0) return;  // n == 0: it went straight to its place
   if (n == 1) {
-    if (sources_[0] != to) copy_bytes(to, sources_[0], count * size, false);
+    if (sources_[0] != to) copy_bytes(to, sources_[0], count * size);
     return;
   }
   ReduceArgs args{};
@@ -167,7 +167,7 @@ void MessageSlab::deliver_input() {
     if (homes_[c] != Home::input) continue;
     std::byte* const to = at(c, Home::output);
     const std::byte* const from = at(c, Home::input);
-    if (to != from && elements(c) > 0) copy_bytes(to, from, elements(c) * call_->memory.element_bytes(), false);
+    if (to != from && elements(c) > 0) copy_bytes(to, from, elements(c) * call_->memory.element_bytes());
     homes_[c] = Home::output;
   }
 }

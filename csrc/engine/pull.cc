@@ -220,6 +220,12 @@ void PullEngine::run_slab(const Plan& plan, const Slab& slab, bool last) {
   }
 }
 
+NextReader PullEngine::next_reader(const Plan& plan, const PlanStep& step) const {
+  if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
+  const bool published = is_stage(step.to) || (plan.in_place && step.read_later);
+  return published && !transport_.oversubscribed() ? NextReader::peer : NextReader::self;
+}
+
 void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& slab) {
   const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
     if (call_->blocks != nullptr && !is_stage(space)) {
@@ -243,7 +249,7 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
     args.scaled_source = -1;
     args.scale = call_->scale;
     args.divisor = step.finish ? divisor_ : 1;
-    args.streaming = streaming_ && !step.read_later && !step.tee;
+    args.next = next_reader(plan, step);
     size_t foreign = 0;
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
@@ -261,8 +267,9 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
       kernel_(args);
       continue;
     }
-    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * slab.size, args.streaming);
-    if (step.tee) copy_bytes(args.dst2, args.dst, elements * slab.size, streaming_);
+    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * slab.size, args.next);
+    if (step.tee)
+      copy_bytes(args.dst2, args.dst, elements * slab.size, streaming_ ? NextReader::nobody : NextReader::self);
   }
 }
 

@@ -57,6 +57,7 @@ class PullEngine {
   void run_slab(const Plan& plan, const Slab& slab, bool last);
   size_t slab_limit(const Plan& plan) const;
   void take_stages(const Plan& plan, Slab& slab);
+  NextReader next_reader(const Plan& plan, const PlanStep& step) const;
   void combine(const Plan& plan, const PlanStep& step, const Slab& slab);
   void publish(uint64_t value);
   void wait_for(int peer, uint64_t target);

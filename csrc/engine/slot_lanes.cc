@@ -29,7 +29,7 @@ void SlotLanes::put(const Message& message, Moved& moved, uint64_t address, size
   std::byte* slot = transport_.region() + transport_.layout().message(message.peer, static_cast<int>(sent % kSlots));
   auto& header = *reinterpret_cast<SlabHeader*>(slot);
   header = {static_cast<uint64_t>(message.dtype), message.count, moved.in_place ? 1u : 0u, address, message.tag};
-  if (piece > 0) copy_bytes(slot + sizeof(SlabHeader), message.data + moved.bytes, piece, false);
+  if (piece > 0) copy_bytes(slot + sizeof(SlabHeader), message.data + moved.bytes, piece, NextReader::peer);
   moved.started = true;
   moved.bytes += piece;
   announce(transport_, message.peer, mine.sent, sent + 1);
@@ -76,7 +76,7 @@ bool SlotLanes::receive(int peer, std::byte* to, size_t bytes, Moved& moved) {
     const size_t piece = std::min(in_place ? kAtOnce : kPayload, bytes - moved.bytes);
     const auto* from = in_place ? transport_.link(peer).base + slab->address + moved.bytes
                                 : reinterpret_cast<const std::byte*>(slab) + sizeof(SlabHeader);
-    if (piece > 0) copy_bytes(to + moved.bytes, from, piece, false);
+    if (piece > 0) copy_bytes(to + moved.bytes, from, piece);
     moved.bytes += piece;
     if (in_place && moved.bytes < bytes)
       continue;  // the slab is the whole message: the sender keeps it until all is read

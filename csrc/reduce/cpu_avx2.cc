@@ -29,6 +29,8 @@ struct Avx2 {
   }
   static void stream(std::byte* p, Word words) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)words); }
   static void fence() { _mm_sfence(); }
+  static void own(const std::byte* p) { __builtin_prefetch(p, 1); }
+  static void demote(std::byte* p) { _cldemote(p); }
 
   static void widen_half(Word words, Float* values) {
     values[0] = _mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)words));

@@ -25,6 +25,8 @@ struct Avx512 {
   }
   static void stream(std::byte* p, Word words) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)words); }
   static void fence() { _mm_sfence(); }
+  static void own(const std::byte* p) { __builtin_prefetch(p, 1); }
+  static void demote(std::byte* p) { _cldemote(p); }
 
   static void widen_half(Word words, Float* values) {
     values[0] = _mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)words));

@@ -33,6 +33,8 @@ struct Portable {
   static void stream(std::byte* p, Word words) { write(p, words); }
   static void fence() {}
 #endif
+  static void own(const std::byte* p) { __builtin_prefetch(p, 1); }
+  static void demote(std::byte*) {}
 
 #if defined(__aarch64__)
   static void widen_half(Word words, Float* values) {

@@ -5,6 +5,8 @@
 // scaled_source and divisor are sum's alone; the other operations ignore them.
 #pragma once
 
+#include <type_traits>
+
 #include "reduce/elements.h"
 #include "reduce/level.h"
 
@@ -19,6 +21,19 @@ inline constexpr size_t kLongBytes = 1024;
 // help: 2 KiB ahead was best on a Xeon with AMX (bfloat16 beyond the cache on AVX2: two times faster), and free in cache.
 inline constexpr size_t kPrefetchBytes = 2048;
 inline constexpr int kLineBytes = 64;
+// What another core reads next is pushed out of this core's caches as it is written, up to this size: from the shared cache
+// it is taken sooner. Pushing more takes longer than that gains.
+inline constexpr size_t kDemoteBytes = 8 << 10;
+// Beyond that size: so long before they are written, lines are taken from the core that read them the last time.
+inline constexpr size_t kOwnAheadBytes = 1024;
+// From this size on a pass is several passes side by side, a vector of each in turn, so that more lines are under way at
+// once. Parts begin at different places of their pages: otherwise they would compete for the same sets of the cache.
+inline constexpr size_t kSideBySideBytes = 32 << 10;
+inline constexpr size_t kPageBytes = 4096;
+inline constexpr size_t kSkewBytes = 17 * kLineBytes;
+static_assert(kSideBySideBytes >= 8 * kPageBytes && kDemoteBytes >= kOwnAheadBytes);
+
+inline bool starts_line(const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % kLineBytes == 0; }
 
 template <class E>
 using ScalarOf = std::remove_reference_t<decltype(typename E::Value{}[0])>;
@@ -45,7 +60,7 @@ RINGLET_INLINE void divide(int divisor, typename E::Value* values) {
   }
 }
 
-/// kVectors results at byte `at`; load(p, v) is the v-th vector at p. kSources 0 is the general case; otherwise
+/// kVectors results at byte `at`; load(p, at, v) is the v-th vector of p's. kSources 0 is the general case; otherwise
 /// n == kSources, no scale, no divisor.
 template <class Machine, class E, class Op, int kSources, int kVectors, class Load>
 RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs, size_t at, Load load,
@@ -53,14 +68,14 @@ RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs
   constexpr bool kLinear = kSources == 0 && std::is_same_v<Op, Sum>;
   typename E::Value values[kVectors][E::kParts];
   for (int v = 0; v < kVectors; ++v) {
-    E::unpack(load(srcs[0] + at, v), values[v]);
+    E::unpack(load(srcs[0], at, v), values[v]);
     if (kLinear && args.scaled_source == 0) scale<E>(args, values[v]);
   }
   const int n = kSources != 0 ? kSources : args.n;
   for (int source = 1; source < n; ++source) {
     for (int v = 0; v < kVectors; ++v) {
       typename E::Value next[E::kParts];
-      E::unpack(load(srcs[source] + at, v), next);
+      E::unpack(load(srcs[source], at, v), next);
       if (kLinear && args.scaled_source == source) scale<E>(args, next);
       for (int i = 0; i < E::kParts; ++i) values[v][i] = Op::template apply<E>(values[v][i], next[i]);
     }
@@ -72,29 +87,51 @@ RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs
 }
 
 /// Where results go. A destination streams only where the machine's stores will be aligned and nobody holds its lines:
-/// a line just read as a source is in cache already.
+/// a line just read as a source is in cache already. At most one of demote, ahead and stream is in use.
 template <class Machine>
 struct Output {
   std::byte* dst;
   std::byte* dst2;
   bool stream = false;
   bool stream2 = false;
+  bool demote = false;
+  size_t ahead = 0;  // bytes of dst that are worth asking for ahead
 
   void store(size_t at, Words<Machine> words) const {
+    if (at < ahead && starts_line(dst + at)) Machine::own(dst + at + kOwnAheadBytes);
     stream ? Machine::stream(dst + at, words) : write(dst + at, words);
+    if (demote && starts_line(dst + at + Machine::kBytes)) Machine::demote(dst + at);
     if (dst2 != nullptr) stream2 ? Machine::stream(dst2 + at, words) : write(dst2 + at, words);
   }
   void store_part(size_t at, Words<Machine> words, size_t bytes) const {
     Machine::store_part(dst + at, words, bytes);
+    if (demote) Machine::demote(dst + at);
     if (dst2 != nullptr) Machine::store_part(dst2 + at, words, bytes);
+  }
+  void choose_hints(const ReduceArgs& args, size_t bytes) {
+    if (args.next != NextReader::peer) return;
+    demote = bytes <= kDemoteBytes;
+    if (!demote) ahead = bytes - kOwnAheadBytes;
   }
   void choose_streams(const ReduceArgs& args, size_t at) {
     const auto aligned = [at](std::byte* p) { return (reinterpret_cast<uintptr_t>(p) + at) % Machine::kBytes == 0; };
-    stream = args.streaming && aligned(dst);
-    stream2 = args.streaming && dst2 != nullptr && aligned(dst2);
+    stream = args.next == NextReader::nobody && aligned(dst);
+    stream2 = args.next == NextReader::nobody && dst2 != nullptr && aligned(dst2);
     for (int i = 0; i < args.n; ++i) stream = stream && args.srcs[i] != dst;
   }
 };
+
+template <class Machine>
+RINGLET_INLINE Words<Machine> read_one(const std::byte* p, size_t at, int) {
+  return read<Words<Machine>>(p + at);
+}
+
+/// The vector at `at`, and a look at the line that will be wanted soon.
+template <class Machine>
+RINGLET_INLINE Words<Machine> read_ahead(const std::byte* p, size_t at, size_t end) {
+  if (at % kLineBytes < Machine::kBytes && at + kPrefetchBytes < end) __builtin_prefetch(p + at + kPrefetchBytes);
+  return read<Words<Machine>>(p + at);
+}
 
 template <class Machine, class E, class Op, int kSources>
 void reduce(const ReduceArgs& args) {
@@ -105,14 +142,10 @@ void reduce(const ReduceArgs& args) {
   for (int i = 0; i < kSources; ++i) fixed[i] = args.srcs[i];
   const std::byte* const* srcs = kSources != 0 ? fixed : args.srcs;
   Output<Machine> output = {args.dst, args.dst2};
-  const auto load = [](const std::byte* p, int v) { return read<Words<Machine>>(p + v * kBytes); };
-  const auto load_ahead = [](const std::byte* p, int v) __attribute__((always_inline)) {
-    if (v * kBytes % kLineBytes == 0) __builtin_prefetch(p + v * kBytes + kPrefetchBytes);
-    return read<Words<Machine>>(p + v * kBytes);
-  };
+  output.choose_hints(args, bytes);
   const auto do_part = [&](size_t at, size_t size) __attribute__((always_inline)) {
     Words<Machine> result[1];
-    const auto load_part = [size](const std::byte* p, int) { return Machine::load_part(p, size); };
+    const auto load_part = [size](const std::byte* p, size_t at, int) { return Machine::load_part(p + at, size); };
     combine<Machine, E, Op, kSources, 1>(args, srcs, at, load_part, result);
     output.store_part(at, result[0], size);
   };
@@ -120,24 +153,33 @@ void reduce(const ReduceArgs& args) {
   size_t at = 0;
   if (bytes >= kLongBytes) {
     const size_t head = -reinterpret_cast<uintptr_t>(args.dst) % kBytes;
-    if (head != 0 && head % E::kSize == 0) {
-      do_part(0, head);
-      at = head;
-    }
+    if (head != 0 && head % E::kSize == 0) do_part(0, at = head);
     output.choose_streams(args, at);
   }
-  for (; at + kVectors * kBytes <= bytes; at += kVectors * kBytes) {
-    Words<Machine> results[kVectors];
-    combine<Machine, E, Op, kSources, kVectors>(args, srcs, at, load_ahead, results);
-    for (int v = 0; v < kVectors; ++v) output.store(at + v * kBytes, results[v]);
+  const auto do_blocks = [&](size_t end, size_t step, auto apart) __attribute__((always_inline)) {
+    const auto load_ahead = [=](const std::byte* p, size_t at, int v) __attribute__((always_inline)) {
+      return read_ahead<Machine>(p, at + v * apart, bytes);
+    };
+    for (; at + step <= end; at += step) {
+      Words<Machine> results[kVectors];
+      combine<Machine, E, Op, kSources, kVectors>(args, srcs, at, load_ahead, results);
+      for (int v = 0; v < kVectors; ++v) output.store(at + v * apart, results[v]);
+    }
+  };
+  const bool streams = output.stream || output.stream2;
+  if (kVectors > 1 && !streams && bytes >= kSideBySideBytes) {
+    const size_t part = (bytes - at) / kVectors / kPageBytes * kPageBytes - kSkewBytes;
+    do_blocks(at + part, kBytes, part);
+    at += (kVectors - 1) * part;
   }
+  do_blocks(bytes, kVectors * kBytes, std::integral_constant<size_t, kBytes>());
   for (; at + kBytes <= bytes; at += kBytes) {
     Words<Machine> result[1];
-    combine<Machine, E, Op, kSources, 1>(args, srcs, at, load, result);
+    combine<Machine, E, Op, kSources, 1>(args, srcs, at, read_one<Machine>, result);
     output.store(at, result[0]);
   }
   if (at < bytes) do_part(at, bytes - at);
-  if (output.stream || output.stream2) Machine::fence();
+  if (streams) Machine::fence();
 }
 
 /// n == 1, count in bytes; every bit is kept.

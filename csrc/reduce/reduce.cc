@@ -68,12 +68,12 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept {
   return supports(dtype, op) ? chosen_level().kernel(dtype, op) : nullptr;
 }
 
-void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, bool streaming) noexcept {
-  if (!streaming) {
+void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, NextReader next) noexcept {
+  if (next == NextReader::self) {
     if (bytes != 0) std::memcpy(dst, src, bytes);
     return;
   }
-  chosen_level().copy({.dst = dst, .srcs = &src, .n = 1, .count = bytes, .streaming = true});
+  chosen_level().copy({.dst = dst, .srcs = &src, .n = 1, .count = bytes, .next = next});
 }
 
 const char* cpu_kernels() noexcept { return chosen_level().name; }

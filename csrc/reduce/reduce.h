@@ -9,10 +9,18 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.h"
 
 namespace ringlet {
+
+/// Who reads the results next: a hint on where they should lie, without a meaning for what they are.
+enum class NextReader : uint8_t {
+  self,    ///< this processor core, or unknown
+  peer,    ///< another core: dst, as soon as this returns
+  nobody,  ///< not soon: non-temporal stores where the processor has them
+};
 
 struct ReduceArgs {
   std::byte* dst;
@@ -23,7 +31,7 @@ struct ReduceArgs {
   int scaled_source = -1;  ///< index of the one source to multiply by `scale` as it is read; -1 = none
   double scale = 1.0;      ///< premul_sum's factor (real, also for complex)
   int divisor = 1;         ///< avg: the finished value is divided by this (a power of two multiplies exactly)
-  bool streaming = false;  ///< results will not be read soon: non-temporal stores where the processor has them
+  NextReader next = NextReader::self;
 };
 
 using ReduceKernel = void (*)(const ReduceArgs&);
@@ -31,8 +39,8 @@ using ReduceKernel = void (*)(const ReduceArgs&);
 /// The kernel for a dtype and an operation; avg and premul_sum share sum's. Null where supports() is false.
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept;
 
-/// memcpy with optional non-temporal stores; regions must not overlap.
-void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, bool streaming) noexcept;
+/// memcpy with a hint; regions must not overlap.
+void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, NextReader next = NextReader::self) noexcept;
 
 /// "avx512", "avx2" or "portable": what was chosen on this machine.
 const char* cpu_kernels() noexcept;

@@ -2,7 +2,8 @@
 //
 // Contract: addresses need no alignment. A part load fills the rest with zeros and touches no byte outside its range; a
 // part store writes only its range. `Machine` is one level's description: kBytes, the width; load_part, store_part,
-// stream (address aligned to kBytes), fence; widen_half and narrow_half.
+// stream (address aligned to kBytes), fence; own and demote, hints on the line at an address: it will be written
+// here, it will be read elsewhere; widen_half and narrow_half.
 // The anonymous namespace is deliberate: each level compiles these headers with other flags, and with external linkage
 // the linker would keep one level's code for all.
 #pragma once

@@ -19,7 +19,7 @@ using namespace reduce_reference;
 
 namespace {
 
-enum Mode { kInPlace, kSeparate, kSecond, kStreaming, kModes };
+enum Mode { kInPlace, kSeparate, kSecond, kStreaming, kForPeer, kModes };
 
 struct Case {
   const Level* level;
@@ -47,7 +47,8 @@ void run_case(const Case& c, const Bytes& expected, size_t count, size_t offset,
   args.scaled_source = c.finish.scaled_source;
   args.scale = c.finish.scale;
   args.divisor = c.finish.divisor;
-  args.streaming = mode == kStreaming;
+  if (mode == kStreaming) args.next = NextReader::nobody;
+  if (mode == kForPeer) args.next = NextReader::peer;
   c.level->kernel(c.dtype, c.op)(args);
   bool ok = result.holds(expected) && result.guards_intact() && out2.guards_intact();
   if (args.dst2 != nullptr) ok = ok && out2.holds(expected);
@@ -60,26 +61,23 @@ void run_case(const Case& c, const Bytes& expected, size_t count, size_t offset,
   }
 }
 
-void test_all_kernels() {
-  constexpr size_t kCounts[] = {0, 1, 2, 7, 63, 64, 65, 1023, 4099};
+/// Every operation, level, finish and mode; `counts` ascend.
+void test_kernels(DType dtype, const std::vector<size_t>& counts, std::initializer_list<int> sources) {
   std::mt19937_64 random(1);
-  for (int d = 0; d < kDTypes; ++d) {
-    const auto dtype = static_cast<DType>(d);
-    for (int n : {1, 2, 3, 5, 8}) {
-      for (bool tame : {false, true}) {
-        std::vector<Bytes> srcs;
-        for (int i = 0; i < n; ++i) srcs.push_back(random_input(dtype, 4099, tame, random));
-        for (int o = 0; o < kReduceOps; ++o) {
-          const auto op = static_cast<ReduceOp>(o);
-          if (!supports(dtype, op)) continue;
-          for (const Finish& finish : finishes(op, n)) {
-            const Bytes expected = reference(dtype, op, srcs, finish);
-            for (const Level* level : available_levels()) {
-              for (size_t count : kCounts) {
-                for (size_t misalignment : {size_t{0}, element_size(dtype), size_t{1}}) {
-                  for (int mode = 0; mode < kModes; ++mode) {
-                    run_case({level, dtype, op, &srcs, finish}, expected, count, misalignment, static_cast<Mode>(mode));
-                  }
+  for (int n : sources) {
+    for (bool tame : {false, true}) {
+      std::vector<Bytes> srcs;
+      for (int i = 0; i < n; ++i) srcs.push_back(random_input(dtype, counts.back(), tame, random));
+      for (int o = 0; o < kReduceOps; ++o) {
+        const auto op = static_cast<ReduceOp>(o);
+        if (!supports(dtype, op)) continue;
+        for (const Finish& finish : finishes(op, n)) {
+          const Bytes expected = reference(dtype, op, srcs, finish);
+          for (const Level* level : available_levels()) {
+            for (size_t count : counts) {
+              for (size_t misalignment : {size_t{0}, element_size(dtype), size_t{1}}) {
+                for (int mode = 0; mode < kModes; ++mode) {
+                  run_case({level, dtype, op, &srcs, finish}, expected, count, misalignment, static_cast<Mode>(mode));
                 }
               }
             }
@@ -164,14 +162,23 @@ void test_page_edges() {
   munmap(area, 3 * page);
 }
 
+void test_all_kernels() {
+  for (int d = 0; d < kDTypes; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    test_kernels(dtype, {0, 1, 2, 7, 63, 64, 65, 1023, 4099}, {1, 2, 3, 5, 8});
+    const size_t size = element_size(dtype);  // where passes go side by side, from one part of a page each
+    test_kernels(dtype, {(32 << 10) / size - 1, (32 << 10) / size, 50021 / size}, {1, 2, 3});
+  }
+}
+
 void test_copies() {
   std::mt19937_64 random(2);
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{15}, size_t{64}, size_t{1000}, size_t{4099}, size_t{100003}}) {
     const Bytes from = random_input(DType::uint8, bytes, false, random);
     for (size_t offset : {size_t{0}, size_t{1}, size_t{33}}) {
-      for (bool streaming : {false, true}) {
+      for (NextReader next : {NextReader::self, NextReader::peer, NextReader::nobody}) {
         Buffer to(bytes, offset);
-        copy_bytes(to.data, from.data(), bytes, streaming);
+        copy_bytes(to.data, from.data(), bytes, next);
         CHECK(bytes == 0 || to.holds(from));
         CHECK(to.guards_intact());
       }
