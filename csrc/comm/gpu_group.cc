@@ -92,9 +92,13 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   return work;
 }
 
+/// On a thread of its own: the caller's may be on another device, which this would make a place for the process.
 void GpuGroup::abort(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  engines_->abort(ErrorKind::peer_lost, reason);
+  std::thread([&] {
+    const std::lock_guard lock(mutex_);
+    engines_->device().use(engines_->number());
+    engines_->abort(ErrorKind::peer_lost, reason);
+  }).join();
 }
 
 void* GpuGroup::event() {

@@ -41,7 +41,7 @@ class GpuGroup {
   /// Point-to-point messages that move together, as GpuMessageEngine::exchange; none has a tag, or any source.
   std::shared_ptr<Work> exchange(std::vector<Message> messages, void* stream);
 
-  /// Ends pending and later calls with that reason.
+  /// Ends pending and later calls with that reason; from any device.
   void abort(const std::string& reason);
 
   /// For who makes the calls: the stream on which it puts those that shall not be on the caller's, by a number of its own.

@@ -165,6 +165,26 @@ void on_its_device() {
   CHECK_EQ(live_gpu_touched(), 1u << 3);
 }
 
+/// Nor does a thread that is elsewhere touch another device by ending the calls, or come to be on another.
+void aborted_from_elsewhere() {
+  live_gpu_touched();
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    GpuEngines::Parts third = parts();
+    third.number = 3;
+    device().use(third.number);
+    GpuGroup group(host, third);
+    Floats floats(host.rank());
+    device().use(0);
+    group.abort("enough");
+    RingletCudaIdentity here{};
+    device().identity(&here);
+    CHECK_EQ(here.number, 0);
+    device().use(third.number);
+    CHECK_THROWS(PeerLost, group.run(floats.call, nullptr));
+  }));
+  CHECK_EQ(live_gpu_touched(), 1u << 3);
+}
+
 /// Ranks on several hosts have no memory in common.
 void across_hosts() {
   no_errors(run_ranks(2, Between::tcp, [&](Communicator& host) {
@@ -336,6 +356,7 @@ int main() {
   either();
   refused_by_nccl();
   on_its_device();
+  aborted_from_elsewhere();
   across_hosts();
   messages();
   captured();
