@@ -42,7 +42,7 @@ LIMITS = [
         "reduce/kernels.h",
         "up to this size, what a peer reads next is pushed to the cache that cores share",
     ),
-    ("kSideBySideBytes", "reduce/kernels.h", "from this size on, a reduction or copy goes over several parts at once"),
+    ("kSideBySideBytes", "reduce/level.h", "from this size on, a reduction or copy goes over several parts at once"),
     ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
     ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
     ("kInPlaceBytes", "engine/slot_lanes.cc", "from this size on, a registered tensor is sent without a copy"),

@@ -92,7 +92,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   return work;
 }
 
-/// On a thread of its own: the caller's may be on another device, which this would make a place for the process.
+/// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and the
+/// watch may be in what runs when a call is complete, which may need what the caller holds.
 void GpuGroup::abort(const std::string& reason) {
   std::thread([&] {
     const std::lock_guard lock(mutex_);

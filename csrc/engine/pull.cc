@@ -220,6 +220,7 @@ void PullEngine::run_slab(const Plan& plan, const Slab& slab, bool last) {
   }
 }
 
+/// Ranks that share a processor share its cache: there nothing is handed over.
 NextReader PullEngine::next_reader(const Plan& plan, const PlanStep& step) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_stage(step.to) || (plan.in_place && step.read_later);
@@ -268,8 +269,8 @@ void PullEngine::combine(const Plan& plan, const PlanStep& step, const Slab& sla
       continue;
     }
     if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * slab.size, args.next);
-    if (step.tee)
-      copy_bytes(args.dst2, args.dst, elements * slab.size, streaming_ ? NextReader::nobody : NextReader::self);
+    const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
+    if (step.tee) copy_bytes(args.dst2, args.dst, elements * slab.size, second);
   }
 }
 

@@ -29,7 +29,8 @@ void SlotLanes::put(const Message& message, Moved& moved, uint64_t address, size
   std::byte* slot = transport_.region() + transport_.layout().message(message.peer, static_cast<int>(sent % kSlots));
   auto& header = *reinterpret_cast<SlabHeader*>(slot);
   header = {static_cast<uint64_t>(message.dtype), message.count, moved.in_place ? 1u : 0u, address, message.tag};
-  if (piece > 0) copy_bytes(slot + sizeof(SlabHeader), message.data + moved.bytes, piece, NextReader::peer);
+  const NextReader next = transport_.oversubscribed() ? NextReader::self : NextReader::peer;
+  if (piece > 0) copy_bytes(slot + sizeof(SlabHeader), message.data + moved.bytes, piece, next);
   moved.started = true;
   moved.bytes += piece;
   announce(transport_, message.peer, mine.sent, sent + 1);

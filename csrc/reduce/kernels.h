@@ -1,7 +1,8 @@
 // The reduction loop and the table of kernels, for one Machine (see vector.h). Each level's file includes this once.
 //
 // One pass: a block of vectors is combined over all sources in registers, finished, and stored to dst and dst2; then
-// single vectors; then one part vector. A long output starts with a part vector that aligns dst.
+// single vectors; then one part vector. A long output starts with a part vector that aligns dst; of a still longer one the
+// vectors of a block are from parts far apart (kSideBySideBytes). Hints say where results should lie (NextReader).
 // scaled_source and divisor are sum's alone; the other operations ignore them.
 #pragma once
 
@@ -26,9 +27,8 @@ inline constexpr int kLineBytes = 64;
 inline constexpr size_t kDemoteBytes = 8 << 10;
 // Beyond that size: so long before they are written, lines are taken from the core that read them the last time.
 inline constexpr size_t kOwnAheadBytes = 1024;
-// From this size on a pass is several passes side by side, a vector of each in turn, so that more lines are under way at
-// once. Parts begin at different places of their pages: otherwise they would compete for the same sets of the cache.
-inline constexpr size_t kSideBySideBytes = 32 << 10;
+// Parts of a pass that go side by side begin at different places of their pages: otherwise they would compete for the same
+// sets of the cache.
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kSkewBytes = 17 * kLineBytes;
 static_assert(kSideBySideBytes >= 8 * kPageBytes && kDemoteBytes >= kOwnAheadBytes);

@@ -138,14 +138,19 @@ void refused_by_nccl() {
   no_errors(run_ranks(3, Between::one_memory, body, kTimeout));
 }
 
+/// On device 3, which becomes the thread's.
+GpuEngines::Parts third() {
+  GpuEngines::Parts mine = parts();
+  mine.number = 3;
+  device().use(mine.number);
+  return mine;
+}
+
 /// The thread that completes calls is on the group's device, and on no other; so is all that a group does at its end.
 void on_its_device() {
   live_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    GpuEngines::Parts third = parts();
-    third.number = 3;
-    device().use(third.number);
-    std::optional<GpuGroup> group(std::in_place, host, third);
+    std::optional<GpuGroup> group(std::in_place, host, third());
     Floats floats(host.rank());
     const StreamOwner held;
     live_gpu_hold(held.stream, true);
@@ -160,7 +165,7 @@ void on_its_device() {
     CHECK(number.wait_for(kLong) == std::future_status::ready && number.get() == 3);
     device().use(0);
     group.reset();
-    device().use(third.number);
+    device().use(3);
   }));
   CHECK_EQ(live_gpu_touched(), 1u << 3);
 }
@@ -169,17 +174,14 @@ void on_its_device() {
 void aborted_from_elsewhere() {
   live_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    GpuEngines::Parts third = parts();
-    third.number = 3;
-    device().use(third.number);
-    GpuGroup group(host, third);
+    GpuGroup group(host, third());
     Floats floats(host.rank());
     device().use(0);
     group.abort("enough");
     RingletCudaIdentity here{};
     device().identity(&here);
     CHECK_EQ(here.number, 0);
-    device().use(third.number);
+    device().use(3);
     CHECK_THROWS(PeerLost, group.run(floats.call, nullptr));
   }));
   CHECK_EQ(live_gpu_touched(), 1u << 3);

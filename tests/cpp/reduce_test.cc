@@ -166,8 +166,8 @@ void test_all_kernels() {
   for (int d = 0; d < kDTypes; ++d) {
     const auto dtype = static_cast<DType>(d);
     test_kernels(dtype, {0, 1, 2, 7, 63, 64, 65, 1023, 4099}, {1, 2, 3, 5, 8});
-    const size_t size = element_size(dtype);  // where passes go side by side, from one part of a page each
-    test_kernels(dtype, {(32 << 10) / size - 1, (32 << 10) / size, 50021 / size}, {1, 2, 3});
+    const size_t side_by_side = kSideBySideBytes / element_size(dtype);
+    test_kernels(dtype, {side_by_side - 1, side_by_side, side_by_side * 3 / 2 + 7}, {1, 2, 3});
   }
 }
 
