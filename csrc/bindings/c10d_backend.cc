@@ -42,6 +42,10 @@ c10::intrusive_ptr<c10d::Backend::Options> C10dBackend::getBackendOptions() {
   return options;
 }
 
+void C10dBackend::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cpu() && is_served(device)) gpu_transport(*group_, device);
+}
+
 c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                      const std::vector<int>& ranks,
                                                      const c10::intrusive_ptr<Options>& options) {

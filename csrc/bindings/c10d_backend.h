@@ -71,6 +71,8 @@ class C10dBackend final : public c10d::Backend {
   void startCoalescing() override;
   Handle endCoalescing() override;
 
+  /// Of a group that is bound to a GPU (init_process_group(device_id=...)): its first meeting there.
+  void eagerConnectSingleDevice(at::Device device) override;
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;

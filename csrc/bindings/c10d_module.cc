@@ -19,11 +19,18 @@ void bind_c10d(py::module_& m) {
       "\"auto\" (shared memory inside hosts, TCP between them), \"shared_memory\" or \"tcp\".")
       .def(py::init<std::string, std::string>(), py::arg("algorithm") = "auto", py::arg("transport") = "auto")
       .def_readwrite("algorithm", &Options::algorithm)
-      .def_readwrite("transport", &Options::transport);
+      .def_readwrite("transport", &Options::transport)
+      // split_group copies its parent's.
+      .def("__deepcopy__",
+           [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); });
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")
       .def_property_readonly("options", &C10dBackend::getBackendOptions)
+      // new_group calls it on the ranks that are not in the new group, where the default one is bound to a GPU; the others
+      // make the group without them.
+      .def(
+          "perform_nocolor_split", [](const C10dBackend&, const py::object&) {}, py::arg("device"))
       .def_property_readonly(
           "bytes_received", [](const C10dBackend& backend) { return backend.group().bytes_received(); },
           "Bytes that this rank's collectives took in from peers, ever.")

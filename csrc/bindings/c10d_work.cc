@@ -64,6 +64,7 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& 
     const c10::StreamGuard on(enqueued.stream);  // whose progress the Future's value is ready with
     self->future_->markCompleted(c10::IValue(self->outputs_));
   }
+  self->done_ = enqueued.done;
   self->work_ = enqueued.work;
   self->work_->then([self](std::exception_ptr error) { self->finish(error); });
 }
@@ -94,6 +95,8 @@ bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
   if (work_ && timeout != kNoTimeout) work_->wait(timeout);
   if (work_) work_->raise_if_failed();
   future_->wait();
+  // The Future knows of results only, and a rank may have none.
+  if (done_) done_->block(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
   return true;
 }
 

@@ -46,6 +46,7 @@ class C10dWork final : public c10d::Work {
   std::optional<c10::Device> device_;
   uint64_t sequence_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::shared_ptr<c10::Event> done_;                 // on a device: what a stream waits for
   std::shared_ptr<ringlet::Work> work_;              // what this handle follows ...
   std::vector<c10::intrusive_ptr<C10dWork>> parts_;  // ... or the handles it stands for
 };

@@ -55,6 +55,11 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   const VirtualGuardImpl guard(calls.device.type());
   GpuGroup& gpu = group.on_gpu(calls.device.index());
   const c10::Stream own = guard.getStream(calls.device);
+  if (calls.device.is_cuda() && own.native_handle() == nullptr && gpu.shares_default_stream()) {
+    throw InvalidUsage("ranks that are threads of one process share " + calls.device.str() +
+                       " and its default stream, on which the calls of one would wait for those of the other; make the "
+                       "call on a stream of its own: with torch.cuda.stream(torch.cuda.Stream())");
+  }
   const c10::Stream stream = calls.async ? side_stream(gpu, guard, calls.device) : own;
   if (calls.async) {
     c10::Event ready(calls.device.type());

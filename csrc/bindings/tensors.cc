@@ -88,6 +88,27 @@ GpuHeap* heap_of(const c10::Device& device) {
   return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
 }
 
+/// Returns when the device has done all it was given. False, for one that cannot be waited for: the current stream is being
+/// captured, or the process ends.
+bool wait_for(const c10::Device& device) {
+  try {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    int captured = 0;
+    const int refused = gpu_device().capturing(guard.getStream(device).native_handle(), &captured);
+    if (refused != 0 || captured != 0) return false;
+    guard.synchronizeDevice(device.index());
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+void give_back(GpuHeap& heap, const std::vector<std::byte*>& blocks, const c10::Device& device) {
+  if (blocks.empty()) return;
+  const bool through = wait_for(device);
+  for (std::byte* block : blocks) through ? heap.free(block) : heap.free_later(block);
+}
+
 at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options, size_t bytes) {
   const c10::impl::VirtualGuardImpl guard(options.device().type());
   const c10::Device device = options.device().has_index() ? options.device() : guard.getDevice();
@@ -96,14 +117,8 @@ at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options
     throw InvalidUsage("empty: no registered memory on " + device.str() +
                        "; RINGLET_GPU_HEAP_MIB says how much of a GPU's memory there is to be, from its first use on");
   }
-  const auto release = [heap, device](void* pointer) {
-    try {
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-    } catch (const c10::Error&) {
-      return;  // the device is gone, at the process's end for one: nobody is to have this memory again
-    }
-    heap->free(static_cast<std::byte*>(pointer));
-  };
+  give_back(*heap, heap->take_freed_later(), device);
+  const auto release = [heap, device](void* pointer) { give_back(*heap, {static_cast<std::byte*>(pointer)}, device); };
   return at::for_blob(heap->allocate(bytes), sizes)
       .deleter(release)
       .options(options.device(device))

@@ -44,6 +44,11 @@ class Communicator {
   std::optional<ErrorKind> failure() const { return engine_->failure(); }
   /// Throws it.
   void raise_if_failed() { engine_->raise_if_failed(); }
+  /// Throws that, or what a peer has told of an error or of its end: for what waits beside the engine.
+  void look_around() {
+    engine_->raise_if_failed();
+    engine_->look_around();
+  }
   /// Poisons the group and tells the peers, for what went wrong beside the engine.
   void poison(const Error& error) noexcept;
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
 constexpr int kMostBlocks = 16;  // of a pull kernel
+constexpr std::chrono::seconds kFarewell{2};
 static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.stages() <= PeerMemory::kZeroed);
 
 struct Text {
@@ -96,7 +97,12 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
   if (!nobody(&Card::no_device)) return;
   if (nobody(&Card::no_nccl)) {
     try {
-      const NcclCommunicator::Setup setup{.id = all[0].id, .rank = host_.rank(), .world = host_.world()};
+      const NcclCommunicator::Setup setup{
+          .id = all[0].id,
+          .rank = host_.rank(),
+          .world = host_.world(),
+          .look = [this] { host_.look_around(); },
+          .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
       // Who is refused goes to the next meeting at once, and waits there for those who give it up.
       communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
       message_ = std::make_unique<GpuMessageEngine>(
@@ -168,7 +174,7 @@ void GpuEngines::drop(const std::vector<Card>& all) {
 
 /// After an error a kernel of this rank's may still run, or be about to.
 GpuEngines::~GpuEngines() {
-  if (pull_ && !host_.failure()) memory_->leave();
+  if (pull_ && !host_.failure()) memory_->leave(kFarewell);
 }
 
 /// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
@@ -206,8 +212,8 @@ void GpuEngines::check(bool closely) {
 }
 
 void GpuEngines::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (pull_) pull_->abort(kind, reason);  // first: what NCCL gives back waits for all kernels of this process
   if (communicator_) communicator_->abort(kind, reason);
-  if (pull_) pull_->abort(kind, reason);
 }
 
 std::string GpuEngines::describe() const {

@@ -43,6 +43,8 @@ class GpuEngines {
 
   const RingletCudaDevice& device() const { return *parts_.device; }
   int number() const { return parts_.number; }
+  /// Whether another rank is a thread of this process with the same device, which has one default stream for both.
+  bool shares_default_stream() const { return memory_ && memory_->shares_device(); }
 
   void run(const Call& call, void* stream);
   void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream);

@@ -7,7 +7,8 @@
 namespace ringlet {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};  // between two looks at what is pending
+constexpr std::chrono::milliseconds kGlance{1};      // between two looks at what is pending
+constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
 constexpr std::chrono::seconds kFarewell{2};
 
 }  // namespace
@@ -137,7 +138,12 @@ void GpuGroup::look(Ended& ended) {
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
     engines_->check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
-    host_.raise_if_failed();
+    if (next_look_.passed()) {
+      host_.look_around();
+      next_look_ = Deadline::after(kLookEvery);
+    } else {
+      host_.raise_if_failed();
+    }
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
       ended.emplace_back(std::move(pending_.front().work), nullptr);
@@ -148,8 +154,8 @@ void GpuGroup::look(Ended& ended) {
         pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
         " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
   } catch (const Error& error) {
+    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
     engines_->abort(error.kind(), error.what());
-    host_.poison(error);
     for (Pending& call : pending_) {
       events_.push_back(call.event);
       ended.emplace_back(std::move(call.work), std::current_exception());

@@ -50,6 +50,9 @@ class GpuGroup {
   /// Whether this is the thread that completes calls.
   bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
 
+  /// Whether ranks that are threads would stand in each other's way on the default stream.
+  bool shares_default_stream() const { return engines_->shares_default_stream(); }
+
   /// What it runs on, in words.
   std::string describe() const { return engines_->describe(); }
 
@@ -80,7 +83,8 @@ class GpuGroup {
   std::vector<void*> events_;  // that are free
   uint64_t sequence_ = 0;
   std::optional<Deadline> stop_;  // until when pending calls may go on
-  std::thread watch_;             // last: starts when all else is there
+  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));
+  std::thread watch_;  // last: starts when all else is there
 };
 
 }  // namespace ringlet

@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/error.h"
@@ -46,6 +47,16 @@ std::byte* GpuHeap::allocate(size_t bytes) {
 }
 
 void GpuHeap::free(std::byte* pointer) { ranges_.give_back(static_cast<size_t>(pointer - base_)); }
+
+void GpuHeap::free_later(std::byte* pointer) {
+  const std::lock_guard lock(mutex_);
+  later_.push_back(pointer);
+}
+
+std::vector<std::byte*> GpuHeap::take_freed_later() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(later_, {});
+}
 
 bool GpuHeap::holds(const void* pointer, size_t bytes) const {
   const auto at = reinterpret_cast<uintptr_t>(pointer), begin = reinterpret_cast<uintptr_t>(base_);

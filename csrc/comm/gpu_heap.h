@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cstddef>
+#include <mutex>
+#include <vector>
 
 #include "memory/ranges.h"
 #include "reduce/cuda.h"
@@ -23,6 +25,9 @@ class GpuHeap {
   /// Aligned to 256. Throws SystemError when the heap is full.
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer);
+  /// Kept until somebody takes them, waits for the device and frees them: while a CUDA graph is captured nobody may wait.
+  void free_later(std::byte* pointer);
+  std::vector<std::byte*> take_freed_later();
 
   bool holds(const void* pointer, size_t bytes) const;
   std::byte* base() const { return base_; }
@@ -35,6 +40,8 @@ class GpuHeap {
   std::byte* base_ = nullptr;
   RingletCudaShare share_{};
   Ranges ranges_;
+  std::mutex mutex_;
+  std::vector<std::byte*> later_;  // guarded by mutex_
 };
 
 }  // namespace ringlet

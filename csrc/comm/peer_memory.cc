@@ -5,7 +5,9 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <thread>
 
+#include "base/deadline.h"
 #include "base/error.h"
 #include "comm/gpu_heap.h"
 
@@ -102,18 +104,28 @@ void PeerMemory::open(const std::vector<Card>& all, int rank) {
   for (size_t q = 0; q < all.size(); ++q) {
     const Card& card = static_cast<int>(q) == rank ? card_ : all[q];
     const std::string whose = "reaching the memory of rank " + std::to_string(q);
-    if (card.process == card_.process && static_cast<int>(q) != rank) {
+    if (card.process != card_.process) {
+      elsewhere_.push_back(static_cast<int>(q));
+    } else if (static_cast<int>(q) != rank) {
       device_call(device_.reach(card.device.number), whose.c_str());
+      shares_device_ = shares_device_ || card.device.number == card_.device.number;
     }
     regions_.push_back(reached(card, card.share, card.address, whose));
     heaps_.push_back(card.heap == nullptr ? nullptr : reached(card, card.heap_share, card.heap, whose));
   }
 }
 
-void PeerMemory::leave() noexcept {
+void PeerMemory::leave(std::chrono::milliseconds patience) noexcept {
   const uint64_t left = 1;
   // Where this does not get there the region is not used again, and nothing else is amiss.
   for (std::byte* region : regions_) copies_.upload(farewell(region, rank_), &left, sizeof left);
+  const Deadline deadline = Deadline::after(patience);
+  for (const int q : elsewhere_) {
+    for (uint64_t said = 0; said == 0 && !deadline.passed();) {
+      if (copies_.download(&said, farewell(card_.address, q), sizeof said) != 0) return;
+      if (said == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 void PeerMemory::give_up() noexcept { regions_.clear(); }

@@ -9,6 +9,7 @@
 // device must be current but in leave() and the destructor.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -51,8 +52,12 @@ class PeerMemory {
   /// The same; null for a rank that has none.
   const std::vector<std::byte*>& heaps() const { return heaps_; }
 
-  /// This rank has ended well: no kernel of its reads or writes any region again. Tells the others.
-  void leave() noexcept;
+  /// Whether another rank of this process has the same device.
+  bool shares_device() const { return shares_device_; }
+
+  /// This rank has ended well: no kernel of its reads or writes any region again. Tells the others, and waits
+  /// until those of other processes have told the same, at most that long: memory of a process that ends goes with it.
+  void leave(std::chrono::milliseconds patience) noexcept;
   /// No rank has read or written any region, and none will.
   void give_up() noexcept;
 
@@ -67,6 +72,8 @@ class PeerMemory {
   const CopyStream copies_;
   Card card_;
   int rank_ = 0;
+  bool shares_device_ = false;
+  std::vector<int> elsewhere_;  // ranks of other processes
   std::vector<std::byte*> regions_, heaps_;
   std::vector<void*> opened_;
 };

@@ -52,7 +52,7 @@ void Work::then(Callback callback) {
   {
     const std::lock_guard lock(mutex_);
     if (!done_) {
-      callback_ = std::move(callback);
+      callbacks_.push_back(std::move(callback));
       return;
     }
   }
@@ -67,15 +67,15 @@ void Work::then(Callback callback) {
 
 void Work::complete(std::exception_ptr error) {
   std::function<void()> raise = error ? raising(error) : nullptr;
-  Callback callback;
+  std::vector<Callback> callbacks;
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
     raise_ = std::move(raise);
-    callback = std::move(callback_);
+    callbacks = std::move(callbacks_);
     changed_.notify_all();
   }
-  if (callback) callback(error);
+  for (const Callback& callback : callbacks) callback(error);
 }
 
 }  // namespace ringlet

@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -17,7 +18,8 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  /// Called once, after completion, in the thread that completed it (or at once, if it is complete).
+  /// Called once, after completion, in the thread that completed it (or at once, if it is complete); several in the
+  /// order in which they were given.
   using Callback = std::function<void(std::exception_ptr)>;
 
   bool done() const;
@@ -41,7 +43,7 @@ class Work {
   std::condition_variable changed_;
   bool done_ = false;            // guarded by mutex_, like the rest
   std::function<void()> raise_;  // throws the error; empty without one
-  Callback callback_;
+  std::vector<Callback> callbacks_;
 };
 
 }  // namespace ringlet

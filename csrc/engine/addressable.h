@@ -39,6 +39,7 @@ class AddressableEngine final : public Engine {
   const std::vector<int>& hosts() const noexcept override { return hosts_; }
   uint64_t bytes_received() const noexcept override { return pull_.bytes_read(); }
   void raise_if_failed() override { waiter_.raise_if_failed(); }
+  void look_around() override { waiter_.look_around(); }
   std::optional<ErrorKind> failure() const override { return waiter_.failure(); }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
 

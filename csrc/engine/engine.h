@@ -58,6 +58,8 @@ class Engine {
   /// Throws the error that poisoned the group, if one did.
   virtual void raise_if_failed() = 0;
   virtual std::optional<ErrorKind> failure() const = 0;
+  /// Outside of any call: throws what a peer has told of an error or of its end, which poisons the group.
+  virtual void look_around() = 0;
   /// Poisons the group, tells the peers, and throws.
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
   /// Ends all waits of this rank with an error.

@@ -59,7 +59,7 @@ void GpuPullEngine::reserve(size_t bytes) {
 const std::byte* GpuPullEngine::upload(const void* data, size_t bytes) {
   const size_t wanted = round_up(bytes, 16);
   if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
-  device_call(copies_.upload(free_, data, bytes), "uploading a plan");
+  if (bytes > 0) device_call(copies_.upload(free_, data, bytes), "uploading a plan");
   free_ += wanted;
   room_ -= wanted;
   return free_ - wanted;

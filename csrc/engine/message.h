@@ -56,8 +56,7 @@ class MessageEngine final : public Engine {
   void leave(bool quiet, std::chrono::milliseconds patience) override;
 
   Wires& wires() { return *wires_; }
-  /// Hears what peers say outside of any call, unless one is in progress. Throws the error that one reports.
-  void look_around();
+  void look_around() override;
 
  private:
   struct Link;

@@ -80,6 +80,22 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
 }
 
+void Waiter::look_around() {
+  const std::string self = "rank " + std::to_string(transport_.rank());
+  for (int q = 0; q < transport_.world(); ++q) {
+    const Control& control = transport_.control(q);
+    if (const uint32_t failed = control.failed.load(std::memory_order_acquire); failed != 0) {
+      fail(static_cast<ErrorKind>(failed - 1), self + ": rank " + std::to_string(q) + " reported: " + control.message);
+    }
+  }
+  for (int q = 0; q < transport_.world(); ++q) {
+    const auto presence = static_cast<Presence>(transport_.control(q).presence.load(std::memory_order_acquire));
+    if (q == transport_.rank() || presence == Presence::left || transport_.alive(q)) continue;
+    fail(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
+                                   " is gone; look at that rank's own output for the cause");
+  }
+}
+
 void Waiter::fail(ErrorKind kind, const std::string& message) {
   {
     const std::lock_guard lock(mutex_);

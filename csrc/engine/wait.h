@@ -3,7 +3,7 @@
 // A wait ends with the thing waited for, or with an error that names who, what and how far: Timeout at the deadline,
 // PeerLost when the peer's process is gone or it left the group, the error another rank reported, InvalidUsage when the peer is in
 // another call. The first error poisons the group: it is published to the peers and raised again by later calls.
-// Ownership: none. Thread safety: one thread at a time per Waiter; failure() from any.
+// Ownership: none. Thread safety: one thread at a time per Waiter; failure() and look_around() from any.
 #pragma once
 
 #include <chrono>
@@ -93,6 +93,9 @@ class Waiter {
   void raise_if_failed() {
     if (failed()) raise();
   }
+
+  /// Outside of any wait: throws what a peer has told of an error, or that its process is gone.
+  void look_around();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 

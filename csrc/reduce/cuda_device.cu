@@ -49,7 +49,7 @@ int create_event(void** event) {
   return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming);
 }
 
-/// A query, an allocation or a copy would end a capture that this or another thread is making, were it not said that it is
+/// A query, a copy, or what makes or gives back memory would end a capture that this or another thread is making, were it not said that it is
 /// none of it.
 template <class Act>
 cudaError_t beside_captures(Act act) {
@@ -86,6 +86,10 @@ int allocate(void** memory, size_t bytes) {
   return beside_captures([=] { return cudaMalloc(memory, bytes); });
 }
 
+int release(void* memory) {
+  return beside_captures([=] { return cudaFree(memory); });
+}
+
 int identity(RingletCudaIdentity* identity) {
   cudaDeviceProp properties;
   cudaError_t refused = cudaGetDevice(&identity->number);
@@ -100,7 +104,7 @@ int identity(RingletCudaIdentity* identity) {
 int share(void* memory, RingletCudaShare* share) {
   cudaIpcMemHandle_t handle;
   static_assert(sizeof handle == sizeof share->bytes);
-  const cudaError_t refused = cudaIpcGetMemHandle(&handle, memory);
+  const cudaError_t refused = beside_captures([&] { return cudaIpcGetMemHandle(&handle, memory); });
   std::memcpy(share->bytes, &handle, sizeof handle);
   return refused;
 }
@@ -108,7 +112,7 @@ int share(void* memory, RingletCudaShare* share) {
 int open(const RingletCudaShare* share, void** memory) {
   cudaIpcMemHandle_t handle;
   std::memcpy(&handle, share->bytes, sizeof handle);
-  return cudaIpcOpenMemHandle(memory, handle, cudaIpcMemLazyEnablePeerAccess);
+  return beside_captures([&] { return cudaIpcOpenMemHandle(memory, handle, cudaIpcMemLazyEnablePeerAccess); });
 }
 
 int close(void* memory, int device) {
@@ -116,7 +120,7 @@ int close(void* memory, int device) {
   cudaError_t refused = cudaGetDevice(&current);
   if (refused == cudaSuccess) refused = cudaSetDevice(device);
   if (refused != cudaSuccess) return refused;
-  refused = cudaIpcCloseMemHandle(memory);
+  refused = beside_captures([=] { return cudaIpcCloseMemHandle(memory); });
   cudaSetDevice(current);
   return refused;
 }
@@ -124,7 +128,7 @@ int close(void* memory, int device) {
 int reach(int device) {
   int current = 0;
   if (const cudaError_t refused = cudaGetDevice(&current); refused != cudaSuccess || current == device) return refused;
-  const cudaError_t refused = cudaDeviceEnablePeerAccess(device, 0);
+  const cudaError_t refused = beside_captures([=] { return cudaDeviceEnablePeerAccess(device, 0); });
   return refused == cudaErrorPeerAccessAlreadyEnabled ? cudaSuccess : refused;
 }
 
@@ -152,7 +156,7 @@ constexpr RingletCudaDevice kDevice = {
     close,
     reach,
     allocate,
-    [](void* memory) -> int { return cudaFree(memory); },
+    release,
     create_stream,
     [](void* stream) -> int { return cudaStreamDestroy(static_cast<cudaStream_t>(stream)); },
     create_event,

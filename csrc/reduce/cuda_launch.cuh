@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "reduce/cuda_cast.h"
 #include "reduce/cuda_pull.h"
 #include "reduce/cuda_table.h"
@@ -20,18 +22,27 @@ CastLaunch cast_launch(DType from, DType to) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 
 constexpr int kThreads = 256;
-// Enough blocks to fill a processor; more would only wait in line.
-constexpr int kBlocksPerProcessor = 4;
 
-/// How many blocks for `packs` items of which a thread takes `at_once`.
-inline cudaError_t count_blocks(size_t items, int at_once, unsigned* blocks) {
+/// How many blocks fit on a processor at once. More would wait in line, and as all get the same share of the work, the last
+/// ones would have the device for themselves. Asked once for each kernel.
+template <auto kernel>
+cudaError_t count_resident(int* blocks) {
+  static std::atomic<int> known{0};
+  if ((*blocks = known.load(std::memory_order_relaxed)) > 0) return cudaSuccess;
+  const cudaError_t refused = cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, kThreads, /*shared=*/0);
+  known.store(*blocks, std::memory_order_relaxed);
+  return refused;
+}
+
+/// How many blocks for `packs` items of which a thread takes `at_once`; `resident` of them fit on a processor.
+inline cudaError_t count_blocks(size_t items, int at_once, int resident, unsigned* blocks) {
   int device = 0, processors = 0;
   if (const cudaError_t refused = cudaGetDevice(&device); refused != cudaSuccess) return refused;
   const cudaError_t refused = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (refused != cudaSuccess) return refused;
   const size_t per_block = static_cast<size_t>(kThreads) * at_once;
   const size_t wanted = (items + per_block - 1) / per_block;
-  const size_t most = static_cast<size_t>(processors) * kBlocksPerProcessor;
+  const size_t most = static_cast<size_t>(processors) * static_cast<size_t>(resident);
   *blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
   return cudaSuccess;
 }
@@ -62,7 +73,10 @@ cudaError_t launch_work(const ReduceArgs& args, cudaStream_t stream) {
   const Work<kMost> work = make_work<kMost>(args, sizeof(typename E::Bits));
   const size_t edges = work.count - work.packs * kPerPack<E>;
   unsigned blocks = 0;
-  const cudaError_t refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Op>, &blocks);
+  int resident = 0;
+  cudaError_t refused = count_resident<reduce_kernel<E, Op, kMost>>(&resident);
+  if (refused != cudaSuccess) return refused;
+  refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Op>, resident, &blocks);
   if (refused != cudaSuccess) return refused;
   return launch(reduce_kernel<E, Op, kMost>, blocks, stream, work);
 }
@@ -86,7 +100,10 @@ struct LaunchCast {
       const CastWork work = make_cast_work<From, To>(args);
       const size_t edges = work.count - work.units * kUnit<From, To>;
       unsigned blocks = 0;
-      const cudaError_t refused = count_blocks(work.units > edges ? work.units : edges, 1, &blocks);
+      int resident = 0;
+      cudaError_t refused = count_resident<cast_kernel<From, To>>(&resident);
+      if (refused != cudaSuccess) return refused;
+      refused = count_blocks(work.units > edges ? work.units : edges, 1, resident, &blocks);
       if (refused != cudaSuccess) return refused;
       return launch(cast_kernel<From, To>, blocks, stream, work);
     };

@@ -8,6 +8,8 @@ namespace ringlet::cuda {
 namespace {
 
 constexpr unsigned kWarp = 32;
+// Of a wait, from one look at the clock and at whether the rank has failed to the next.
+constexpr unsigned kTurnsPerLook = 32;
 static_assert(kMostTogether * kWarp <= kThreads && kMostRanks <= kThreads);
 
 /// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
@@ -45,6 +47,12 @@ struct DeviceBlock {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
+  /// For looking again and again: what it sees orders nothing.
+  __device__ static uint64_t peek(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+  }
   /// To `count` words, each by a thread of its own.
   template <class Words>
   __device__ void publish(int count, Words words, uint64_t value) {
@@ -62,18 +70,32 @@ struct DeviceBlock {
   template <class Waits>
   __device__ bool wait(int count, Waits waits, const PullCall& own, uint64_t budget, uint64_t* failed) {
     bool bad = false;
-    for (int k = static_cast<int>(threadIdx.x); k < count; k += kThreads) {
-      const PullWait one = waits(k);
-      uint64_t failure = one.failure;
-      if (load(one.word) < one.target) {
-        const uint64_t start = nanoseconds();
-        while (!bad && load(one.word) < one.target) bad = load(failed) != 0 || nanoseconds() - start > budget;
+    const auto fail = [&](uint64_t failure) {
+      bad = true;
+      atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
+    };
+    const unsigned lane = threadIdx.x % kWarp;
+    for (unsigned first = threadIdx.x - lane; first < static_cast<unsigned>(count); first += kThreads) {
+      PullWait one{};
+      bool waiting = first + lane < static_cast<unsigned>(count);
+      if (waiting) one = waits(static_cast<int>(first + lane));
+      uint64_t start = 0;
+      // All lanes go round until none waits: what one finds wrong is told while others still wait.
+      for (unsigned turn = 0; __any_sync(~0u, waiting); ++turn) {
+        if (!waiting) continue;
+        if (peek(one.word) >= one.target) {
+          waiting = false;
+          load(one.word);  // now in order before all that the block reads after
+          const PullCall* call = one.call;
+          if (call != nullptr && (call->signature != own.signature || call->count != own.count)) {
+            fail(one.failure | kOtherCall);
+          }
+        } else if (turn % kTurnsPerLook == 0) {
+          if (turn == 0) start = nanoseconds();
+          waiting = peek(failed) == 0 && static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(budget);
+          if (!waiting) fail(one.failure);
+        }
       }
-      if (!bad && one.call != nullptr) {
-        bad = one.call->signature != own.signature || one.call->count != own.count;
-        failure |= kOtherCall;
-      }
-      if (bad) atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
     }
     return __syncthreads_or(bad) == 0;
   }

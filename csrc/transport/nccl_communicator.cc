@@ -1,5 +1,7 @@
 #include "transport/nccl_communicator.h"
 
+#include <future>
+#include <system_error>
 #include <thread>
 
 namespace ringlet {
@@ -8,7 +10,35 @@ namespace {
 // NCCL's own threads do the work meanwhile: a launch takes microseconds, meeting the other ranks much longer.
 constexpr int kQuickTries = 1000;
 constexpr std::chrono::microseconds kPause{20};
-constexpr std::chrono::seconds kFarewell{10};
+// A communicator that does not end by itself in this time is aborted, and an abort that takes this long is left alone.
+constexpr std::chrono::seconds kFarewell{2}, kLastWait{1};
+constexpr std::chrono::milliseconds kLookEvery{20};
+
+/// On a thread of its own, which is not waited for any longer than that.
+template <class Act>
+void within(std::chrono::seconds limit, const std::function<void()>& enter, const Act& act) noexcept {
+  try {
+    std::packaged_task<void()> task([enter, act] {
+      if (enter) enter();
+      act();
+    });
+    const std::future<void> done = task.get_future();
+    std::thread(std::move(task)).detach();
+    done.wait_for(limit);
+  } catch (const std::system_error&) {  // no thread to be had: then NCCL keeps what it has
+  }
+}
+
+/// `api`: a copy, since the one given may be gone before NCCL is.
+void end(const NcclApi& api, NcclComm comm) {
+  const Deadline deadline = Deadline::after(kFarewell);
+  int state = api.comm_finalize(comm);
+  while (state == kNcclInProgress && !deadline.passed()) {
+    std::this_thread::sleep_for(kPause);
+    if (api.comm_get_async_error(comm, &state) != kNcclSuccess) break;
+  }
+  state == kNcclSuccess ? api.comm_destroy(comm) : api.comm_abort(comm);
+}
 
 }  // namespace
 
@@ -21,7 +51,7 @@ NcclUniqueId NcclCommunicator::make_id(const NcclApi& api) {
 }
 
 NcclCommunicator::NcclCommunicator(const NcclApi& api, const Setup& setup, const Deadline& deadline)
-    : api_(api), rank_(setup.rank), world_(setup.world) {
+    : api_(api), rank_(setup.rank), world_(setup.world), look_(setup.look), enter_(setup.enter) {
   NcclConfig config;
   config.max_ctas = setup.max_ctas;
   take(api_.comm_init_rank_config(&comm_, world_, setup.id, rank_, &config), "ncclCommInitRankConfig");
@@ -30,17 +60,7 @@ NcclCommunicator::NcclCommunicator(const NcclApi& api, const Setup& setup, const
 
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
-  const Deadline deadline = Deadline::after(kFarewell);
-  int state = api_.comm_finalize(comm_);
-  while (state == kNcclInProgress && !deadline.passed()) {
-    std::this_thread::sleep_for(kPause);
-    if (api_.comm_get_async_error(comm_, &state) != kNcclSuccess) break;
-  }
-  if (state == kNcclSuccess) {
-    api_.comm_destroy(comm_);
-  } else {
-    abort();
-  }
+  within(kFarewell + kLastWait, enter_, [api = api_, comm = comm_] { end(api, comm); });
 }
 
 void NcclCommunicator::open_group() {
@@ -74,7 +94,7 @@ void NcclCommunicator::abort() noexcept {
   if (failed_.empty()) failed_ = "the communicator was aborted before";
   if (in_group_) api_.group_end();  // NCCL counts open groups by thread, not by communicator
   in_group_ = false;
-  if (comm_ != nullptr) api_.comm_abort(comm_);
+  if (comm_ != nullptr) within(kLastWait, enter_, [give_up = api_.comm_abort, comm = comm_] { give_up(comm); });
   comm_ = nullptr;
 }
 
@@ -90,6 +110,7 @@ void NcclCommunicator::take(int result, const char* function) {
 }
 
 void NcclCommunicator::settle(const char* function, const Deadline& deadline) {
+  Deadline next_look = Deadline::after(kLookEvery);
   for (int tries = 0, state = kNcclInProgress;; ++tries) {
     take(api_.comm_get_async_error(comm_, &state), "ncclCommGetAsyncError");
     take(state, function);
@@ -99,11 +120,23 @@ void NcclCommunicator::settle(const char* function, const Deadline& deadline) {
                                    std::to_string(world_) +
                                    " was not done at the deadline; some rank has not come, or cannot be reached");
     }
+    if (look_ && next_look.passed()) {
+      look();
+      next_look = Deadline::after(kLookEvery);
+    }
     if (tries < kQuickTries) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kPause);
     }
+  }
+}
+
+void NcclCommunicator::look() {
+  try {
+    look_();
+  } catch (const Error& error) {
+    fail(error.kind(), error.what());
   }
 }
 

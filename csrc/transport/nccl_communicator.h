@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "base/deadline.h"
@@ -23,7 +24,9 @@ class NcclCommunicator {
     NcclUniqueId id{};  ///< the same on all ranks: make_id() of one of them
     int rank = 0;
     int world = 1;
-    int max_ctas = INT_MIN;  ///< at most so many processors for its kernels; NCCL's choice if not given
+    int max_ctas = INT_MIN;         ///< at most so many processors for its kernels; NCCL's choice if not given
+    std::function<void()> look{};   ///< asked now and then while NCCL connects; what it throws ends that
+    std::function<void()> enter{};  ///< what another thread does first that makes calls for this rank: takes its device
   };
 
   static NcclUniqueId make_id(const NcclApi& api);
@@ -45,7 +48,8 @@ class NcclCommunicator {
   /// Throws where something enqueued before has failed since.
   void check();
 
-  /// Ends what is under way here. All ranks must, or those that wait for this one wait for their own deadlines.
+  /// Ends what is under way here. All ranks must, or those that wait for this one wait for their own deadlines. NCCL waits
+  /// in it for CUDA graphs that hold its calls, and for peers: after a second it goes on doing so on a thread of its own.
   void abort() noexcept;
   /// The same for a reason, which later calls throw unless something failed before.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
@@ -53,12 +57,14 @@ class NcclCommunicator {
  private:
   void take(int result, const char* function);
   void settle(const char* function, const Deadline& deadline);
+  void look();
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
   const NcclApi& api_;
   NcclComm comm_ = nullptr;
   int rank_;
   int world_;
+  const std::function<void()> look_, enter_;
   bool in_group_ = false;
   ErrorKind failed_kind_ = ErrorKind::device_error;
   std::string failed_;  // empty while all is well

@@ -260,11 +260,14 @@ def empty(
     """An uninitialized contiguous tensor in registered memory: peers read it where it lies.
 
     size: as torch.empty's. device: the host, or a GPU: as much of its memory as RINGLET_GPU_HEAP_MIB says, none unless
-    it is set, and where a tensor ends the host waits for the device. Raises SystemError when the registered heap
+    it is set, and where a tensor ends the host waits for the device (later, while a CUDA graph is captured). Raises SystemError when the registered heap
     (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage where the device has none.
     """
     sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    return _C.empty(list(sizes), dtype or torch.get_default_dtype(), torch.device(device))  # type: ignore[arg-type]
+    where = torch.device(device)
+    if where.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.init()  # what torch does where it makes a tensor itself
+    return _C.empty(list(sizes), dtype or torch.get_default_dtype(), where)  # type: ignore[arg-type]
 
 
 def is_registered(tensor: Array) -> bool:

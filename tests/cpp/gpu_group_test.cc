@@ -1,5 +1,5 @@
 // A group's GPU part, ranks as threads on a GPU and a NCCL of the host that run (live_gpu.cc): that ranks find together what they
-// have, that calls follow streams, and what becomes of a call that is never done.
+// have, and that calls follow streams.
 #include "comm/gpu_group.h"
 
 #include <atomic>
@@ -282,55 +282,6 @@ void completions() {
   }));
 }
 
-/// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
-void timeouts(const GpuEngines::Parts& mine) {
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
-    const StreamOwner own;
-    GpuGroup group(host, mine);
-    if (host.rank() == 1) return;
-    floats.call.timeout = std::chrono::milliseconds(50);
-    const auto first = group.run(floats.call, own.stream), second = group.run(floats.call, own.stream);
-    const std::string message = CHECK_THROWS(Timeout, first->wait(kLong));
-    CHECK(message.find("rank 0 of 2") != std::string::npos);
-    CHECK(message.find("all_reduce #") != std::string::npos);
-    // Whichever came first: the kernel's own look at the clock says for whom it waited.
-    CHECK(message.find("was not done at the deadline") != std::string::npos ||
-          (mine.nccl == nullptr && message.find("waited too long for rank 1") != std::string::npos));
-    CHECK_THROWS(Timeout, second->wait(kLong));
-    CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
-    CHECK(host.failure() == ErrorKind::timeout);
-  }));
-}
-
-/// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
-void endings(const GpuEngines::Parts& mine) {
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
-    const StreamOwner own;
-    std::shared_ptr<Work> work;
-    {
-      GpuGroup group(host, mine);
-      if (host.rank() == 0) work = group.run(floats.call, own.stream);
-    }
-    if (host.rank() == 0) {
-      const std::string message = CHECK_THROWS(InvalidUsage, work->wait(kLong));
-      CHECK(message.find("closed before") != std::string::npos);
-    }
-  }));
-  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
-    Floats floats(host.rank());
-    const StreamOwner own;
-    GpuGroup group(host, mine);
-    if (host.rank() == 1) return;
-    const auto work = group.run(floats.call, own.stream);
-    group.abort("enough");
-    const std::string message = CHECK_THROWS(PeerLost, work->wait(kLong));
-    CHECK(message.find("enough") != std::string::npos);
-    CHECK_THROWS(PeerLost, group.run(floats.call, own.stream));
-  }));
-}
-
 /// Wrong calls are refused before anything moves, and do not count.
 void refusals() {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -364,10 +315,6 @@ int main() {
   captured();
   asynchronous();
   completions();
-  for (const auto& mine : {parts(kNever), without_nccl()}) {
-    timeouts(mine);
-    endings(mine);
-  }
   refusals();
   return check_result("gpu_group");
 }

@@ -36,7 +36,7 @@ inline void no_errors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
-inline constexpr auto kLong = std::chrono::seconds(60);
+inline constexpr auto kLong = std::chrono::seconds(60), kSoon = std::chrono::seconds(20);
 
 struct Floats {
   explicit Floats(int rank, size_t count = 1000) : values(count, static_cast<float>(rank + 1)) {

@@ -2,6 +2,7 @@
 // opened of other processes.
 #include "comm/peer_memory.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -85,13 +86,16 @@ void other_processes(int each) {
     CHECK_EQ(live_gpu_opened(), each);
     CHECK(third.heaps() == (std::vector<std::byte*>{cards[0].heap, cards[1].heap}) &&
           (each == 2) == (cards[1].heap != nullptr));
-    third.leave();
+    constexpr auto kPatience = std::chrono::milliseconds(50);
+    const auto start = std::chrono::steady_clock::now();
+    third.leave(kPatience);  // the other is of another process, and has not left: its kernels may look here
+    CHECK(std::chrono::steady_clock::now() - start >= kPatience);
   }
   CHECK_EQ(live_gpu_opened(), 0);
   PeerMemory before_all_left(device());
   CHECK(before_all_left.card().address != cards[0].address);  // where the other may still look, or write
   other.open(cards, 1);
-  other.leave();
+  other.leave(std::chrono::seconds(0));
   PeerMemory again(device());
   CHECK(again.card().address == cards[0].address);
   CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);

@@ -181,8 +181,11 @@ def in_registered_memory(rank: int, world: int) -> None:
     with pytest.raises(ringlet.SystemError, match="has no room"):
         ringlet.empty(1 << 20, dtype=torch.float64, device=live_gpu.DEVICE)
     pointer = tensor.data_ptr()
-    del tensor
+    with live_gpu.captured():  # nobody may wait for the device, so this memory is nobody's yet
+        del tensor
+        assert (meanwhile := ringlet.empty(1000, device=live_gpu.DEVICE)).data_ptr() != pointer
     assert ringlet.empty(1000, device=live_gpu.DEVICE).data_ptr() == pointer
+    del meanwhile
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@ uneven blocks, messages, futures, and calls made together."""
 
 from __future__ import annotations
 
+import copy
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -130,8 +132,12 @@ def messages_together(rank: int, world: int, name: str) -> None:
             group.send([filled(rank + turn / 2, 1000)], after, 0)
         handle = group.recv([got[0]], before, 0)
         group.recv([got[1]], before, 0)
-        group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
+        together = group._end_coalescing(torch.device(live_gpu.DEVICE))
+        together.wait(timedelta(seconds=60))
         handle.wait()
+        deadline = time.monotonic() + 60
+        while not together.is_completed():  # of all its parts
+            assert time.monotonic() < deadline
     assert [one.cpu().unique().tolist() for one in got] == [[float(before)], [before + 0.5]]
     if rank < 2:  # and one by one
         work = backend.send([got[0]], 1, 0) if rank == 0 else backend.recv([got[0]], 0, 0)
@@ -164,6 +170,44 @@ def futures_and_calls_together(rank: int, world: int, name: str) -> None:
     group._end_coalescing(torch.device(live_gpu.DEVICE)).wait()
     assert [one.cpu()[7].item() for one in several] == [sum(r + q for r in range(world)) for q in range(3)]
     backend.shutdown()
+
+
+def waiting_orders_inputs(rank: int, world: int, name: str) -> None:
+    """Off the root a gather has no result, and what is written to its input after wait() must come after it all the same."""
+    backend = backend_of(rank, world, name)
+    backend.allreduce([filled(1.0)], dist.AllreduceOptions()).wait()  # the ranks have met
+    mine, options = filled(rank + 1.0), dist.GatherOptions()
+    if rank == 0:
+        time.sleep(0.3)  # time enough to overwrite what has not been read
+    backend.allreduce([filled(1.0)], dist.AllreduceOptions())  # keeps the gather from beginning before rank 0 comes
+    parts = [[filled(0.0) for _ in range(world)]] if rank == 0 else []
+    backend.gather(parts, [mine], options).wait()
+    mine.zero_()
+    if rank == 0:
+        assert [part.cpu().unique().tolist() for part in parts[0]] == [[q + 1.0] for q in range(world)]
+    backend.shutdown()
+
+
+@each_way
+def test_waiting_orders_inputs(device_pool, way):
+    device_pool.values(waiting_orders_inputs, 2, f"inputs {way}", join="threads")
+
+
+def bound_to_a_device(rank: int, world: int, name: str) -> None:
+    """What torch.distributed asks of a backend whose default group is bound to a GPU."""
+    backend = backend_of(rank, world, name)
+    assert backend.supports_splitting
+    backend.eager_connect_single_device(torch.device(live_gpu.DEVICE))
+    backend.perform_nocolor_split(torch.device(live_gpu.DEVICE))  # on ranks outside of a new group
+    backend.algorithm = "butterfly"
+    options = copy.deepcopy(backend.options)
+    options.algorithm = "ring"
+    assert (options.transport, backend.options.algorithm) == ("auto", "butterfly")
+    backend.shutdown()
+
+
+def test_bound_to_a_device(device_pool):
+    device_pool.values(bound_to_a_device, 2, "bound", join="threads")
 
 
 def test_futures_and_calls_together(device_pool):

@@ -1,0 +1,125 @@
+// How calls of a group's GPU part end that are never done, ranks as threads on a GPU and a NCCL of the host that run
+// (live_gpu.cc): deadlines, aborts, peers that fail, and a NCCL that takes for ever over its own end.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "comm/gpu_group.h"
+#include "gpu_ranks.h"
+
+using namespace gpu_ranks;
+
+namespace {
+
+/// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
+void timeouts(const GpuEngines::Parts& mine) {
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank());
+    const StreamOwner own;
+    GpuGroup group(host, mine);
+    if (host.rank() == 1) return;
+    floats.call.timeout = std::chrono::milliseconds(50);
+    const auto first = group.run(floats.call, own.stream), second = group.run(floats.call, own.stream);
+    const std::string message = CHECK_THROWS(Timeout, first->wait(kLong));
+    CHECK(message.find("rank 0 of 2") != std::string::npos);
+    CHECK(message.find("all_reduce #") != std::string::npos);
+    // Whichever came first: the kernel's own look at the clock says for whom it waited.
+    CHECK(message.find("was not done at the deadline") != std::string::npos ||
+          (mine.nccl == nullptr && message.find("waited too long for rank 1") != std::string::npos));
+    CHECK_THROWS(Timeout, second->wait(kLong));
+    CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
+    CHECK(host.failure() == ErrorKind::timeout);
+  }));
+}
+
+/// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
+void endings(const GpuEngines::Parts& mine) {
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank());
+    const StreamOwner own;
+    std::shared_ptr<Work> work;
+    {
+      GpuGroup group(host, mine);
+      if (host.rank() == 0) work = group.run(floats.call, own.stream);
+    }
+    if (host.rank() == 0) {
+      const std::string message = CHECK_THROWS(InvalidUsage, work->wait(kLong));
+      CHECK(message.find("closed before") != std::string::npos);
+    }
+  }));
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank());
+    const StreamOwner own;
+    GpuGroup group(host, mine);
+    if (host.rank() == 1) return;
+    const auto work = group.run(floats.call, own.stream);
+    group.abort("enough");
+    const std::string message = CHECK_THROWS(PeerLost, work->wait(kLong));
+    CHECK(message.find("enough") != std::string::npos);
+    CHECK_THROWS(PeerLost, group.run(floats.call, own.stream));
+  }));
+}
+
+/// A rank that waits for another hears at once why that will not come, and not at its own deadline.
+void peers_that_fail(const GpuEngines::Parts& mine) {
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank());
+    const StreamOwner own;
+    GpuGroup group(host, mine);
+    if (host.rank() == 1) {
+      host.poison(DeviceError("out of luck"));
+      return;
+    }
+    const std::string message = CHECK_THROWS(DeviceError, group.run(floats.call, own.stream)->wait(kSoon));
+    CHECK(message.find("rank 1 reported: out of luck") != std::string::npos);
+  }));
+}
+
+std::atomic<bool> nccl_may_end{false};
+
+/// NCCL's, while a CUDA graph holds one of its calls.
+GpuEngines::Parts that_do_not_end(NcclApi& api) {
+  api = *parts().nccl;
+  api.comm_abort = [](NcclComm comm) {
+    const int result = parts().nccl->comm_abort(comm);
+    while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return result;
+  };
+  api.comm_finalize = [](NcclComm) { return kNcclInProgress; };
+  api.comm_get_async_error = [](NcclComm, int* result) { return *result = kNcclSuccess, kNcclSuccess; };
+  GpuEngines::Parts mine = parts(kNever);
+  mine.nccl = &api;
+  return mine;
+}
+
+/// Calls, groups and peers end all the same.
+void a_nccl_that_does_not_end() {
+  nccl_may_end = false;
+  NcclApi api;
+  const GpuEngines::Parts mine = that_do_not_end(api);
+  const auto start = std::chrono::steady_clock::now();
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    Floats floats(host.rank());
+    const StreamOwner own;
+    GpuGroup group(host, mine);
+    if (host.rank() == 0) floats.call.timeout = std::chrono::milliseconds(50);
+    if (host.rank() == 0) CHECK_THROWS(Timeout, group.run(floats.call, own.stream)->wait(kSoon));
+    if (host.rank() == 1) CHECK_THROWS(Timeout, while (true) host.look_around(););
+  }));
+  CHECK(std::chrono::steady_clock::now() - start < kSoon);
+  nccl_may_end = true;
+}
+
+}  // namespace
+
+int main() {
+  for (const auto& mine : {parts(kNever), without_nccl()}) {
+    timeouts(mine);
+    endings(mine);
+    peers_that_fail(mine);
+  }
+  a_nccl_that_does_not_end();
+  return check_result("gpu_ending");
+}
