@@ -100,9 +100,9 @@ void Waiter::fail(ErrorKind kind, const std::string& message) {
   {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = {kind, message};
+    transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
   }
   failed_.store(true, std::memory_order_release);
-  transport_.control().fail(kind, message.c_str());
   rethrow(kind, message);
 }
 
