@@ -34,7 +34,7 @@ FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
 	@echo "make test           build, then run the C++ and Python tests"
-	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/run.sh)"
+	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/check.py)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
@@ -149,7 +149,7 @@ cpp-test: install
 
 # On a machine with an NVIDIA GPU; needs no network and makes no .venv.
 gpu-check:
-	@tests/gpu/run.sh
+	@$(PYTHON) tests/gpu/check.py
 
 # What the Python tests have for a GPU.
 live-device: extension

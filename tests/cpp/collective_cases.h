@@ -91,14 +91,19 @@ inline Bytes reduced(const Case& c, std::vector<Bytes> inputs) {
   return reference(c.dtype, c.op, inputs, {-1, 1, c.op == ReduceOp::avg ? c.world : 1});
 }
 
-inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs) {
+/// What all ranks' inputs come to where the collective reduces; made once, it serves expected() of every rank.
+inline Bytes total_of(const Case& c, const std::vector<Bytes>& inputs) {
+  return is_reduction(c.algorithm->collective) ? reduced(c, inputs) : Bytes();
+}
+
+inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs, const Bytes& total) {
   const size_t size = c.count * element_size(c.dtype);
   const auto at = static_cast<size_t>(rank);
   Bytes all;
   switch (c.algorithm->collective) {
     case Collective::all_reduce:
-    case Collective::reduce: return reduced(c, inputs);
-    case Collective::reduce_scatter: return block(reduced(c, inputs), at, size);
+    case Collective::reduce: return total;
+    case Collective::reduce_scatter: return block(total, at, size);
     case Collective::broadcast: return inputs[static_cast<size_t>(c.root())];
     case Collective::scatter: return block(inputs[static_cast<size_t>(c.root())], at, size);
     case Collective::all_gather:
@@ -114,6 +119,10 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs)
     case Collective::barrier: break;
   }
   return all;
+}
+
+inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& inputs) {
+  return expected(c, rank, inputs, total_of(c, inputs));
 }
 
 /// One rank's tensors, guarded, and what a program does with them around a call.

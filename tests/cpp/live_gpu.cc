@@ -45,14 +45,10 @@ void raise(const std::shared_ptr<Flag>& flag) {
 class Stream {
  public:
   Stream() : thread_([this] { loop(); }) {
-    const std::lock_guard lock(all_mutex());
-    all().insert(this);
+    change([this](std::set<Stream*>& all) { all.insert(this); });
   }
   ~Stream() {
-    {
-      const std::lock_guard lock(all_mutex());
-      all().erase(this);
-    }
+    change([this](std::set<Stream*>& all) { all.erase(this); });
     put([this] { ended_ = true; });
     thread_.join();
   }
@@ -68,18 +64,17 @@ class Stream {
   }
   /// Lets `memory` go when all streams have done what they have been given.
   static void outlive(const std::shared_ptr<void>& memory) {
-    const std::lock_guard lock(all_mutex());
-    for (Stream* stream : all()) stream->put([memory] {});
+    change([&](std::set<Stream*>& all) {
+      for (Stream* stream : all) stream->put([memory] {});
+    });
   }
 
  private:
-  static std::mutex& all_mutex() {
-    static auto* const one = new std::mutex;
-    return *one;
-  }
-  static std::set<Stream*>& all() {
-    static auto* const one = new std::set<Stream*>;
-    return *one;
+  static void change(const std::function<void(std::set<Stream*>&)>& act) {
+    static auto* const mutex = new std::mutex;  // streams end when statics are gone
+    static auto* const all = new std::set<Stream*>;
+    const std::lock_guard lock(*mutex);
+    act(*all);
   }
   void loop() {
     while (!ended_) {
@@ -167,26 +162,21 @@ int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, 
 int finished(void* event, int* answer) {
   const std::lock_guard lock(mutex);
   const auto& last = static_cast<Event*>(event)->last;
-  *answer = last == nullptr || last->up;
-  return 0;
+  return *answer = last == nullptr || last->up, 0;
 }
 
 int record(void* event, void* stream) {
   auto flag = std::make_shared<Flag>();
-  {
-    const std::lock_guard lock(mutex);
-    static_cast<Event*>(event)->last = flag;
-  }
-  of(stream).put([flag] { raise(flag); });
-  return 0;
+  std::unique_lock lock(mutex);
+  static_cast<Event*>(event)->last = flag;
+  lock.unlock();
+  return of(stream).put([flag] { raise(flag); }), 0;
 }
 
 int wait(void* stream, void* event) {
-  std::shared_ptr<Flag> flag;
-  {
-    const std::lock_guard lock(mutex);
-    flag = static_cast<Event*>(event)->last;
-  }
+  std::unique_lock lock(mutex);
+  const std::shared_ptr<Flag> flag = static_cast<Event*>(event)->last;
+  lock.unlock();
   if (flag == nullptr) return 0;
   of(stream).put([flag] {
     std::unique_lock lock(mutex);
@@ -204,8 +194,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
 }
 
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
-  of(stream).put([=] { std::memcpy(dst, src, bytes); });
-  return 0;
+  return of(stream).put([=] { std::memcpy(dst, src, bytes); }), 0;
 }
 
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
@@ -226,14 +215,14 @@ void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
 }
 
 int copy_now(void* dst, const void* src, size_t bytes, void*) {
-  copy_words(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), bytes);
-  return 0;
+  return copy_words(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), bytes), 0;
 }
 
+/// Up to 2 GiB: the host would give more than it has, and end a process that uses it.
 int allocate(void** memory, size_t bytes) {
   ++allocations;
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return 0;
+  *memory = bytes >> 31 != 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *memory == nullptr;
 }
 
 int share(void* memory, RingletCudaShare* share) {
@@ -251,17 +240,13 @@ int open_share(const RingletCudaShare* share, void** memory) {
 int close_share(void* memory, int) {
   const std::lock_guard lock(mutex);
   const auto found = opened.find(memory);
-  if (found == opened.end()) return 1;
-  return opened.erase(found), 0;
+  return found == opened.end() ? 1 : (opened.erase(found), 0);
 }
 
 thread_local int current = 0;
 
 int identity(RingletCudaIdentity* identity) {
-  *identity = {};
-  identity->number = current;
-  identity->processors = 8;  // so that ranks have few threads
-  return 0;
+  return *identity = {{}, current, /*processors=*/8}, 0;  // so that ranks have few threads
 }
 
 std::atomic<unsigned> touched{0};
@@ -317,6 +302,9 @@ const RingletCudaDevice kDevice = {
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED const RingletCudaDevice* ringlet_cuda_device() { return &kDevice; }
+EXPORTED void ringlet_cuda_facts(RingletCudaFacts* facts) {
+  *facts = {13000, 13000, /*devices=*/1, /*kernels_run=*/1, "imitation of a GPU", ""};
+}
 
 EXPORTED void live_gpu_capture(bool now) { capturing = now; }
 EXPORTED void live_gpu_hold(void* stream, bool held) { of(stream).hold(held); }
@@ -345,9 +333,8 @@ EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
 
 EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
   const std::lock_guard lock(mutex);
-  communicators.push_back(std::make_unique<Communicator>());
-  Communicator* made = communicators.back().get();
-  *made = {std::string(id.internal, sizeof id.internal), rank, world};
+  const std::string name(id.internal, sizeof id.internal);
+  Communicator* made = communicators.emplace_back(new Communicator{name, rank, world}).get();
   present[made->id].insert(rank);
   *comm = reinterpret_cast<NcclComm>(made);
   return kNcclInProgress;
@@ -356,8 +343,8 @@ EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, 
 EXPORTED int ncclCommGetAsyncError(NcclComm comm, int* result) {
   const std::lock_guard lock(mutex);
   const auto* communicator = reinterpret_cast<Communicator*>(comm);
-  const bool all = present[communicator->id].size() == static_cast<size_t>(communicator->world);
-  *result = all ? kNcclSuccess : kNcclInProgress;
+  const size_t come = present[communicator->id].size();
+  *result = come == static_cast<size_t>(communicator->world) ? kNcclSuccess : kNcclInProgress;
   return kNcclSuccess;
 }
 
@@ -386,6 +373,26 @@ EXPORTED int ncclSend(const void* from, size_t count, int, int peer, NcclComm co
 }
 EXPORTED int ncclRecv(void* to, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
   return add(false, to, count, peer, comm, stream);
+}
+
+/// Of float32, summed in rank order; not while messages of the same communicator are under way.
+EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int, int, NcclComm comm, NcclStream stream) {
+  auto* own = reinterpret_cast<Communicator*>(comm);
+  of(stream).put([=] {
+    auto* input = static_cast<std::byte*>(const_cast<void*>(from));
+    std::vector<std::byte> all(static_cast<size_t>(own->world) * count * 4);
+    std::vector<Part> group;
+    std::vector<const std::byte*> srcs;
+    for (int q = 0; q < own->world; ++q) {
+      group.push_back({true, q, input, count * 4, own});
+      group.push_back({false, q, all.data() + static_cast<size_t>(q) * count * 4, count * 4, own});
+      srcs.push_back(group.back().address);
+    }
+    exchange(group);
+    reduce_kernel(DType::float32,
+                  ReduceOp::sum)({static_cast<std::byte*>(to), nullptr, srcs.data(), own->world, count});
+  });
+  return kNcclSuccess;
 }
 EXPORTED const char* ncclGetErrorString(int) { return "an error of the live fake"; }
 EXPORTED const char* ncclGetLastError(NcclComm) { return ""; }

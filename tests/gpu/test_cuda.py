@@ -1,80 +1,58 @@
 """CUDA tensors over NCCL and through peers' memory (CUDA IPC), ranks as processes that share one GPU: the contract,
-messages, CUDA graphs, DDP, and a rank that does not come. Needs a GPU and an NCCL that lets ranks share it (2.30.3 or
-later); `make gpu-check` sets what that needs."""
+messages, CUDA graphs, DDP, and a rank that does not come. Needs a GPU, and for NCCL one that lets ranks share it
+(2.30.3 or later); `make gpu-check` sets what that needs, and runs what is marked `peers` and `nccl` apart.
+
+The ranks take turns on the GPU, in time slices of some milliseconds: what a test costs is the number of its calls. So
+larger worlds get a part of the contract, and the file's order is that of the run: what is cheap first, world 2 first,
+what may hang last.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import pathlib
+import sys
+from datetime import timedelta
 
 import pytest
 import torch
-from examples.char_transformer import CharTransformer, Size
+import torch.distributed as dist
 
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+EXAMPLES = str(pathlib.Path(__file__).resolve().parents[2] / "examples")
+PAIRS = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
+EVERY = 3  # larger worlds try one pair in so many, each world others
+WAYS = {"NCCL": 0, "peer memory": 1 << 60, "by size": None}
+over_nccl, through_peers = pytest.mark.nccl, pytest.mark.peers
+each_way = pytest.mark.parametrize(
+    "way",
+    [pytest.param("peer memory", id="peers", marks=through_peers), pytest.param("NCCL", id="nccl", marks=over_nccl)],
+)
+a_pair = pytest.mark.parametrize("world", (2,))
+more_ranks = pytest.mark.parametrize("world", (3, 4))
 
-WORLDS = (2, 3, 4)
-WAYS = {"NCCL": 0, "peer memory": 1 << 60}
-each_way = pytest.mark.parametrize("way", WAYS)
+
+def choose(way: str) -> None:
+    """What the rank's calls go through on a GPU where its group has made none yet."""
+    os.environ.pop("RINGLET_PEER_MEMORY_BYTES", None)
+    if WAYS[way] is not None:
+        os.environ["RINGLET_PEER_MEMORY_BYTES"] = str(WAYS[way])
 
 
 def go(way: str) -> None:
-    """This rank's calls take that way: the group has made none on its GPU yet."""
-    os.environ["RINGLET_PEER_MEMORY_BYTES"] = str(WAYS[way])
+    """As `choose`, of the group of `ringlet.init`; and it is so."""
+    choose(way)
     told = ringlet.current().gpu_transport("cuda")
     assert told.startswith("peer memory" if WAYS[way] else "NCCL"), told
 
 
-def every_dtype_and_op(rank: int, world: int, way: str) -> None:
-    go(way)
-    checks = Checks()
-    pairs = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
-    for number, (dtype, op) in enumerate(pairs):
-        for collective in REDUCTIONS:
-            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
-            run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
-    checks.conclude()
-
-
-@each_way
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_dtype_and_op(pool, world, way):
-    pool.values(every_dtype_and_op, world, way)
-
-
-def every_algorithm_count_and_root(rank: int, world: int, way: str) -> None:
-    go(way)
-    checks = Checks()
-    for collective in REDUCTIONS + MOVES:
-        place = collective in ONLY_IN_PLACE
-        for algorithm, count in itertools.product((*ALGORITHMS[collective], "auto"), counts_of(collective, world)):
-            root = (count + world) % len(roots_of(collective, world))
-            run(Case(collective, algorithm, torch.int32, "sum", count, "cuda", place, root), rank, world, checks)
-    checks.conclude()
-
-
-@each_way
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_algorithm_count_and_root(pool, world, way):
-    pool.values(every_algorithm_count_and_root, world, way)
-
-
-def registered(rank: int, world: int) -> None:
-    os.environ["RINGLET_GPU_HEAP_MIB"] = "64"
-    go("peer memory")
-    tensor = ringlet.empty(100_003, device="cuda")
-    for algorithm in ALGORITHMS["all_reduce"]:
-        tensor.fill_(rank + 1.0)
-        ringlet.all_reduce(tensor, algorithm=algorithm)
-        assert tensor.unique().tolist() == [world * (world + 1) / 2], algorithm
-
-
-def test_registered_memory(pool):
-    pool.values(registered, 3)
+@through_peers
+def test_the_library_reaches_the_device():
+    assert ringlet._C.gpu_status()["state"] == "ready"
 
 
 def differ(rank: int, world: int) -> str:
@@ -84,6 +62,7 @@ def differ(rank: int, world: int) -> str:
     return str(caught.value)
 
 
+@through_peers
 def test_calls_that_differ_are_named(pool):
     for said in pool.values(differ, 2):
         assert "10 elements" in said and "11 elements" in said
@@ -91,6 +70,7 @@ def test_calls_that_differ_are_named(pool):
 
 def messages(rank: int, world: int) -> None:
     """Round a ring: rank 0 sends first, the others when they have received."""
+    choose("by size")
     tensor = torch.full((100_000,), float(rank), device="cuda")
     if rank == 0:
         ringlet.send(tensor, 1)
@@ -100,21 +80,26 @@ def messages(rank: int, world: int) -> None:
     assert tensor.unique().tolist() == [float(rank if rank > 0 else world - 1)]
 
 
-def test_messages(pool):
-    pool.values(messages, 3)
+@over_nccl
+@pytest.mark.parametrize("world", (2, 3))
+def test_messages(pool, world):
+    pool.values(messages, world)
 
 
-def many_slabs(rank: int, world: int, way: str) -> None:
-    go(way)
+def registered(rank: int, world: int) -> None:
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "64"  # the process's from now on
+    go("peer memory")
+    tensor = ringlet.empty(100_003, device="cuda")
     for algorithm in ALGORITHMS["all_reduce"]:
-        tensor = torch.full((16 << 20,), rank + 1.0, device="cuda")
+        tensor.fill_(rank + 1.0)
         ringlet.all_reduce(tensor, algorithm=algorithm)
-        assert bool((tensor == world * (world + 1) / 2).all()), algorithm
+        assert tensor.unique().tolist() == [world * (world + 1) / 2], algorithm
 
 
-@each_way
-def test_many_slabs(pool, way):
-    pool.values(many_slabs, 2, way)
+@through_peers
+@pytest.mark.parametrize("world", (2, 3))
+def test_registered_memory(pool, world):
+    pool.values(registered, world)
 
 
 def replayed(rank: int, world: int, way: str) -> None:
@@ -140,8 +125,49 @@ def test_a_graph_is_replayed_1000_times(pool, way):
     pool.values(replayed, 2, way)
 
 
-def trained(rank: int, world: int, device: str, wrap: str) -> list[float]:
+def dtypes_and_ops(rank: int, world: int, way: str, every: int) -> None:
+    go(way)
+    checks = Checks()
+    for number, (dtype, op) in enumerate(PAIRS[world % every :: every]):
+        for collective in REDUCTIONS:
+            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
+            run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
+    checks.conclude()
+
+
+def algorithms(rank: int, world: int, way: str, every_count: bool) -> None:
+    """At all counts; or where some ranks have nothing, and where blocks are large and uneven."""
+    go(way)
+    checks = Checks()
+    for collective in REDUCTIONS + MOVES:
+        place = collective in ONLY_IN_PLACE
+        counts = counts_of(collective, world)
+        counts = counts if every_count else [world - 1, counts[-1]]
+        for algorithm, count in itertools.product((*ALGORITHMS[collective], "auto"), counts):
+            root = (count + world) % len(roots_of(collective, world))
+            run(Case(collective, algorithm, torch.int32, "sum", count, "cuda", place, root), rank, world, checks)
+    checks.conclude()
+
+
+@each_way
+@a_pair
+def test_every_dtype_and_op(pool, world, way):
+    pool.values(dtypes_and_ops, world, way, 1)
+
+
+@each_way
+@a_pair
+def test_every_algorithm_count_and_root(pool, world, way):
+    pool.values(algorithms, world, way, True)
+
+
+def trained(rank: int, world: int, device: str, wrap: str, way: str) -> list[float]:
     """The losses of ten steps on the demo's model, with DDP or ringlet's reducer."""
+    choose(way)
+    if EXAMPLES not in sys.path:
+        sys.path.insert(0, EXAMPLES)  # not as a part of `examples`: an installed package may have that name
+    from char_transformer import CharTransformer, Size
+
     torch.manual_seed(0)
     size = Size(width=64, layers=2)
     model = CharTransformer(96, size).to(device)
@@ -163,31 +189,58 @@ def trained(rank: int, world: int, device: str, wrap: str) -> list[float]:
     return losses
 
 
+@over_nccl
+@pytest.mark.parametrize("way", [pytest.param("NCCL", id="nccl"), pytest.param("by size", id="by_size")])
 @pytest.mark.parametrize("wrap", ["DDP", "reducer"])
-def test_training_equals_the_cpu_within_rounding(pool, wrap):
-    host = pool.values(trained, 2, "cpu", wrap, join="dist:ringlet")
-    device = pool.values(trained, 2, "cuda", wrap, join="dist:ringlet")
+def test_training_equals_the_cpu_within_rounding(pool, wrap, way):
+    host = pool.values(trained, 2, "cpu", wrap, way, join="dist:ringlet")
+    device = pool.values(trained, 2, "cuda", wrap, way, join="dist:ringlet")
     torch.testing.assert_close(torch.tensor(device), torch.tensor(host), rtol=1e-4, atol=1e-4)
 
 
-def alone(rank: int, world: int, way: str) -> str:
+def many_slabs(rank: int, world: int, way: str) -> None:
     go(way)
+    for algorithm in ALGORITHMS["all_reduce"]:
+        tensor = torch.full((16 << 20,), rank + 1.0, device="cuda")
+        ringlet.all_reduce(tensor, algorithm=algorithm)
+        assert bool((tensor == world * (world + 1) / 2).all()), algorithm
+
+
+@each_way
+def test_many_slabs(pool, way):
+    pool.values(many_slabs, 2, way)
+
+
+@each_way
+@more_ranks
+def test_some_dtypes_and_ops(pool, world, way):
+    pool.values(dtypes_and_ops, world, way, EVERY)
+
+
+@each_way
+@more_ranks
+def test_every_algorithm_at_two_counts(pool, world, way):
+    pool.values(algorithms, world, way, False)
+
+
+def alone(rank: int, world: int, way: str, store: str) -> str:
+    """Rank 1 stays in the group, and does not make the call."""
+    go(way)
+    others = dist.FileStore(store, world)
     tensor = torch.ones(1000, device="cuda")
     ringlet.all_reduce(tensor)
     torch.cuda.synchronize()
     if rank == 1:
+        others.wait(["done"], timedelta(seconds=15))
         return ""
     with pytest.raises(ringlet.Timeout) as caught:
         ringlet.all_reduce(tensor, async_op=True, timeout=1.0).wait(timeout=60)
     torch.cuda.synchronize()  # the stream is free again
+    others.set("done", "")
     return str(caught.value)
 
 
 @each_way
-def test_a_rank_that_does_not_come(pool, way):
-    said = pool.values(alone, 2, way)[0]
+def test_a_rank_that_does_not_come(pool, way, tmp_path):
+    said = pool.values(alone, 2, way, str(tmp_path / "store"))[0]
     assert "all_reduce #1" in said and ("deadline" if way == "NCCL" else "waited too long for rank 1") in said
-
-
-def test_the_library_reaches_the_device():
-    assert ringlet._C.gpu_status()["state"] == "ready"

@@ -32,7 +32,9 @@ import ringlet
 WORLDS = tuple(int(world) for world in os.environ.get("RINGLET_TEST_WORLDS", "1,2,3,5,8").split(","))
 # "mixed": ranks on two hosts in turn, with shared memory inside and TCP between them.
 TRANSPORTS = ("shared_memory", "threads", "tcp", "mixed")
-HANG_SECONDS = 120
+HANG_SECONDS = int(os.environ.get("RINGLET_TEST_HANG_SECONDS", "120"))
+# The timeout of a group's calls.
+TIMEOUT_SECONDS = float(os.environ.get("RINGLET_TEST_TIMEOUT", "60"))
 LIMITED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -174,7 +176,12 @@ class Pool:
         self._context.set_forkserver_preload(["torch", "torch.nn.parallel", "ringlet", "numpy", "pytest"])
 
     def run(
-        self, function: Callable[..., Any], world: int, *args: Any, join: str = "shared_memory", timeout: float = 60
+        self,
+        function: Callable[..., Any],
+        world: int,
+        *args: Any,
+        join: str = "shared_memory",
+        timeout: float = TIMEOUT_SECONDS,
     ) -> list[Outcome]:
         """`function(rank, world, *args)` on every rank; what became of each, errors included.
 

@@ -183,7 +183,8 @@ def in_registered_memory(rank: int, world: int) -> None:
     pointer = tensor.data_ptr()
     with live_gpu.captured():  # nobody may wait for the device, so this memory is nobody's yet
         del tensor
-        assert (meanwhile := ringlet.empty(1000, device=live_gpu.DEVICE)).data_ptr() != pointer
+        meanwhile = ringlet.empty(1000, device=live_gpu.DEVICE)
+        assert meanwhile.data_ptr() != pointer
     assert ringlet.empty(1000, device=live_gpu.DEVICE).data_ptr() == pointer
     del meanwhile
 

@@ -173,7 +173,7 @@ def futures_and_calls_together(rank: int, world: int, name: str) -> None:
 
 
 def waiting_orders_inputs(rank: int, world: int, name: str) -> None:
-    """Off the root a gather has no result, and what is written to its input after wait() must come after it all the same."""
+    """Off the root a gather has no result; what is written to its input after wait() comes after it all the same."""
     backend = backend_of(rank, world, name)
     backend.allreduce([filled(1.0)], dist.AllreduceOptions()).wait()  # the ranks have met
     mine, options = filled(rank + 1.0), dist.GatherOptions()

@@ -1,0 +1,65 @@
+// Virtual ranks of the message engine: one process, a thread and a stream each, all on device 0, their NCCL driven
+// together.
+//
+// Contract: run() makes one call on all ranks, each on its own thread, and returns what was wrong, "" where nothing
+// was. After a failure, start()'s too, the world is of no use: end_failed() aborts what is under way.
+// Ownership: owns everything of its ranks; goes by drop() (section.h), since threads that do not come back use it
+// still.
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/gpu_message.h"
+#include "nccl_together.h"
+#include "rank_tensors.h"
+#include "rank_thread.h"
+
+namespace gpu_check {
+
+class MessageWorld {
+ public:
+  struct Rank {
+    RankTensors tensors;
+    Call call;
+    Stream stream;
+    std::unique_ptr<NcclCommunicator> communicator;
+    std::unique_ptr<GpuMessageEngine> engine;
+    RankThread thread;
+  };
+
+  MessageWorld(int world, const Options& options);
+  /// Makes the communicators and connects all pairs.
+  void start(const GpuMessageEngine::Limits& limits);
+
+  std::string run(const Case& c, const Expectation& expectation);
+
+  /// In parts, for a program that makes the same call again and again.
+  void place(const Case& c, const Expectation& expectation);
+  std::string launch(int times);
+  std::string wait();
+  std::string difference(const Expectation& expectation);
+  void spoil();
+  /// So many groups on all ranks, of nothing or of a byte to the next: what handing them over costs, and what NCCL's
+  /// launches cost with it.
+  std::string hand_over(int times, bool bytes);
+
+  std::vector<std::unique_ptr<Rank>>& ranks() { return ranks_; }
+
+  void end_failed();
+
+ private:
+  std::string on_all(const std::function<void(Rank&, int)>& act);
+  void join(int rank, const NcclUniqueId& id, const GpuMessageEngine::Limits& limits);
+  std::string connect();
+
+  const std::chrono::seconds timeout_;
+  NcclTogether together_;
+  Memory connecting_;  // a byte to each rank and one from each, for every rank
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace gpu_check

@@ -1,0 +1,109 @@
+#include "nccl_ranks.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "device_memory.h"
+
+namespace gpu_check {
+namespace {
+
+constexpr std::chrono::seconds kBeginning{30}, kEnding{10};
+constexpr int kFloat = 7, kSum = 0;  // of ncclDataType_t and ncclRedOp_t
+
+void take(const NcclApi& api, int result) {
+  if (result == kNcclSuccess || result == kNcclInProgress) return;
+  throw DeviceError(std::string("NCCL: ") + api.get_error_string(result) + "; NCCL_DEBUG=WARN makes NCCL say more");
+}
+
+std::vector<NcclComm> communicators(const NcclApi& api, size_t world, int ctas) {
+  std::vector<NcclComm> comms(world);
+  std::vector<NcclConfig> configs(world);
+  NcclUniqueId id{};
+  ok(device().use(0), "taking the device");
+  take(api, api.get_unique_id(&id));
+  take(api, api.group_start());
+  for (size_t q = 0; q < world; ++q) {
+    configs[q].blocking = 1;
+    configs[q].max_ctas = ctas;
+    take(api, api.comm_init_rank_config(&comms[q], static_cast<int>(world), id, static_cast<int>(q), &configs[q]));
+  }
+  take(api, api.group_end());
+  for (int state = kNcclInProgress; NcclComm comm : comms) {
+    while (state = kNcclSuccess, take(api, api.comm_get_async_error(comm, &state)), state == kNcclInProgress) {
+      std::this_thread::yield();
+    }
+    take(api, state);
+  }
+  return comms;
+}
+
+}  // namespace
+
+void within(std::chrono::seconds limit, const std::string& what, std::function<void()> act) {
+  std::packaged_task<void()> task(std::move(act));
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (done.wait_for(limit) != std::future_status::ready) {
+    device_hangs = true;
+    throw Timeout(what + " was not done after " + in_seconds(limit) + "; the device is left alone from here on");
+  }
+  done.get();
+}
+
+int most_ctas(int world) {
+  if (const char* given = std::getenv("NCCL_MAX_CTAS"); given != nullptr && std::atoi(given) > 0)
+    return std::atoi(given);
+  RingletCudaIdentity identity{};
+  ok(device().identity(&identity), "asking for the device");
+  return std::clamp(identity.processors * 3 / 4 / world, 1, 16);
+}
+
+std::unique_ptr<NcclRanks> NcclRanks::make(int world) {
+  const std::string ranks = "NCCL, " + std::to_string(world) + " virtual ranks";
+  try {
+    auto made = std::make_unique<NcclRanks>(world);
+    tell(ranks, most_ctas(world), "processors a rank at most");
+    return made;
+  } catch (const DeviceError& error) {
+    say(ranks + ": not to be had: " + error.what());
+    return nullptr;
+  }
+}
+
+NcclRanks::NcclRanks(int world) : api_(nccl_api()) {
+  void* library = ::dlopen(api_.path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  all_reduce_ = reinterpret_cast<AllReduce>(library == nullptr ? nullptr : ::dlsym(library, "ncclAllReduce"));
+  if (all_reduce_ == nullptr) throw DeviceError(api_.path + " has no ncclAllReduce");
+  const auto made = std::make_shared<std::vector<NcclComm>>();
+  within(kBeginning, "making NCCL's communicators", [made, &api = api_, world, ctas = most_ctas(world)] {
+    *made = communicators(api, static_cast<size_t>(world), ctas);
+  });
+  comms_ = *made;
+}
+
+NcclRanks::~NcclRanks() {
+  try {
+    within(kEnding, "ending NCCL's communicators", [&api = api_, comms = comms_] {
+      for (NcclComm comm : comms) api.comm_abort(comm);
+    });
+  } catch (const Error& error) {
+    say(error.what());
+  }
+}
+
+void NcclRanks::sum_of_floats(const std::vector<Buffers>& ranks, size_t count) {
+  take(api_, api_.group_start());
+  for (size_t q = 0; q < comms_.size(); ++q) {
+    const Buffers& rank = ranks[q];
+    take(api_, all_reduce_(rank.input, rank.output, count, kFloat, kSum, comms_[q], rank.stream));
+  }
+  take(api_, api_.group_end());
+}
+
+}  // namespace gpu_check

@@ -1,0 +1,56 @@
+// NCCL's own all-reduce on virtual ranks, to compare with: all ranks' calls are one group of one thread, as NCCL
+// demands of ranks that share a device.
+//
+// Contract: the constructor throws where NCCL refuses, has no ncclAllReduce or is not done in time; a call only
+// enqueues. What NCCL does not come back from is left to a thread of its own. Ownership: owns the communicators; aborts
+// them at its end. Thread safety: one thread at a time.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/nccl_api.h"
+
+namespace gpu_check {
+
+using ringlet::NcclApi;
+using ringlet::NcclComm;
+using ringlet::NcclStream;
+
+/// Throws what `act` throws, and Timeout where it is not done in time: it goes on then, so it must own what it uses.
+void within(std::chrono::seconds limit, const std::string& what, std::function<void()> act);
+
+/// How many processors a rank's NCCL kernels may take: as many as a pull kernel would, or what NCCL_MAX_CTAS says,
+/// which NCCL goes by then.
+int most_ctas(int world);
+
+class NcclRanks {
+ public:
+  /// Null, and a line that says why, where NCCL refuses: that is no failure of ringlet's.
+  static std::unique_ptr<NcclRanks> make(int world);
+
+  explicit NcclRanks(int world);
+  ~NcclRanks();
+  NcclRanks(const NcclRanks&) = delete;
+  NcclRanks& operator=(const NcclRanks&) = delete;
+
+  struct Buffers {
+    const void* input;
+    void* output;
+    NcclStream stream;
+  };
+  /// Of `count` float32 of every rank.
+  void sum_of_floats(const std::vector<Buffers>& ranks, size_t count);
+
+ private:
+  using AllReduce = int (*)(const void*, void*, size_t, int, int, NcclComm, NcclStream);
+
+  const NcclApi& api_;
+  AllReduce all_reduce_ = nullptr;
+  std::vector<NcclComm> comms_;
+};
+
+}  // namespace gpu_check

@@ -1,0 +1,140 @@
+// The pull engine's time for small all-reduces on virtual ranks, and NCCL's own beside it: medians, of ratios within
+// pairs.
+//
+// One thread makes all ranks' calls, ringlet's and NCCL's; the time is until the last rank is done. ringlet's own times
+// come first, for all worlds: NCCL may refuse ranks that share a device, or not come back.
+#include <memory>
+
+#include "nccl_ranks.h"
+#include "pull_world.h"
+#include "whole_numbers.h"
+
+namespace gpu_check {
+namespace {
+
+struct Variant {
+  const char* algorithm;
+  bool registered;
+};
+constexpr Variant kVariants[] = {{"one_shot", false}, {"one_shot", true}, {"two_shot", false}, {"two_shot", true}};
+
+/// A world, and the call that is timed on it.
+class Timed {
+ public:
+  Timed(int size, const Options& options)
+      : size_(size),
+        calls_(options.few ? 3 : 200),
+        rounds_(options.few ? 1 : 7),
+        world_(new PullWorld(size, options)) {}
+  ~Timed() { drop(world_); }
+
+  void prepare(const Variant& variant, size_t bytes) {
+    variant_ = variant;
+    const Case c{find_algorithm(Collective::all_reduce, variant.algorithm), size_, bytes / 4, DType::float32};
+    expectation_ = std::make_unique<Expectation>(c, whole_numbers(size_, c.count));
+    name_ = std::string(variant.algorithm) + (variant.registered ? " registered, " : ", ") + std::to_string(size_) +
+            " virtual ranks, " + std::to_string(bytes) + " B";
+  }
+  const std::string& name() const { return name_; }
+
+  void check_own() {
+    const std::string wrong = world_->run(expectation_->shape(), *expectation_, variant_.registered);
+    if (!wrong.empty()) throw DeviceError(wrong);
+  }
+  void check_nccl(NcclRanks& nccl) {
+    world_->spoil();
+    nccl.sum_of_floats(buffers(), expectation_->shape().count);
+    world_->wait();
+    const std::string wrong = world_->difference(expectation_->shape(), *expectation_);
+    if (!wrong.empty()) throw DeviceError("ncclAllReduce: " + wrong);
+  }
+
+  void tell_own() {
+    std::vector<double> times;
+    for (int round = 0; round < rounds_; ++round) times.push_back(own());
+    check();
+    tell(name_, median(times), "us");
+  }
+  void tell_pairs(NcclRanks& nccl) {
+    std::vector<double> ratios;
+    const auto all = buffers();
+    for (int round = 0; round < rounds_; ++round) {
+      const double own_time = own();
+      ratios.push_back(microseconds([&] { nccl.sum_of_floats(all, expectation_->shape().count); }) / own_time);
+    }
+    check();
+    tell(name_ + ": ncclAllReduce's time", median(ratios), "of ringlet's");
+  }
+
+ private:
+  double own() {
+    return microseconds([&] { world_->launch(variant_.registered); });
+  }
+  double microseconds(const std::function<void()>& all_call) {
+    for (int i = 0; i < calls_ / 10 + 1; ++i) all_call();
+    world_->wait();
+    return 1e6 / calls_ * seconds([&] {
+             for (int i = 0; i < calls_; ++i) all_call();
+             world_->wait();
+           });
+  }
+  void check() {
+    for (auto& rank : world_->ranks()) (variant_.registered ? rank->registered : rank->staged).check();
+  }
+  std::vector<NcclRanks::Buffers> buffers() {
+    std::vector<NcclRanks::Buffers> all;
+    for (auto& rank : world_->ranks()) all.push_back({rank->call.input, rank->call.output, rank->stream.get()});
+    return all;
+  }
+
+  const int size_, calls_, rounds_;
+  std::unique_ptr<PullWorld> world_;
+  Variant variant_{};
+  std::unique_ptr<Expectation> expectation_;
+  std::string name_;
+};
+
+/// For every variant and size; `act` may throw, and another world takes over then.
+void each(int size, const Options& options, const std::string& what, const std::function<void(Timed&)>& act) {
+  Section section(what + ", " + std::to_string(size) + " virtual ranks", kWorld);
+  std::unique_ptr<Timed> timed;
+  const size_t most = options.few ? 1024 : size_t{1} << 20;
+  for (size_t bytes = 256; bytes <= most; bytes *= 4) {
+    for (const Variant& variant : kVariants) {
+      if (size > 4 && variant.algorithm != std::string("one_shot")) continue;
+      if (section.hopeless()) break;
+      const bool went_well = section.attempt(std::string(variant.algorithm) + ", " + std::to_string(bytes) + " B", [&] {
+        if (!timed) timed = std::make_unique<Timed>(size, options);
+        timed->prepare(variant, bytes);
+        timed->check_own();
+        act(*timed);
+        return std::string();
+      });
+      if (!went_well) timed.reset();
+    }
+  }
+  timed.reset();
+  section.conclude();
+}
+
+void beside_nccl(int size, const Options& options) {
+  const std::unique_ptr<NcclRanks> nccl = NcclRanks::make(size);
+  if (!nccl) return;
+  each(size, options, "pull engine beside NCCL", [&](Timed& timed) {
+    timed.check_nccl(*nccl);
+    timed.tell_pairs(*nccl);
+  });
+}
+
+}  // namespace
+
+void pull_speed(const Options& options) {
+  for (const int size : options.few ? std::vector{2} : std::vector{2, 4, 8}) {
+    attempt("pull engine's speed", [&] { each(size, options, "pull engine's speed", &Timed::tell_own); });
+  }
+  for (const int size : options.few ? std::vector{2} : std::vector{2, 4}) {
+    if (!device_hangs) attempt("NCCL's own all-reduce", [&] { beside_nccl(size, options); });
+  }
+}
+
+}  // namespace gpu_check

@@ -1,0 +1,112 @@
+#include "pull_world.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace gpu_check {
+namespace {
+
+constexpr size_t kRegionBytes = size_t{4} << 20;
+constexpr int kMostBlocks = 16;
+
+/// So many that all ranks' blocks can run at once, with a quarter of the device to spare.
+int blocks_for(int world) {
+  RingletCudaIdentity identity{};
+  ok(device().identity(&identity), "asking for the device");
+  return std::clamp(identity.processors * 3 / 4 / world, 1, kMostBlocks);
+}
+
+}  // namespace
+
+PullWorld::PullWorld(int world, const Options& options) : timeout_(std::chrono::seconds(options.few ? 30 : 5)) {
+  GpuPullEngine::Setup setup;
+  setup.world = world;
+  setup.region_bytes = kRegionBytes;
+  setup.blocks = blocks_for(world);
+  for (int q = 0; q < world; ++q) {
+    regions_.push_back(std::make_unique<Memory>(kRegionBytes));
+    regions_.back()->fill(Bytes(kRegionBytes));
+    setup.regions.push_back(regions_.back()->data());
+  }
+  setup.heaps.assign(regions_.size(), nullptr);
+  for (setup.rank = 0; setup.rank < world; ++setup.rank) {
+    GpuPullEngine::Setup registered = setup;
+    registered.heap_bytes = SIZE_MAX;  // it begins at 0
+    ranks_.push_back(std::make_unique<Rank>(setup, registered));
+  }
+}
+
+void PullWorld::place(const Case& c, const Expectation& expectation) {
+  for (size_t q = 0; q < ranks_.size(); ++q) {
+    const auto rank = static_cast<int>(q);
+    ranks_[q]->call = ranks_[q]->tensors.place(c, rank, expectation.input(rank));
+    ranks_[q]->call.timeout = timeout_;
+  }
+}
+
+void PullWorld::launch(bool registered) {
+  for (auto& rank : ranks_) engine(*rank, registered).run(rank->call, rank->stream.get());
+}
+
+/// Each comes first at times, and some later than the host takes to launch.
+void PullWorld::launch_in_disorder(bool registered) {
+  std::vector<size_t> order(ranks_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::shuffle(order.begin(), order.end(), random_);
+  for (const size_t q : order) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(random_() % 4 == 0 ? 30 : 0);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+    engine(*ranks_[q], registered).run(ranks_[q]->call, ranks_[q]->stream.get());
+  }
+}
+
+void PullWorld::wait() {
+  for (auto& rank : ranks_) rank->stream.wait();
+}
+
+std::string PullWorld::difference(const Case& c, const Expectation& expectation) {
+  std::string all;
+  for (int q = 0; q < c.world; ++q) {
+    RankTensors& tensors = ranks_[static_cast<size_t>(q)]->tensors;
+    const std::string wrong = tensors.difference(expectation.output(q));
+    if (!wrong.empty()) all += (all.empty() ? "rank " : "; rank ") + std::to_string(q) + ": " + wrong;
+  }
+  return all;
+}
+
+void PullWorld::spoil() {
+  for (auto& rank : ranks_) rank->tensors.spoil();
+}
+
+std::string PullWorld::run(const Case& c, const Expectation& expectation, bool registered) {
+  place(c, expectation);
+  launch_in_disorder(registered);
+  wait();
+  std::string all;
+  for (auto& rank : ranks_) {
+    try {
+      engine(*rank, registered).check();
+    } catch (const Error& error) {
+      all += (all.empty() ? "" : "; ") + std::string(error.what());
+    }
+  }
+  const std::string wrong = difference(c, expectation);
+  return all.empty() ? wrong : all + "; " + wrong;
+}
+
+std::string PullWorld::alone(int rank, const Expectation& expectation, std::chrono::milliseconds timeout) {
+  place(expectation.shape(), expectation);
+  Rank& one = *ranks_[static_cast<size_t>(rank)];
+  one.call.timeout = timeout;
+  one.staged.run(one.call, one.stream.get());
+  one.stream.wait();
+  try {
+    one.staged.check();
+  } catch (const Timeout& error) {
+    return error.what();
+  }
+  return "no Timeout";
+}
+
+}  // namespace gpu_check

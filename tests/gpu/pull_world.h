@@ -1,0 +1,59 @@
+// Virtual ranks of the pull engine: one process, one stream each, all on device 0, their regions addresses of one
+// another.
+//
+// Contract: run() makes one call on all ranks and returns what was wrong with it, "" where nothing was; all that befell
+// any rank is told. After a failure the world is of no use: its failure words stay set.
+// Ownership: owns regions, engines, streams and tensors; frees them when its ranks' kernels have ended, which they do
+// by themselves within the calls' timeout. Thread safety: one thread at a time; it launches for all ranks.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/gpu_pull.h"
+#include "rank_tensors.h"
+
+namespace gpu_check {
+
+class PullWorld {
+ public:
+  struct Rank {
+    Rank(const GpuPullEngine::Setup& staged, const GpuPullEngine::Setup& registered)
+        : staged(device(), staged), registered(device(), registered) {}
+    RankTensors tensors;
+    Call call;
+    GpuPullEngine staged, registered;  // the second takes all memory for its heap
+    Stream stream;
+  };
+
+  PullWorld(int world, const Options& options);
+
+  /// Whether tensors are read in place or go through stages.
+  std::string run(const Case& c, const Expectation& expectation, bool registered);
+
+  /// One rank makes the call and no other: what its engine says then.
+  std::string alone(int rank, const Expectation& expectation, std::chrono::milliseconds timeout);
+
+  /// In parts, for a program that makes the same call again and again.
+  void place(const Case& c, const Expectation& expectation);
+  void launch(bool registered);
+  void wait();
+  std::string difference(const Case& c, const Expectation& expectation);
+  void spoil();
+
+  std::vector<std::unique_ptr<Rank>>& ranks() { return ranks_; }
+
+ private:
+  GpuPullEngine& engine(Rank& rank, bool registered) { return registered ? rank.registered : rank.staged; }
+  void launch_in_disorder(bool registered);
+
+  const std::chrono::milliseconds timeout_;
+  std::vector<std::unique_ptr<Memory>> regions_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::mt19937 random_{11};
+};
+
+}  // namespace gpu_check
