@@ -115,7 +115,7 @@ def all_parts(setup: Setup) -> list[Part]:
         mode("kernels", 40),
         mode("bandwidth", 30),
         mode("pull", 60),
-        mode("pull-speed", 40, "8"),
+        mode("pull-speed", 40, "16"),
         mode("nccl", 60, "8", lambda: no_gpu_check() or no_nccl()),
         mode("nccl-speed", 60, "8", lambda: no_gpu_check() or no_nccl()),
         suite("peers", "peers", setup.of_python(nccl=False)),

@@ -38,8 +38,7 @@ void MessageWorld::join(int rank, const NcclUniqueId& id, const GpuMessageEngine
 
 /// Every pair in one group: later groups need not be of the same round on all ranks.
 std::string MessageWorld::connect() {
-  together_.enter();
-  return on_all([this](Rank& one, int rank) {
+  return in_call([this](Rank& one, int rank) {
     const auto world = static_cast<int>(ranks_.size());
     one.communicator->open_group();
     for (int peer = 0; peer < world; ++peer) {
@@ -49,7 +48,6 @@ std::string MessageWorld::connect() {
       one.communicator->recv(own + 1, 1, peer, one.stream.get());
     }
     one.communicator->close_group(Deadline::after(timeout_));
-    together_.leave();
   });
 }
 
@@ -69,6 +67,15 @@ std::string MessageWorld::on_all(const std::function<void(Rank&, int)>& act) {
   return all;
 }
 
+/// What closes groups: nobody waits for the group of a rank that has come to its end, or failed.
+std::string MessageWorld::in_call(const std::function<void(Rank&, int)>& act) {
+  together_.enter();
+  return on_all([this, act](Rank& one, int rank) {
+    const std::shared_ptr<void> left(nullptr, [this](void*) { together_.leave(); });
+    act(one, rank);
+  });
+}
+
 void MessageWorld::place(const Case& c, const Expectation& expectation) {
   for (size_t q = 0; q < ranks_.size(); ++q) {
     const auto rank = static_cast<int>(q);
@@ -78,21 +85,13 @@ void MessageWorld::place(const Case& c, const Expectation& expectation) {
 }
 
 std::string MessageWorld::launch(int times) {
-  together_.enter();
-  return on_all([this, times](Rank& rank, int) {
-    try {
-      for (int i = 0; i < times; ++i) rank.engine->run(rank.call, rank.stream.get());
-    } catch (...) {
-      together_.leave();
-      throw;
-    }
-    together_.leave();
+  return in_call([times](Rank& rank, int) {
+    for (int i = 0; i < times; ++i) rank.engine->run(rank.call, rank.stream.get());
   });
 }
 
 std::string MessageWorld::hand_over(int times, bool bytes) {
-  together_.enter();
-  const std::string wrong = on_all([this, times, bytes](Rank& one, int rank) {
+  const std::string wrong = in_call([this, times, bytes](Rank& one, int rank) {
     const auto world = static_cast<int>(ranks_.size());
     const int next = (rank + 1) % world, before = (rank + world - 1) % world;
     for (int i = 0; i < times; ++i) {
@@ -103,7 +102,6 @@ std::string MessageWorld::hand_over(int times, bool bytes) {
       }
       one.communicator->close_group(Deadline::after(timeout_));
     }
-    together_.leave();
   });
   return wrong.empty() ? wait() : wrong;
 }
@@ -128,10 +126,6 @@ std::string MessageWorld::difference(const Expectation& expectation) {
   return all;
 }
 
-void MessageWorld::spoil() {
-  for (auto& rank : ranks_) rank->tensors.spoil();
-}
-
 std::string MessageWorld::run(const Case& c, const Expectation& expectation) {
   place(c, expectation);
   const std::string failed = launch(1);
@@ -144,8 +138,13 @@ std::string MessageWorld::run(const Case& c, const Expectation& expectation) {
 /// Their kernels end when NCCL is aborted on all ranks; where they do not, nothing can come after.
 void MessageWorld::end_failed() {
   if (!together_.abort_all()) device_hangs = true;
-  for (auto& rank : ranks_) {
-    if (!device_hangs && !rank->stream.done_within(kEnding)) device_hangs = true;
+  try {
+    for (auto& rank : ranks_) {
+      if (!device_hangs && !rank->stream.done_within(kEnding)) device_hangs = true;
+    }
+  } catch (const Error& error) {  // what the device refuses now it refuses for ever
+    say(error.what());
+    device_hangs = true;
   }
 }
 

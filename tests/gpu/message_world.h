@@ -9,6 +9,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,7 +43,6 @@ class MessageWorld {
   std::string launch(int times);
   std::string wait();
   std::string difference(const Expectation& expectation);
-  void spoil();
   /// So many groups on all ranks, of nothing or of a byte to the next: what handing them over costs, and what NCCL's
   /// launches cost with it.
   std::string hand_over(int times, bool bytes);
@@ -53,6 +53,7 @@ class MessageWorld {
 
  private:
   std::string on_all(const std::function<void(Rank&, int)>& act);
+  std::string in_call(const std::function<void(Rank&, int)>& act);
   void join(int rank, const NcclUniqueId& id, const GpuMessageEngine::Limits& limits);
   std::string connect();
 

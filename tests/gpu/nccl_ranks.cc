@@ -92,7 +92,7 @@ NcclRanks::~NcclRanks() {
     within(kEnding, "ending NCCL's communicators", [&api = api_, comms = comms_] {
       for (NcclComm comm : comms) api.comm_abort(comm);
     });
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     say(error.what());
   }
 }
