@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -31,6 +32,14 @@ bool is_served(const c10::Device& device) {
   } catch (const DeviceError&) {  // which all ranks are to hear when they meet
     return device.is_cuda();
   }
+}
+
+void check_present(const c10::Device& device) {
+  try {
+    if (VirtualGuardImpl(device.type()).deviceCount() > std::max<int>(device.index(), 0)) return;
+  } catch (const c10::Error&) {  // built without that kind
+  }
+  throw DeviceError("torch has no " + device.str() + " here; `ringlet doctor` says more");
 }
 
 c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* call) {
@@ -85,6 +94,7 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
 
 std::string gpu_transport(Communicator& group, const c10::Device& device) {
   if (device.is_cpu() || !is_served(device)) throw InvalidUsage(device.str() + " is no GPU that ringlet serves");
+  check_present(device);
   const c10::DeviceGuard current(device);
   const VirtualGuardImpl guard(device.type());
   return group.on_gpu(guard.getDevice().index()).describe();

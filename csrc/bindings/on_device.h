@@ -20,6 +20,9 @@ namespace ringlet {
 /// first call then tells all ranks what is missing.
 bool is_served(const c10::Device& device);
 
+/// DeviceError where torch has no such device, or none of the kind.
+void check_present(const c10::Device& device);
+
 /// Where all of a call's tensors are. InvalidUsage, naming `call`, where they are on several devices.
 c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* call);
 

@@ -110,6 +110,8 @@ void give_back(GpuHeap& heap, const std::vector<std::byte*>& blocks, const c10::
 }
 
 at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options, size_t bytes) {
+  if (!is_served(options.device())) throw InvalidUsage("empty: no registered memory on " + options.device().str());
+  check_present(options.device());
   const c10::impl::VirtualGuardImpl guard(options.device().type());
   const c10::Device device = options.device().has_index() ? options.device() : guard.getDevice();
   GpuHeap* heap = heap_of(device);

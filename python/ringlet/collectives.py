@@ -262,7 +262,7 @@ def empty(
     size: as torch.empty's. device: the host, or a GPU: as much of its memory as RINGLET_GPU_HEAP_MIB says, none unless
     it is set, and where a tensor ends the host waits for the device (later, while a CUDA graph is captured). Raises
     SystemError when the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage where the device has
-    none.
+    none, DeviceError where torch has no such device.
     """
     sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     where = torch.device(device)

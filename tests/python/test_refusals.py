@@ -370,3 +370,11 @@ def die_in_use(rank: int, world: int) -> None:
         os.kill(os.getpid(), 9)
     with pytest.raises(ringlet.PeerLost):
         ringlet.all_reduce(torch.ones(10))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told():
+    with pytest.raises(ringlet.DeviceError, match=r"torch has no cuda:3 here; `ringlet doctor`"):
+        ringlet.empty(4, device="cuda:3")
+    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on meta"):
+        ringlet.empty(4, device="meta")
