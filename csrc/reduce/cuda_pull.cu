@@ -47,7 +47,7 @@ struct DeviceBlock {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
-  /// For looking again and again: what it sees orders nothing.
+  /// Orders nothing.
   __device__ static uint64_t peek(const uint64_t* word) {
     uint64_t value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -83,9 +83,8 @@ struct DeviceBlock {
       // All lanes go round until none waits: what one finds wrong is told while others still wait.
       for (unsigned turn = 0; __any_sync(~0u, waiting); ++turn) {
         if (!waiting) continue;
-        if (peek(one.word) >= one.target) {
+        if (load(one.word) >= one.target) {
           waiting = false;
-          load(one.word);  // now in order before all that the block reads after
           const PullCall* call = one.call;
           if (call != nullptr && (call->signature != own.signature || call->count != own.count)) {
             fail(one.failure | kOtherCall);
