@@ -100,9 +100,10 @@ bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
   return true;
 }
 
+/// On a device by what wait() goes by, which is done a moment before it has told this handle so.
 bool C10dWork::isCompleted() {
-  return c10d::Work::isCompleted() &&
-         std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
+  const bool own = device_ && work_ ? work_->done() : c10d::Work::isCompleted();
+  return own && std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
 }
 
 bool C10dWork::wait(std::chrono::milliseconds timeout) {

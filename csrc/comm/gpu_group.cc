@@ -138,12 +138,7 @@ void GpuGroup::look(Ended& ended) {
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
     engines_->check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
-    if (next_look_.passed()) {
-      host_.look_around();
-      next_look_ = Deadline::after(kLookEvery);
-    } else {
-      host_.raise_if_failed();
-    }
+    look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
       ended.emplace_back(std::move(pending_.front().work), nullptr);
@@ -161,6 +156,18 @@ void GpuGroup::look(Ended& ended) {
       ended.emplace_back(std::move(call.work), std::current_exception());
     }
     pending_.clear();
+  }
+}
+
+/// What is wrong with them is told of the first call that is pending.
+void GpuGroup::look_at_peers() {
+  host_.raise_if_failed();
+  if (!next_look_.passed()) return;
+  next_look_ = Deadline::after(kLookEvery);
+  try {
+    host_.look_around();
+  } catch (const Error& error) {
+    rethrow(error.kind(), pending_.front().what + " on a GPU: " + error.what());
   }
 }
 

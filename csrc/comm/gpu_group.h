@@ -69,6 +69,7 @@ class GpuGroup {
   std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue);
   void watch();
   void look(Ended& ended);
+  void look_at_peers();
   size_t finished() const;
   void* event();
   void device_call(int code, const char* what) const;

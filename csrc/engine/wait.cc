@@ -47,12 +47,9 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     const std::lock_guard lock(mutex_);
     throw Error(ErrorKind::peer_lost, abort_reason_);
   }
-  for (int q = 0; q < transport_.world(); ++q) {
-    if (const uint32_t failed = transport_.control(q).failed.load(std::memory_order_acquire); failed != 0) {
-      if (waiting.reached()) return;
-      fail(static_cast<ErrorKind>(failed - 1),
-           waiting.story() + ": rank " + std::to_string(q) + " reported: " + transport_.control(q).message);
-    }
+  if (const int q = rank_that_failed(); q >= 0) {
+    if (waiting.reached()) return;
+    pass_on(q, waiting.story());
   }
   if (waiting.check) waiting.check();
   const auto has_left = [&](int q) {
@@ -80,14 +77,23 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
 }
 
+/// -1: none has told so.
+int Waiter::rank_that_failed() const {
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (transport_.control(q).failed.load(std::memory_order_acquire) != 0) return q;
+  }
+  return -1;
+}
+
+void Waiter::pass_on(int failed, const std::string& story) {
+  const Control& control = transport_.control(failed);
+  const auto kind = static_cast<ErrorKind>(control.failed.load(std::memory_order_acquire) - 1);
+  fail(kind, story + ": rank " + std::to_string(failed) + " reported: " + control.message);
+}
+
 void Waiter::look_around() {
   const std::string self = "rank " + std::to_string(transport_.rank());
-  for (int q = 0; q < transport_.world(); ++q) {
-    const Control& control = transport_.control(q);
-    if (const uint32_t failed = control.failed.load(std::memory_order_acquire); failed != 0) {
-      fail(static_cast<ErrorKind>(failed - 1), self + ": rank " + std::to_string(q) + " reported: " + control.message);
-    }
-  }
+  if (const int q = rank_that_failed(); q >= 0) pass_on(q, self);
   for (int q = 0; q < transport_.world(); ++q) {
     const auto presence = static_cast<Presence>(transport_.control(q).presence.load(std::memory_order_acquire));
     if (q == transport_.rank() || presence == Presence::left || transport_.alive(q)) continue;

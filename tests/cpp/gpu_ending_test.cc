@@ -73,16 +73,18 @@ void peers_that_fail(const GpuEngines::Parts& mine) {
       return;
     }
     const std::string message = CHECK_THROWS(DeviceError, group.run(floats.call, own.stream)->wait(kSoon));
-    CHECK(message.find("rank 1 reported: out of luck") != std::string::npos);
+    CHECK(message.find("all_reduce #0") == 0 && message.find("rank 1 reported: out of luck") != std::string::npos);
   }));
 }
 
-std::atomic<bool> nccl_may_end{false};
+std::atomic<bool> nccl_may_end{false}, told_before{false};
+std::atomic<Communicator*> host_of_rank_0{nullptr};
 
 /// NCCL's, while a CUDA graph holds one of its calls.
 GpuEngines::Parts that_do_not_end(NcclApi& api) {
   api = *parts().nccl;
   api.comm_abort = [](NcclComm comm) {
+    told_before = host_of_rank_0.load()->failure().has_value();
     const int result = parts().nccl->comm_abort(comm);
     while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return result;
@@ -94,7 +96,7 @@ GpuEngines::Parts that_do_not_end(NcclApi& api) {
   return mine;
 }
 
-/// Calls, groups and peers end all the same.
+/// Calls, groups and peers end all the same, and the peers hear of it first.
 void a_nccl_that_does_not_end() {
   nccl_may_end = false;
   NcclApi api;
@@ -104,10 +106,16 @@ void a_nccl_that_does_not_end() {
     Floats floats(host.rank());
     const StreamOwner own;
     GpuGroup group(host, mine);
-    if (host.rank() == 0) floats.call.timeout = std::chrono::milliseconds(50);
-    if (host.rank() == 0) CHECK_THROWS(Timeout, group.run(floats.call, own.stream)->wait(kSoon));
-    if (host.rank() == 1) CHECK_THROWS(Timeout, while (true) host.look_around(););
+    if (host.rank() == 0) {
+      host_of_rank_0 = &host;
+      floats.call.timeout = std::chrono::milliseconds(50);
+      CHECK_THROWS(Timeout, group.run(floats.call, own.stream)->wait(kSoon));
+      return;
+    }
+    const Deadline deadline = Deadline::after(kSoon);
+    CHECK_THROWS(Timeout, while (!deadline.passed()) host.look_around(););
   }));
+  CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);
   nccl_may_end = true;
 }

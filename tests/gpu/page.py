@@ -91,7 +91,7 @@ def shortened(text: str) -> list[str]:
 def without_paths(text: str) -> str:
     """Where the repository lay is nobody's matter: paths in it are told from its root, homes are left out."""
     text = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
-    return re.sub(r"(?<![\w.}/])/(?:work|root|home)/(?:[^\s/:,;'\"]+/)*", ".../", text)
+    return re.sub(r"(?<![\w.}/])/(?:root|home)/(?:[^\s/:,;'\"]+/)*", ".../", text)
 
 
 def write(path: Path, text: str) -> None:
