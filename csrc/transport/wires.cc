@@ -131,9 +131,9 @@ struct Wires::State final : Door::Resident {
   const Setup setup;
   const int owner;  // the process that made it: a forked child's copy must leave the connections alone
   std::vector<std::array<Slot, kLanes>> slots;
-  std::array<Descriptor, kLanes> own_bells;         // where `local` has none
-  std::array<std::vector<pollfd>, kLanes> watched;  // by each lane's sleeper, kept so that sleeping allocates nothing
-  std::array<Deadline, kLanes> examination{Deadline::after(0ms), Deadline::after(0ms), Deadline::after(0ms)};
+  std::array<Descriptor, kLanes> own_bells;  // where `local` has none
+  std::array<std::atomic<Deadline>, kLanes> examination{Deadline::after(0ms), Deadline::after(0ms),
+                                                        Deadline::after(0ms)};
   std::atomic<int> sockets{0};
   std::mutex mutex;
   bool retired = false, ended = false;  // for the caller's threads
@@ -227,10 +227,10 @@ void Wires::about_to_sleep(Lane lane) noexcept { state_->announce(lane, true); }
 void Wires::sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds) noexcept {
   std::array<bool, kLanes> rings{};  // the lanes whose bells are listened to: those of watched rings, too
   rings[static_cast<size_t>(lane)] = true;
-  Deadline& examination = state_->examination[static_cast<size_t>(lane)];
-  const bool examine = examination.passed();
-  if (examine) examination = Deadline::after(kExamineEvery);
-  std::vector<pollfd>& watched = state_->watched[static_cast<size_t>(lane)];
+  std::atomic<Deadline>& examination = state_->examination[static_cast<size_t>(lane)];
+  const bool examine = examination.load(std::memory_order_relaxed).passed();
+  if (examine) examination.store(Deadline::after(kExamineEvery), std::memory_order_relaxed);
+  thread_local std::vector<pollfd> watched;  // several threads may sleep at once; kept, so that it allocates nothing
   watched.clear();
   for (const Watch& each : watches) {
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);

@@ -6,7 +6,8 @@
 // Sleeping: call about_to_sleep, look at every pipe once more, then sleep; each lane has its own bell, so who watches
 // pipes of several lanes announces each of them.
 // Ownership: owns the pipes, which stay readable objects until it goes; the process's door outlives it.
-// Thread safety: one thread at a time per lane; ring, find and the counters from any; close while nobody moves bytes.
+// Thread safety: one thread at a time per lane; sleep, ring, find and the counters from any; close while nobody moves
+// bytes or sleeps.
 #pragma once
 
 #include <array>
@@ -64,7 +65,8 @@ class Wires {
   };
   /// From now on peers in shared memory ring the bell when they have written or read.
   void about_to_sleep(Lane lane) noexcept;
-  /// Until the bell of that lane rings, something happens at one of the pipes, a pipe was made, or the time is over.
+  /// Until the bell of that lane rings, something happens at one of the pipes, a pipe was made, or the time is over. Of
+  /// several threads that sleep on a lane, one may take the bell from the others: their time should be short.
   void sleep(Lane lane, std::span<const Watch> watches, int64_t nanoseconds) noexcept;
   /// Wakes whoever sleeps, on all lanes.
   void ring() noexcept;

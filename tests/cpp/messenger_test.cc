@@ -1,6 +1,7 @@
 // Random point-to-point traffic between ranks that are threads: every message arrives, whole, where its tag says.
 #include <algorithm>
 #include <random>
+#include <thread>
 
 #include "check.h"
 #include "ranks.h"
@@ -105,6 +106,31 @@ void all_to_all_of_uneven_blocks(Communicator& group) {
   for (int q = 0; q < world; ++q) CHECK(out[q] == std::vector<int>(length(q, rank), 100 * q + rank));
 }
 
+/// Several threads of each rank wait at once, for so long that all of them sleep; each has a message of its own tag.
+void waits_of_many_threads(Communicator& group) {
+  constexpr int kWaiting = 4;
+  const int from = (group.rank() + group.world() - 1) % group.world(), to = (group.rank() + 1) % group.world();
+  const auto number = [](int rank, int64_t tag) { return 100 * rank + static_cast<int>(tag); };
+  const auto message = [](int peer, bool sending, std::vector<int>& data, int64_t tag) {
+    return Message{peer, sending, DType::int32, data.size(), reinterpret_cast<std::byte*>(data.data()), {}, tag};
+  };
+  std::vector<std::vector<int>> received(kWaiting, std::vector<int>(50'000, -1));
+  std::vector<std::thread> threads;
+  for (int64_t tag = 0; tag < kWaiting; ++tag) {
+    const auto ticket = group.start(message(from, false, received[tag], tag), nullptr);
+    threads.emplace_back([ticket] { ticket->wait(std::chrono::milliseconds::max()); });
+  }
+  for (int64_t tag = kWaiting - 1; tag >= 0; --tag) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // longer than waits yield
+    std::vector<int> sent(received[tag].size(), number(group.rank(), tag));
+    group.start(message(to, true, sent, tag), nullptr)->wait(std::chrono::milliseconds::max());
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int64_t tag = 0; tag < kWaiting; ++tag) {
+    CHECK(received[tag] == std::vector<int>(received[tag].size(), number(from, tag)));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -116,8 +142,10 @@ int main() {
             run_ranks(world, between, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
         for (const std::string& error : errors) CHECK_EQ(error, std::string());
       }
-      const auto errors = run_ranks(world, between, all_to_all_of_uneven_blocks);
-      for (const std::string& error : errors) CHECK_EQ(error, std::string());
+      for (const auto body : {all_to_all_of_uneven_blocks, waits_of_many_threads}) {
+        const auto errors = run_ranks(world, between, body);
+        for (const std::string& error : errors) CHECK_EQ(error, std::string());
+      }
     }
   }
   return check_result("messenger");
