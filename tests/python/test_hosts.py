@@ -172,6 +172,7 @@ with Hosts(Cluster(2)) as made:
     program = ["setsid", "sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo; wait"]
     made.start(0, program, stdout=subprocess.PIPE).stdout.readline()
     keepers = [keeper.pid for keeper in made._keepers]
+    made.remote_shell()
     print(*keepers, flush=True)
     sys.stdin.read()
 """
@@ -189,12 +190,17 @@ def members(networks: set[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("ending", ["order", "SIGKILL"])
-def test_nothing_is_left(ending):
+def test_nothing_is_left(ending, tmp_path):
     require_hosts()
-    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     keepers = [int(pid) for pid in maker.stdout.readline().split()]
     networks = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in keepers}
     assert len(networks) == 3 and len(members(networks)) >= 4
+    assert len(list(tmp_path.rglob("*"))) == 3  # a folder with the hosts' names and the remote shell
     ends = [os.pidfd_open(pid) for pid in keepers]
     if ending == "SIGKILL":
         maker.send_signal(signal.SIGKILL)
@@ -203,3 +209,4 @@ def test_nothing_is_left(ending):
         assert select.select([end], [], [], 30)[0], "a keeper outlives its maker"
         os.close(end)
     assert members(networks) == []
+    assert list(tmp_path.iterdir()) == []

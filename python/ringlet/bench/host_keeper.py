@@ -2,7 +2,8 @@
 
 It names the host, gives it its own /dev/shm, /sys and /etc/hosts, says "ready", and waits for its input to end, which
 happens when the process that made the hosts goes, however it goes. Then it ends every process of its network; the
-kernel removes the namespaces with the last of them. Standard library only: it must start quickly.
+kernel removes the namespaces with the last of them. The hosts' files go too. Standard library only: it must start
+quickly.
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ def is_zombie(pid: str) -> bool:
         return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
 
 
+def remove_folder(folder: str) -> None:
+    """Every keeper and the maker itself try: whoever comes first."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, entry))
+        os.rmdir(folder)
+
+
 def main(name: str, names_file: str) -> None:
     if network_of("self") == network_of(str(os.getppid())):
         sys.exit("not in a network of its own: its end would end processes of the machine")
@@ -69,6 +79,7 @@ def main(name: str, names_file: str) -> None:
     sys.stdout.flush()
     sys.stdin.read()
     end_members()
+    remove_folder(os.path.dirname(names_file))
 
 
 if __name__ == "__main__":
