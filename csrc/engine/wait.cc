@@ -52,9 +52,6 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     pass_on(q, waiting.story());
   }
   if (waiting.check) waiting.check();
-  const auto has_left = [&](int q) {
-    return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
-  };
   bool left = true;
   for (int q = 0; q < transport_.world(); ++q) {
     if (q == waiting.peer || (waiting.peer < 0 && q != transport_.rank())) left = left && has_left(q);
@@ -65,7 +62,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
   if (look_at_process) {
     for (int q = 0; q < transport_.world(); ++q) {
-      if (transport_.alive(q) || waiting.reached()) continue;
+      if (!is_gone(q) || waiting.reached()) continue;
       fail(ErrorKind::peer_lost, waiting.story() + ": the process of rank " + std::to_string(q) +
                                      " is gone; look at that rank's own output for the cause");
     }
@@ -76,6 +73,13 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
                                  "; is it in other work, or stuck? (timeout= raises the limit)");
   }
 }
+
+bool Waiter::has_left(int q) const {
+  return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
+}
+
+/// Its process ended in the middle of the group; after it has left that is no failure.
+bool Waiter::is_gone(int q) const { return !transport_.alive(q) && !has_left(q); }
 
 /// -1: none has told so.
 int Waiter::rank_that_failed() const {
@@ -95,8 +99,7 @@ void Waiter::look_around() {
   const std::string self = "rank " + std::to_string(transport_.rank());
   if (const int q = rank_that_failed(); q >= 0) pass_on(q, self);
   for (int q = 0; q < transport_.world(); ++q) {
-    const auto presence = static_cast<Presence>(transport_.control(q).presence.load(std::memory_order_acquire));
-    if (q == transport_.rank() || presence == Presence::left || transport_.alive(q)) continue;
+    if (q == transport_.rank() || !is_gone(q)) continue;
     fail(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
                                    " is gone; look at that rank's own output for the cause");
   }

@@ -113,6 +113,8 @@ class Waiter {
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
   static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
 
+  bool has_left(int q) const;
+  bool is_gone(int q) const;
   int rank_that_failed() const;
   [[noreturn]] void pass_on(int failed, const std::string& story);
   [[noreturn]] void raise();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -195,6 +196,29 @@ def abort_pending(rank, world, store):
 @pytest.mark.parametrize("function", [leave_early, abort_pending])
 def test_a_rank_that_goes(pool, tmp_path, transport, world, function):
     pool.values(function, world, str(tmp_path / "others"), join=transport)
+
+
+def leave_and_exit(rank, world, store):
+    """The last rank ends well while the others still have messages for each other."""
+    others = dist.FileStore(store, world)
+    ringlet.all_reduce(torch.ones(10))
+    if rank == world - 1:
+        others.set("pid", str(os.getpid()))
+        ringlet.finalize()
+        os._exit(0)
+    end = os.pidfd_open(int(others.get("pid")))
+    if rank == 0:
+        assert ringlet.recv(torch.zeros(1000), 1).eq(1).all()
+    else:
+        assert select.select([end], [], [], 30)[0], "the rank that left does not end"
+        time.sleep(0.2)  # rank 0 looks at its peers' processes every 20 ms
+        ringlet.send(torch.ones(1000), 0)
+    os.close(end)
+
+
+@pytest.mark.parametrize("transport", [transport for transport in TRANSPORTS if transport != "threads"])
+def test_who_left_and_ended_is_not_missed(pool, tmp_path, transport):
+    survivors(pool.run(leave_and_exit, 3, str(tmp_path / "others"), join=transport), 2)
 
 
 # --- a rank is stuck ------------------------------------------------------------------------------------------------
