@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -51,6 +52,30 @@ class Case:
     memory: str
     in_place: bool
     root: int = 0
+    shift: int = 0  # where in its table the data begin: cases that differ in it alone differ in all their data
+
+    def input_of(self, world: int, rank: int, count: int) -> torch.Tensor:
+        return input_of(self.dtype, self.op, world, rank, count + self.shift)[self.shift :]
+
+    def result_of(self, world: int, count: int) -> torch.Tensor:
+        return result_of(self.dtype, self.op, world, count + self.shift)[self.shift :]
+
+
+@dataclass
+class Call:
+    """A case on one rank: its tensors, and what must be in them afterwards (None: nothing is said)."""
+
+    case: Case
+    source: torch.Tensor
+    output: torch.Tensor
+    mine: torch.Tensor
+    wanted: torch.Tensor | None
+
+    def check(self, checks: Checks) -> None:
+        if self.wanted is not None:
+            checks.equal(self.case, self.output, self.wanted)
+        if self.source.data_ptr() != self.output.data_ptr() and not self.case.in_place:
+            checks.equal((self.case, "input"), self.source, self.mine)
 
 
 def counts_of(collective: str, world: int) -> list[int]:
@@ -67,9 +92,9 @@ def placed(values: torch.Tensor, memory: str, rank: int) -> torch.Tensor:
         return values.to(live_gpu.DEVICE if memory == "gpu" else "cuda")
     if memory == "ordinary" or (memory == "mixed" and rank % 2 == 1):
         return values.clone()
-    tensor = ringlet.empty(values.shape, dtype=values.dtype)
-    tensor.copy_(values)
-    return tensor
+    if memory == "offset":  # registered, one element after its beginning
+        return ringlet.empty(values.numel() + 1, dtype=values.dtype)[1:].copy_(values)
+    return ringlet.empty(values.shape, dtype=values.dtype).copy_(values)
 
 
 def blank(case: Case, rank: int, count: int) -> torch.Tensor:
@@ -80,8 +105,14 @@ def blank(case: Case, rank: int, count: int) -> torch.Tensor:
 
 def run(case: Case, rank: int, world: int, checks: Checks) -> None:
     """One collective call, and what its output and its input must be afterwards."""
+    call = prepare(case, rank, world)
+    issue(call, rank)
+    call.check(checks)
+
+
+def prepare(case: Case, rank: int, world: int) -> Call:
     blocks = world if case.collective in ("reduce_scatter", "scatter", "all_to_all") else 1
-    mine = input_of(case.dtype, case.op, world, rank, case.count * blocks)
+    mine = case.input_of(world, rank, case.count * blocks)
     wanted = expected(case, rank, world)
     if case.collective in ONLY_IN_PLACE or (case.collective == "all_reduce" and case.in_place):
         output = source = placed(mine, case.memory, rank)
@@ -95,49 +126,46 @@ def run(case: Case, rank: int, world: int, checks: Checks) -> None:
     else:
         source = placed(mine, case.memory, rank)
         output = blank(case, rank, mine.numel() if wanted is None else wanted.numel())
-    issue(case, rank, output, source)
-    if wanted is not None:
-        checks.equal(case, output, wanted)
-    if source.data_ptr() != output.data_ptr() and not case.in_place:
-        checks.equal((case, "input"), source, mine)
+    return Call(case, source, output, mine, wanted)
 
 
-def issue(case: Case, rank: int, output: torch.Tensor, source: torch.Tensor) -> None:
-    options = {"algorithm": case.algorithm}
+def issue(call: Call, rank: int, **options: Any) -> Any:
+    """Makes the call; what it returns. options: of the collective."""
+    case, output, source = call.case, call.output, call.source
+    options["algorithm"] = case.algorithm
     root, at_root = case.root, rank == case.root
     if case.collective == "all_reduce":
         target = None if source is output else output
-        ringlet.all_reduce(source, case.op, scale=scale_of(rank), output=target, **options)
-    elif case.collective == "reduce_scatter":
-        ringlet.reduce_scatter(output, source, case.op, scale=scale_of(rank), **options)
-    elif case.collective == "reduce":
-        ringlet.reduce(output, root, case.op, scale=scale_of(rank), **options)
-    elif case.collective == "broadcast":
-        ringlet.broadcast(output, root, **options)
-    elif case.collective == "gather":
-        ringlet.gather(output if at_root else None, source, root, **options)
-    elif case.collective == "scatter":
-        ringlet.scatter(output, source if at_root else None, root, **options)
-    else:
-        getattr(ringlet, case.collective)(output, source, **options)
+        return ringlet.all_reduce(source, case.op, scale=scale_of(rank), output=target, **options)
+    if case.collective == "reduce_scatter":
+        return ringlet.reduce_scatter(output, source, case.op, scale=scale_of(rank), **options)
+    if case.collective == "reduce":
+        return ringlet.reduce(output, root, case.op, scale=scale_of(rank), **options)
+    if case.collective == "broadcast":
+        return ringlet.broadcast(output, root, **options)
+    if case.collective == "gather":
+        return ringlet.gather(output if at_root else None, source, root, **options)
+    if case.collective == "scatter":
+        return ringlet.scatter(output, source if at_root else None, root, **options)
+    return getattr(ringlet, case.collective)(output, source, **options)
 
 
 def expected(case: Case, rank: int, world: int) -> torch.Tensor | None:
     """What this rank's output must be; None where it has none."""
-    count, dtype, op = case.count, case.dtype, case.op
+    count = case.count
     whose = slice(rank * count, (rank + 1) * count)
     if case.collective == "all_reduce":
-        return result_of(dtype, op, world, count)
+        return case.result_of(world, count)
     if case.collective == "reduce_scatter":
-        return result_of(dtype, op, world, count * world)[whose]
+        return case.result_of(world, count * world)[whose]
     if case.collective == "reduce":
-        return result_of(dtype, op, world, count) if rank == case.root else input_of(dtype, op, world, rank, count)
+        return case.result_of(world, count) if rank == case.root else case.input_of(world, rank, count)
     if case.collective == "broadcast":
-        return input_of(dtype, op, world, case.root, count)
+        return case.input_of(world, case.root, count)
     if case.collective == "scatter":
-        return input_of(dtype, op, world, case.root, count * world)[whose]
+        return case.input_of(world, case.root, count * world)[whose]
     if case.collective == "gather" and rank != case.root:
         return None
     if case.collective == "all_to_all":
-        return torch.cat([input_of(dtype, op, world, q, count * world)[whose] for q in range(world)])
-    return torch.cat([input_of(dtype, op, world, q, count) for q in range(world)])
+        return torch.cat([case.input_of(world, q, count * world)[whose] for q in range(world)])
+    return torch.cat([case.input_of(world, q, count) for q in range(world)])
