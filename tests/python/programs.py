@@ -168,7 +168,8 @@ class Program:
 
 
 def draw_count(lot: random.Random, world: int) -> int:
-    return lot.choice((0, 1, world - 1, world + 1, lot.randint(2, 3000), lot.randint(2, 3000), lot.randint(3000, 90_000)))
+    highest = lot.choice((3000, 3000, 90_000))
+    return lot.choice((0, 1, world - 1, world + 1, *(lot.randint(2, highest) for _ in range(3))))
 
 
 def draw(lot: random.Random, world: int) -> Case:
