@@ -177,9 +177,11 @@ PyObject* message(PyObject* const* args) {
         group, {.device = tensor->device(), .messages = {message}, .tensors = {*tensor}, .async = args[5] == Py_True});
   }
   if (args[5] == Py_True) return as_python(group.start(message, std::make_shared<Kept>(Kept{*tensor, {}})));
-  const py::gil_scoped_release unlocked;
-  group.run(message);
-  Py_RETURN_NONE;
+  {
+    const py::gil_scoped_release unlocked;
+    group.run(message);
+  }
+  Py_RETURN_NONE;  // counts a reference, for which the GIL is needed
 }
 
 template <typename Act>

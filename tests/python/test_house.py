@@ -117,6 +117,22 @@ def test_headers_open_with_a_contract_and_pragma_once():
     report(violations)
 
 
+def test_nothing_of_python_is_touched_without_its_lock():
+    """From a `gil_scoped_release` to the end of its block, the value of a return statement included."""
+    wrong = []
+    for path in sources(".cc", ".h", under="csrc/bindings"):
+        lines = text_of(path).splitlines()
+        for number, line in enumerate(lines):
+            if "gil_scoped_release" not in line or "call_guard" in line:
+                continue
+            indent = len(line) - len(line.lstrip())
+            within = itertools.takewhile(
+                lambda one: not one.strip() or one.startswith(" " * indent), lines[number + 1 :]
+            )
+            wrong += [f"{path}:{number + 1}: {one.strip()}" for one in within if re.search(r"\bPy_|\bpy::", one)]
+    report(wrong)
+
+
 def test_cmake_lists_every_source():
     cmake = text_of(pathlib.Path("CMakeLists.txt"))
     alternatives = {"csrc/engine/gpu.cc", "csrc/engine/no_gpu.cc"}  # RINGLET_GPU chooses one
