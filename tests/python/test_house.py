@@ -121,15 +121,9 @@ def test_nothing_of_python_is_touched_without_its_lock():
     """From a `gil_scoped_release` to the end of its block, the value of a return statement included."""
     wrong = []
     for path in sources(".cc", ".h", under="csrc/bindings"):
-        lines = text_of(path).splitlines()
-        for number, line in enumerate(lines):
-            if "gil_scoped_release" not in line or "call_guard" in line:
-                continue
-            indent = len(line) - len(line.lstrip())
-            within = itertools.takewhile(
-                lambda one: not one.strip() or one.startswith(" " * indent), lines[number + 1 :]
-            )
-            wrong += [f"{path}:{number + 1}: {one.strip()}" for one in within if re.search(r"\bPy_|\bpy::", one)]
+        block = re.compile(r"^( *)[^\n]*gil_scoped_release \w+;[^\n]*\n((?:\1[^\n]*\n|\n)*)", re.MULTILINE)
+        for found in block.finditer(text_of(path)):
+            wrong += [f"{path}: {line.strip()}" for line in found[2].splitlines() if re.search(r"\bPy_|\bpy::", line)]
     report(wrong)
 
 
