@@ -7,6 +7,10 @@
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 
+#include <atomic>
+#include <thread>
+#include <utility>
+
 #include "bindings/c10d_work.h"
 #include "bindings/group_end.h"
 #include "bindings/torch_store.h"
@@ -99,8 +103,14 @@ class C10dBackend final : public c10d::Backend {
   Handle issue(Issue issue);
   Handle issue_on(const c10::Device& device, Issue issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
-  void exchange_messages();
+  struct CoalescedMessage {
+    Message message;
+    at::Tensor tensor;
+    c10::intrusive_ptr<C10dWork> handle;
+  };
+  void exchange(const std::vector<CoalescedMessage>& all);
   Handle remember(c10::intrusive_ptr<C10dWork> handle);
+  bool collecting() const { return coalescer_.load() == std::this_thread::get_id(); }
 
   TorchStore store_;
   std::string name_;
@@ -109,13 +119,10 @@ class C10dBackend final : public c10d::Backend {
   std::string algorithm_ = "auto";
   uint64_t monitored_ = 0;  // barriers
   uint64_t splits_ = 0;
-  std::optional<std::vector<c10::intrusive_ptr<C10dWork>>> coalescing_;
-  struct CoalescedMessage {
-    Message message;
-    at::Tensor tensor;
-    c10::intrusive_ptr<C10dWork> handle;
-  };
-  std::vector<CoalescedMessage> coalesced_messages_;  // of a GPU, not yet given
+  // What runs when a call is complete may issue calls meanwhile, on another thread: those are not of the batch.
+  std::atomic<std::thread::id> coalescer_{};
+  std::vector<c10::intrusive_ptr<C10dWork>> coalescing_;  // the coalescer's, like what follows
+  std::vector<CoalescedMessage> coalesced_messages_;      // of a GPU, not yet given
 };
 
 /// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/meeting.py).

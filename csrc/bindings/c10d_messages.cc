@@ -22,8 +22,9 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
   const Message message{peer, sending, dtype_of(tensor), static_cast<size_t>(tensor.numel()), data_of(tensor), {}, tag};
   if (!tensor.is_cpu()) {
     auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors, tensor.device());
-    coalesced_messages_.push_back({message, tensor, handle});
-    if (!coalescing_) exchange_messages();
+    std::vector<CoalescedMessage> alone;
+    (collecting() ? coalesced_messages_ : alone).push_back({message, tensor, handle});
+    exchange(alone);
     return remember(std::move(handle));
   }
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors);
@@ -32,9 +33,7 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
 }
 
 /// Of a GPU's tensors those of one batch move together: each alone would wait for its receiver or sender.
-void C10dBackend::exchange_messages() {
-  const std::vector<CoalescedMessage> all = std::move(coalesced_messages_);
-  coalesced_messages_.clear();
+void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
   if (all.empty()) return;
   DeviceCalls calls{.device = all[0].tensor.device(), .async = true};
   for (const CoalescedMessage& one : all) {
@@ -58,20 +57,23 @@ C10dBackend::Handle C10dBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 C10dBackend::Handle C10dBackend::remember(c10::intrusive_ptr<C10dWork> handle) {
-  if (coalescing_) coalescing_->push_back(handle);
+  if (collecting()) coalescing_.push_back(handle);
   return handle;
 }
 
 void C10dBackend::startCoalescing() {
-  if (coalescing_) throw InvalidUsage("startCoalescing inside startCoalescing");
-  coalescing_.emplace();
+  std::thread::id nobody;
+  if (!coalescer_.compare_exchange_strong(nobody, std::this_thread::get_id())) {
+    throw InvalidUsage("startCoalescing inside startCoalescing");
+  }
 }
 
 C10dBackend::Handle C10dBackend::endCoalescing() {
-  if (!coalescing_) throw InvalidUsage("endCoalescing without startCoalescing");
-  std::vector<c10::intrusive_ptr<C10dWork>> parts = std::move(*coalescing_);
-  coalescing_.reset();
-  exchange_messages();
+  if (!collecting()) throw InvalidUsage("endCoalescing without startCoalescing");
+  std::vector<c10::intrusive_ptr<C10dWork>> parts = std::exchange(coalescing_, {});
+  const std::vector<CoalescedMessage> messages = std::exchange(coalesced_messages_, {});
+  coalescer_.store({});
+  exchange(messages);
   Tensors results;
   for (const auto& part : parts) {
     const Tensors of_part = part->result();

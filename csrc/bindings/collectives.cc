@@ -202,14 +202,14 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   return nullptr;
 }
 
-// The default group, which lives as long as it is set here; of the thread where ranks are threads.
-Communicator* default_of_process = nullptr;
-thread_local Communicator* default_of_thread = nullptr;
+// The default group's handle, which lives as long as it is set here; of the thread where ranks are threads.
+PyObject* default_of_process = nullptr;
+thread_local PyObject* default_of_thread = nullptr;
 
 /// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false where it is not that.
 bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  Communicator* group = default_of_thread != nullptr ? default_of_thread : default_of_process;
-  if (group == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
+  PyObject* handle = default_of_thread != nullptr ? default_of_thread : default_of_process;
+  if (handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
   PyObject* op = positional == 2 ? args[1] : nullptr;
   PyObject* algorithm = nullptr;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
@@ -233,7 +233,8 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
-  run(*group, call);
+  const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
+  run(*kept.cast<Communicator*>(), call);
   return true;
 }
 
@@ -300,8 +301,10 @@ void bind_collectives(py::module_& m) {
   m.def("with_shortcut", &with_shortcut);
   m.def(
       "set_default",
-      [](Communicator* group, bool of_thread) { (of_thread ? default_of_thread : default_of_process) = group; },
-      py::arg("group").none(true), py::arg("of_thread"));
+      [](const py::handle& group, bool of_thread) {
+        (of_thread ? default_of_thread : default_of_process) = group.is_none() ? nullptr : group.ptr();
+      },
+      py::arg("group"), py::arg("of_thread"));
 }
 
 }  // namespace ringlet

@@ -8,7 +8,6 @@
 
 #include "comm/completing.h"
 #include "comm/gpu_group.h"
-#include "comm/progress.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -17,15 +16,17 @@ namespace {
 // What runs when a call is complete may start the next one, in the progress thread, while the caller's thread starts
 // another: they take turns. A thread that is in the way for longer is in a call of its own.
 constexpr auto kTurn = std::chrono::milliseconds(50);
+constexpr auto kForAsLongAsItTakes = std::chrono::hours(24 * 365);  // the call has a timeout of its own
 
 /// Marks the group as in use by one thread; a second one is told instead of corrupting the first one's call.
 class InUse {
  public:
-  explicit InUse(std::atomic<bool>& busy) : busy_(busy) {
+  InUse(std::atomic<bool>& busy, const std::atomic<bool>& closed) : busy_(busy) {
     if (!busy_.exchange(true, std::memory_order_acquire)) [[likely]]
       return;
     const Deadline deadline = Deadline::after(kTurn);
     while (busy_.exchange(true, std::memory_order_acquire)) {
+      if (closed) throw InvalidUsage("a call on a group that was closed");
       if (deadline.passed()) {
         throw InvalidUsage(
             "two threads call one group at the same time; give each thread a group of its own, or use async_op");
@@ -43,13 +44,6 @@ class InUse {
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
   return a < b + b_bytes && b < a + a_bytes;
 }
-
-std::unique_ptr<ProgressThread>& made(std::unique_ptr<ProgressThread>& thread) {
-  if (!thread) thread = std::make_unique<ProgressThread>();
-  return thread;
-}
-
-bool pending(const std::unique_ptr<ProgressThread>& thread) { return thread && thread->pending(); }
 
 }  // namespace
 
@@ -87,17 +81,20 @@ void Communicator::prepare(Call& call) {
   call.sequence = sequence_++;
 }
 
+/// Whether a call may run on the caller's thread: nothing is before it, and it is not the completion of another.
+bool Communicator::at_once() const { return !collectives_.pending() && !collectives_.is_this_thread(); }
+
 void Communicator::run(Call call) {
   {
-    const InUse in_use(busy_);
-    prepare(call);
-    if (!pending(collectives_)) {
+    const InUse in_use(busy_, closed_);
+    if (at_once()) {
+      prepare(call);
       run_now(call, false);
       return;
     }
   }
   const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
-  collectives_->submit([this, call] { run_now(call, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
+  start(call, nullptr)->wait(kForAsLongAsItTakes);
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
@@ -109,17 +106,15 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
 }
 
 void Communicator::run(const Job& job) {
-  uint64_t sequence = 0;
   {
-    const InUse in_use(busy_);
-    sequence = number();
-    if (!pending(collectives_)) {
-      run_now(job, sequence, false);
+    const InUse in_use(busy_, closed_);
+    if (at_once()) {
+      run_now(job, number(), false);
       return;
     }
   }
   const OutsideRuntime outside;
-  collectives_->submit([&] { run_now(job, sequence, true); }, nullptr)->wait(std::chrono::hours(24 * 365));
+  start(job, nullptr)->wait(kForAsLongAsItTakes);
 }
 
 std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
@@ -135,13 +130,12 @@ std::shared_ptr<Work> Communicator::give(const std::function<std::function<void(
                                          std::shared_ptr<void> keep) {
   std::function<void()> job;
   {
-    const InUse in_use(busy_);
+    const InUse in_use(busy_, closed_);
     job = prepared();
-    ProgressThread& thread = *made(collectives_);
-    if (!thread.is_this_thread()) return thread.submit(std::move(job), std::move(keep));
-    thread.reserve();
+    if (!collectives_.is_this_thread()) return collectives_.submit(std::move(job), std::move(keep));
+    collectives_.reserve();
   }
-  return collectives_->run_reserved(std::move(job), std::move(keep));
+  return collectives_.run_reserved(std::move(job), std::move(keep));
 }
 
 /// Of the next call.
@@ -287,7 +281,7 @@ bool Communicator::completing() const {
   const std::lock_guard lock(gpus_mutex_);
   const bool on_gpu =
       std::any_of(gpus_.begin(), gpus_.end(), [](const auto& gpu) { return gpu.second->is_this_thread(); });
-  return on_gpu || (collectives_ && collectives_->is_this_thread()) || Completing::of(messenger_.get());
+  return on_gpu || collectives_.is_this_thread() || Completing::of(messenger_.get());
 }
 
 void Communicator::dispose(Communicator* group) noexcept {
@@ -304,19 +298,30 @@ void Communicator::close(std::chrono::milliseconds patience) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                        ": close() in what runs when a call of the group is complete: close it elsewhere");
   }
-  closed_ = true;
+  if (closed_.exchange(true)) return;
   {
     std::map<int, std::unique_ptr<GpuGroup>> gpus;  // end outside of the lock: they wait for what is pending
     const std::lock_guard lock(gpus_mutex_);
     gpus.swap(gpus_);
   }
-  bool quiet = true;
-  if (collectives_ && !collectives_->wait_idle(patience)) quiet = false;
-  if (!messenger_->wait_idle(patience)) quiet = false;
+  const bool turn = await_turn(patience);  // another thread may be in a call
+  bool quiet = collectives_.wait_idle(patience) && turn;
+  quiet = messenger_->wait_idle(patience) && quiet;
   if (!quiet) engine_->abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
-  collectives_.reset();
+  if (!turn) await_turn(std::chrono::milliseconds::max());
+  collectives_.end();
   messenger_->end();
   engine_->leave(quiet, patience);
+}
+
+/// Takes the group's turn, for good; false if it was not to be had in time.
+bool Communicator::await_turn(std::chrono::milliseconds patience) {
+  const Deadline deadline = Deadline::after(patience);
+  while (busy_.exchange(true, std::memory_order_acquire)) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
 }
 
 }  // namespace ringlet

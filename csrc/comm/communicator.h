@@ -16,6 +16,7 @@
 #include <string>
 
 #include "comm/messenger.h"
+#include "comm/progress.h"
 #include "comm/work.h"
 #include "engine/call.h"
 #include "engine/engine.h"
@@ -23,7 +24,6 @@
 namespace ringlet {
 
 class GpuGroup;
-class ProgressThread;
 
 class Communicator {
  public:
@@ -104,6 +104,8 @@ class Communicator {
 
  private:
   std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
+  bool at_once() const;
+  bool await_turn(std::chrono::milliseconds patience);
   bool completing() const;
   uint64_t number();
   void prepare(Call& call);
@@ -117,11 +119,11 @@ class Communicator {
   const int rank_;
   const int world_;
   const bool ranks_are_threads_;
-  std::chrono::milliseconds timeout_;
-  uint64_t sequence_ = 0;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> busy_{false};
-  bool closed_ = false;
-  std::unique_ptr<ProgressThread> collectives_;
+  std::atomic<bool> closed_{false};
+  ProgressThread collectives_;
   std::shared_ptr<Messenger> messenger_;
   mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_

@@ -61,23 +61,23 @@ Messenger::~Messenger() { end(); }
 
 std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::shared_ptr<void> keep, bool awaited) {
   auto ticket = std::make_shared<Ticket>(weak_from_this());
-  Completed completed;
   {
     const std::lock_guard lock(mutex_);
+    if (ended_) throw InvalidUsage("send or recv on a group that was closed");
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), ticket, Deadline::after(message.timeout)});
-    ++pending_;
+    ++pending_, ++moving_;
     if (message.sending) {
       ticket->peer_.store(message.peer, std::memory_order_release);
       outgoing_[message.peer].push_back(std::move(pending));
-    } else if (!take_stray(pending, completed)) {
+    } else if (!take_stray(pending)) {
       receives_.push_back(std::move(pending));
     }
-    for (int i = 0; i < kFirstLooks && completed.empty(); ++i) {
-      if (look(completed, false)) break;
+    for (int i = 0; i < kFirstLooks; ++i) {
+      if (look(false)) break;
     }
   }
-  finish(completed);
+  finish();
   if (awaited || ticket->done()) return ticket;
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable() && !ended_) thread_ = std::thread([this] { loop(); });
@@ -85,14 +85,14 @@ std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::
   return ticket;
 }
 
-bool Messenger::take_stray(const std::shared_ptr<Pending>& pending, Completed& completed) {
+bool Messenger::take_stray(const std::shared_ptr<Pending>& pending) {
   const Message& message = pending->message;
   const auto stray = std::find_if(strays_.begin(), strays_.end(), [&](const Stray& s) {
     return !s.wanted && s.title.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
   });
   if (stray == strays_.end()) return false;
   if (stray->complete) {
-    deliver(*stray, pending, completed);
+    deliver(*stray, pending);
     strays_.erase(stray);
   } else {
     stray->wanted = pending;
@@ -100,7 +100,7 @@ bool Messenger::take_stray(const std::shared_ptr<Pending>& pending, Completed& c
   return true;
 }
 
-void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed) {
+void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pending) {
   std::exception_ptr error;
   try {
     check(*pending, stray.peer, stray.title);
@@ -109,31 +109,36 @@ void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pend
     error = std::current_exception();
   }
   pending->ticket->peer_.store(stray.peer, std::memory_order_release);
-  completed.emplace_back(pending, error);
+  complete(pending, error);
+}
+
+void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) {
+  --moving_;
+  completed_.emplace_back(std::move(pending), error);
 }
 
 /// One look at everything, `closely` for failures too if nothing moved; whether something changed.
-bool Messenger::look(Completed& completed, bool closely) {
+bool Messenger::look(bool closely) {
   if (ended_) return false;
   try {
-    return move(completed) || (closely && examine(completed));
+    return move() || (closely && examine());
   } catch (...) {
-    give_up(completed, std::current_exception());
+    give_up(std::current_exception());
     return true;
   }
 }
 
-bool Messenger::move(Completed& completed) {
+bool Messenger::move() {
   bool moved = false;
   for (int peer = 0; peer < lanes_.world(); ++peer) {
     if (peer == lanes_.rank()) continue;
-    if (!outgoing_[peer].empty()) moved |= send_some(peer, completed);
-    if (inboxes_[peer].taking || wanted(peer)) moved |= receive_some(peer, completed);
+    if (!outgoing_[peer].empty()) moved |= send_some(peer);
+    if (inboxes_[peer].taking || wanted(peer)) moved |= receive_some(peer);
   }
   return moved;
 }
 
-bool Messenger::send_some(int peer, Completed& completed) {
+bool Messenger::send_some(int peer) {
   auto& queue = outgoing_[peer];
   const std::shared_ptr<Pending> first = queue.front();
   const Moved before = first->moved;
@@ -141,11 +146,11 @@ bool Messenger::send_some(int peer, Completed& completed) {
     return first->moved.bytes != before.bytes || first->moved.started != before.started;
   }
   queue.pop_front();
-  completed.emplace_back(first, nullptr);
+  complete(first, nullptr);
   return true;
 }
 
-bool Messenger::receive_some(int peer, Completed& completed) {
+bool Messenger::receive_some(int peer) {
   Inbox& inbox = inboxes_[peer];
   if (!inbox.taking && !begin_receive(peer)) return false;
   Inbox::Taking& taking = *inbox.taking;
@@ -153,9 +158,9 @@ bool Messenger::receive_some(int peer, Completed& completed) {
   if (!lanes_.receive(peer, taking.to, taking.bytes, taking.moved)) return taking.moved.bytes != before;
   if (inbox.receive) {
     inbox.receive->ticket->peer_.store(peer, std::memory_order_release);
-    completed.emplace_back(std::move(inbox.receive), nullptr);
+    complete(std::move(inbox.receive), nullptr);
   } else if (inbox.stray->wanted) {
-    deliver(*inbox.stray, inbox.stray->wanted, completed);
+    deliver(*inbox.stray, inbox.stray->wanted);
     strays_.remove_if([&](const Stray& stray) { return &stray == inbox.stray; });
   } else {
     inbox.stray->complete = true;
@@ -210,26 +215,24 @@ std::string Messenger::story(const Pending& pending, size_t moved) const {
 
 /// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found something,
 /// after which the lists are others.
-bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_process, Completed& completed) {
+bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_process) {
   bool changed = false;
   Waiting waiting;
   waiting.peer = pending.message.peer;
   waiting.timeout = pending.message.timeout;
-  waiting.reached = [&] { return changed = changed || move(completed); };
+  waiting.reached = [&] { return changed = changed || move(); };
   waiting.story = [&] { return story(pending, moved); };
   lanes_.examine(waiting, pending.deadline, look_at_process);
   return changed;
 }
 
 /// Throws what ends the wait of a pending message, if something does; whether something moved instead.
-bool Messenger::examine(Completed& completed) {
+bool Messenger::examine() {
   lanes_.raise_if_failed();
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
-  const auto changed = [&](const Pending& pending, size_t moved) {
-    return examine(pending, moved, look_at_process, completed);
-  };
+  const auto changed = [&](const Pending& pending, size_t moved) { return examine(pending, moved, look_at_process); };
   for (const auto& queue : outgoing_) {
     if (!queue.empty() && changed(*queue.front(), queue.front()->moved.bytes)) return true;
   }
@@ -245,36 +248,38 @@ bool Messenger::examine(Completed& completed) {
   return false;
 }
 
-void Messenger::give_up(Completed& completed, const std::exception_ptr& error) {
+void Messenger::give_up(const std::exception_ptr& error) {
   for (auto& queue : outgoing_) {
-    for (auto& pending : queue) completed.emplace_back(std::move(pending), error);
+    for (auto& pending : queue) complete(std::move(pending), error);
     queue.clear();
   }
-  for (auto& pending : receives_) completed.emplace_back(std::move(pending), error);
+  for (auto& pending : receives_) complete(std::move(pending), error);
   for (Inbox& inbox : inboxes_) {
-    if (inbox.receive) completed.emplace_back(std::move(inbox.receive), error);
+    if (inbox.receive) complete(std::move(inbox.receive), error);
     inbox.clear();
   }
   for (Stray& stray : strays_) {
-    if (stray.wanted) completed.emplace_back(std::move(stray.wanted), error);
+    if (stray.wanted) complete(std::move(stray.wanted), error);
   }
   receives_.clear();
   strays_.clear();
 }
 
-/// Outside the lock: completion runs its waiters' code.
-void Messenger::finish(Completed& completed) {
-  if (completed.empty()) return;
-  {
-    const Completing mark(this);
-    for (auto& [pending, error] : completed) {
-      pending->keep.reset();
-      pending->ticket->complete(error);
-    }
+/// Outside the lock: completion runs its waiters' code, which may wait for another message. So nobody takes more than one
+/// at a time: what a thread holds, no other can complete.
+void Messenger::finish() {
+  const Completing mark(this);
+  std::unique_lock lock(mutex_);
+  if (completed_.empty()) return;
+  while (!completed_.empty()) {
+    auto [pending, error] = std::move(completed_.front());
+    completed_.pop_front();
+    lock.unlock();
+    pending->keep.reset();
+    pending->ticket->complete(error);
+    lock.lock();
+    --pending_;
   }
-  const std::lock_guard lock(mutex_);
-  pending_ -= completed.size();
-  completed.clear();
   changed_.notify_all();
 }
 
@@ -296,21 +301,20 @@ void Messenger::Ticket::assist(const Deadline& deadline) {
 void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
   enum class Manner { spin, yield, sleep };
   const auto turn = [&](Manner manner) {  // whether that was enough
-    Completed completed;
     Watchlist list;
     bool changed = false, over = false;
     {
       const std::lock_guard lock(mutex_);
       if (manner == Manner::sleep) list = watched();
-      changed = look(completed, manner == Manner::sleep);
-      over = ended_ || pending_ == 0;
+      changed = look(manner == Manner::sleep);
+      over = ended_ || moving_ == 0;
     }
-    finish(completed);
+    finish();
     if (over || ticket.done() || deadline.passed()) return true;
     if (manner == Manner::sleep && !changed) lanes_.sleep(list, kSleepNanoseconds);
     return false;
   };
-  if (!begin_assisting()) return;
+  if (!begin_assisting()) return finish();
   bool enough = false;
   for (int i = lanes_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
@@ -340,15 +344,14 @@ void Messenger::loop() {
   ::pthread_setname_np(::pthread_self(), "ringlet-p2p");
   std::unique_lock lock(mutex_);
   while (!ended_) {
-    if (pending_ == 0 || assistants_ > 0) {
+    if (moving_ == 0 || assistants_ > 0) {
       changed_.wait(lock);
       continue;
     }
-    Completed completed;
     const Watchlist list = watched();
-    const bool changed = look(completed, true);
+    const bool changed = look(true);
     lock.unlock();
-    finish(completed);
+    finish();
     if (!changed) lanes_.sleep(list, kSleepNanoseconds);
     lock.lock();
   }
@@ -360,7 +363,6 @@ bool Messenger::wait_idle(std::chrono::milliseconds timeout) {
 }
 
 void Messenger::end() {
-  Completed completed;
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return;
@@ -371,10 +373,10 @@ void Messenger::end() {
     } catch (...) {
       error = std::current_exception();
     }
-    give_up(completed, error);
+    give_up(error);
     changed_.notify_all();
   }
-  finish(completed);
+  finish();
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return assistants_ == 0; });

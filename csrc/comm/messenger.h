@@ -54,21 +54,21 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   struct Pending;
   struct Stray;
   struct Inbox;
-  using Completed = std::vector<std::pair<std::shared_ptr<Pending>, std::exception_ptr>>;
 
-  bool look(Completed& completed, bool closely);
-  bool move(Completed& completed);
-  bool send_some(int peer, Completed& completed);
-  bool receive_some(int peer, Completed& completed);
+  bool look(bool closely);
+  bool move();
+  bool send_some(int peer);
+  bool receive_some(int peer);
   bool begin_receive(int peer);
   bool wanted(int peer) const;
-  bool take_stray(const std::shared_ptr<Pending>& pending, Completed& completed);
-  void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending, Completed& completed);
+  bool take_stray(const std::shared_ptr<Pending>& pending);
+  void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending);
   void check(const Pending& pending, int peer, const MessageTitle& title);
-  bool examine(Completed& completed);
-  bool examine(const Pending& pending, size_t moved, bool look_at_process, Completed& completed);
-  void give_up(Completed& completed, const std::exception_ptr& error);
-  void finish(Completed& completed);
+  bool examine();
+  bool examine(const Pending& pending, size_t moved, bool look_at_process);
+  void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error);
+  void give_up(const std::exception_ptr& error);
+  void finish();
   Watchlist watched();
   void assist(const Ticket& ticket, const Deadline& deadline);
   bool begin_assisting();
@@ -82,7 +82,9 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::list<std::shared_ptr<Pending>> receives_;                // posted and not yet matched, in order
   std::vector<Inbox> inboxes_;                                  // by peer: the message being taken
   std::list<Stray> strays_;                                     // in order of arrival
-  size_t pending_ = 0;
+  std::deque<std::pair<std::shared_ptr<Pending>, std::exception_ptr>> completed_;  // and not yet told
+  size_t pending_ = 0;                                                             // not yet told
+  size_t moving_ = 0;                                                              // of them, still to be moved
   int assistants_ = 0;  // while there are any, the thread rests
   bool ended_ = false;
   Deadline::Clock::time_point looked_{};

@@ -4,13 +4,13 @@
 
 namespace ringlet {
 
-ProgressThread::~ProgressThread() {
+void ProgressThread::end() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     changed_.notify_all();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::shared_ptr<void> keep) {
@@ -18,8 +18,9 @@ std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::sha
     reserve();
     return run_reserved(std::move(job), std::move(keep));
   }
-  auto work = std::make_shared<Work>();
+  auto work = std::make_shared<Queued>(*this);
   const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   jobs_.push_back({std::move(job), work, std::move(keep)});
   pending_.fetch_add(1, std::memory_order_acq_rel);
   changed_.notify_all();
@@ -39,17 +40,27 @@ bool ProgressThread::wait_idle(std::chrono::milliseconds timeout) {
 
 void ProgressThread::loop() {
   ::pthread_setname_np(::pthread_self(), "ringlet");
+  id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    Job job = std::move(jobs_.front());
-    jobs_.pop_front();
-    lock.unlock();
-    run(std::move(job));
-    lock.lock();
-    changed_.notify_all();
+    run_next(lock);
   }
+}
+
+void ProgressThread::run_next(std::unique_lock<std::mutex>& lock) {
+  Job job = std::move(jobs_.front());
+  jobs_.pop_front();
+  lock.unlock();
+  run(std::move(job));
+  lock.lock();
+  changed_.notify_all();
+}
+
+void ProgressThread::run_until(const Work& work) {
+  std::unique_lock lock(mutex_);
+  while (!work.done() && !jobs_.empty()) run_next(lock);
 }
 
 void ProgressThread::run(Job job) {

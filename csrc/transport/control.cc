@@ -52,9 +52,9 @@ void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexce
     waiters[i].uaddr = reinterpret_cast<uintptr_t>(words[i].word);
     waiters[i].flags = FUTEX_32;
   }
-  if (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS) return;
+  if (n > 0 && (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS)) return;
 #endif
-  // Before Linux 5.16 nobody can sleep on several words: look again soon.
+  // Before Linux 5.16 nobody can sleep on several words, nor on none: look again soon.
   constexpr int64_t kGlance = 100'000;
   const timespec glance{0, std::min(nanoseconds, kGlance)};
   ::nanosleep(&glance, nullptr);

@@ -7,7 +7,9 @@ what an earlier call left behind does not pass for an answer.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -194,3 +196,17 @@ def run_programs(rank: int, world: int, seeds: range, steps: int) -> None:
             Program(seed).run(steps)
         except Exception as error:
             raise AssertionError(f"program {seed} at rank {rank} of {world}: {error}") from error
+
+
+def lose_a_rank(rank: int, world: int, seed: int, steps: int) -> tuple[str, str, float]:
+    """A program whose last rank is killed at some moment: what ended it here, its words, and when."""
+    if rank == world - 1:
+        delay = random.Random(-seed).uniform(0, 0.3)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    program = Program(seed)
+    try:
+        while True:
+            program.run(steps)
+    except ringlet.Error as error:
+        program.checks.conclude()
+        return type(error).__name__, str(error), time.monotonic()

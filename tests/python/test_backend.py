@@ -182,6 +182,9 @@ def handles(rank: int, world: int) -> None:
     doubled = work.get_future().then(lambda future: future.value()[0] * 2)
     assert doubled.wait().unique().tolist() == [4.0 * world]
     assert work.result()[0].unique().tolist() == [2.0 * world]
+    first, second = (dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(2))
+    after = first.get_future().then(lambda future: second.wait() and future.value()[0].sum() + second.result()[0].sum())
+    assert after.wait().item() == 100_000 * world
     gathered = [torch.zeros(3) for _ in range(world)]
     value = dist.all_gather(gathered, torch.full((3,), float(rank)), async_op=True).get_future().wait()
     assert [tensor[0].item() for tensor in gathered] == list(range(world)) and len(value) > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -159,66 +158,6 @@ def lose_a_peer_in_backend(rank, world, stamp, what):
 def test_killed_in_the_backend(pool, tmp_path, world, what):
     arguments = (str(tmp_path / "stamp"), what)
     survivors(pool.run(lose_a_peer_in_backend, world, *arguments, join="dist:ringlet"), world - 1)
-
-
-# --- a rank leaves, or fails outside --------------------------------------------------------------------------------
-
-
-def leave_early(rank, world, store):
-    ringlet.all_reduce(torch.ones(10))
-    if rank == world - 1:
-        ringlet.finalize()
-        return
-    with pytest.raises(ringlet.PeerLost, match=rf"rank {world - 1} left the group|reported: .* left the group"):
-        ringlet.all_reduce(torch.ones(10))
-
-
-def abort_pending(rank, world, store):
-    others = dist.FileStore(store, world)
-    if rank == 0:
-        work = ringlet.all_reduce(torch.ones(10), async_op=True)
-        ringlet.current().abort("rank 0 has had enough")
-        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
-            work.wait()
-        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
-            ringlet.all_reduce(torch.ones(10))
-        others.set("aborted", "")
-    else:
-        others.wait(["aborted"])
-        # Who has heard of it leaves too, and a rank that is late may find that one gone first.
-        with pytest.raises(ringlet.PeerLost, match=r"rank [01] left the group"):
-            for _ in range(2):  # the first may find all that it needs
-                ringlet.all_reduce(torch.ones(10))
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("function", [leave_early, abort_pending])
-def test_a_rank_that_goes(pool, tmp_path, transport, world, function):
-    pool.values(function, world, str(tmp_path / "others"), join=transport)
-
-
-def leave_and_exit(rank, world, store):
-    """The last rank ends well while the others still have messages for each other."""
-    others = dist.FileStore(store, world)
-    ringlet.all_reduce(torch.ones(10))
-    if rank == world - 1:
-        others.set("pid", str(os.getpid()))
-        ringlet.finalize()
-        os._exit(0)
-    end = os.pidfd_open(int(others.get("pid")))
-    if rank == 0:
-        assert ringlet.recv(torch.zeros(1000), 1).eq(1).all()
-    else:
-        assert select.select([end], [], [], 30)[0], "the rank that left does not end"
-        time.sleep(0.2)  # rank 0 looks at its peers' processes every 20 ms
-        ringlet.send(torch.ones(1000), 0)
-    os.close(end)
-
-
-@pytest.mark.parametrize("transport", [transport for transport in TRANSPORTS if transport != "threads"])
-def test_who_left_and_ended_is_not_missed(pool, tmp_path, transport):
-    survivors(pool.run(leave_and_exit, 3, str(tmp_path / "others"), join=transport), 2)
 
 
 # --- a rank is stuck ------------------------------------------------------------------------------------------------

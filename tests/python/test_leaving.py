@@ -1,0 +1,110 @@
+"""Ranks that go on purpose: how groups end, and what becomes of the others' calls."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import TRANSPORTS
+
+PROCESSES = [transport for transport in TRANSPORTS if transport != "threads"]
+
+
+def leave_early(rank, world, store):
+    ringlet.all_reduce(torch.ones(10))
+    if rank == world - 1:
+        ringlet.finalize()
+        return
+    with pytest.raises(ringlet.PeerLost, match=rf"rank {world - 1} left the group|reported: .* left the group"):
+        ringlet.all_reduce(torch.ones(10))
+
+
+def abort_pending(rank, world, store):
+    others = dist.FileStore(store, world)
+    if rank == 0:
+        work = ringlet.all_reduce(torch.ones(10), async_op=True)
+        ringlet.current().abort("rank 0 has had enough")
+        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
+            work.wait()
+        with pytest.raises(ringlet.PeerLost, match="rank 0 has had enough"):
+            ringlet.all_reduce(torch.ones(10))
+        others.set("aborted", "")
+    else:
+        others.wait(["aborted"])
+        # Who has heard of it leaves too, and a rank that is late may find that one gone first.
+        with pytest.raises(ringlet.PeerLost, match=r"rank [01] left the group"):
+            for _ in range(2):  # the first may find all that it needs
+                ringlet.all_reduce(torch.ones(10))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("function", [leave_early, abort_pending])
+def test_a_rank_that_goes(pool, tmp_path, transport, world, function):
+    pool.values(function, world, str(tmp_path / "others"), join=transport)
+
+
+def leave_and_exit(rank, world, store):
+    """The last rank ends well while the others still have messages for each other."""
+    others = dist.FileStore(store, world)
+    ringlet.all_reduce(torch.ones(10))
+    if rank == world - 1:
+        others.set("pid", str(os.getpid()))
+        others.wait([f"watched by {q}" for q in range(world - 1)])
+        ringlet.finalize()
+        os._exit(0)
+    end = os.pidfd_open(int(others.get("pid")))
+    others.set(f"watched by {rank}", "")
+    if rank == 0:
+        assert ringlet.recv(torch.zeros(1000), 1).eq(1).all()
+    else:
+        assert select.select([end], [], [], 30)[0], "the rank that left does not end"
+        time.sleep(0.2)  # rank 0 looks at its peers' processes every 20 ms
+        ringlet.send(torch.ones(1000), 0)
+    os.close(end)
+
+
+def end_beside_a_call(rank, world, store):
+    """The main thread leaves the default group while another is in a call that nobody answers."""
+    others = dist.FileStore(store, world)
+    ringlet.all_reduce(torch.ones(10))
+    if rank == 0:
+        raised = []
+        inside = threading.Event()
+
+        def call():
+            inside.set()
+            with pytest.raises(ringlet.PeerLost, match="rank 0 closed the group while this call was pending") as caught:
+                ringlet.all_reduce(torch.ones(1000))
+            raised.append(caught.value)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        inside.wait()
+        time.sleep(0.05)
+        ringlet.finalize()
+        gc.collect()
+        thread.join(10)
+        others.set("ended", "")
+        assert len(raised) == 1
+    else:
+        others.wait(["ended"])
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_a_group_that_ends_beside_a_call(pool, tmp_path, transport):
+    pool.values(end_beside_a_call, 2, str(tmp_path / "others"), join=transport)
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_who_left_and_ended_is_not_missed(pool, tmp_path, transport):
+    outcomes = pool.run(leave_and_exit, 3, str(tmp_path / "others"), join=transport)
+    assert [outcome.kind for outcome in outcomes] == [None, None, "died"], "\n".join(map(str, outcomes))
