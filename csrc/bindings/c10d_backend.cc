@@ -23,12 +23,43 @@ C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name
       group_(group.release()),
       carrier_(carrier) {}
 
+namespace {
+
+struct Living {
+  /// Never destroyed: backends may end after everything else.
+  static Living& of_process() {
+    static Living* const one = new Living;
+    return *one;
+  }
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<C10dBackend>> backends;
+};
+
+}  // namespace
+
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {
   TorchStore rendezvous(store);
   auto engine = join(rendezvous, name, member, carrier, Deadline::after(timeout));
   auto group = std::make_unique<Communicator>(std::move(engine), timeout);
-  return c10::make_intrusive<C10dBackend>(store, name, std::move(group), carrier);
+  auto backend = c10::make_intrusive<C10dBackend>(store, name, std::move(group), carrier);
+  Living& living = Living::of_process();
+  const std::lock_guard lock(living.mutex);
+  std::erase_if(living.backends, [](const auto& one) { return one.expired(); });
+  living.backends.emplace_back(backend);
+  return backend;
+}
+
+void close_backends() {
+  std::vector<c10::intrusive_ptr<C10dBackend>> open;
+  {
+    Living& living = Living::of_process();
+    const std::lock_guard lock(living.mutex);
+    for (const auto& one : living.backends) {
+      if (auto backend = one.lock()) open.push_back(std::move(backend));
+    }
+  }
+  for (const auto& backend : open) backend->shutdown();
 }
 
 void C10dBackend::set_algorithm(const std::string& name) {

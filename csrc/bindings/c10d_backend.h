@@ -129,4 +129,7 @@ class C10dBackend final : public c10d::Backend {
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 
+/// Shuts down all that there are, before the interpreter goes: what runs when their calls are complete needs it.
+void close_backends();
+
 }  // namespace ringlet

@@ -47,6 +47,7 @@ void bind_c10d(py::module_& m) {
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("transport"),
       py::call_guard<py::gil_scoped_release>());
+  m.def("close_backends", &close_backends, py::call_guard<py::gil_scoped_release>());
   m.def("use_registered_allocator", &use_registered_allocator, py::arg("enabled"));
   m.def("registered_allocator_cache_bytes", &registered_allocator_cache_bytes);
 }

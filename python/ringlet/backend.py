@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,7 @@ def register() -> None:
     """Makes `torch.distributed.init_process_group("ringlet")` work. Harmless when it is done already."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+        atexit.register(_C.close_backends)  # nobody need have called destroy_process_group
 
 
 def monitored_barrier(

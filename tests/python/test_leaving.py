@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import select
+import subprocess
+import sys
 import threading
 import time
 
@@ -108,3 +110,39 @@ def test_a_group_that_ends_beside_a_call(pool, tmp_path, transport):
 def test_who_left_and_ended_is_not_missed(pool, tmp_path, transport):
     outcomes = pool.run(leave_and_exit, 3, str(tmp_path / "others"), join=transport)
     assert [outcome.kind for outcome in outcomes] == [None, None, "died"], "\n".join(map(str, outcomes))
+
+
+ENDING = """
+import sys
+import torch
+import torch.distributed as dist
+import ringlet
+
+rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("ringlet", store=store, rank=rank, world_size=2)
+dist.barrier()
+if rank == 0:
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    work.get_future().then(lambda future: print("told", flush=True))
+else:
+    sys.stdin.read()
+"""
+
+
+def test_a_program_that_ends_in_the_middle_of_a_call(tmp_path):
+    """Without destroy_process_group: the call ends with an error while there still is a Python to tell of it."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING, str(rank), str(tmp_path / "store")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        out, error = ranks[0].communicate(timeout=60)
+        assert (ranks[0].returncode, out) == (0, "told\n"), error
+        _, error = ranks[1].communicate(timeout=60)
+        assert ranks[1].returncode == 0, error
+    finally:
+        for rank in ranks:
+            rank.kill()
