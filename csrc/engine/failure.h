@@ -29,16 +29,6 @@ class Failure {
     return true;
   }
 
-  /// Hands the error to someone who throws.
-  template <typename Throw>
-  void raise_to(const Throw& thrower) const {
-    const auto what = [&] {
-      const std::lock_guard lock(mutex_);
-      return *what_;
-    }();
-    thrower(what.first, what.second);
-  }
-
   /// `before`: what stands before the message.
   [[noreturn]] void raise(const std::string& before) const {
     const std::lock_guard lock(mutex_);

@@ -47,7 +47,7 @@ const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root)
 }
 
 void MessageEngine::run(const Call& call, bool patient) {
-  const std::lock_guard lock(pipes_);
+  const Hold hold{*this};
   failure_.raise_if_failed();
   if (reported_) pass_on();
   ++calls_;

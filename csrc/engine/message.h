@@ -78,6 +78,15 @@ class MessageEngine final : public Engine {
     bool in_call = false;
     bool operator==(const Suspect&) const = default;
   };
+  /// Holds the pipes; who lets go of them tells what others could not tell meanwhile.
+  struct Hold {
+    ~Hold() {
+      lock = {};
+      engine.tell();
+    }
+    MessageEngine& engine;
+    std::unique_lock<std::recursive_mutex> lock{engine.pipes_};
+  };
 
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
@@ -99,7 +108,9 @@ class MessageEngine final : public Engine {
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_slab(size_t index);
-  void tell(const FrameHeader& header, const std::string& text);
+  void post(const FrameHeader& header, const std::string& text = "");
+  void tell();
+  void say_to_all(const std::shared_ptr<Word>& word);
   void drain(const Deadline& deadline);
   [[noreturn]] void pass_on();
   [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
@@ -117,7 +128,6 @@ class MessageEngine final : public Engine {
   const int rank_;
   const int world_;
   Failure failure_;
-  std::atomic<bool> aborted_{false};
   std::atomic<uint64_t> bytes_received_{0}, bytes_sent_{0};
   std::unordered_map<uint64_t, std::unique_ptr<MessagePlan>> plans_;
   std::recursive_mutex pipes_;                // held by whoever moves bytes
@@ -130,6 +140,8 @@ class MessageEngine final : public Engine {
   std::shared_ptr<const Word> last_words_;  // of an error, for those who are connected only now; guarded by pipes_
   Made made_, made_before_;                 // the calls calls_ and calls_ - 1
   Run* run_ = nullptr;                      // the call in progress
+  std::mutex words_;
+  std::deque<std::shared_ptr<Word>> untold_;  // what all peers are to be told; guarded by words_
   StreamLanes lanes_{*this};
 };
 

@@ -35,9 +35,9 @@ void MessageEngine::wait(int& idle) {
     ::sched_yield();
   } else if (idle == looks) {
     if (!run_->outside) run_->outside.emplace();
+    examine();                                  // before the last look: a header that it reads would wake no sleeper
     wires_->about_to_sleep(Lane::collectives);  // and look once more
   } else {
-    examine();
     sleep();
     idle = looks - 1;
   }
@@ -57,14 +57,10 @@ void MessageEngine::sleep() {
 
 /// Throws what ends the call in progress, if something does.
 void MessageEngine::examine() {
-  if (aborted_.load(std::memory_order_acquire)) {
-    FrameHeader bye;
-    bye.kind = FrameKind::bye;
-    tell(bye, "");
+  if (failure_.failed()) {
+    tell();
     failure_.raise("");
   }
-  if (failure_.failed())
-    failure_.raise_to([&](ErrorKind kind, const std::string& text) { give_up(kind, text, rank_, text); });
   look_at_others();
   for (const auto& each : links_) {
     if (each && each->pipe != nullptr && each->left && awaits(*each)) lost(*each);
@@ -107,8 +103,8 @@ void MessageEngine::hear_others() {
 }
 
 void MessageEngine::look_around() {
-  const std::unique_lock lock(pipes_, std::try_to_lock);
-  if (lock) look_at_others();
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (hold.lock) look_at_others();
 }
 
 /// Takes what is no message; false while it has not arrived whole.
@@ -215,26 +211,40 @@ void MessageEngine::fail(ErrorKind kind, const std::string& message) { give_up(k
 
 /// `words`: what rank `origin`, where it happened, says of it.
 void MessageEngine::give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
-  failure_.set(kind, message);
   FrameHeader header;
   header.kind = FrameKind::error;
   header.detail = static_cast<int64_t>(kind);
   header.index = static_cast<uint32_t>(origin);
-  tell(header, words.substr(0, FrameHeader::kMostText));
+  post(header, words.substr(0, FrameHeader::kMostText));  // before it is set: who ends because of it says why
+  failure_.set(kind, message);
+  tell();
   rethrow(kind, message);
 }
 
-/// Best effort: whoever is not told finds out by the deadline.
-void MessageEngine::tell(const FrameHeader& header, const std::string& text) {
-  std::unique_lock lock(pipes_, std::try_to_lock);
-  if (!lock) {  // the thread that moves bytes will see the failure, and tell
-    wires_->ring();
-    return;
+void MessageEngine::post(const FrameHeader& header, const std::string& text) {
+  const std::lock_guard lock(words_);
+  untold_.push_back(std::make_shared<Word>(Word{header, text}));
+  untold_.back()->header.bytes = text.size();
+}
+
+/// Best effort: whoever is not told finds out by the deadline. Where another thread holds the pipes, that one tells: if it
+/// sleeps it is woken, and it looks here after it has let go.
+void MessageEngine::tell() {
+  std::unique_lock words(words_);
+  while (!untold_.empty()) {
+    const std::unique_lock pipes(pipes_, std::try_to_lock);
+    if (!pipes) return wires_->ring();
+    const std::shared_ptr<Word> word = std::move(untold_.front());
+    untold_.pop_front();
+    words.unlock();
+    say_to_all(word);
+    words.lock();  // before the pipes are let go: who finds them held has posted what this then sees
   }
-  auto word = std::make_shared<Word>(Word{header, text});
-  word->header.bytes = text.size();
+}
+
+void MessageEngine::say_to_all(const std::shared_ptr<Word>& word) {
   word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
-  if (header.kind == FrameKind::error) last_words_ = word;
+  if (word->header.kind == FrameKind::error) last_words_ = word;
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || wires_->find(peer, Lane::collectives) == nullptr) continue;
     Link& each = link(peer);
@@ -263,11 +273,11 @@ void MessageEngine::drain(const Deadline& deadline) {
 }
 
 void MessageEngine::abort(const std::string& reason) {
-  failure_.set(ErrorKind::peer_lost, reason);
-  aborted_.store(true, std::memory_order_release);
   FrameHeader bye;
   bye.kind = FrameKind::bye;
-  tell(bye, "");
+  post(bye);
+  failure_.set(ErrorKind::peer_lost, reason);
+  tell();
 }
 
 void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
@@ -276,7 +286,8 @@ void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   bye.kind = FrameKind::bye;
   bye.call = calls_ + 1;
   wires_->retire(last_words_ ? packed(last_words_->header, last_words_->text) : packed(bye, ""));
-  tell(bye, "");
+  post(bye);
+  tell();
   wires_->close(Deadline::after(patience));
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -38,7 +39,23 @@ socklen_t address_length(const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-bool send_hello(int socket, const Hello& hello, std::span<const int> handed) {
+/// What a system call returns, repeated until the deadline where a signal, the program's own business, interrupts it.
+template <typename SystemCall>
+auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR && !deadline.passed()) result = call();
+  return result;
+}
+
+/// Whether something can be read before the deadline.
+bool readable(int socket, const Deadline& deadline) {
+  pollfd wait{socket, POLLIN, 0};
+  return uninterrupted(deadline, [&] {
+           return ::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30)));
+         }) > 0;
+}
+
+bool send_hello(int socket, const Hello& hello, std::span<const int> handed, const Deadline& deadline) {
   iovec data{const_cast<Hello*>(&hello), sizeof hello};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
@@ -51,7 +68,7 @@ bool send_hello(int socket, const Hello& hello, std::span<const int> handed) {
   rights->cmsg_type = SCM_RIGHTS;
   rights->cmsg_len = CMSG_LEN(handed.size_bytes());
   std::memcpy(CMSG_DATA(rights), handed.data(), handed.size_bytes());
-  return ::sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof hello;
+  return uninterrupted(deadline, [&] { return ::sendmsg(socket, &message, MSG_NOSIGNAL); }) == sizeof hello;
 }
 
 struct Received {
@@ -60,8 +77,7 @@ struct Received {
 };
 
 std::optional<Received> receive_hello(int socket, size_t expected, const Deadline& deadline) {
-  pollfd wait{socket, POLLIN, 0};
-  if (::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30))) <= 0) return std::nullopt;
+  if (!readable(socket, deadline)) return std::nullopt;
   Received received;
   iovec data{&received.hello, sizeof(Hello)};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
@@ -125,15 +141,21 @@ Handshake::Handshake(int rank, int world) : rank_(rank), world_(world), token_(r
   }
 }
 
-Descriptor Handshake::call(const Peer& peer, std::span<const int> handed) const {
+Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const {
   Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
-  if (::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name)) != 0) {
+  // A unix socket's connect() that a signal interrupts has done nothing, unlike TCP's: it is repeated.
+  const int connected = uninterrupted(deadline, [&] {
+    return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
+  });
+  if (connected != 0) {
+    if (errno == EINTR) return Descriptor();
     throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
                 "are all ranks in one network namespace, and is none gone already?");
   }
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed)) {
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed, deadline)) {
+    if (errno == EINTR) return Descriptor();
     throw_errno("rank " + std::to_string(rank_) + " cannot hand its heap to a peer");
   }
   return connection;
@@ -146,7 +168,7 @@ bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::
   if (!received || !same(received->hello.token, token_)) return false;
   const int peer = received->hello.rank;
   if (peer <= rank_ || peer >= world_ || met[peer].heap.valid()) return false;
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, handed)) return false;
+  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, handed, deadline)) return false;
   met[peer] = watched(std::move(connection), std::move(received->handed));
   return true;
 }
@@ -163,14 +185,16 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::spa
                                         const Deadline& deadline) {
   std::vector<Introduced> met(world_);
   std::vector<Descriptor> calls;
-  for (int q = 0; q < rank_; ++q) calls.push_back(call(peers[q], handed));
   const auto fail = [&] {
     throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " did not meet rank(s) " +
                   missing(met) + " in time: have they failed or not started?");
   };
+  for (int q = 0; q < rank_; ++q) {
+    calls.push_back(call(peers[q], handed, deadline));
+    if (!calls.back().valid()) fail();
+  }
   for (int waiting = world_ - 1 - rank_; waiting > 0;) {
-    pollfd wait{listener_.get(), POLLIN, 0};
-    if (::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30))) <= 0) {
+    if (!readable(listener_.get(), deadline)) {
       if (deadline.passed()) fail();
       continue;
     }

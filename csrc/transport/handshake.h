@@ -46,7 +46,8 @@ class Handshake {
   std::vector<Introduced> meet(const std::vector<Peer>& peers, std::span<const int> handed, const Deadline& deadline);
 
  private:
-  Descriptor call(const Peer& peer, std::span<const int> handed) const;
+  /// None where signals interrupted it until the deadline.
+  Descriptor call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const;
   bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
               const Deadline& deadline) const;
   std::string missing(const std::vector<Introduced>& met) const;

@@ -1,0 +1,110 @@
+// The meeting of two ranks while signals interrupt one of them all the time.
+#include "transport/handshake.h"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace ringlet;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A timer whose signals interrupt what the main thread does, and restart nothing.
+class Interruptions {
+ public:
+  Interruptions() {
+    struct sigaction action{};
+    action.sa_handler = [](int) {};
+    ::sigaction(SIGALRM, &action, nullptr);
+    set(200us);
+  }
+  ~Interruptions() { set(0us); }
+
+ private:
+  static void set(std::chrono::microseconds every) {
+    const timeval time{0, static_cast<suseconds_t>(every.count())};
+    const itimerval timer{time, time};
+    ::setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+};
+
+struct Ranks {
+  Handshake rank[2] = {Handshake(0, 2), Handshake(1, 2)};
+  Descriptor heap{::eventfd(0, EFD_CLOEXEC)};
+
+  std::vector<Introduced> meet(int own, const Deadline& deadline) {
+    const std::vector<Handshake::Peer> peers{{rank[0].name(), rank[0].token()}, {rank[1].name(), rank[1].token()}};
+    const int handed[] = {heap.get()};
+    return rank[own].meet(peers, handed, deadline);
+  }
+};
+
+/// Strangers that came and went, as many as a rank's socket lets wait: who comes after them waits in connect().
+void crowd(const Handshake& before) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, before.name().data(), before.name().size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + before.name().size());
+  int result = 0;
+  for (int i = 0; i < 100 && result == 0; ++i) {
+    const Descriptor stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    result = ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), length);
+  }
+  CHECK_EQ(result, -1);
+}
+
+/// What the meeting of rank `own` says of its end: "" where it met the other.
+std::string outcome(Ranks& ranks, int own, const Deadline& deadline) {
+  try {
+    CHECK_EQ(ranks.meet(own, deadline)[1 - own].pid, ::getpid());
+  } catch (const Error& error) {
+    return std::string(name(error.kind())) + ": " + error.what();
+  }
+  return "";
+}
+
+/// The other rank comes late, so that this one, in the main thread, waits for it under the signals.
+void signals_do_not_end_a_meeting(int own, bool crowded) {
+  Ranks ranks;
+  if (crowded) crowd(ranks.rank[0]);
+  const Deadline deadline = Deadline::after(20s);
+  std::thread other([&] {
+    std::this_thread::sleep_for(5ms);
+    CHECK_EQ(outcome(ranks, 1 - own, deadline), "");
+  });
+  {
+    const Interruptions interruptions;
+    CHECK_EQ(outcome(ranks, own, deadline), "");
+  }
+  other.join();
+}
+
+void signals_do_not_move_a_deadline(bool crowded) {
+  Ranks ranks;
+  if (crowded) crowd(ranks.rank[0]);
+  const Deadline deadline = Deadline::after(50ms);
+  const Interruptions interruptions;
+  CHECK_EQ(outcome(ranks, 1, deadline),
+           "Timeout: rank 1 of 2 did not meet rank(s) 0 in time: have they failed or not started?");
+  CHECK(deadline.passed() && !deadline.passed_by(10s));
+}
+
+}  // namespace
+
+int main() {
+  for (int i = 0; i < 50 && check_failures == 0; ++i) {
+    signals_do_not_end_a_meeting(0, false);
+    for (const bool crowded : {false, true}) signals_do_not_end_a_meeting(1, crowded);
+  }
+  for (const bool crowded : {false, true}) signals_do_not_move_a_deadline(crowded);
+  return check_result("handshake");
+}
