@@ -8,6 +8,7 @@ what an earlier call left behind does not pass for an answer.
 from __future__ import annotations
 
 import os
+import pathlib
 import random
 import signal
 import threading
@@ -50,13 +51,33 @@ class Program:
         kinds = {self.call: 12, self.messages: 4, self.make_group: 1, self.end_group: 1, self.two_threads: 1}
         with self.waiters:
             for _ in range(steps):
-                step = self.lot.choices(list(kinds), list(kinds.values()))[0]
-                if self.own.random() < 0.1:
-                    time.sleep(self.own.random() * 0.03)
-                step()
-                self.settle(self.own.choice((0, 0, 1, 2)) + max(0, len(self.pending) - MOST_PENDING))
+                self.step(kinds)
             self.settle(len(self.pending))
         self.checks.conclude()
+
+    def run_until_error(self, begin: Callable[[], None]) -> ringlet.Error:
+        """Calls and messages on some groups, for as long as they go well; then the error. begin: when all are there."""
+        for _ in range(3):
+            self.make_group()
+        ringlet.barrier()
+        begin()
+        try:
+            with self.waiters:
+                while True:
+                    self.step({self.call: 12, self.messages: 4})
+        except ringlet.Error as error:
+            for _, group in self.groups:  # for the others to know
+                if group is not None:
+                    group.close()
+            self.checks.conclude()
+            return error
+
+    def step(self, kinds: dict[Callable[[], None], int]) -> None:
+        step = self.lot.choices(list(kinds), list(kinds.values()))[0]
+        if self.own.random() < 0.1:
+            time.sleep(self.own.random() * 0.03)
+        step()
+        self.settle(self.own.choice((0, 0, 1, 2)) + max(0, len(self.pending) - MOST_PENDING))
 
     def call(self) -> None:
         members, group = self.lot.choice(self.groups)
@@ -198,15 +219,16 @@ def run_programs(rank: int, world: int, seeds: range, steps: int) -> None:
             raise AssertionError(f"program {seed} at rank {rank} of {world}: {error}") from error
 
 
-def lose_a_rank(rank: int, world: int, seed: int, steps: int) -> tuple[str, str, float]:
-    """A program whose last rank is killed at some moment: what ended it here, its words, and when."""
-    if rank == world - 1:
-        delay = random.Random(-seed).uniform(0, 0.3)
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    program = Program(seed)
-    try:
-        while True:
-            program.run(steps)
-    except ringlet.Error as error:
-        program.checks.conclude()
-        return type(error).__name__, str(error), time.monotonic()
+def lose_a_rank(rank: int, world: int, stamp: str, seed: int) -> tuple[str, str, float]:
+    """A program whose last rank is killed at some moment: the error that ends it here, its words, and when it came."""
+
+    def die() -> None:
+        pathlib.Path(stamp).write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def begin() -> None:
+        if rank == world - 1:
+            threading.Timer(0.3 * random.Random(seed).random(), die).start()
+
+    error = Program(seed).run_until_error(begin)
+    return type(error).__name__, str(error), time.monotonic()
