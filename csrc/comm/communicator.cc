@@ -6,6 +6,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/process.h"
 #include "comm/completing.h"
 #include "comm/gpu_group.h"
 #include "reduce/reduce.h"
@@ -52,10 +53,30 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::millisec
       rank_(engine_->rank()),
       world_(engine_->world()),
       ranks_are_threads_(std::string_view(engine_->transport()) == "threads"),
+      owner_(this_process()),
       timeout_(timeout),
+      collectives_(std::make_unique<ProgressThread>()),
       messenger_(std::make_shared<Messenger>(engine_->lanes())) {}
 
-Communicator::~Communicator() { close(std::chrono::milliseconds(1000)); }
+Communicator::~Communicator() {
+  close(std::chrono::milliseconds(1000));
+  if (owner_ != this_process()) leak();
+}
+
+/// What has threads cannot end in a process that lacks them, and what peers see is the owner's.
+void Communicator::leak() noexcept {
+  static_cast<void>(collectives_.release());
+  new std::shared_ptr<Messenger>(std::move(messenger_));
+  new std::map<int, std::unique_ptr<GpuGroup>>(std::move(gpus_));
+  static_cast<void>(engine_.release());
+}
+
+void Communicator::check_process() const {
+  if (owner_ == this_process()) [[likely]]
+    return;
+  throw InvalidUsage("this group belongs to process " + std::to_string(owner_) +
+                     "; a forked child cannot use it (here: process " + std::to_string(this_process()) + ")");
+}
 
 void Communicator::check(const Call& call) const {
   const auto refuse = [&](const std::string& why) { throw InvalidUsage(std::string(name(call.collective)) + why); };
@@ -82,9 +103,10 @@ void Communicator::prepare(Call& call) {
 }
 
 /// Whether a call may run on the caller's thread: nothing is before it, and it is not the completion of another.
-bool Communicator::at_once() const { return !collectives_.pending() && !collectives_.is_this_thread(); }
+bool Communicator::at_once() const { return !collectives_->pending() && !collectives_->is_this_thread(); }
 
 void Communicator::run(Call call) {
+  check_process();
   {
     const InUse in_use(busy_, closed_);
     if (at_once()) {
@@ -106,6 +128,7 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
 }
 
 void Communicator::run(const Job& job) {
+  check_process();
   {
     const InUse in_use(busy_, closed_);
     if (at_once()) {
@@ -128,14 +151,15 @@ std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
 /// caller's thread can give more meanwhile; it counts as pending from the turn on, so that none runs beside it.
 std::shared_ptr<Work> Communicator::give(const std::function<std::function<void()>()>& prepared,
                                          std::shared_ptr<void> keep) {
+  check_process();
   std::function<void()> job;
   {
     const InUse in_use(busy_, closed_);
     job = prepared();
-    if (!collectives_.is_this_thread()) return collectives_.submit(std::move(job), std::move(keep));
-    collectives_.reserve();
+    if (!collectives_->is_this_thread()) return collectives_->submit(std::move(job), std::move(keep));
+    collectives_->reserve();
   }
-  return collectives_.run_reserved(std::move(job), std::move(keep));
+  return collectives_->run_reserved(std::move(job), std::move(keep));
 }
 
 /// Of the next call.
@@ -236,6 +260,7 @@ void Communicator::check(const Message& message) const {
 }
 
 void Communicator::prepare(Message& message) {
+  check_process();
   engine_->raise_if_failed();
   if (closed_) throw InvalidUsage("send or recv on a group that was closed");
   check(message);
@@ -253,6 +278,7 @@ std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::sha
 }
 
 GpuGroup& Communicator::on_gpu(int device) {
+  check_process();
   engine_->raise_if_failed();
   if (closed_) throw InvalidUsage("a call on a group that was closed");
   {
@@ -265,12 +291,14 @@ GpuGroup& Communicator::on_gpu(int device) {
 }
 
 void Communicator::abort(const std::string& reason) {
+  check_process();
   engine_->abort(reason);
   const std::lock_guard lock(gpus_mutex_);
   for (auto& [device, gpu] : gpus_) gpu->abort(reason);
 }
 
 void Communicator::poison(const Error& error) noexcept {
+  if (owner_ != this_process()) return;
   try {
     engine_->fail(error.kind(), error.what());
   } catch (const Error&) {  // what the caller has already
@@ -281,10 +309,11 @@ bool Communicator::completing() const {
   const std::lock_guard lock(gpus_mutex_);
   const bool on_gpu =
       std::any_of(gpus_.begin(), gpus_.end(), [](const auto& gpu) { return gpu.second->is_this_thread(); });
-  return on_gpu || collectives_.is_this_thread() || Completing::of(messenger_.get());
+  return on_gpu || collectives_->is_this_thread() || Completing::of(messenger_.get());
 }
 
 void Communicator::dispose(Communicator* group) noexcept {
+  if (group->owner_ != this_process()) return;  // not even its locks can be taken: who held them is not here
   if (!group->completing()) {
     delete group;
   } else {
@@ -294,6 +323,10 @@ void Communicator::dispose(Communicator* group) noexcept {
 
 void Communicator::close(std::chrono::milliseconds patience) {
   if (closed_) return;
+  if (owner_ != this_process()) {
+    closed_ = true;
+    return;
+  }
   if (completing()) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                        ": close() in what runs when a call of the group is complete: close it elsewhere");
@@ -305,11 +338,11 @@ void Communicator::close(std::chrono::milliseconds patience) {
     gpus.swap(gpus_);
   }
   const bool turn = await_turn(patience);  // another thread may be in a call
-  bool quiet = collectives_.wait_idle(patience) && turn;
+  bool quiet = collectives_->wait_idle(patience) && turn;
   quiet = messenger_->wait_idle(patience) && quiet;
   if (!quiet) engine_->abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
   if (!turn) await_turn(std::chrono::milliseconds::max());
-  collectives_.end();
+  collectives_->end();
   messenger_->end();
   engine_->leave(quiet, patience);
 }

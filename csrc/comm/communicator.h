@@ -103,6 +103,8 @@ class Communicator {
   static void dispose(Communicator* group) noexcept;
 
  private:
+  void check_process() const;
+  void leak() noexcept;
   std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
   bool at_once() const;
   bool await_turn(std::chrono::milliseconds patience);
@@ -119,11 +121,12 @@ class Communicator {
   const int rank_;
   const int world_;
   const bool ranks_are_threads_;
+  const int owner_;  // the process that made it: a forked child's copy must leave its threads and its peers alone
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> busy_{false};
   std::atomic<bool> closed_{false};
-  ProgressThread collectives_;
+  std::unique_ptr<ProgressThread> collectives_;  // always there
   std::shared_ptr<Messenger> messenger_;
   mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_

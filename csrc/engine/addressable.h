@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "engine/engine.h"
+#include "engine/in_place.h"
 #include "engine/pull.h"
 #include "engine/selector.h"
 #include "engine/slot_lanes.h"
@@ -27,7 +28,14 @@ class AddressableEngine final : public Engine {
   const char* transport() const noexcept override { return transport_->name(); }
   int rank() const noexcept override { return transport_->rank(); }
   int world() const noexcept override { return transport_->world(); }
-  void run(const Call& call, bool patient) override { pull_.run(call, patient); }
+  void run(const Call& call, bool patient) override {
+    try {
+      pull_.run(call, patient);
+    } catch (...) {
+      const ToldFirst told;
+      throw;
+    }
+  }
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
     return pull_.algorithm_for(collective, bytes, registered);
   }
@@ -44,8 +52,8 @@ class AddressableEngine final : public Engine {
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
 
   void abort(const std::string& reason) override {
+    leave_now();  // first: waits that end let go of tensors that peers may be reading
     waiter_.abort(reason);
-    leave_now();
   }
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
@@ -56,6 +64,7 @@ class AddressableEngine final : public Engine {
 
  private:
   void leave_now() {
+    const ToldFirst told;
     transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/partition.h"
+#include "engine/in_place.h"
 
 namespace ringlet {
 namespace {
@@ -211,11 +212,23 @@ void PullEngine::run_slab(const Plan& plan, const Slab& slab, bool last) {
     const PlanStep& step = plan.steps[i];
     switch (step.kind) {
       case PlanStep::Kind::publish:
+        if (last && plan.in_place) confirm_reads(plan, i);
         if (step.stage == kCompleted) comparing_ = false;  // from here on peers may announce their next call but one
         publish(at(epoch_, step.stage));
         break;
       case PlanStep::Kind::wait: wait_for(step.peer, at(epoch_, step.stage)); break;
       case PlanStep::Kind::combine: combine(plan, step, slab); break;
+    }
+  }
+}
+
+/// Before the peers whose tensors were read hear so, and may end the call. In the last slab, for all slabs.
+void PullEngine::confirm_reads(const Plan& plan, size_t end) {
+  while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) {
+    for (int i = 0; i < plan.steps[end].sources; ++i) {
+      const Source& source = plan.sources[static_cast<size_t>(plan.steps[end].first_source + i)];
+      if (source.rank == rank_ || is_stage(source.space)) continue;
+      confirm(transport_, waiter_, source.rank, [&] { return story(); });
     }
   }
 }

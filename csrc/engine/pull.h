@@ -55,6 +55,7 @@ class PullEngine {
   bool agree_on_place();
   void bind(const Plan& plan, bool in_place);
   void run_slab(const Plan& plan, const Slab& slab, bool last);
+  void confirm_reads(const Plan& plan, size_t end);
   size_t slab_limit(const Plan& plan) const;
   void take_stages(const Plan& plan, Slab& slab);
   NextReader next_reader(const Plan& plan, const PlanStep& step) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/in_place.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -79,11 +80,34 @@ bool SlotLanes::receive(int peer, std::byte* to, size_t bytes, Moved& moved) {
                                 : reinterpret_cast<const std::byte*>(slab) + sizeof(SlabHeader);
     if (piece > 0) copy_bytes(to + moved.bytes, from, piece);
     moved.bytes += piece;
+    if (in_place) confirm(transport_, waiter_, peer, [&] { return story(peer, *slab, moved.bytes); });
     if (in_place && moved.bytes < bytes)
       continue;  // the slab is the whole message: the sender keeps it until all is read
     announce(transport_, peer, received, received.load(std::memory_order_relaxed) + 1);
   }
   return true;
+}
+
+std::string SlotLanes::story(int peer, const SlabHeader& slab, size_t done) const {
+  const auto dtype = static_cast<DType>(slab.dtype);
+  return "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in recv from rank " +
+         std::to_string(peer) + " (" + std::to_string(slab.count) + " elements of " + name(dtype) + "), " +
+         std::to_string(done) + " of " + std::to_string(slab.count * element_size(dtype)) + " bytes done";
+}
+
+void SlotLanes::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
+  const ToldFirst told;
+  waiter_.examine(waiting, deadline, closely);
+}
+
+void SlotLanes::raise_if_failed() {
+  const ToldFirst told;
+  waiter_.raise_if_failed();
+}
+
+void SlotLanes::fail(ErrorKind kind, const std::string& message) {
+  const ToldFirst told;
+  waiter_.fail(kind, message);
 }
 
 void SlotLanes::watch(int peer, bool sending, Watchlist& list) {

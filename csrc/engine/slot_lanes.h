@@ -23,17 +23,16 @@ class SlotLanes final : public Lanes {
   void watch(int peer, bool sending, Watchlist& list) override;
   void sleep(const Watchlist& list, int64_t nanoseconds) override;
 
-  void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override {
-    waiter_.examine(waiting, deadline, closely);
-  }
-  void raise_if_failed() override { waiter_.raise_if_failed(); }
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
+  void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override;
+  void raise_if_failed() override;
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;
 
   /// Whether every message that was sent has left this rank's region.
   bool all_taken() const;
 
  private:
   const SlabHeader* header(int peer) const;
+  std::string story(int peer, const SlabHeader& slab, size_t done) const;
   void put(const Message& message, Moved& moved, uint64_t address, size_t piece);
 
   Transport& transport_;

@@ -58,6 +58,7 @@ std::byte* Heap::allocate(size_t bytes) {
 }
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
+  if (owner_ != ::getpid()) return;  // the pages are the parent's too
   ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(pointer - map_.base()),
               static_cast<off_t>(bytes));
 }

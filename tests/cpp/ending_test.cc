@@ -1,5 +1,8 @@
 // How calls end: with errors that are their waiters' own; and groups whose last user is what runs when one of their calls
 // is complete, on a thread that they would have to wait for.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <filesystem>
 #include <latch>
@@ -77,6 +80,54 @@ void run(Between between, Last last, int turn) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+/// In a child that rank 0 forks when its group has threads: it can call nothing, and its copy ends without them.
+void end_in_child(std::unique_ptr<Communicator> group) {
+  ::alarm(60);
+  float value = 1;
+  auto* bytes = reinterpret_cast<std::byte*>(&value);
+  const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, 1, bytes, bytes};
+  const Message message{1, true, DType::float32, 1, bytes, {}};
+  const auto nothing = [](const std::function<void(Call)>&) {};
+  for (const std::function<void()>& act : std::initializer_list<std::function<void()>>{
+           [&] { group->run(call); }, [&] { group->start(call, nullptr); }, [&] { group->run(nothing); },
+           [&] { group->start(nothing, nullptr); }, [&] { group->run(message); },
+           [&] { group->start(message, nullptr); }, [&] { group->on_gpu(0); }, [&] { group->abort("the child"); }}) {
+    const std::string text = "this group belongs to process " + std::to_string(::getppid());
+    CHECK_EQ(CHECK_THROWS(InvalidUsage, act()).substr(0, text.size()), text);
+  }
+  group->poison(Timeout("in the child"));
+  CHECK(!group->failure());
+  group.reset();
+  ::_exit(check_failures == 0 ? 0 : 1);
+}
+
+void forked(Between between) {
+  const std::string name = "forked-" + std::to_string(static_cast<int>(between));
+  const Token key = random_token();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto group = std::make_unique<Communicator>(make_engine(name, rank, 2, between, key), std::chrono::seconds(60));
+      std::vector<float> data(1000, 1.0f);
+      auto* bytes = reinterpret_cast<std::byte*>(data.data());
+      const Message message{1 - rank, rank == 0, DType::float32, data.size(), bytes, {}};
+      const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, data.size(), bytes, bytes};
+      group->start(message, nullptr)->wait(std::chrono::seconds(60));
+      group->start(call, nullptr)->wait(std::chrono::seconds(60));
+      if (rank == 0) {
+        const pid_t child = ::fork();
+        if (child == 0) end_in_child(std::move(group));
+        int status = -1;
+        ::waitpid(child, &status, 0);
+        CHECK_EQ(status, 0);
+      }
+      group->run(call);
+      CHECK_EQ(data[999], 4.0f);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
 /// Who waits holds its error alone: the completing thread may be the last that knows of the call, and nothing orders what
 /// it drops then after what a waiter reads.
 void own_errors() {
@@ -121,6 +172,10 @@ void own_errors() {
 
 int main() {
   own_errors();
+  // A sanitizer's own locks may be held by a thread that the child lacks.
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
+    if (!kSanitized) forked(between);
+  }
   int turn = 0;
   run(Between::tcp, Last::collective, turn++);  // the process's door opens, whose thread stays
   int before = 0;

@@ -70,13 +70,15 @@ void a_forked_child_has_its_own() {
   block[0] = std::byte{7};
   const pid_t child = ::fork();
   if (child == 0) {
-    parents->free(block);  // must not reach the parent's heap
+    parents->free(block);  // neither must reach the parent's heap
+    parents->discard(block, 64);
     const bool own = Heap::process() != parents && static_cast<int>(block[0]) == 7;
     ::_exit(own ? 0 : 1);
   }
   int status = -1;
   ::waitpid(child, &status, 0);
   CHECK_EQ(status, 0);
+  CHECK_EQ(static_cast<int>(block[0]), 7);
   CHECK(parents->allocate(64) != block);
 }
 

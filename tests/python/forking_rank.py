@@ -1,0 +1,101 @@
+"""One rank of a group, as a program: forks children, each of which ends as programs do, and goes on with its group.
+
+forking_rank.py RANK WORLD STORE TRANSPORT USE
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+import ringlet
+
+CHILD_SECONDS = 20
+
+
+def call_in_child(parent: int) -> None:
+    """None of them may move anything."""
+    tensor = torch.ones(1000)
+    acts = {
+        "all_reduce": lambda: ringlet.all_reduce(tensor),
+        "async all_reduce": lambda: ringlet.all_reduce(tensor, async_op=True),
+        "send": lambda: ringlet.send(tensor, 0),
+        "abort": lambda: ringlet.current().abort("of the child"),
+    }
+    for name, act in acts.items():
+        try:
+            act()
+        except ringlet.InvalidUsage as error:
+            assert f"this group belongs to process {parent}; a forked child cannot use it" in str(error), (name, error)
+        else:
+            raise AssertionError(f"{name} in a forked child")
+
+
+def fork_and_go_on(calls: bool) -> None:
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        if calls:
+            call_in_child(parent)
+        sys.exit(0)
+    deadline = time.monotonic() + CHILD_SECONDS
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended, "the child hangs at its end"
+    assert status == 0, f"the child ended with status {status}"
+
+
+def exchange(rank: int, world: int) -> None:
+    """Calls that threads of the group's own run."""
+    out, into = torch.full((1000,), float(rank)), torch.empty(1000)
+    works = [ringlet.send(out, (rank + 1) % world, async_op=True)]
+    works.append(ringlet.recv(into, (rank - 1) % world, async_op=True))
+    for work in works:
+        work.wait()
+    assert into.eq((rank - 1) % world).all()
+    ringlet.all_reduce(tensor := torch.ones(100_000), async_op=True).wait()
+    assert tensor.eq(world).all()
+
+
+def load(rank: int, world: int) -> None:
+    """Two epochs of a data loader with worker processes."""
+    loader = DataLoader(TensorDataset(torch.full((16,), float(rank))), batch_size=4, num_workers=2)
+    for _ in range(2):
+        for (batch,) in loader:
+            ringlet.all_reduce(batch)
+            assert batch.eq(sum(range(world))).all()
+        ringlet.barrier()
+
+
+def main() -> None:
+    rank, world = int(sys.argv[1]), int(sys.argv[2])
+    path, transport, use = sys.argv[3:]
+    torch.set_num_threads(1)
+    ringlet.init(rank, world, dist.FileStore(path, world), transport=transport, timeout=30)
+    ringlet.all_reduce(torch.ones(1000))
+    if use == "loader":
+        load(rank, world)
+    else:
+        if use == "exit after async calls":
+            exchange(rank, world)
+        ringlet.barrier()
+        if rank == 0:
+            fork_and_go_on(calls=use == "calls")
+    for _ in range(3):
+        ringlet.all_reduce(tensor := torch.ones(100_000))
+        assert tensor.eq(world).all()
+    exchange(rank, world)
+
+
+if __name__ == "__main__":
+    main()
