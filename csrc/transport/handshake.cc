@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -45,6 +46,13 @@ auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   auto result = call();
   while (result < 0 && errno == EINTR && !deadline.passed()) result = call();
   return result;
+}
+
+/// What waits for room in a socket, connect() for a place in the peer's queue, ends with EAGAIN at the deadline.
+void limit_sends(int socket, const Deadline& deadline) {
+  const auto left = std::max<int64_t>(deadline.left().count(), 1);
+  const timeval limit{static_cast<time_t>(left / 1000), static_cast<suseconds_t>(left % 1000 * 1000)};
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
 /// Whether something can be read before the deadline.
@@ -147,15 +155,16 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   const sockaddr_un address = abstract_address(peer.name);
   // A unix socket's connect() that a signal interrupts has done nothing, unlike TCP's: it is repeated.
   const int connected = uninterrupted(deadline, [&] {
+    limit_sends(connection.get(), deadline);
     return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
   });
   if (connected != 0) {
-    if (errno == EINTR) return Descriptor();
+    if (errno == EINTR || errno == EAGAIN) return Descriptor();
     throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
                 "are all ranks in one network namespace, and is none gone already?");
   }
   if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed, deadline)) {
-    if (errno == EINTR) return Descriptor();
+    if (errno == EINTR || errno == EAGAIN) return Descriptor();
     throw_errno("rank " + std::to_string(rank_) + " cannot hand its heap to a peer");
   }
   return connection;

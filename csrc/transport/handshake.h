@@ -46,7 +46,7 @@ class Handshake {
   std::vector<Introduced> meet(const std::vector<Peer>& peers, std::span<const int> handed, const Deadline& deadline);
 
  private:
-  /// None where signals interrupted it until the deadline.
+  /// None where the peer's socket had no room until the deadline.
   Descriptor call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const;
   bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
               const Deadline& deadline) const;

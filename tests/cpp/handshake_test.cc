@@ -1,4 +1,4 @@
-// The meeting of two ranks while signals interrupt one of them all the time.
+// The meeting of two ranks while signals interrupt one of them all the time, and its deadline.
 #include "transport/handshake.h"
 
 #include <signal.h>
@@ -8,6 +8,7 @@
 #include <sys/un.h>
 
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -88,11 +89,12 @@ void signals_do_not_end_a_meeting(int own, bool crowded) {
   other.join();
 }
 
-void signals_do_not_move_a_deadline(bool crowded) {
+void a_deadline_ends_a_meeting(bool crowded, bool interrupted) {
   Ranks ranks;
   if (crowded) crowd(ranks.rank[0]);
   const Deadline deadline = Deadline::after(50ms);
-  const Interruptions interruptions;
+  std::optional<Interruptions> interruptions;
+  if (interrupted) interruptions.emplace();
   CHECK_EQ(outcome(ranks, 1, deadline),
            "Timeout: rank 1 of 2 did not meet rank(s) 0 in time: have they failed or not started?");
   CHECK(deadline.passed() && !deadline.passed_by(10s));
@@ -105,6 +107,8 @@ int main() {
     signals_do_not_end_a_meeting(0, false);
     for (const bool crowded : {false, true}) signals_do_not_end_a_meeting(1, crowded);
   }
-  for (const bool crowded : {false, true}) signals_do_not_move_a_deadline(crowded);
+  for (const bool crowded : {false, true}) {
+    for (const bool interrupted : {false, true}) a_deadline_ends_a_meeting(crowded, interrupted);
+  }
   return check_result("handshake");
 }
