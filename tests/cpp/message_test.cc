@@ -1,4 +1,6 @@
 // The message engine: the contract over TCP, calls that do not match, and ranks that go or do not come.
+#include <sys/resource.h>
+
 #include <latch>
 
 #include "contract.h"
@@ -39,7 +41,7 @@ void a_rank_that_does_not_come() {
       5, Between::tcp,
       [&](Communicator& group) {
         std::vector<float> tensor(100'000, 1.0f);
-        group.run({.collective = Collective::barrier});
+        group.run({.collective = Collective::barrier, .timeout = std::chrono::seconds(60)});
         if (group.rank() == 3) return others.wait();  // stuck, until all others have found that out
         try {
           group.run(sum_of(tensor, "ring"));
@@ -70,6 +72,10 @@ void a_rank_that_leaves() {
 
 /// 64 ranks on 8 hosts: nobody is connected to more than its algorithm names.
 void many_ranks() {
+  rlimit files{};  // of one process here
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
   constexpr int kWorld = 64;
   const std::pair<const char*, int> most[] = {{"ring", 2}, {"butterfly", 6}, {"circulant", 12}, {"hierarchical", 14}};
   for (const auto& [algorithm, connections] : most) {

@@ -12,6 +12,7 @@
 #include "check.h"
 #include "transport/address.h"
 #include "transport/congestion.h"
+#include "transport/socket.h"
 #include "wires_group.h"
 
 using namespace ringlet;
@@ -224,6 +225,14 @@ void a_group_made_later_is_waited_for() {
   });
 }
 
+bool has_v6() {
+  const Socket probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 own{};
+  own.sin6_family = AF_INET6;
+  own.sin6_addr = in6addr_loopback;
+  return probe.valid() && ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0;
+}
+
 }  // namespace
 
 int main() {
@@ -233,7 +242,7 @@ int main() {
   all_pairs_exchange(Group(2), 3);
   all_pairs_exchange(Group(4), 9);
   const auto only_v6 = [](int, Card& card) { card.addresses = {Address(std::string("::1"))}; };
-  all_pairs_exchange(Group(2, only_v6), 3);
+  if (has_v6()) all_pairs_exchange(Group(2, only_v6), 3);
   all_pairs_exchange(Group(Hosts{0, 0}), 0);
   all_pairs_exchange(Group(Hosts{5, 5, 5, 5, 5}), 0);
   all_pairs_exchange(Group(Hosts{0, 1, 0, 1}), 6);

@@ -193,6 +193,9 @@ class Pool:
         for rank, worker in enumerate(workers):
             worker.connection.send(Task(function, rank, world, args, join, store, timeout))
         outcomes = self._collect(workers)
+        for worker, outcome in zip(workers, outcomes, strict=True):
+            if any(one.kind is not None for one in (outcome if isinstance(outcome, list) else [outcome])):
+                worker.end()  # what made it fail may still be in the process
         return outcomes[0] if isinstance(outcomes[0], list) else outcomes
 
     def values(self, function: Callable[..., Any], world: int, *args: Any, **options: Any) -> list[Any]:

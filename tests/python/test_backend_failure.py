@@ -146,8 +146,9 @@ LIMIT = 0.5
 
 def stall(rank: int, world: int, folder: str, name: str) -> None:
     others = meeting(folder, world)
-    with group(rank, world, f"{folder}/store", seconds=LIMIT):
+    with group(rank, world, f"{folder}/store"):
         dist.all_reduce(torch.ones(1))
+        dist.group.WORLD.set_timeout(timedelta(seconds=LIMIT))
         if rank == world - 1:
             others.wait([f"timed out {q}" for q in range(world - 1)])
             late = [] if name in ("isend", "irecv") else [CALLS[name]]

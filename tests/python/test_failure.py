@@ -171,7 +171,7 @@ def stall(rank, world, store, what, algorithm):
     ringlet.all_reduce(torch.ones(1))
     if rank == world - 1:
         others.wait([f"done {q}" for q in range(world - 1)])
-        return ""
+        return "", 0.0
     start = time.monotonic()
     with pytest.raises(ringlet.Timeout) as caught:
         if what == "sync":
@@ -182,31 +182,44 @@ def stall(rank, world, store, what, algorithm):
             ringlet.recv(torch.ones(1000), world - 1, timeout=LIMIT)
     waited = time.monotonic() - start
     others.set(f"done {rank}", "")
-    assert LIMIT - 0.05 <= waited < LIMIT + PROMISE_SECONDS, f"Timeout after {waited} s"
     with pytest.raises(ringlet.Timeout, match="this group failed before"):
         ringlet.all_reduce(torch.ones(1000))
-    return str(caught.value)
+    return str(caught.value), waited
+
+
+def times_out(pool, folder, world, what, algorithm, transport, right):
+    """Whether it does so in time and `right(rank, text)` of every rank that waits. Where processes stand still for a
+    while neither need hold, which is not always."""
+    for attempt in range(3):
+        told = pool.values(stall, world, str(folder / f"others {attempt}"), what, algorithm, join=transport)[:-1]
+        wrong = [(text, waited) for text, waited in told if not 0 < waited < LIMIT + PROMISE_SECONDS]
+        # Whoever's deadline comes first speaks for all, so no more can be said of one rank's wait.
+        wrong += [] if max(waited for _, waited in told) >= LIMIT - 0.05 else told
+        wrong += [(text, waited) for rank, (text, waited) in enumerate(told) if not right(rank, text)]
+        if not wrong:
+            return
+    pytest.fail("\n".join(map(str, wrong)))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(("what", "algorithm"), [("sync", "ring"), ("async", "ring"), ("sync", "one_shot")])
 def test_stalled_rank_times_out(pool, tmp_path, transport, world, what, algorithm):
-    *texts, _ = pool.values(stall, world, str(tmp_path / "others"), what, algorithm, join=transport)
-    for rank, text in enumerate(texts):
+    def right(rank, text):
         call = rf"rank {rank} of {world} in all_reduce #1 \({algorithm}, sum, float32, 1000 elements\), 0 of 4000 bytes"
-        assert re.match(call + r" done, round \d", text), text
         # In a chain of waits each waits for the one before it, and whoever's deadline comes first speaks for all: every
         # text names the one that is stuck.
-        assert "waited 0.4 s for rank" in text, text
-        assert f"furthest behind is rank {world - 1}, which has not made this call" in text, text
+        stuck = f"furthest behind is rank {world - 1}, which has not made this call"
+        return re.match(call + r" done, round \d", text) and "waited 0.4 s for rank" in text and stuck in text
+
+    times_out(pool, tmp_path, world, what, algorithm, transport, right)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_stalled_sender_times_out(pool, tmp_path, transport):
-    text, _ = pool.values(stall, 2, str(tmp_path / "others"), "recv", "", join=transport)
     where = "rank 0 of 2 in recv from rank 1 (1000 elements of float32), 0 of 4000 bytes done: "
-    assert text.startswith(where + "Timed out having waited 0.4 s"), text
+    said = where + "Timed out having waited 0.4 s"
+    times_out(pool, tmp_path, 2, "recv", "", transport, lambda rank, text: text.startswith(said))
 
 
 def wait_briefly(rank, world, store):

@@ -44,7 +44,7 @@ TRACKED_BYTES = 1 << 20
 def tracked():
     """Every file that git has or would take, relative to the root."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,

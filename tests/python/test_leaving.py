@@ -80,18 +80,18 @@ def end_beside_a_call(rank, world, store):
     ringlet.all_reduce(torch.ones(10))
     if rank == 0:
         raised = []
-        inside = threading.Event()
+        handle = ringlet.current().handle
 
         def call():
-            inside.set()
             with pytest.raises(ringlet.PeerLost, match="rank 0 closed the group while this call was pending") as caught:
                 ringlet.all_reduce(torch.ones(1000))
             raised.append(caught.value)
 
         thread = threading.Thread(target=call)
         thread.start()
-        inside.wait()
-        time.sleep(0.05)
+        while handle.sequence < 2:
+            time.sleep(0.001)
+        del handle
         ringlet.finalize()
         gc.collect()
         thread.join(10)

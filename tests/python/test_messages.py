@@ -154,7 +154,7 @@ def missing(rank: int, world: int, store: str) -> str:
         text = ""
     else:
         with pytest.raises(ringlet.Timeout) as caught:
-            ringlet.monitored_barrier(timeout=0.5, wait_all_ranks=True)
+            ringlet.monitored_barrier(timeout=3.0, wait_all_ranks=True)
         shared.set(f"told {rank}", "")
         text = str(caught.value)
     dist.all_reduce(torch.ones(3))  # the group is not poisoned
@@ -163,5 +163,5 @@ def missing(rank: int, world: int, store: str) -> str:
 
 def test_the_monitored_barrier_names_who_is_missing(pool, tmp_path):
     texts = pool.values(missing, 3, str(tmp_path / "store"), join="dist:ringlet")
-    assert "Rank 1 failed to pass monitoredBarrier after 500 ms" in texts[0]
+    assert "Rank 1 failed to pass monitoredBarrier after 3000 ms" in texts[0]
     assert "Rank 2 successfully reached monitoredBarrier, but received errors" in texts[2]
