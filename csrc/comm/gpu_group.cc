@@ -137,7 +137,7 @@ void GpuGroup::look(Ended& ended) {
     const bool late = pending_.size() > through && pending_[through].deadline.passed();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
-    engines_->check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
+    check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
@@ -156,6 +156,20 @@ void GpuGroup::look(Ended& ended) {
       ended.emplace_back(std::move(call.work), std::current_exception());
     }
     pending_.clear();
+  }
+}
+
+/// Kernels know only who waited for whom; where a peer's host knows more, that is told.
+void GpuGroup::check(bool closely) {
+  try {
+    engines_->check(closely);
+  } catch (const Timeout&) {
+    next_look_ = Deadline::after(std::chrono::milliseconds(0));
+    try {
+      look_at_peers();
+    } catch (const Timeout&) {  // no more than this
+    }
+    throw;
   }
 }
 

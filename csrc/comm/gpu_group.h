@@ -69,6 +69,7 @@ class GpuGroup {
   std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue);
   void watch();
   void look(Ended& ended);
+  void check(bool closely);
   void look_at_peers();
   size_t finished() const;
   void* event();

@@ -204,17 +204,25 @@ void GpuPullEngine::run(const Call& given, void* stream) {
 
 void GpuPullEngine::check() const {
   if (!failed_.empty()) rethrow(failed_kind_, failed_);
-  uint64_t word = 0;
-  read(&word, 0, sizeof word);
+  cuda::PullEnd end{};
+  read(&end, 0, sizeof end);
+  const uint64_t word = end.own != 0 ? end.own : end.told;
   if (word == 0) return;
-  const auto peer = static_cast<int>(word >> 48 & 0x3fff), block = static_cast<int>(word >> 32 & 0xffff);
+  const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
+  const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto stage = static_cast<uint32_t>(word);
   if ((word & cuda::kOtherCall) != 0) refuse_other_call(peer, block);
-  const std::string where =
-      stage >= ready(0) && stage < kCompleted ? "round " + std::to_string(stage - ready(0)) : "the start of a piece";
-  throw Timeout("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
-                last_ + " on a GPU: block " + std::to_string(block) + " waited too long for rank " +
-                std::to_string(peer) + ", at " + where +
+  const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
+                           " in or before " + last_ + " on a GPU: ";
+  const std::string other = "rank " + std::to_string(rank) + " gave its call up";
+  if (rank == peer) throw Timeout(what + other);
+  const std::string whom =
+      "for rank " + std::to_string(peer) + ", at " +
+      (stage >= ready(0) && stage < kCompleted ? "round " + std::to_string(stage - ready(0)) : "the start of a piece");
+  const std::string here = "block " + std::to_string(block);
+  if (end.own == 0) throw Timeout(what + other + ", whose " + here + " waited " + whom);
+  if (rank != setup_.rank) throw Timeout(what + other + " while " + here + " waited " + whom);
+  throw Timeout(what + here + " waited too long " + whom +
                 "; that rank has not made the call, or its kernel does not run");
 }
 
@@ -237,7 +245,7 @@ void GpuPullEngine::abort(ErrorKind kind, const std::string& reason) noexcept {
     failed_kind_ = kind;
     failed_ = reason;
   }
-  const uint64_t word = cuda::pull_failure(setup_.rank, 0, 0);
+  const uint64_t word = cuda::pull_failure(setup_.rank, setup_.rank, 0, 0);
   copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
 }
 

@@ -68,11 +68,11 @@ struct DeviceBlock {
 
   /// Each of `count` waits by a thread of its own; false on all threads where one is over, or a peer calls something else.
   template <class Waits>
-  __device__ bool wait(int count, Waits waits, const PullCall& own, uint64_t budget, uint64_t* failed) {
+  __device__ bool wait(int count, Waits waits, const PullCall& own, uint64_t budget, PullEnd* end) {
     bool bad = false;
     const auto fail = [&](uint64_t failure) {
       bad = true;
-      atomicCAS(reinterpret_cast<unsigned long long*>(failed), 0ull, failure);
+      atomicCAS(reinterpret_cast<unsigned long long*>(&end->own), 0ull, failure);
     };
     const unsigned lane = threadIdx.x % kWarp;
     for (unsigned first = threadIdx.x - lane; first < static_cast<unsigned>(count); first += kThreads) {
@@ -91,8 +91,10 @@ struct DeviceBlock {
           }
         } else if (turn % kTurnsPerLook == 0) {
           if (turn == 0) start = nanoseconds();
-          waiting = peek(failed) == 0 && static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(budget);
-          if (!waiting) fail(one.failure);
+          const uint64_t told = peek(&end->told);
+          waiting = told == 0 && peek(&end->own) == 0 &&
+                    static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(budget);
+          if (!waiting) fail(told != 0 ? pull_failure_of(rank_of(told), one.failure) : one.failure);
         }
       }
     }

@@ -6,7 +6,7 @@
 // is pushed: a block writes it into all ranks' regions, and who waits looks at its own. It lives on the device, so a
 // launch that is replayed goes on from where the last ended. Beside it goes what the rank calls: peers compare, and learn
 // where its tensors are. Every wait has a budget; a block whose wait is over, or whose peer calls something else, writes
-// which into its region's first word and ends, and so do the rank's others.
+// which into its region's first line, then into its peers', which may be reading its tensors, and ends; so do the others.
 // Ownership: none. Thread safety: one launch per rank at a time; of other ranks' memory a kernel writes only what is its
 // own in their inboxes.
 // `Block` says what a block of threads is: on the device in cuda_pull.cu, on the host in tests/cpp/host_block.h.
@@ -57,7 +57,13 @@ struct PullCall {
   uint64_t in_heap;  // 1: peers can read them there
 };
 
-/// A region: the failure word, an inbox for each block, then for each block two areas by the parity of the epoch, in which
+/// How a rank's calls came to their end: pull_failure()s, or 0.
+struct PullEnd {
+  uint64_t own;   // the first of its blocks' that gave up; the host's, too
+  uint64_t told;  // the last of its peers' that did
+};
+
+/// A region: its PullEnd, an inbox for each block, then for each block two areas by the parity of the epoch, in which
 /// its stages are. An inbox has all ranks' progress, then what they call. Areas are the same for all calls: a peer may
 /// still read what the call before left in one.
 struct PullLayout {
@@ -119,12 +125,20 @@ struct PullArgs {
   const std::byte* output;
 };
 
-/// failure word: 1 << 63 | kind << 62 | peer << 48 | block << 32 | stage. The kind is 1 where the peer calls something
-/// else.
-RINGLET_BOTH uint64_t pull_failure(int peer, int block, uint32_t stage) {
-  return uint64_t{1} << 63 | static_cast<uint64_t>(peer) << 48 | static_cast<uint64_t>(block) << 32 | stage;
+/// The rank that gave up, and which block was waiting for which peer's stage then: 1 << 63 | kind << 62 | rank << 54 |
+/// peer << 46 | block << 32 | stage. The kind is 1 where the peer calls something else. A rank as its own peer: its host
+/// ended it.
+RINGLET_BOTH uint64_t pull_failure(int rank, int peer, int block, uint32_t stage) {
+  return uint64_t{1} << 63 | static_cast<uint64_t>(rank) << 54 | static_cast<uint64_t>(peer) << 46 |
+         static_cast<uint64_t>(block) << 32 | stage;
 }
 inline constexpr uint64_t kOtherCall = uint64_t{1} << 62;
+
+/// What a block was waiting for, since that rank gave up.
+RINGLET_BOTH uint64_t pull_failure_of(int rank, uint64_t waited) {
+  return (waited & ~(uint64_t{0xff} << 54)) | static_cast<uint64_t>(rank) << 54;
+}
+RINGLET_BOTH int rank_of(uint64_t failure) { return static_cast<int>(failure >> 54 & 0xff); }
 
 /// What one thread of a block waits for.
 struct PullWait {
@@ -154,7 +168,8 @@ class PullInterpreter {
   RINGLET_BOTH void run() {
     const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
     // A call before did not end: its epochs are no longer its peers'.
-    if (block_.any(block_.load(failure_word()) != 0)) return;
+    PullEnd* const end = end_of(args_.rank);
+    if (block_.any((block_.peek(&end->own) | block_.peek(&end->told)) != 0)) return;
     epoch_ = block_.load(progress(args_.rank, args_.rank)) >> 16;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
@@ -162,7 +177,7 @@ class PullInterpreter {
     });
     for (size_t piece = mine; piece < args_.pieces; piece += blocks) {
       begin_ = piece * args_.width;
-      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return;
+      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return give_up();
       ++epoch_;
     }
   }
@@ -178,7 +193,7 @@ class PullInterpreter {
     return reinterpret_cast<PullCall*>(args_.regions[at] + args_.layout.call(block_.index(), from, epoch_));
   }
 
-  RINGLET_BOTH uint64_t* failure_word() const { return reinterpret_cast<uint64_t*>(args_.regions[args_.rank]); }
+  RINGLET_BOTH PullEnd* end_of(int rank) const { return reinterpret_cast<PullEnd*>(args_.regions[rank]); }
 
   // The same cut as base/partition.h; the host has divided.
   RINGLET_BOTH size_t offset(size_t chunk) const {
@@ -197,6 +212,15 @@ class PullInterpreter {
     // As far from a pack's start as in a tensor that begins at one, so that packs meet packs.
     return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStageA, chunk, args_.parts) +
            place % kPackBytes;
+  }
+
+  /// This rank's tensors are its caller's again when the kernel ends, though peers may still be reading them: they are told
+  /// before. Of calls that differ they find out themselves, before they read.
+  RINGLET_BOTH void give_up() {
+    const uint64_t why = block_.load(&end_of(args_.rank)->own);
+    if ((why & kOtherCall) == 0) {
+      block_.publish(args_.world, [&](int q) { return &end_of(q)->told; }, pull_failure_of(args_.rank, why));
+    }
   }
 
   RINGLET_BOTH bool run_piece(bool first, bool last) {
@@ -298,9 +322,9 @@ class PullInterpreter {
       const PullStep step = steps(k);
       const PullCall* theirs = to_compare_ >> step.peer & 1 ? call(args_.rank, step.peer) : nullptr;
       return PullWait{progress(args_.rank, step.peer), (epoch << 16) + step.stage, theirs,
-                      pull_failure(step.peer, block_.index(), step.stage)};
+                      pull_failure(args_.rank, step.peer, block_.index(), step.stage)};
     };
-    if (!block_.wait(count, wait, args_.call, args_.budget, failure_word())) return false;
+    if (!block_.wait(count, wait, args_.call, args_.budget, end_of(args_.rank))) return false;
     for (int k = 0; k < count; ++k) to_compare_ &= ~(uint32_t{1} << steps(k).peer);
     return true;
   }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace host_block {
 using namespace ringlet;
 
 constexpr size_t kThreads = 3;  // of a block
+
+/// Runs before a block's threads move what is in its works.
+inline std::function<void(const cuda::PullShared&)> before_split;
 
 /// What cuda_pull.cu's DeviceBlock is on the device.
 class HostBlock {
@@ -37,6 +41,7 @@ class HostBlock {
   }
   template <class Act>
   void split(int count, Act act) {
+    if (before_split) before_split(shared_);
     for (int k = 0; k < count; ++k) {
       for (size_t thread = 0; thread < kThreads; ++thread) act(k, thread, kThreads);
     }
@@ -46,34 +51,39 @@ class HostBlock {
   static uint64_t load(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
   }
+  static uint64_t peek(const uint64_t* word) {
+    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
+  }
   template <class Words>
   void publish(int count, Words words, uint64_t value) {
     for (int k = 0; k < count; ++k) std::atomic_ref(*words(k)).store(value, std::memory_order_release);
   }
 
   template <class Waits>
-  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, uint64_t* failed) {
+  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, cuda::PullEnd* end) {
     for (int k = 0; k < count; ++k) {
       const cuda::PullWait one = waits(k);
       uint64_t failure = one.failure;
-      bool bad = !arrives(one, budget, failed);
-      if (!bad && one.call != nullptr) {
+      bool bad = !arrives(one, budget, *end);
+      if (bad) {
+        if (const uint64_t told = load(&end->told)) failure = cuda::pull_failure_of(cuda::rank_of(told), failure);
+      } else if (one.call != nullptr) {
         bad = one.call->signature != own.signature || one.call->count != own.count;
         failure |= cuda::kOtherCall;
       }
       if (!bad) continue;
       uint64_t none = 0;
-      std::atomic_ref(*failed).compare_exchange_strong(none, failure);
+      std::atomic_ref(end->own).compare_exchange_strong(none, failure);
       return false;
     }
     return true;
   }
 
  private:
-  static bool arrives(const cuda::PullWait& one, uint64_t budget, const uint64_t* failed) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+  static bool arrives(const cuda::PullWait& one, uint64_t budget, const cuda::PullEnd& end) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
     while (load(one.word) < one.target) {
-      if (load(failed) != 0 || std::chrono::steady_clock::now() > end) return false;
+      if ((load(&end.own) | load(&end.told)) != 0 || std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::yield();
     }
     return true;

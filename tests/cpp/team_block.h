@@ -62,6 +62,9 @@ class TeamBlock {
   static uint64_t load(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
   }
+  static uint64_t peek(const uint64_t* word) {
+    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
+  }
   template <class Words>
   void publish(int count, Words words, uint64_t value) {
     together();
@@ -69,22 +72,24 @@ class TeamBlock {
   }
 
   template <class Waits>
-  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, uint64_t* failed) {
+  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, cuda::PullEnd* end) {
     bool bad = false;
     for (int k = thread_; k < count; k += kThreads) {
       const cuda::PullWait one = waits(k);
       uint64_t failure = one.failure;
-      const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
       while (!bad && load(one.word) < one.target) {
-        bad = load(failed) != 0 || std::chrono::steady_clock::now() > end;
+        bad = (load(&end->own) | load(&end->told)) != 0 || std::chrono::steady_clock::now() > deadline;
         std::this_thread::yield();
       }
-      if (!bad && one.call != nullptr) {
+      if (bad) {
+        if (const uint64_t told = load(&end->told)) failure = cuda::pull_failure_of(cuda::rank_of(told), failure);
+      } else if (one.call != nullptr) {
         bad = one.call->signature != own.signature || one.call->count != own.count;
         failure |= cuda::kOtherCall;
       }
       uint64_t none = 0;
-      if (bad) std::atomic_ref(*failed).compare_exchange_strong(none, failure);
+      if (bad) std::atomic_ref(end->own).compare_exchange_strong(none, failure);
     }
     return !any(bad);
   }
