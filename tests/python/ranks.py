@@ -99,12 +99,13 @@ def membership(task: Task) -> Iterator[None]:
             ringlet.finalize()
     elif task.join.startswith("dist:"):
         store = dist.FileStore(task.store, task.world)
-        backend = task.join.removeprefix("dist:")
-        dist.init_process_group(backend, store=store, rank=task.rank, world_size=task.world, timeout=limit)
-        try:
-            yield
-        finally:
-            leave_torch(backend)
+        backend, _, hosts = task.join.removeprefix("dist:").partition("@")
+        with on_host(f"host {task.rank % 2}" if hosts == "mixed" else None):
+            dist.init_process_group(backend, store=store, rank=task.rank, world_size=task.world, timeout=limit)
+            try:
+                yield
+            finally:
+                leave_torch(backend)
     else:
         yield
 
@@ -186,6 +187,7 @@ class Pool:
         """`function(rank, world, *args)` on every rank; what became of each, errors included.
 
         join: "shared_memory" or "threads" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
+                "dist:BACKEND@mixed": on two hosts in turn.
         """
         processes = 1 if join == "threads" else world
         workers = self._staff(processes)
