@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 import ringlet
 from hosts import hosts
+from ranks import free_ports
 from ringlet import environment
 from ringlet.bench import peers
 
@@ -247,6 +250,64 @@ def test_a_rank_lost_while_meeting_leaves_nothing_that_harms(join, tmp_path):
     """The agent's store keeps what the first attempt wrote: one rank's arrival, and not the other's."""
     torchrun(tmp_path, DIE_ON_THE_WAY, join)
     assert results(tmp_path) == [["1", "2.0"]] * 2
+
+
+GO_ON_WITH_FEWER = """
+import os, pathlib, sys, time
+import ringlet, torch, torch.distributed as dist
+
+folder, attempt = pathlib.Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("ringlet")
+group = ringlet.init()
+x, y = torch.ones(10), torch.ones(10)
+dist.all_reduce(x)
+ringlet.all_reduce(y)
+(folder / f"result-{attempt}-{group.rank}").write_text(f"{group.world} {x[0].item()} {y[0].item()}")
+while attempt == 0:
+    ringlet.barrier()
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def test_training_goes_on_with_fewer_hosts(tmp_path):
+    """An agent and its ranks are gone; the other agent starts its own again, as a smaller world."""
+    file, logs = tmp_path / "program.py", [tmp_path / "agent-0", tmp_path / "agent-1"]
+    file.write_text(GO_ON_WITH_FEWER)
+    flags = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
+    flags += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}", "--rdzv-id", "fewer"]
+    waits = "last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=6"
+    agents = []
+    try:
+        for number, log in enumerate(logs):
+            conf = ["--rdzv-conf", f"is_host={1 - number},{waits}"]
+            with log.open("w") as told:
+                command = [*TORCHRUN, *flags, *conf, str(file), str(tmp_path)]
+                agents.append(subprocess.Popen(command, stdout=told, stderr=told, env=limited()))
+        _until(lambda: len(results(tmp_path)) == 4, 60)
+        _kill(agents.pop())
+        assert agents[0].wait(90) == 0, logs[0].read_text()[-4000:]
+    finally:
+        for agent in agents:
+            _kill(agent)
+    assert results(tmp_path) == [["4", "4.0", "4.0"]] * 4 + [["2", "2.0", "2.0"]] * 2
+
+
+def _kill(agent):
+    """With its ranks, which would go on without it."""
+    if agent.poll() is None:
+        children = pathlib.Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        agent.kill()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+    agent.wait()
+
+
+def _until(reached, seconds):
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 # ---- MPI's launchers
