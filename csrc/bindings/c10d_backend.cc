@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "bindings/c10d_issue.h"
+#include "bindings/lists.h"
 #include "bindings/registered_allocator.h"
 #include "bindings/tensors.h"
 #include "engine/selector.h"

@@ -31,12 +31,6 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
   }
 }
 
-const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call) {
-  if (tensors.size() != 1)
-    throw InvalidUsage(std::string(call) + ": one tensor a rank, got " + std::to_string(tensors.size()));
-  return tensors[0];
-}
-
 C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const at::Tensor& output,
                                                   const at::Tensor& input, int64_t count) {
   Step& step = steps.emplace_back();

@@ -16,9 +16,6 @@ struct Reduction {
 };
 Reduction reduction_of(const c10d::ReduceOp& op);
 
-/// Throws InvalidUsage unless there is one.
-const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call);
-
 struct C10dBackend::Issue {
   /// One collective of the Communicator; coalesced calls have many.
   struct Step {

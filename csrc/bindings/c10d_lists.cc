@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bindings/c10d_issue.h"
+#include "bindings/lists.h"
 #include "bindings/tensors.h"
 
 namespace ringlet {
@@ -16,36 +17,6 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
     throw InvalidUsage(std::string(call) + ": one list of tensors a rank, got " + std::to_string(lists.size()));
   }
   return lists[0];
-}
-
-void check_length(const std::vector<at::Tensor>& list, int world, const char* call) {
-  if (list.size() == static_cast<size_t>(world)) return;
-  throw InvalidUsage(std::string(call) + ": a list of " + std::to_string(list.size()) + " tensors for " +
-                     std::to_string(world) + " ranks");
-}
-
-std::vector<size_t> counts_of(const std::vector<at::Tensor>& list) {
-  std::vector<size_t> counts;
-  for (const at::Tensor& tensor : list) counts.push_back(static_cast<size_t>(tensor.numel()));
-  return counts;
-}
-
-/// This rank's own block, whose length it knows from two sides.
-void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call) {
-  if (own.numel() == in_list.numel()) return;
-  throw InvalidUsage(std::string(call) + ": rank " + std::to_string(rank) + "'s tensor has " +
-                     std::to_string(own.numel()) + " elements, its place in the list " +
-                     std::to_string(in_list.numel()));
-}
-
-/// Of gather and scatter only the root sees the list, so blocks must be equal: the others could not know otherwise.
-void check_equal(const std::vector<at::Tensor>& list, const at::Tensor& own, const char* call) {
-  for (const at::Tensor& tensor : list) {
-    if (tensor.numel() == own.numel()) continue;
-    throw InvalidUsage(std::string(call) + ": all tensors must have one size; the list has " +
-                       std::to_string(tensor.numel()) + " elements where this rank's tensor has " +
-                       std::to_string(own.numel()) + " (all_to_all takes uneven ones)");
-  }
 }
 
 /// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do not fit.
@@ -82,12 +53,6 @@ std::vector<at::Tensor> cut(const at::Tensor& tensor, const std::vector<size_t>&
   return parts;
 }
 
-void check_apart(const at::Tensor& output, const at::Tensor& input) {
-  const std::byte *a = data_of(output), *b = data_of(input);
-  if (a >= b + input.nbytes() || b >= a + output.nbytes()) return;
-  throw InvalidUsage("all_to_all: output and input overlap; blocks would be overwritten before they are sent");
-}
-
 }  // namespace
 
 C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -103,13 +68,11 @@ C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10
 }
 
 C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  const at::Tensor& input = only(inputs, "all_gather");
   const Tensors& list = only_list(outputs, "all_gather");
-  check_length(list, getSize(), "all_gather");
-  check_own(input, list[getRank()], getRank(), "all_gather");
+  std::vector<size_t> counts = chunk_counts(Collective::all_gather, list, inputs, getRank(), getSize());
   Issue call(OpType::ALLGATHER, "ringlet:all_gather");
   call.set(options);
-  call.add_blocks(Collective::all_gather, list, inputs, counts_of(list));
+  call.add_blocks(Collective::all_gather, list, inputs, std::move(counts));
   call.results = list;
   return issue(std::move(call));
 }
@@ -139,13 +102,11 @@ C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& in
 
 C10dBackend::Handle C10dBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                 const c10d::ReduceScatterOptions& options) {
-  const at::Tensor& output = only(outputs, "reduce_scatter");
   const Tensors& list = only_list(inputs, "reduce_scatter");
-  check_length(list, getSize(), "reduce_scatter");
-  check_own(output, list[getRank()], getRank(), "reduce_scatter");
+  std::vector<size_t> counts = chunk_counts(Collective::reduce_scatter, outputs, list, getRank(), getSize());
   Issue call(OpType::REDUCE_SCATTER, "ringlet:reduce_scatter");
   call.set(options);
-  call.add_blocks(Collective::reduce_scatter, outputs, list, counts_of(list));
+  call.add_blocks(Collective::reduce_scatter, outputs, list, std::move(counts));
   call.set(reduction_of(options.reduceOp));
   call.results = outputs;
   return issue(std::move(call));
@@ -157,9 +118,8 @@ C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c
   call.set(options);
   if (options.rootRank == getRank()) {
     const Tensors& list = only_list(outputs, "gather");
-    check_length(list, getSize(), "gather");
-    check_equal(list, input, "gather");
-    call.add_blocks(Collective::gather, list, inputs, counts_of(list));
+    call.add_blocks(Collective::gather, list, inputs,
+                    chunk_counts(Collective::gather, list, inputs, getRank(), getSize()));
     call.results = list;
   } else {
     call.add(Collective::gather, {}, input, input.numel());
@@ -190,9 +150,8 @@ C10dBackend::Handle C10dBackend::scatter(Tensors& outputs, Lists& inputs, const 
   call.set(options);
   if (options.rootRank == getRank()) {
     const Tensors& list = only_list(inputs, "scatter");
-    check_length(list, getSize(), "scatter");
-    check_equal(list, output, "scatter");
-    call.add_blocks(Collective::scatter, outputs, list, counts_of(list));
+    call.add_blocks(Collective::scatter, outputs, list,
+                    chunk_counts(Collective::scatter, outputs, list, getRank(), getSize()));
   } else {
     call.add(Collective::scatter, output, {}, output.numel());
   }
@@ -224,16 +183,7 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
 }
 
 C10dBackend::Handle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  check_length(inputs, getSize(), "all_to_all");
-  check_length(outputs, getSize(), "all_to_all");
-  for (const at::Tensor& output : outputs) {
-    for (const at::Tensor& input : inputs) {
-      if (output.nbytes() > 0 && input.nbytes() > 0) check_apart(output, input);
-    }
-  }
-  std::vector<size_t> counts = counts_of(inputs);
-  const std::vector<size_t> from = counts_of(outputs);
-  counts.insert(counts.end(), from.begin(), from.end());
+  std::vector<size_t> counts = chunk_counts(Collective::all_to_all, outputs, inputs, getRank(), getSize());
   Issue call(OpType::ALLTOALL, "ringlet:all_to_all");
   call.set(options);
   call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(counts));

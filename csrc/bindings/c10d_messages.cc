@@ -1,6 +1,7 @@
 // The backend's point-to-point messages, coalescing, and the barrier that names who is missing.
 #include "base/error.h"
 #include "bindings/c10d_issue.h"
+#include "bindings/lists.h"
 #include "bindings/tensors.h"
 
 namespace ringlet {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "bindings/c10d_issue.h"
+#include "bindings/lists.h"
 #include "bindings/tensors.h"
 
 namespace ringlet {

@@ -1,8 +1,10 @@
 // The calls themselves, written against CPython's vectorcall: a 4-byte all-reduce costs less than a general binding's
 // argument handling. Python's functions in ringlet/collectives.py are the public face; these take positional arguments:
 //
-//   collective(group, output, input, op, algorithm, root, timeout_ms, scale, async_op)   output and input may be None
+//   collective(group, output, input, op, algorithm, root, timeout_ms, scale, async_op)
+//       output and input may be None, or lists (bindings/lists.h)
 //   message(group, tensor, peer, sending, timeout_ms, async_op)
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -10,6 +12,7 @@
 #include <string_view>
 
 #include "bindings/errors.h"
+#include "bindings/lists.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
 #include "bindings/tensors.h"
@@ -22,6 +25,7 @@ namespace ringlet {
 namespace {
 
 using std::chrono::milliseconds;
+using Tensors = std::vector<at::Tensor>;
 
 std::string_view text_of(PyObject* object, const char* what) {
   Py_ssize_t length = 0;
@@ -48,6 +52,22 @@ const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role
   const at::Tensor& tensor = THPVariable_Unpack(object);
   check_tensor(tensor, call, role);
   return &tensor;
+}
+
+bool is_list(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
+
+/// Of a list, of one tensor, of None.
+Tensors tensors_of(PyObject* object, const char* call, const char* role) {
+  Tensors tensors;
+  const auto add = [&](PyObject* one) {
+    if (const at::Tensor* tensor = tensor_of(one, call, role)) tensors.push_back(*tensor);
+  };
+  if (!is_list(object)) {
+    add(object);
+    return tensors;
+  }
+  for (const py::handle one : py::reinterpret_borrow<py::sequence>(object)) add(one.ptr());
+  return tensors;
 }
 
 std::string elements(size_t count) { return std::to_string(count) + " elements"; }
@@ -125,14 +145,39 @@ PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   Py_RETURN_NONE;
 }
 
+/// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay: that
+/// this rank's are equal does not say that all are.
+PyObject* on_packed_lists(Communicator& group, Call call, const Tensors& outputs, const Tensors& inputs, bool async) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor output = packed(outputs, /*received=*/true), input = packed(inputs, /*received=*/false);
+  bind_tensors(call, group, &output, &input);
+  DeviceCalls calls{.device = output.device(), .calls = {call}, .tensors = {output, input}, .async = async};
+  if (outputs.size() > 1) calls.deliver = [&] { unpack(output, outputs); };
+  return on_device(group, calls);
+}
+
+PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args) {
+  const char* what = name(given.collective);
+  const Tensors outputs = tensors_of(args[1], what, "output"), inputs = tensors_of(args[2], what, "input");
+  const auto made = list_call(given, outputs, inputs, group.rank(), group.world());
+  const c10::Device device = common_device(made->tensors, what);
+  const bool async = args[8] == Py_True;
+  if (!device.is_cpu()) {
+    const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
+    if (pack) return on_packed_lists(group, given, outputs, inputs, async);
+    return on_device(group, {.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async});
+  }
+  if (async) return as_python(group.start(made->call, made));
+  run(group, made->call);
+  Py_RETURN_NONE;
+}
+
 PyObject* collective(PyObject* const* args, Collective which) {
   auto& group = *py::handle(args[0]).cast<Communicator*>();
   const char* what = name(which);
   Call call;
   call.collective = which;
   call.root = static_cast<int>(PyLong_AsLong(args[5]));
-  const at::Tensor* output = tensor_of(args[1], what, "output");
-  const at::Tensor* input = tensor_of(args[2], what, "input");
   call.op = parse_op(args[3]);
   call.algorithm = named_algorithm(which, text_of(args[4], "algorithm"));
   call.timeout = milliseconds(PyLong_AsLongLong(args[6]));
@@ -142,6 +187,9 @@ PyObject* collective(PyObject* const* args, Collective which) {
     throw InvalidUsage(std::string(what) + ": root " + std::to_string(call.root) + " is not a rank of a group of " +
                        std::to_string(group.world()));
   }
+  if (is_list(args[1]) || is_list(args[2])) return on_lists(group, call, args);
+  const at::Tensor* output = tensor_of(args[1], what, "output");
+  const at::Tensor* input = tensor_of(args[2], what, "input");
   bind_tensors(call, group, output, input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
   if (elsewhere(output) || elsewhere(input)) {

@@ -190,7 +190,7 @@ void GpuEngines::run(const Call& call, void* stream) {
   if (through_peers(call)) {
     if (call.blocks != nullptr) {
       throw InvalidUsage(std::string(name(call.collective)) +
-                         " of blocks of different sizes on a GPU needs NCCL, and there is none" + no_nccl_);
+                         " on lists of tensors on a GPU needs NCCL, and there is none" + no_nccl_);
     }
     last_ = &pull_->last_call();
     pull_->run(call, stream);

@@ -6,6 +6,10 @@ once; the tensors must not be touched until its wait() has returned. Every rank 
 in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both), PeerLost,
 Timeout, SystemError; the first error that involves other ranks poisons the group, and later calls raise it again.
 Ops: sum, avg, product, min, max, band, bor, bxor, premul_sum (which multiplies this rank's input by `scale` first).
+
+Where a tensor has a block for each rank it can be a list instead: of `world` tensors of one dtype, read and written
+where they lie. In reduce_scatter, all_gather and all_to_all they may be of different sizes (MPI's v-collectives): all
+ranks must give the same sizes, in all_to_all the two ranks between which a block goes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.group import Group, as_timedelta, current, has_default
 
 Array = Any  # torch.Tensor or numpy.ndarray
+Arrays = Any  # an Array, or a sequence of one for each rank
 Timeout = float | timedelta | None
 
 
@@ -66,7 +71,7 @@ def butterfly_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
 
 def reduce_scatter(
     output: Array,
-    input: Array,
+    input: Arrays,
     op: str = "sum",
     *,
     algorithm: str = "auto",
@@ -75,7 +80,10 @@ def reduce_scatter(
     timeout: Timeout = None,
     scale: float = 1.0,
 ) -> Any:
-    """Combines the ranks' inputs (world blocks of n elements) and leaves block r, n elements, in rank r's output."""
+    """Combines the ranks' inputs (world blocks of n elements) and leaves block r, n elements, in rank r's output.
+
+    `input` may be a list of blocks, of different sizes too.
+    """
     return _call(
         _C.reduce_scatter,
         output,
@@ -91,7 +99,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    output: Array,
+    output: Arrays,
     input: Array,
     *,
     algorithm: str = "auto",
@@ -99,7 +107,10 @@ def all_gather(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Lays the ranks' inputs (n elements each) one after the other into every rank's output (world * n)."""
+    """Lays the ranks' inputs (n elements each) one after the other into every rank's output (world * n).
+
+    `output` may be a list of blocks, of different sizes too: rank r's input has the size of block r.
+    """
     return _call(
         _C.all_gather,
         output,
@@ -163,7 +174,7 @@ def reduce(
 
 
 def gather(
-    output: Array | None,
+    output: Arrays | None,
     input: Array,
     root: int = 0,
     *,
@@ -172,7 +183,10 @@ def gather(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Lays the ranks' inputs (n elements each) in rank order into the root's output (world * n; None elsewhere)."""
+    """Lays the ranks' inputs (n elements each) in rank order into the root's output (world * n; None elsewhere).
+
+    `output` may be a list of blocks of n elements.
+    """
     return _call(
         _C.gather,
         output,
@@ -188,7 +202,7 @@ def gather(
 
 def scatter(
     output: Array,
-    input: Array | None,
+    input: Arrays | None,
     root: int = 0,
     *,
     algorithm: str = "auto",
@@ -196,7 +210,10 @@ def scatter(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Hands block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output."""
+    """Hands block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output.
+
+    `input` may be a list of blocks of n elements.
+    """
     return _call(
         _C.scatter,
         output,
@@ -211,15 +228,18 @@ def scatter(
 
 
 def all_to_all(
-    output: Array,
-    input: Array,
+    output: Arrays,
+    input: Arrays,
     *,
     algorithm: str = "auto",
     group: Group | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Block j of rank i's input becomes block i of rank j's output (world blocks of n elements; no overlap)."""
+    """Block j of rank i's input becomes block i of rank j's output (world blocks of n elements; no overlap).
+
+    Both may be lists of blocks, of different sizes too.
+    """
     return _call(
         _C.all_to_all,
         output,
@@ -299,8 +319,8 @@ def _milliseconds(timeout: float | timedelta) -> int:
 
 def _call(
     entry: Any,
-    output: Array | None,
-    input: Array | None,
+    output: Arrays | None,
+    input: Arrays | None,
     *,
     op: str,
     algorithm: str,
@@ -310,11 +330,16 @@ def _call(
     timeout: Timeout,
     scale: float = 1.0,
 ) -> Any:
-    target = None if output is None else as_tensor(output)
-    source = None if input is None else as_tensor(input)
+    target, source = _as_tensors(output), _as_tensors(input)
     limit = 0 if timeout is None else _milliseconds(timeout)
     work = entry((group or current()).handle, target, source, op, algorithm, root, limit, scale, bool(async_op))
     return work if async_op else target
+
+
+def _as_tensors(arrays: Arrays | None) -> torch.Tensor | list[torch.Tensor] | None:
+    if isinstance(arrays, list | tuple):
+        return [as_tensor(array) for array in arrays]
+    return None if arrays is None else as_tensor(arrays)
 
 
 def _message(tensor: Array, peer: int, *, sending: bool, group: Group | None, async_op: bool, timeout: Timeout) -> Any:

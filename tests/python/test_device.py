@@ -90,6 +90,32 @@ def test_calls_follow_streams(device_pool, way):
     device_pool.values(on_streams, 3, join="threads")
 
 
+def on_lists(rank: int, world: int) -> None:
+    live_gpu.load()
+    counts = [3000 * q for q in range(world)]
+    blocks = [filled(0.0, count) for count in counts]
+    ringlet.all_gather(blocks, filled(rank + 1.0, counts[rank]))
+    assert [block.cpu().tolist() for block in blocks] == [[q + 1.0] * counts[q] for q in range(world)]
+    sent = [filled(10.0 * rank + q, 1 + rank + q) for q in range(world)]
+    received = [filled(0.0, 1 + rank + q) for q in range(world)]
+    ringlet.all_to_all(received, sent, async_op=True).wait()
+    root, own = world - 1, filled(rank + 1.0)  # the others do not see that the root has a list
+    equal = [filled(0.0) for _ in range(world)]
+    ringlet.gather(equal if rank == root else None, own, root)
+    ringlet.scatter(own, equal if rank == root else None, root)
+    assert own.cpu().unique().tolist() == [rank + 1.0]
+    whole = filled(0.0, 1000 * world)
+    ringlet.all_gather(equal if rank == 0 else whole, own)
+    gathered = torch.cat([block.cpu() for block in equal]) if rank == 0 else whole.cpu()
+    assert gathered.tolist() == [q + 1.0 for q in range(world) for _ in range(1000)]
+    assert [block.cpu().tolist() for block in received] == [[10.0 * q + rank] * (1 + rank + q) for q in range(world)]
+
+
+@each_way
+def test_lists(device_pool, way):
+    device_pool.values(on_lists, 3, join="threads")
+
+
 COME = threading.Event()
 
 

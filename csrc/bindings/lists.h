@@ -1,0 +1,48 @@
+// Lists of tensors, one for each rank, in place of one tensor with a block for each: of different sizes, where all ranks
+// can know them.
+//
+// Contract: all_gather takes a list of outputs, reduce_scatter of inputs, all_to_all both. Gather and scatter, of which only
+// the root sees the list, take one of equal sizes. Thread safety: pure.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "engine/call.h"
+
+namespace ringlet {
+
+/// Throws InvalidUsage unless there is one.
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call);
+
+std::vector<size_t> counts_of(const std::vector<at::Tensor>& list);
+
+/// This rank's own block, whose length it knows from two sides.
+void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call);
+
+/// Blocks that are sent must not lie where others arrive.
+void check_apart(const at::Tensor& output, const at::Tensor& input);
+
+/// Elements by the schedule's chunk, of a rank that sees the list. Throws InvalidUsage where the tensors are not what the
+/// collective takes.
+std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,
+                                 const std::vector<at::Tensor>& inputs, int rank, int world);
+
+/// Their elements one after the other in one tensor: a copy where there are several, or room where they are `received`.
+at::Tensor packed(const std::vector<at::Tensor>& tensors, bool received);
+void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
+
+/// A call with all that its pointers lead to.
+struct ListCall {
+  Call call;
+  Blocks blocks;
+  std::vector<at::Tensor> tensors;  // outputs, then inputs
+};
+
+/// `call` on lists, of contiguous tensors of one dtype; InvalidUsage for others.
+std::shared_ptr<ListCall> list_call(const Call& call, const std::vector<at::Tensor>& outputs,
+                                    const std::vector<at::Tensor>& inputs, int rank, int world);
+
+}  // namespace ringlet

@@ -1,0 +1,170 @@
+"""Lists of tensors in place of one tensor with a block for each rank, equal and of different sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy
+import pytest
+import torch
+
+import ringlet
+from cases import ALGORITHMS, Checks, placed
+from exact_data import input_of, result_of
+
+MEMORIES = ("registered", "ordinary", "mixed", "offset")
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+
+
+def uneven(world: int, scale: int, by: int = 0) -> list[int]:
+    """Blocks of nothing among them."""
+    return [scale * ((q + by) % 3) + (q + by) % 2 for q in range(world)]
+
+
+def cut(whole: torch.Tensor, counts: list[int], memory: str, rank: int) -> list[torch.Tensor]:
+    return [placed(part, memory, rank) for part in whole.split(counts)]
+
+
+def blank(counts: list[int], dtype: torch.dtype, memory: str, rank: int) -> list[torch.Tensor]:
+    return [placed(torch.ones(count).to(dtype), memory, rank) for count in counts]
+
+
+def cases(collective: str):
+    """Every algorithm; the other dimensions in turns."""
+    others = itertools.cycle(itertools.product(MEMORIES, DTYPES, (False, True)))
+    for scale in (0, 1, 1500, 60_000):
+        for algorithm in (*ALGORITHMS[collective], "auto"):
+            yield scale, algorithm, *next(others)
+
+
+def finish(work: object, async_op: bool) -> None:
+    if async_op:
+        work.wait()  # type: ignore[attr-defined]
+
+
+def gathers(rank: int, world: int) -> None:
+    checks = Checks()
+    for case in cases("all_gather"):
+        scale, algorithm, memory, dtype, async_op = case
+        counts = uneven(world, scale)
+        wanted = [input_of(dtype, "sum", world, q, counts[q]) for q in range(world)]
+        outputs = blank(counts, dtype, memory, rank)
+        mine = outputs[rank] if scale == 1 else placed(wanted[rank], memory, rank)
+        mine.copy_(wanted[rank])
+        finish(ringlet.all_gather(outputs, mine, algorithm=algorithm, async_op=async_op), async_op)
+        for q in range(world):
+            checks.equal((case, q), outputs[q], wanted[q])
+        equal, root = blank([scale] * world, dtype, memory, rank), scale % world
+        mine = placed(input_of(dtype, "sum", world, rank, scale), memory, rank)
+        ringlet.gather(equal if rank == root else None, mine, root)
+        if rank == root:
+            for q in range(world):
+                checks.equal((case, "gather", q), equal[q], input_of(dtype, "sum", world, q, scale))
+    checks.conclude()
+
+
+def reductions(rank: int, world: int) -> None:
+    checks = Checks()
+    for case in cases("reduce_scatter"):
+        scale, algorithm, memory, dtype, async_op = case
+        counts = tuple(uneven(world, scale))
+        op = "max" if dtype != torch.bool and scale > 1 else "sum"
+        inputs = cut(input_of(dtype, op, world, rank, sum(counts)), list(counts), memory, rank)
+        before = [block.clone() for block in inputs]
+        output = placed(torch.ones(counts[rank]).to(dtype), memory, rank)
+        finish(ringlet.reduce_scatter(output, inputs, op, algorithm=algorithm, async_op=async_op), async_op)
+        checks.equal(case, output, result_of(dtype, op, world, sum(counts)).split(counts)[rank])
+        for block, was in zip(inputs, before, strict=True):
+            checks.equal((case, "input"), block, was)
+        equal, root = input_of(dtype, "sum", world, scale % world, scale * world), scale % world
+        output = placed(torch.ones(scale).to(dtype), memory, rank)
+        parts = tuple(cut(equal, [scale] * world, memory, rank)) if rank == root else None
+        ringlet.scatter(output, parts, root)
+        checks.equal((case, "scatter"), output, equal[rank * scale : (rank + 1) * scale])
+    checks.conclude()
+
+
+def exchanges(rank: int, world: int) -> None:
+    """Every pair of ranks has a size of its own."""
+    checks = Checks()
+    for case in cases("all_to_all"):
+        scale, algorithm, memory, dtype, async_op = case
+        table = [uneven(world, scale, by=2 * i) for i in range(world)]
+        sent = [input_of(dtype, "sum", world, i, sum(table[i])).split(table[i]) for i in range(world)]
+        inputs = [placed(block, memory, rank) for block in sent[rank]]
+        outputs = blank([row[rank] for row in table], dtype, memory, rank)
+        finish(ringlet.all_to_all(outputs, inputs, algorithm=algorithm, async_op=async_op), async_op)
+        for q in range(world):
+            checks.equal((case, q), outputs[q], sent[q][rank])
+    checks.conclude()
+
+
+def in_groups_and_arrays(rank: int, world: int) -> None:
+    group = ringlet.new_group(list(reversed(range(world))))
+    blocks = [numpy.zeros((q + 1, 2), numpy.float32) for q in range(world)]
+    got = ringlet.all_gather(blocks, numpy.full((group.rank + 1, 2), float(rank), numpy.float32), group=group)
+    assert [block.tolist() for block in blocks] == [[[float(world - 1 - q)] * 2] * (q + 1) for q in range(world)]
+    assert all(torch.is_tensor(one) and one.shape == (q + 1, 2) for q, one in enumerate(got))
+    mean = torch.zeros(3)
+    ringlet.reduce_scatter(mean, [torch.full((3,), rank + 2.0 * q) for q in range(world)], "avg")
+    assert mean.tolist() == [(world - 1) / 2 + 2.0 * rank] * 3
+    group.close()
+
+
+def refused(rank: int, world: int) -> None:
+    one, several = torch.zeros(4), [torch.zeros(4) for _ in range(world)]
+    calls = {
+        f"a list of {world + 1} tensors for {world} ranks": lambda: ringlet.all_gather([*several, one], one),
+        "its place in the list 4": lambda: ringlet.all_gather(several, torch.zeros(5)),
+        f"one tensor a rank, got {world}": lambda: ringlet.reduce_scatter(several, several),
+        "all tensors must have one size": lambda: ringlet.gather([torch.zeros(q) for q in range(world)], one, rank),
+        f"a list of 1 tensors for {world} ranks": lambda: ringlet.all_to_all(one, several),
+        "output and input overlap": lambda: ringlet.all_to_all(several, several),
+        "tensors of Float and Double in one call": lambda: ringlet.all_gather(several, one.double()),
+        "not contiguous": lambda: ringlet.all_gather(several, torch.zeros(2, 4)[:, :2]),
+        "a float is neither a torch tensor nor a numpy array": lambda: ringlet.all_gather([1.0] * world, one),
+        "broadcast takes one tensor, not a list": lambda: ringlet.broadcast(several),
+        "reduce takes one tensor, not a list": lambda: ringlet.reduce(several),
+        "a list of 0 tensors": lambda: ringlet.all_gather([], one),
+        "one tensor a rank, got 0": lambda: ringlet.all_gather(several, None),
+    }
+    for said, call in calls.items():
+        with pytest.raises(ringlet.InvalidUsage, match=said):
+            call()
+    ringlet.barrier()
+
+
+def sizes_differ(rank: int, world: int) -> str:
+    counts = [2, 3, 4][:world]
+    if rank == 1:
+        counts[0] = 1
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_gather([torch.zeros(count) for count in counts], torch.zeros(counts[rank]), timeout=5)
+    return str(caught.value)
+
+
+def test_gathers(everyone):
+    everyone(gathers)
+
+
+def test_reductions(everyone):
+    everyone(reductions)
+
+
+def test_exchanges(everyone):
+    everyone(exchanges)
+
+
+def test_groups_and_arrays(everyone):
+    everyone(in_groups_and_arrays)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_refusals(pool, world):
+    pool.values(refused, world)
+
+
+@pytest.mark.parametrize("join", ["shared_memory", "tcp"])
+def test_sizes_that_differ(pool, join):
+    for said in pool.values(sizes_differ, 3, join=join):
+        assert "do not match" in said
