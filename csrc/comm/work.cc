@@ -32,7 +32,12 @@ void Work::raise_if_failed() const {
 }
 
 bool Work::await(const Deadline& deadline) {
-  if (!done()) assist(deadline);
+  if (done()) return true;
+  if (owner_ != this_process()) {
+    throw InvalidUsage("this call was made by process " + std::to_string(owner_) +
+                       "; a forked child cannot wait for it (here: process " + std::to_string(this_process()) + ")");
+  }
+  assist(deadline);
   std::unique_lock lock(mutex_);
   while (!done_ && !deadline.passed()) {
     changed_.wait_for(lock, std::min(deadline.left(), std::chrono::milliseconds(60'000)));

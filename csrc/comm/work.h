@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/process.h"
 
 namespace ringlet {
 
@@ -26,7 +27,8 @@ class Work {
   /// Throws the error that it ended with, if it has: what is thrown is the caller's alone, and is never a part of what
   /// another thread holds.
   void raise_if_failed() const;
-  /// Whether it is complete, at the latest by `deadline`; throws nothing.
+  /// Whether it is complete, at the latest by `deadline`. Throws InvalidUsage only: in a forked child, where a pending call
+  /// is its parent's.
   bool await(const Deadline& deadline);
   /// Returns when complete, throwing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);
@@ -39,6 +41,7 @@ class Work {
   virtual void assist(const Deadline& deadline) { static_cast<void>(deadline); }
 
  private:
+  const int owner_ = this_process();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;            // guarded by mutex_, like the rest

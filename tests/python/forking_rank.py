@@ -67,6 +67,35 @@ def exchange(rank: int, world: int) -> None:
     assert tensor.eq(world).all()
 
 
+def wait_in_child(world: int) -> None:
+    """Of rank 0's calls, which its child must not bring further: that would move them there, and not here."""
+    tensor, message = torch.ones(1000), torch.zeros(100_000)
+    works = {"all_reduce": ringlet.all_reduce(tensor, async_op=True), "recv": ringlet.recv(message, 1, async_op=True)}
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        for name, work in works.items():
+            try:
+                work.wait(timeout=5)
+            except ringlet.InvalidUsage as error:
+                assert f"was made by process {parent}; a forked child cannot wait for it" in str(error), (name, error)
+            else:
+                raise AssertionError(f"{name} waited for in a forked child")
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    ringlet.send(torch.ones(1), 1)  # from here on the others come
+    for work in works.values():
+        work.wait()
+    assert tensor.eq(world).all() and message.eq(1).all()
+
+
+def come_later(rank: int) -> None:
+    if rank == 1:
+        ringlet.recv(torch.zeros(1), 0)
+        ringlet.send(torch.ones(100_000), 0)
+    ringlet.all_reduce(torch.ones(1000))
+
+
 def load(rank: int, world: int) -> None:
     """Two epochs of a data loader with worker processes."""
     loader = DataLoader(TensorDataset(torch.full((16,), float(rank))), batch_size=4, num_workers=2)
@@ -85,6 +114,8 @@ def main() -> None:
     ringlet.all_reduce(torch.ones(1000))
     if use == "loader":
         load(rank, world)
+    elif use == "pending calls":
+        wait_in_child(world) if rank == 0 else come_later(rank)
     else:
         if use == "exit after async calls":
             exchange(rank, world)
