@@ -7,11 +7,13 @@ what keeps an owner as long as its module.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from .errors import InvalidUsage
 
@@ -35,3 +37,13 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
         called(*arguments)
 
     return parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a module's output, in containers and dataclasses, where DDP finds them too."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from tensors_in(getattr(leaf, field.name, None))

@@ -9,18 +9,19 @@ registered memory) the buffers come from it and are reduced where they lie. Sour
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.utils._pytree import tree_leaves
 
 from . import replicas
 from .errors import InvalidUsage
-from .gradient_hooks import on_gradient
+from .gradient_hooks import on_gradient, tensors_in
 from .gradients import refusals
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
@@ -54,7 +55,8 @@ class GradientReducer(Joinable):
             small all-reduce per backward, and no bucket with an unused parameter overlaps with backward.
         static_graph: every backward does what the first reduced one does: a gradient may arrive several times
             (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
-            `find_unused_parameters`.
+            `find_unused_parameters`. With reentrant checkpoints the module's output must be a tensor, or tensors in
+            containers or dataclasses: by others' gradients the start of a backward is not seen.
         gradient_as_bucket_view: `.grad` is a view of its bucket. If False it is a tensor of its own, and gradients are
             copied both ways.
         broadcast_buffers: rank 0's buffers are copied to all ranks before a forward with gradients enabled, unless the
@@ -102,7 +104,8 @@ class GradientReducer(Joinable):
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay,
         )  # fmt: skip
-        replicas.check_agreement([f"settings {self._options}", *replicas.describe(module)], self._group, self._device)
+        settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
+        replicas.check_agreement([settings, *replicas.describe(module)], self._group, self._device)
         self._options.check()
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
         refusals.refuse_unsupported(module, named)
@@ -120,7 +123,7 @@ class GradientReducer(Joinable):
             self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
         self._sync = True
         self._merge: GradientMerge | None = None
-        self._task: int | None = None  # autograd's id of the backward under way
+        self._backward: weakref.ref[Any] | None = None  # what autograd holds for as long as one is under way
         self._reducing = False
         self._reduced_before = True  # the latest forward's gradients were to be reduced
         self._divide_by_initial_world_size = True
@@ -153,14 +156,17 @@ class GradientReducer(Joinable):
         """Gradient merge: from now on gradients are reduced once for every `k` backwards, the last of which overlaps.
 
         They are averaged over ranks and, with `average`, divided by the number of micro-batches; without, summed over
-        them. `k` = 1 ends it. Returns the counter (see GradientMerge), which says when the optimizer may step.
+        them. With `k` = 1 every backward is reduced again; no_sync() and join() stay refused. Returns the counter
+        (see GradientMerge), which says when the optimizer may step.
 
         Raises:
-            InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open.
+            InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open; after a backward
+                that stopped half-way, as the next forward would.
         """
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): both decide when gradients are reduced")
-        made = GradientMerge(k, average, self._named, self._group, self._finish_window)
+        self._check_stopped()
+        made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_stopped)
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()
@@ -175,7 +181,8 @@ class GradientReducer(Joinable):
         """Replaces the all-reduce of each bucket by `hook(state, bucket) -> Future[Tensor]`, as DDP's method does.
 
         The hooks of torch.distributed.algorithms.ddp_comm_hooks run unchanged; `bucket` is a GradBucket
-        (gradients/comm_hooks.py). A hook averages by itself. The next bucket's is called when the future is complete.
+        (gradients/comm_hooks.py). A hook averages by itself. The next bucket's is called when the future is complete,
+        a moment that differs between ranks: what else communicates in a backward needs a group of its own.
 
         Raises:
             InvalidUsage: when there is a hook already, or options that rely on plain all-reduces.
@@ -248,8 +255,7 @@ class GradientReducer(Joinable):
     def _before_forward(self, called: torch.nn.Module) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
-        if self._task is not None and torch._C._current_graph_task_id() == -1:
-            self._abandon()
+        self._check_stopped()
         if self._merge is not None:
             self._merge.check_gradients()
         joining = self._join_config.enable
@@ -265,17 +271,19 @@ class GradientReducer(Joinable):
     def _after_forward(self, called: torch.nn.Module, output: Any) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
                 tensor.register_hook(self._on_backward)
 
     def _on_backward(self, _gradient: torch.Tensor | None = None) -> None:
         # Opened by the output's gradient and not only by the first parameter's: with reentrant checkpoints the latter
         # arrives in a nested backward, whose end is not the end.
-        if self._task is not None:
+        self._check_stopped()
+        if self._backward is not None:
             return
-        self._task = torch._C._current_graph_task_id()
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        end = partial(GradientReducer._on_backward_end, self)
+        self._backward = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
         self._open()
 
     def _open(self) -> None:
@@ -286,8 +294,10 @@ class GradientReducer(Joinable):
 
     def _on_gradient(self, index: int) -> None:
         self._on_backward()
-        if self._merge is not None and self._reducing and not self._merge.gathering:
-            self._reduction.scale = self._merge.gather(self._merge.seen + 1)
+        if self._merge is not None:
+            self._merge.begin()
+            if self._reducing and not self._merge.gathering:
+                self._reduction.scale = self._merge.gather(self._merge.seen + 1)
         self._reduction.arrived(index, self._named[index][1])
 
     def _on_backward_end(self) -> None:
@@ -317,12 +327,19 @@ class GradientReducer(Joinable):
         finally:
             self._rearm()
 
+    def _check_stopped(self) -> None:
+        """Before whatever a backward that raised before its end must not be mistaken for a part of."""
+        if self._backward is not None and (torch._C._current_graph_task_id() == -1 or self._backward() is None):
+            self._abandon()
+
     def _abandon(self) -> None:
         """A backward raised before its end. Harmless unless buckets had gone out."""
         launched, of = self._reduction.sent()
         arrived = self._reduction.anything_arrived
         self._rearm()
         if launched:
+            if self._merge is not None:
+                self._merge.forget()
             raise InvalidUsage(
                 f"rank {dist.get_rank(self._group)}: the previous backward stopped after {launched} of {of} buckets "
                 "had been sent, so ranks no longer match: make a new process group and reducer, or restart"
@@ -331,7 +348,7 @@ class GradientReducer(Joinable):
             self._merge.abandon(arrived)
 
     def _rearm(self) -> None:
-        self._task = None
+        self._backward = None
         self._reduction.rearm()
 
     # -- buffers and uneven inputs --

@@ -69,6 +69,28 @@ def an_interrupted_backward(rank, world):
 
 
 @check
+def an_interrupted_backward_and_one_of_an_earlier_forward(rank, world):
+    """No forward lies between them: the second one is reduced, or refused where buckets had gone out."""
+    group = dist.new_group()
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    reducer = GradientReducer(model, process_group=group)
+    earlier = loss_of(model, rank)
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    model.zero_grad()
+    earlier.backward()
+    assert reducer.stats()["backwards"] == 1
+    assert_gradients(model, expected_average(model, world))
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
+    GradientReducer(model, process_group=group, **SMALL)
+    earlier = loss_of(model, rank)
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    with pytest.raises(InvalidUsage, match=r"stopped after \d of \d buckets"):
+        earlier.backward()
+
+
+@check
 def different_models_are_refused_by_rank_and_name(rank, world):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5 if rank == 1 else 4))
     with pytest.raises(InvalidUsage, match=r"rank 0 has 'parameter 1\.weight .*\[4, 4\].*, rank 1 has .*\[5, 4\]"):
@@ -80,6 +102,9 @@ def different_models_are_refused_by_rank_and_name(rank, world):
         GradientReducer(model)
     with pytest.raises(InvalidUsage, match="rank 0 has 'settings bucket_mb=1 "):
         GradientReducer(nn.Linear(2, 2), bucket_mb=2 if rank == 1 else 1)
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'settings .* optimizer_in_backward=False', rank 1"):
+        make = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        GradientReducer(nn.Linear(2, 2), optimizer_in_backward=make if rank == 1 else None)
 
 
 @check

@@ -1,6 +1,7 @@
 """What DDP can do and the reducer must too, compared with DDP where DDP manages it."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, data, expected_average, loss_of, mlp, train
 from ringlet import GradientReducer, InvalidUsage
@@ -43,6 +45,28 @@ def static_graph_with_reentrant_checkpoints(rank, world):
     assert stats["rebuilt"] and len(stats["bucket_bytes"]) == 6
     launched = [bucket["launched_s"] for bucket in stats["buckets"]]
     assert launched[0] < stats["backward_s"]  # no longer all at the end, as in the first
+
+
+@dataclass
+class Output:
+    y: list[torch.Tensor]
+
+
+@check
+def static_graph_with_a_dataclass_as_output(rank, world):
+    """Where all gradients arrive in reentrant checkpoints: the backward begins at the output, not at the first."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    alone = copy.deepcopy(model)
+    model.forward = lambda x: Output(
+        [checkpoint(model[1], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)]
+    )
+    reducer = GradientReducer(model, static_graph=True, **SMALL)
+    for step in range(3):
+        model.zero_grad()
+        model(data(rank, step).requires_grad_()).y[0].square().mean().backward()
+        assert_gradients(model, expected_average(alone, world, (step,)))
+        assert reducer.stats()["backwards"] == step + 1
 
 
 @check
@@ -267,6 +291,29 @@ def an_optimizer_in_backward_equals_one_after_it(rank, world):
         same(inside, after, 0)
         same(torchs, after, 0)
         assert all(p.grad is None for p in (*inside.parameters(), *torchs.parameters()))
+
+
+@check
+def an_optimizer_in_backward_steps_where_works_tell_late(rank, world):
+    """On a GPU wait() orders streams only: the work need not be completed when it returns."""
+    torch.manual_seed(5)
+    model = mlp()
+    before = copy.deepcopy(model)
+    reducer = GradientReducer(model, optimizer_in_backward=lambda p: torch.optim.SGD(p, lr=1.0), **SMALL)
+    expected = expected_average(before, world)
+    start = reducer._channel.start
+    reducer._channel.start = lambda *arguments: TellsLate(start(*arguments))
+    loss_of(model, rank).backward()
+    for parameter, old, gradient in zip(model.parameters(), before.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), old.detach() - gradient)
+
+
+class TellsLate:
+    def __init__(self, work):
+        self.wait, self.get_future = work.wait, work.get_future
+
+    def is_completed(self) -> bool:
+        return False
 
 
 @check

@@ -140,6 +140,51 @@ def a_backward_that_stops_half_way_is_told(rank, world):
         model.zero_grad()
 
 
+def a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    reducer = GradientReducer(model)
+    merge = reducer.accumulate(3)
+    for call in (merge.finish, lambda: reducer.accumulate(2)):
+        loss_of(model, rank, 0).backward()
+        with pytest.raises(ArithmeticError):
+            model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+        with pytest.raises(InvalidUsage, match="half-way through micro-batch 2 of a window of 3"):
+            call()
+        model.zero_grad()
+        loss_of(model, rank, 1).backward()
+        assert merge.finish()
+        assert_gradients(model, expected_average(model, world, (1,)))
+        model.zero_grad()
+
+
+def a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
+    """Buckets have gone out when a backward stops: another reducer is to be made, and the window goes with this one."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
+    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    reducer.accumulate(2)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    with pytest.raises(InvalidUsage, match="make a new process group and reducer"):
+        model(data(rank))
+    reducer.remove()
+    model.zero_grad()
+    GradientReducer(model, **SMALL)
+    loss_of(model, rank, 1).backward()
+    assert_gradients(model, expected_average(model, world, (1,)))
+
+
+def autograd_grad_leaves_a_window_as_it_is(rank, world):
+    """Before the optimizer's step, which a training loop would leave out otherwise, and inside a window."""
+    model = mlp()
+    merge = GradientReducer(model, **SMALL).accumulate(2)
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+        torch.autograd.grad(loss_of(model, rank, 5), list(model.parameters()))
+        assert merge.complete is (step == 1) and merge.seen == 1 - step
+    assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (0, 1))])
+
+
 def bad_windows_are_refused(rank, world):
     reducer = GradientReducer(mlp())
     for k in (0, -1, 2.0):
@@ -200,6 +245,9 @@ def two_windows_of_a_model_with_buffers(rank, world):
         in_place_zeros_and_unused_parameters,
         a_wrong_micro_step_is_told,
         a_backward_that_stops_half_way_is_told,
+        a_backward_that_stopped_is_not_in_the_window_that_finish_closes,
+        a_window_that_cannot_be_closed_is_no_hindrance,
+        autograd_grad_leaves_a_window_as_it_is,
         bad_windows_are_refused,
         two_windows_of_a_model_with_buffers,
     ],

@@ -79,6 +79,8 @@ class HookWork:
             return
         if isinstance(result, (list, tuple)):
             result = result[0]
+        if self._buffer.is_complex() and not result.is_complex() and result.numel() == 2 * self._buffer.numel():
+            result = torch.view_as_complex(result.reshape(-1, 2))  # as torch's all_reduce gives it to its future
         if result.numel() != self._buffer.numel():
             raise InvalidUsage(
                 f"the communication hook's result has {result.numel()} elements, its bucket {self._buffer.numel()}"

@@ -252,7 +252,7 @@ class Reduction:
             else:
                 parameter.grad.copy_(gradient.view)
         if self.stepping.active:
-            self.stepping.step_reduced(self.flat.buckets, used)
+            self.stepping.step_reduced(self.flat.buckets, used, waited=True)
             self.stepping.end()
 
     def _exchange(self) -> None:

@@ -35,11 +35,14 @@ class Stepping:
         self._stepped: dict[int, torch.nn.Parameter] = {}
 
     @torch.no_grad()
-    def step_reduced(self, buckets: Sequence[FlatBucket], used: Sequence[int]) -> None:
-        """Updates the parameters of those buckets that are reduced by now, where `used` and not updated yet."""
+    def step_reduced(self, buckets: Sequence[FlatBucket], used: Sequence[int], waited: bool = False) -> None:
+        """Updates the parameters of those buckets that are reduced by now, where `used` and not updated yet.
+
+        `waited`: for all of them. On a GPU that orders streams, and the work may still be running when it is asked.
+        """
         for bucket in buckets:
             waiting = [gradient for gradient in bucket.members if gradient.index not in self._stepped]
-            if not waiting or not bucket.work.is_completed():
+            if not waiting or not (waited or bucket.work.is_completed()):
                 continue
             bucket.work.wait()
             for gradient in waiting:

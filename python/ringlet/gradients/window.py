@@ -38,13 +38,15 @@ class GradientMerge:
         parameters: list[tuple[str, torch.nn.Parameter]],
         group: dist.ProcessGroup,
         reduce: Callable[[float], None],
+        *,
+        check: Callable[[], None],
     ) -> None:
         if not isinstance(k, int) or k < 1:
             raise InvalidUsage(f"accumulate({k!r}): k is the number of micro-batches in a window, 1 or more")
         self.k, self.average = k, average
         self.seen = 0
         self._complete = False
-        self._group, self._reduce = group, reduce
+        self._group, self._reduce, self._check = group, reduce, check
         self._device = parameters[0][1].device
         self._parameters = parameters
         self._ids = {id(parameter) for _, parameter in parameters}
@@ -65,6 +67,7 @@ class GradientMerge:
         Returns whether there was one; then gradients are what `complete` promises, divided by the micro-batches that
         were really seen. Raises InvalidUsage on every rank when ranks have seen different numbers of them.
         """
+        self._check()
         scale = self.gather(self.seen)
         if not any(self._wait_for_counts()):
             self._counts = None
@@ -76,8 +79,11 @@ class GradientMerge:
 
     def closes(self) -> bool:
         """Whether the backward that is starting now is the last of its window."""
-        self._complete = False
         return self.seen + 1 == self.k
+
+    def begin(self) -> None:
+        """A gradient has arrived; torch.autograd.grad alone leaves a closed window what it is."""
+        self._complete = False
 
     @property
     def gathering(self) -> bool:
@@ -122,13 +128,17 @@ class GradientMerge:
 
     def abandon(self, arrived: bool) -> None:
         """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already."""
-        self._counts = None
+        stopped = self.seen + 1
         if arrived:
-            stopped, self.seen = self.seen + 1, 0
+            self.forget()
             raise InvalidUsage(
                 f"the previous backward stopped half-way through micro-batch {stopped} of a window of {self.k}, and a "
                 "part of its gradients has been added: call zero_grad() on every rank; the next backward opens a window"
             )
+
+    def forget(self) -> None:
+        """The window under way is lost."""
+        self._counts, self.seen, self._complete = None, 0, False
 
     def remove(self) -> None:
         self._guard.remove()
