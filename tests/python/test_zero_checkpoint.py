@@ -154,3 +154,32 @@ def offloaded(rank, world, folder):
 
 def test_offloaded_states(pool, tmp_path):
     pool.values(offloaded, 2, str(tmp_path), join="dist:ringlet")
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 16)
+
+
+def groups_of(rank, world, folder, settings):
+    """On 4 ranks a rank's shards hold weights or biases alone."""
+    zero = ringlet.Zero(
+        Pair().double(),
+        torch.optim.AdamW,
+        options_of=lambda name, p: {"lr": 1e-3, "weight_decay": 0.5} if p.ndim < 2 else {},
+        lr=1e-2,
+        **settings,
+    )
+    rates = [group["lr"] for group in zero.optimizer.param_groups]
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    for group in zero.optimizer.param_groups:
+        group["lr"] = 5.0
+    dcp.load({"zero": zero}, checkpoint_id=folder)
+    return rates, [group["lr"] for group in zero.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("settings", [{"persistence_elements": 0}, {"bucket_elements": 20, "persistence_elements": 10}])
+def test_groups_are_the_same_on_every_rank(pool, tmp_path, settings):
+    for found in pool.values(groups_of, 4, str(tmp_path), {"stage": 2, **settings}, join="dist:ringlet"):
+        assert found == ([1e-2, 1e-3], [1e-2, 1e-3])

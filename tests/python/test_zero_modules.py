@@ -281,6 +281,12 @@ def autograd_grad(rank, world):
         assert torch.equal(gradient, expected)
         with pytest.raises(ringlet.InvalidUsage, match="without a backward"):
             zero.step()
+        full = zero_of(model, stage=stage, accumulate=2, lr=1e-2)
+        for micro in range(2):
+            loss_of(full.module, *batch(micro, rank)).backward()
+        logits = full.module(batch(2, rank)[0])
+        torch.autograd.grad(logits.square().sum(), logits)  # no third backward of the window
+        assert full.step()
 
 
 def test_autograd_grad_reduces_nothing(two):
@@ -305,3 +311,62 @@ def in_parametrization(rank, world):
 
 def test_parametrized_modules(two):
     two(in_parametrization)
+
+
+def stopped(rank, world):
+    """By a hook that raises before any unit is full; tried again with and without another forward."""
+    model = make()
+
+    def fail(_gradient):
+        raise ValueError("of backward")
+
+    for stage in STAGES:
+        for tries in (1, 2):
+            zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+            for step in range(2):
+                hook = zero.module.blocks[2].mix.weight.register_hook(fail)
+                loss = loss_of(zero.module, *batch(step, rank))
+                for _ in range(tries):
+                    with pytest.raises(ValueError, match="of backward"):
+                        loss.backward(retain_graph=True)
+                hook.remove()
+                (loss if tries == 2 else loss_of(zero.module, *batch(step, rank))).backward()
+                assert zero.step()
+            train_alone(alone, world, 2, lr=1e-2)
+            assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_backward_that_raised_before_it_sent_leaves_nothing_behind(two):
+    two(stopped)
+
+
+def stopped_in_a_window(rank, world, drops):
+    model = make()
+
+    def fail(_gradient):
+        raise ValueError("of backward")
+
+    for stage in STAGES:
+        zero, alone = zero_of(model, stage=stage, accumulate=3, lr=1e-2), copy.deepcopy(model)
+        loss_of(zero.module, *batch(0, rank)).backward()
+        zero.step()
+        hook = zero.module.blocks[2].mix.weight.register_hook(fail)
+        loss = loss_of(zero.module, *batch(1, rank))
+        with pytest.raises(ValueError, match="of backward"):
+            loss.backward()
+        hook.remove()
+        if drops:
+            zero.zero_grad()
+        elif stage == 1:  # its gradients are in the sums already
+            with pytest.raises(ringlet.InvalidUsage, match="which are dropped: begin the window again"):
+                zero.step(partial=True)
+        for micro in range(0 if drops or stage == 1 else 1, 3):
+            loss_of(zero.module, *batch(micro, rank)).backward()
+            assert zero.step() == (micro == 2)
+        train_alone(alone, world, 1, micro=3, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_backward_that_raised_in_a_window(two, drops):
+    two(stopped_in_a_window, drops)

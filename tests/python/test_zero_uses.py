@@ -1,5 +1,6 @@
 """Operations and modules that use parameters in their own ways: what stage 3 must not corrupt in silence."""
 
+import contextlib
 import copy
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import ringlet
-from zero_training import assert_same, batch, loss_of, make, zero_of
+from zero_training import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
@@ -194,3 +195,94 @@ def read_only(rank, world):
 
 def test_gathered_parameters_are_for_reading(two):
     two(read_only)
+
+
+def a_loss_on_parameters(rank, world):
+    """Whose backward comes after they are gone."""
+    model = make()
+    for stage in STAGES:
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+        with zero.gathered():
+            loss = sum(p.square().sum() for p in zero.module.parameters())
+        loss.backward()
+        zero.step()
+        sum(p.square().sum() for p in alone.parameters()).backward()
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_backward_through_gathered_parameters(two):
+    two(a_loss_on_parameters)
+
+
+def evaluated_first(rank, world):
+    model = make()
+    inputs, _ = batch(0, 0)
+    for gathers in (False, True):
+        zero, alone = zero_of(model, stage=3, lr=1e-2), copy.deepcopy(model)
+        with torch.inference_mode(), zero.gathered() if gathers else contextlib.nullcontext():
+            assert torch.equal(zero.module(inputs), alone(inputs))
+        train_zero(zero, rank, 2)
+        train_alone(alone, world, 2, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_inference_mode_before_training(two):
+    two(evaluated_first)
+
+
+class Table(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Parameter((torch.arange(300) % 3).to(dtype), requires_grad=False)
+        self.linear = nn.Linear(10, 10, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.table[:10]
+
+
+def frozen_whole_numbers(rank, world):
+    for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float16):
+        model = Table(dtype)
+        zero, x = zero_of(model, stage=3, lr=1e-2), torch.ones(2, 10, dtype=torch.float64)
+        assert torch.equal(zero.module(x), model(x))
+        zero.module(x).sum().backward()
+        zero.step()
+        assert torch.equal(parameters_of(zero)["table"], model.table)
+        with pytest.raises(ringlet.InvalidUsage, match="table"):
+            zero.module.table.sum()
+
+
+def test_frozen_parameters_of_whole_numbers(two):
+    two(frozen_whole_numbers)
+
+
+def stopped_without_the_root(rank, world, drops):
+    """Modules inside, called by themselves: the next gradient is what tells."""
+    model = make(tied=False)
+    x = torch.ones(2, 6, 16, dtype=torch.float64)
+
+    def fail(_gradient):
+        raise ValueError("of backward")
+
+    for stage in STAGES:
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+        hook = zero.module.blocks[2].mix.weight.register_hook(fail)
+        with pytest.raises(ValueError, match="of backward"):
+            zero.module.blocks[2](x).square().sum().backward()
+        hook.remove()
+        if drops:
+            zero.zero_grad()
+        elif stage == 1:
+            with pytest.raises(ringlet.InvalidUsage, match="which are dropped: begin the window again"):
+                zero.module.blocks[2](x).square().sum().backward()
+        zero.module.blocks[2](x).square().sum().backward()
+        assert zero.step()
+        alone.blocks[2](x).square().sum().backward()
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_backward_that_raised_without_the_root(two, drops):
+    two(stopped_without_the_root, drops)

@@ -81,7 +81,9 @@ def build(
             flat.offload(offloads[1], files[1])
         flats.append(flat)
     trainable = [flat for flat in flats if flat.unit.trainable]
-    sharded = ShardedOptimizer(trainable, make, options_of, options.sub_group_elements, (offloads[0], files[0]))
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    by = {p: options_of(name, p) if options_of else {} for name, p in named}
+    sharded = ShardedOptimizer(trainable, make, by, options.sub_group_elements, (offloads[0], files[0]))
     for flat in flats:
         flat.initial = None
     return Parts(flats, sharded, (files[0], files[1]))

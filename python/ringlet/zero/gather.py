@@ -80,7 +80,7 @@ class Residency:
         self.flats = flats
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._usual_pools = self.pools
-        self._held = False
+        self._held: Any = None  # while all are: the hooks on what autograd saves
         self._updates = 0
         self._traffic = traffic
         self._files = files
@@ -139,40 +139,46 @@ class Residency:
 
     def before_update(self) -> None:
         """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
-        if self._held:
+        if self._held is not None:
             raise InvalidUsage("an update inside gathered(), where parameters can only be read")
         self.release_all()
         self._updates += 1
 
     def hold_all(self) -> None:
         """Makes every unit whole, and every parameter usable, until `let_go_all`; in buffers beside the usual ones."""
-        if self._held:
+        if self._held is not None:
             raise InvalidUsage("gathered() inside gathered()")
         self.release_all()
-        self._usual_pools, self.pools, self._held = self.pools, {}, True
+        self._usual_pools, self.pools = self.pools, {}
         for flat in self.flats:
             self._touch(flat, prefetch=False).uses += 1
             for slot in flat.unit.slots:
                 self._lend(flat, slot)
+        self._held = self._watch_saved()  # a backward may come when they are gone again
 
     def let_go_all(self) -> None:
+        self._held.__exit__()
         for flat in self.flats:
             for slot in flat.unit.slots:
                 self._take_back(slot)
             self._whole[flat].uses -= 1
         self.release_all()
-        self.pools, self._held = self._usual_pools, False
+        self.pools, self._held = self._usual_pools, None
 
     def _enter(self, module: nn.Module, own: list[tuple[FlatUnit, Slot]]) -> None:
         for flat, slot in own:
             self._touch(flat).uses += 1
             self._lend(flat, slot)
+        self._running.append((module, self._watch_saved(), own))
+
+    def _watch_saved(self) -> Any:
+        """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         hooks = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: self._pack(tensor, outer), lambda saved: self._unpack(saved, outer)
         )
         hooks.__enter__()
-        self._running.append((module, hooks, own))
+        return hooks
 
     def _leave(self, module: nn.Module, output: Any) -> None:
         if not self._running or self._running[-1][0] is not module:

@@ -24,7 +24,7 @@ from .units import Slot
 
 class UnitGradient:
     """The gradient of one unit. `shard`: this rank's part, complete after a reduced backward; `holds`: it has a value
-    of this window. `arrived`: slots seen in this backward, `seen`: in this window."""
+    of this window. `arrived`: slots of this backward, `seen`: of those before it that are not reduced yet."""
 
     def __init__(self, flat: FlatUnit, keeps_whole: bool, pool: Pool, group: dist.ProcessGroup) -> None:
         unit = flat.unit
@@ -70,13 +70,12 @@ class UnitGradient:
                 view.copy_(arrived)
             slot.parameter.grad = view if self.keeps_whole else None
         self.arrived.add(index)
-        self.seen.add(index)
 
     @torch.no_grad()
     def launch(self, traffic: Traffic) -> None:
         """Starts the reduction of what arrived; a gradient that did not counts zero."""
         unit = self.flat.unit
-        there = self.seen if self.keeps_whole else self.arrived
+        there = self.arrived | self.seen
         if self.keeps_whole and self.holds and self._beside is None:
             self._beside = self.shard.clone()
         if self.buffer is None:
@@ -108,9 +107,26 @@ class UnitGradient:
         self.holds = True
         self.seen.clear()
 
+    @torch.no_grad()
+    def drop(self, late: bool) -> bool:
+        """Drops what a backward left that raised. False where that is already added to another; `late`: where a
+        gradient of the next has arrived."""
+        self.complete()
+        for index, slot in enumerate(self.flat.unit.slots):
+            if index not in self.seen and not late:
+                slot.parameter.grad = None
+        if self.buffer is not None and not self.keeps_whole:
+            self.pool.give_back(self.buffer)
+            self.buffer = None
+        if self._beside is not None:
+            self.shard.copy_(self._beside)
+            self._beside = None
+        return not (self.arrived if late and self.keeps_whole else self.arrived & self.seen)
+
     def begin_window(self) -> None:
         self.holds = False
         self.seen.clear()
+        self.arrived.clear()
 
 
 class Gradients:
@@ -159,6 +175,9 @@ class Gradients:
             self.reduce_all()
             if not self._ordered:
                 self._settle_order()
+        else:
+            for unit in self.units:
+                unit.seen |= unit.arrived
         self.rearm()
         return True
 
@@ -173,14 +192,11 @@ class Gradients:
         for unit in self.units:
             unit.arrived.clear()
 
-    def abandon(self) -> None:
-        """Drops what a backward left that raised: borrowed buffers go back."""
-        for unit in self.units:
-            unit.complete()
-            if unit.buffer is not None and not unit.keeps_whole:
-                unit.pool.give_back(unit.buffer)
-                unit.buffer = None
+    def abandon(self, late: bool) -> bool:
+        """Drops what a backward left that raised: borrowed buffers go back. False: the window is spoilt."""
+        whole = [unit.drop(late) for unit in self.units]
         self.rearm()
+        return all(whole)
 
     def begin_window(self) -> None:
         for unit in self.units:

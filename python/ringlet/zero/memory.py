@@ -18,9 +18,10 @@ from ..errors import SystemError
 def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
     """`count` zeros from the group's own allocator where it has one (`ringlet`: registered memory), else from torch."""
     backend = group._get_backend(device)
-    if backend.supports_tensor_alloc(device):
-        return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
-    return torch.zeros(count, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # what an evaluation borrows first, training borrows later
+        if backend.supports_tensor_alloc(device):
+            return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
+        return torch.zeros(count, dtype=dtype, device=device)
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -37,6 +37,7 @@ NOT_ELEMENTWISE = {
 }
 
 OptionsOf = Callable[[str, nn.Parameter], dict[str, Any]]
+OptionsBy = dict[nn.Parameter, dict[str, Any]]
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
@@ -66,27 +67,30 @@ class Piece:
 
 
 class ShardedOptimizer:
-    """`optimizer`, an `optimizer_class` over the pieces of `flats`."""
+    """`optimizer`, an `optimizer_class` over the pieces of `flats`.
+
+    Its groups are those of `options`, in their order, whatever this rank has of them: schedules and checkpoints go by
+    a group's number, on every rank, in any world and with any limits.
+    """
 
     def __init__(
         self,
         flats: list[FlatUnit],
         make: MakeOptimizer,
-        options_of: OptionsOf | None,
+        options: OptionsBy,
         sub_group_elements: int,
         offload: tuple[Offload | None, MappedFiles | None],
     ) -> None:
         self._offload, self._files = offload
         self._make = make
         self.pieces: list[Piece] = []
-        groups: dict[Any, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {_key(given): {"params": [], **given} for given in options.values()}
         for flat in flats:
-            for options, start, stop in _runs(flat, options_of):
+            for given, start, stop in _runs(flat, options):
                 for first in range(start, stop, sub_group_elements):
                     piece = self._piece(flat, first, min(first + sub_group_elements, stop))
                     self.pieces.append(piece)
-                    group = groups.setdefault(repr(sorted(options.items())), {"params": [], **options})
-                    group["params"].append(piece.tensor)
+                    groups[_key(given)]["params"].append(piece.tensor)
         self.optimizer = make(list(groups.values()))
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
@@ -198,10 +202,14 @@ class ShardedOptimizer:
             self._files.release_pages([piece.tensor, *self.elementwise_states(piece).values()])
 
 
-def _runs(flat: FlatUnit, options_of: OptionsOf | None) -> Iterator[tuple[dict[str, Any], int, int]]:
+def _key(options: dict[str, Any]) -> str:
+    return repr(sorted(options.items()))
+
+
+def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Ranges of the shard with equal options; a gap belongs to the slot before it."""
     unit = flat.unit
-    options = [options_of(slot.name, slot.parameter) if options_of else {} for slot in unit.slots]
+    options = [options_by[slot.parameter] for slot in unit.slots]
     ends = [*(slot.start for slot in unit.slots[1:]), unit.count]
     start, shard = 0, (flat.start, flat.stop)
     for index, end in enumerate(ends):

@@ -54,8 +54,10 @@ def _flat(args: Any) -> list[Any]:
 def release(parameter: nn.Parameter, name: str, shape: torch.Size) -> None:
     """Takes the values away. The shape stays, because autograd looks at it when the gradient arrives."""
     parameter.__class__ = nn.Parameter
-    nothing = torch.full((), float("nan"), dtype=parameter.dtype, device=parameter.device)
-    parameter.data = nothing.expand(shape)
+    value = float("nan") if parameter.dtype.is_floating_point or parameter.dtype.is_complex else 0
+    with torch.inference_mode(False):  # else it would stay an inference tensor, which cannot be trained
+        nothing = torch.full((), value, dtype=parameter.dtype, device=parameter.device)
+        parameter.data = nothing.expand(shape)
     parameter.__dict__["ringlet_name"] = name
     parameter.__class__ = Released
 
@@ -63,4 +65,5 @@ def release(parameter: nn.Parameter, name: str, shape: torch.Size) -> None:
 def restore(parameter: nn.Parameter, values: torch.Tensor) -> None:
     """Gives the parameter `values`, of its shape and dtype."""
     parameter.__class__ = nn.Parameter
-    parameter.data = values
+    with torch.inference_mode(False):
+        parameter.data = values

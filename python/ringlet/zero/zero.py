@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,9 +35,10 @@ class Zero:
             zero.step()
 
     Stage 1 divides optimizer states and masters, stage 2 gradients too, stage 3 parameters too. The module is used
-    unchanged. A backward leaves the average over ranks of all gradients in shards and None in every `parameter.grad`;
-    a parameter that got no gradient counts zero. At construction rank 0's parameters and buffers are copied to all
-    ranks, and the parameters move to flat buffers, of the group's own memory where its backend allocates.
+    unchanged. A backward leaves the average over ranks of all gradients in shards and None in every `parameter.grad`,
+    at stage 1 the last of a window; a parameter that got no gradient counts zero. At construction rank 0's parameters
+    and buffers are copied to all ranks, and the parameters move to flat buffers, of the group's own memory where its
+    backend allocates.
 
     Args:
         module: a module whose trainable parameters are bfloat16, float32 or float64 and get dense gradients.
@@ -65,7 +68,7 @@ class Zero:
     steps = 0
     _micro_batches = 0  # backwards of this window
     _factor: torch.Tensor | None = None  # of clipping
-    _task: int | None = None  # autograd's id of the backward under way
+    _task: weakref.ref[Any] | None = None  # what ends the backward under way; autograd drops it if that raises
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Zero:
         self._residency: Residency | None = None
         if stage == 3:
             self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
-        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._open_backward, self._on_arrived)
+        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_gradient, self._on_arrived)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
         self._hooks = self._attach()
@@ -128,6 +131,8 @@ class Zero:
         `partial` ends a window that is not full, such as an epoch's last; averages then divide by the micro-batches
         that it has, and it does nothing if there are none. Collective when it updates.
         """
+        if not in_backward():
+            self._abandon()
         if self._micro_batches == 0:
             if partial:
                 return False
@@ -271,8 +276,7 @@ class Zero:
     def _on_forward(self, module: nn.Module) -> None:
         if module is not self.module or in_backward():
             return
-        if self._task is not None:
-            self._abandon()
+        self._abandon()
         self._clock.start("forward")
         if self._residency is not None:
             self._residency.begin_forward()
@@ -289,18 +293,23 @@ class Zero:
             self._residency.end_forward(keep_last=bool(attached))
         self._clock.stop("forward")
 
-    def _open_backward(self) -> None:
-        if self._task is not None or not in_backward():
+    def _open_backward(self, late: bool = False) -> None:
+        if not in_backward() or (self._task is not None and self._task() is not None):
             return
-        full, window = self._micro_batches, self.options.accumulate
-        if full >= window > 1:
-            raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
-        self._task = torch._C._current_graph_task_id()
+        self._abandon(late)
+        end = functools.partial(self._on_backward_end)
+        self._task = weakref.ref(end)
         self._clock.start("backward")
         if self._residency is not None:
             self._residency.begin_backward()
-        self._gradients.reducing = self.options.stage > 1 or full + 1 >= window
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+        self._gradients.reducing = self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _on_gradient(self) -> None:
+        self._open_backward(late=True)
+        full, window = self._micro_batches, self.options.accumulate
+        if full >= window > 1:
+            raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
 
     def _on_arrived(self, flat: FlatUnit) -> None:
         if self._residency is not None:
@@ -318,16 +327,28 @@ class Zero:
             self._task = None
             self._clock.stop("backward")
 
-    def _abandon(self) -> None:
-        """A backward raised before its end. Harmless unless units had gone out."""
+    def _abandon(self, late: bool = False) -> None:
+        """Drops what a backward left that raised before its end. Harmless unless units had gone out or, at stage 1, its
+        gradients stand in the sums of a window. `late`: a gradient of the next one has arrived."""
+        if self._task is None:
+            return
         launched, of = self._gradients.launched, len(self._gradients.units)
         self._task = None
-        self._gradients.abandon()
+        if self._residency is not None:
+            self._residency.release_all()
+        whole = self._gradients.abandon(late)
+        if whole and not launched:
+            return
+        self.zero_grad()
         if launched:
             raise InvalidUsage(
                 f"rank {self._traffic.rank}: the previous backward stopped after {launched} of {of} units had been "
                 "sent, so ranks no longer match: make a new process group and Zero, or restart"
             )
+        raise InvalidUsage(
+            f"rank {self._traffic.rank}: the previous backward stopped after it had added to the gradients of this "
+            "window, which are dropped: begin the window again; call zero_grad() after a backward that raised"
+        )
 
     # -- a step --
 
