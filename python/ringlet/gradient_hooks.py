@@ -1,4 +1,4 @@
-"""Hooks on gradients that do not keep their owner alive.
+"""Hooks on gradients that do not keep their owner alive, and on a module's forward that its copies do not have.
 
 A parameter's hooks are out of the garbage collector's sight: an owner that they hold and that holds the parameter would
 never be freed, nor its group's connections. So they refer to it weakly; the module's own hooks, which it does see, are
@@ -37,6 +37,21 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
         called(*arguments)
 
     return parameter.register_post_accumulate_grad_hook(arrived)
+
+
+class ForwardHook:
+    """`function` as a hook on a module's forward. In a copy of the module, and in one loaded from a file, it does
+    nothing: what is copied is the module by itself."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._function is not None:
+            self._function(*arguments)
+
+    def __reduce__(self) -> Any:
+        return ForwardHook, ()
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from . import replicas
 from .errors import InvalidUsage
-from .gradient_hooks import on_gradient, tensors_in
+from .gradient_hooks import ForwardHook, on_gradient, tensors_in
 from .gradients import refusals
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
@@ -131,10 +131,9 @@ class GradientReducer(Joinable):
         self._add_hooks(module)
 
     def _add_hooks(self, module: torch.nn.Module) -> None:
-        # functions, not bound methods: copy.deepcopy(module) copies its forward hooks
         self._hooks: list[Any] = [
-            module.register_forward_pre_hook(lambda called, _inputs: self._before_forward(called)),
-            module.register_forward_hook(lambda called, _inputs, output: self._after_forward(called, output)),
+            module.register_forward_pre_hook(ForwardHook(self._before_forward)),
+            module.register_forward_hook(ForwardHook(self._after_forward)),
         ]
         for index, (_, parameter) in enumerate(self._named):
             self._hooks.append(on_gradient(parameter, self._on_gradient, index))
@@ -252,7 +251,7 @@ class GradientReducer(Joinable):
 
     # -- one backward: output's gradient, parameters' gradients, end --
 
-    def _before_forward(self, called: torch.nn.Module) -> None:
+    def _before_forward(self, called: torch.nn.Module, _inputs: Any) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
         self._check_stopped()
@@ -268,7 +267,7 @@ class GradientReducer(Joinable):
             self._active = active_ranks(reduced, self._group, self._device)
         self._reduced_before = reduced
 
-    def _after_forward(self, called: torch.nn.Module, output: Any) -> None:
+    def _after_forward(self, called: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
         for tensor in tensors_in(output):

@@ -1,5 +1,6 @@
 """Checkpoints of a Zero through torch.distributed.checkpoint: any world, stage and limits may load them."""
 
+import io
 import itertools
 import math
 
@@ -183,3 +184,38 @@ def groups_of(rank, world, folder, settings):
 def test_groups_are_the_same_on_every_rank(pool, tmp_path, settings):
     for found in pool.values(groups_of, 4, str(tmp_path), {"stage": 2, **settings}, join="dist:ringlet"):
         assert found == ([1e-2, 1e-3], [1e-2, 1e-3])
+
+
+def other_groups(rank, world, folder):
+    first, second = ({}, {"options_of": lambda name, p: {"weight_decay": 0.0} if p.ndim < 2 else {}})
+    dcp.save({"zero": ringlet.Zero(Pair(), torch.optim.AdamW, **second)}, checkpoint_id=folder)
+    with pytest.raises(ringlet.InvalidUsage, match=r"parameter group 0 was saved .* those of first.bias, second.bias"):
+        dcp.load({"zero": ringlet.Zero(Pair(), torch.optim.AdamW, **first)}, checkpoint_id=folder)
+
+
+def test_other_groups_are_refused(pool, tmp_path):
+    pool.values(other_groups, 2, str(tmp_path), join="dist:ringlet")
+
+
+def whole_module(rank, world):
+    """torch.save of the module itself."""
+    for stage in (1, 2, 3):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        file = io.BytesIO()
+        if stage == 3:
+            with pytest.raises(ringlet.InvalidUsage, match="whose values are in shards"):
+                torch.save(zero.module, io.BytesIO())
+        with zero.gathered():
+            torch.save(zero.module, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        before = parameters_of(zero)
+        assert all(torch.equal(before[name], p) for name, p in loaded.named_parameters())
+        loss_of(loaded, *batch(0, rank)).backward()  # by itself: no step() is due, and no peer is waited for
+        assert all(p.grad is not None for p in loaded.parameters())
+        train_zero(zero, rank, 1)
+
+
+def test_a_whole_module_is_saved_by_itself(pool):
+    pool.values(whole_module, 2, join="dist:ringlet")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..errors import InvalidUsage
 from .optimizer import Piece, ShardedOptimizer
 from .shards import FlatUnit
 from .units import Slot
@@ -167,21 +168,27 @@ def optimizer_state(flats: list[FlatUnit], sharded: ShardedOptimizer) -> dict[st
                 for key in sharded.elementwise_states(holding[0])
             }
             state[slot.name].update(_copied(sharded.other_states(holding[0])))
-    groups = []
-    for group in sharded.optimizer.param_groups:
-        groups.append({key: value for key, value in group.items() if key != "params"})
-    return {"state": state, "param_groups": groups}
+    named = zip(sharded.optimizer.param_groups, sharded.group_names, strict=True)
+    return {"state": state, "param_groups": [{**group, "params": names} for group, names in named]}
 
 
 def load_optimizer_state(loaded: dict[str, Any], sharded: ShardedOptimizer) -> None:
     """Takes what is not elementwise; the elements themselves were loaded in place."""
+    groups = loaded["param_groups"]
+    for index, (saved, names) in enumerate(zip(groups, sharded.group_names, strict=True)):
+        if saved["params"] != names:
+            apart = ", ".join(sorted(set(names) ^ set(saved["params"])))
+            raise InvalidUsage(
+                f"parameter group {index} was saved with other parameters, so its options are not those of {apart}: "
+                "give Zero the options_of= that it was saved with"
+            )
     for piece in sharded.pieces:
         slot = next((slot for slot in piece.flat.unit.slots if _overlap(slot, piece)), None)
         if slot is not None:
             mine = loaded["state"][slot.name]
             values = {key: mine[key] for key in sharded.other_states(piece)}
             sharded.optimizer.state[piece.tensor].update(_copied(values))
-    for group, saved in zip(sharded.optimizer.param_groups, loaded["param_groups"], strict=True):
+    for group, saved in zip(sharded.optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
 
 

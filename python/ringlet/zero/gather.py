@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidUsage
+from ..gradient_hooks import ForwardHook
 from .memory import MappedFiles, Pool, storage_key
 from .released import Released, release, restore
 from .shards import FlatUnit
@@ -106,8 +108,8 @@ class Residency:
             own = used.get(child, [])
             own = own + [place[p] for p in child.parameters(recurse=False) if p in place and place[p] not in own]
             if own:
-                enter = child.register_forward_pre_hook(lambda m, _, own=own: self._enter(m, own), prepend=True)
-                leave = child.register_forward_hook(lambda m, _, output: self._leave(m, output), always_call=True)
+                enter = child.register_forward_pre_hook(ForwardHook(partial(self._enter, own)), prepend=True)
+                leave = child.register_forward_hook(ForwardHook(self._leave), always_call=True)
                 handles += [enter, leave]
         return handles
 
@@ -165,7 +167,7 @@ class Residency:
         self.release_all()
         self.pools, self._held = self._usual_pools, None
 
-    def _enter(self, module: nn.Module, own: list[tuple[FlatUnit, Slot]]) -> None:
+    def _enter(self, own: list[tuple[FlatUnit, Slot]], module: nn.Module, _inputs: Any) -> None:
         for flat, slot in own:
             self._touch(flat).uses += 1
             self._lend(flat, slot)
@@ -180,7 +182,7 @@ class Residency:
         hooks.__enter__()
         return hooks
 
-    def _leave(self, module: nn.Module, output: Any) -> None:
+    def _leave(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self._running or self._running[-1][0] is not module:
             return  # an error before _enter was done
         _, hooks, own = self._running.pop()

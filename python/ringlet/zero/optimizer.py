@@ -92,6 +92,8 @@ class ShardedOptimizer:
                     self.pieces.append(piece)
                     groups[_key(given)]["params"].append(piece.tensor)
         self.optimizer = make(list(groups.values()))
+        slots = [slot for flat in flats for slot in flat.unit.slots]
+        self.group_names = [sorted(s.name for s in slots if _key(options[s.parameter]) == key) for key in groups]
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
         self.scratch_peak_bytes = 0

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidUsage
+from ..gradient_hooks import ForwardHook
 from . import checkpoint
 from .build import build, refuse_unsupported
 from .gather import Residency, in_backward
@@ -266,14 +267,13 @@ class Zero:
         hooks = self._gradients.attach()
         if self._residency is not None:
             hooks += self._residency.attach(self.module)
-        # functions, and not for copies: copy.deepcopy(module) copies its hooks
-        before = self.module.register_forward_pre_hook(lambda m, _: self._on_forward(m), prepend=True)
-        after = self.module.register_forward_hook(lambda m, _, out: self._on_forward_end(m, out), always_call=True)
+        before = self.module.register_forward_pre_hook(ForwardHook(self._on_forward), prepend=True)
+        after = self.module.register_forward_hook(ForwardHook(self._on_forward_end), always_call=True)
         return [*hooks, before, after]
 
     # -- a pass: forward, the gradients of its outputs, the end of backward --
 
-    def _on_forward(self, module: nn.Module) -> None:
+    def _on_forward(self, module: nn.Module, _inputs: Any) -> None:
         if module is not self.module or in_backward():
             return
         self._abandon()
@@ -281,7 +281,7 @@ class Zero:
         if self._residency is not None:
             self._residency.begin_forward()
 
-    def _on_forward_end(self, module: nn.Module, output: Any) -> None:
+    def _on_forward_end(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if module is not self.module or in_backward():
             return
         attached = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
