@@ -8,6 +8,7 @@ what keeps an owner as long as its module.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,19 +40,36 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
     return parameter.register_post_accumulate_grad_hook(arrived)
 
 
-class ForwardHook:
-    """`function` as a hook on a module's forward. In a copy of the module, and in one loaded from a file, it does
-    nothing: what is copied is the module by itself."""
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
-    def __init__(self, function: Callable[..., None] | None = None) -> None:
-        self._function = function
 
-    def __call__(self, *arguments: Any) -> None:
-        if self._function is not None:
-            self._function(*arguments)
+@functools.cache
+def _untraced_call() -> Callable[..., Any]:
+    # not made when this is imported: it takes a second, which the first optimizer of torch's takes too
+    return torch.compiler.disable(_call, reason="hooks of GradientReducer and Zero communicate")
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as code under torch.compile calls it: not compiled."""
+    return functools.partial(_untraced_call(), function)
+
+
+def _nothing(*_arguments: Any) -> None:
+    pass
+
+
+class ForwardHook(functools.partial[None]):
+    """`function` as a hook on a module's forward, untraced.
+
+    In a copy of the module, and in one loaded from a file, it does nothing: what is copied is the module by itself.
+    """
+
+    def __new__(cls, function: Callable[..., None]) -> ForwardHook:
+        return super().__new__(cls, _untraced_call(), function)
 
     def __reduce__(self) -> Any:
-        return ForwardHook, ()
+        return ForwardHook, (_nothing,)
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidUsage
-from ..gradient_hooks import ForwardHook
+from ..gradient_hooks import ForwardHook, untraced
 from .memory import MappedFiles, Pool, storage_key
 from .released import Released, release, restore
 from .shards import FlatUnit
@@ -177,7 +177,7 @@ class Residency:
         """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: self._pack(tensor, outer), lambda saved: self._unpack(saved, outer)
+            untraced(lambda tensor: self._pack(tensor, outer)), untraced(lambda saved: self._unpack(saved, outer))
         )
         hooks.__enter__()
         return hooks
@@ -233,16 +233,15 @@ class Residency:
         whole = self._touch(saved.flat)
         whole.awaited = whole.awaited or (in_backward() and saved.flat.unit.trainable)
         part = whole.buffer.as_strided(saved.size, saved.stride, whole.buffer.storage_offset() + saved.offset)
+        # nobody tells when the operation is done with a frozen unit, and what it saved besides may take others first;
         # with create_graph the backward is recorded in its turn, and what it saves is not packed
-        return part.clone() if torch.is_grad_enabled() else part
+        return part.clone() if not whole.awaited or torch.is_grad_enabled() else part
 
     def _touch(self, flat: FlatUnit, prefetch: bool = True) -> _Whole:
         fresh = flat is not self._current
         if fresh:
-            # an operation may have saved two frozen units, whose end of use nobody tells
-            kept = self._current if in_backward() and self._current and not self._current.unit.trainable else None
             for other in list(self._whole):
-                if other is not flat and other is not kept:
+                if other is not flat:
                     self._release(other)
             self._current = flat
         whole = self._whole.get(flat) or self._start(flat)
