@@ -40,6 +40,10 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
     return parameter.register_post_accumulate_grad_hook(arrived)
 
 
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 

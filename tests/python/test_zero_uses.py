@@ -102,6 +102,59 @@ def test_what_a_checkpoint_computes_again_leaves_a_frozen_parameter_alone(two):
     two(recomputed_behind)
 
 
+class Rotation(nn.Module):
+    """Saves views of a parameter that have another dtype, are conjugate, negative."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.angles = kind, nn.Parameter(torch.randn(10, 12, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        by = torch.view_as_complex(self.angles)
+        if self.kind == "conjugate":
+            by = by.conj()
+        turned = torch.view_as_complex(x) * by
+        if self.kind == "negative":
+            turned = turned * by.conj().imag
+        return torch.view_as_real(turned).tanh()
+
+
+def viewed(rank, world, kind, checkpointed):
+    torch.manual_seed(4)
+    model = nn.Sequential(*(Rotation(kind) for _ in range(3))).double()
+    if checkpointed:
+        model.forward = functools.partial(checkpoint, model.forward, use_reentrant=False)
+    x = torch.randn(10, 12, 2, dtype=torch.float64)
+    zero, alone = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=250), copy.deepcopy(model)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        zero.module(x).square().sum().backward()
+        zero.step()
+        optimizer.zero_grad()
+        alone(x).square().sum().backward()
+        optimizer.step()
+    assert_same(alone, zero, **ROUNDING)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("kind", ["complex", "conjugate", "negative"])
+def test_operations_that_save_a_parameter_as_something_else(two, kind, checkpointed):
+    two(viewed, kind, checkpointed)
+
+
+def checkpoint_inside(rank, world):
+    model = nn.Sequential(Angle(), Angle())
+    for angle in model:
+        angle.forward = functools.partial(checkpoint, angle.forward, use_reentrant=False)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
+    with pytest.raises(ringlet.InvalidUsage, match=r"trained, whose values are in shards.*put it around modules"):
+        zero.module(torch.randn(10, 12)).sum().backward()
+
+
+def test_a_checkpoint_inside_a_forward_is_refused(two):
+    two(checkpoint_inside)
+
+
 class Kinds(nn.Module):
     """Modules of torch that read parameters in their own ways."""
 

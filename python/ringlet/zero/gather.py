@@ -19,16 +19,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidUsage
-from ..gradient_hooks import ForwardHook, untraced
+from ..gradient_hooks import ForwardHook, in_backward, untraced
 from .memory import MappedFiles, Pool, storage_key
 from .released import Released, release, restore
 from .shards import FlatUnit
 from .traffic import Pending, Traffic
 from .units import Slot
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 @dataclass(eq=False)
@@ -43,10 +39,12 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Stands for a tensor that autograd saved: a part of a unit, as it was after so many updates."""
+    """Stands for a tensor that autograd saved: a part of a unit, as it was after so many updates, and of a dtype that
+    may be another view of the unit's bytes. In elements of this dtype."""
 
     flat: FlatUnit
     updates: int
+    dtype: torch.dtype
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
@@ -217,10 +215,12 @@ class Residency:
 
     def _pack(self, tensor: torch.Tensor, outer: Any) -> Any:
         flat = self._unit_of(tensor)
+        if flat is not None and (tensor.is_conj() or tensor.is_neg()):  # more than a place
+            flat, tensor = None, tensor.detach().resolve_conj().resolve_neg()
         if flat is None:
             return outer[0](tensor) if outer is not None else tensor
-        offset = int(tensor.storage_offset() - self._whole[flat].buffer.storage_offset())
-        return _Saved(flat, self._updates, offset, tensor.size(), tensor.stride())
+        offset = int(tensor.storage_offset() - self._whole[flat].buffer.view(tensor.dtype).storage_offset())
+        return _Saved(flat, self._updates, tensor.dtype, offset, tensor.size(), tensor.stride())
 
     def _unpack(self, saved: Any, outer: Any) -> torch.Tensor:
         if not isinstance(saved, _Saved):
@@ -232,7 +232,8 @@ class Residency:
             self._on_backward()
         whole = self._touch(saved.flat)
         whole.awaited = whole.awaited or (in_backward() and saved.flat.unit.trainable)
-        part = whole.buffer.as_strided(saved.size, saved.stride, whole.buffer.storage_offset() + saved.offset)
+        buffer = whole.buffer.view(saved.dtype)
+        part = buffer.as_strided(saved.size, saved.stride, buffer.storage_offset() + saved.offset)
         # nobody tells when the operation is done with a frozen unit, and what it saved besides may take others first;
         # with create_graph the backward is recorded in its turn, and what it saves is not packed
         return part.clone() if not whole.awaited or torch.is_grad_enabled() else part

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidUsage
+from ..gradient_hooks import in_backward
 
 _READ = ("shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "ndim", "grad_fn", "is_cuda")
 _METHODS = (
@@ -31,10 +32,15 @@ class Released(nn.Parameter):
         if func not in _ALLOWED:
             name = next((v.__dict__.get("ringlet_name") for v in _flat(args) if isinstance(v, Released)), "?")
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
+            hint = (
+                "An activation checkpoint inside that forward computes a part of it again: put it around modules"
+                if in_backward() and torch.is_grad_enabled()
+                else "Call that module, make bucket_elements so large that the module which reads it is one unit, or "
+                "use `with zero.gathered():`"
+            )
             raise InvalidUsage(
                 f"{called} on parameter {name}, whose values are in shards: stage 3 gathers it only while its own "
-                "module's forward runs. Call that module, make bucket_elements so large that the module which reads it "
-                "is one unit, or use `with zero.gathered():`"
+                f"module's forward runs. {hint}"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

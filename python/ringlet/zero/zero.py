@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import InvalidUsage
-from ..gradient_hooks import ForwardHook
+from ..gradient_hooks import ForwardHook, in_backward
 from . import checkpoint
 from .build import build, refuse_unsupported
-from .gather import Residency, in_backward
+from .gather import Residency
 from .gradients import Gradients
 from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
 from .options import Offload, Options
