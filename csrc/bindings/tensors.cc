@@ -55,14 +55,34 @@ c10::ScalarType scalar_type_of(DType dtype) noexcept {
   return c10::ScalarType::Undefined;
 }
 
+namespace {
+
+/// Whether all elements of a contiguous tensor lie in memory.
+bool is_in_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  if (!tensor.has_storage()) return false;
+  const c10::Storage& storage = tensor.storage();
+  const size_t end = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+  return storage.data() != nullptr && end <= storage.nbytes();
+}
+
+}  // namespace
+
 void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   const auto refuse = [&](const std::string& why) {
     throw InvalidUsage(std::string(call) + ": the " + role + " tensor " + why);
   };
   if (!tensor.defined()) refuse("is undefined");
   if (tensor.layout() != c10::kStrided) refuse("is sparse; make it dense first");
+  if (tensor.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
+    const char* bit = tensor.is_conj() ? "conj" : "neg";
+    refuse(std::string("is a ") + bit + " view, whose memory holds other values; pass .resolve_" + bit + "()");
+  }
   if (!tensor.is_cpu() && !is_served(tensor.device())) {
     refuse("is on " + tensor.device().str() + "; ringlet moves host memory and CUDA tensors");
+  }
+  if (tensor.is_contiguous() && !is_in_memory(tensor)) {
+    refuse("has no memory for its elements: it is fake, of vmap, a zero tensor, or its storage was resized");
   }
 }
 
@@ -75,9 +95,7 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role) 
   throw InvalidUsage(text.str());
 }
 
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
-}
+std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
 namespace {
 

@@ -122,6 +122,20 @@ def test_tensors_with_gaps_in_lists(pool):
     pool.values(tensors_with_gaps, 2, join="dist:ringlet")
 
 
+def shared_until_written(rank: int, world: int) -> None:
+    """Lazy clones: torch copies them when something writes."""
+    sent, received = torch.ones(3), torch.zeros(3)
+    total, copy = torch._lazy_clone(sent), torch._lazy_clone(received)
+    dist.all_reduce(total)
+    dist.broadcast(copy if rank else sent, 0)
+    assert total.tolist() == [world] * 3 and sent.tolist() == [1] * 3
+    assert received.tolist() == [0] * 3 and (rank == 0 or copy.tolist() == [1] * 3)
+
+
+def test_lazy_clones_are_copied_first(pool):
+    pool.values(shared_until_written, 2, join="dist:ringlet")
+
+
 def refused_by_torch(rank: int, world: int) -> None:
     for call in (
         lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringlet
 from ringlet import _C
@@ -26,6 +27,13 @@ REFUSED = [
     ("every second", lambda r, w: ringlet.all_reduce(torch.ones(9)[::2]), "not contiguous"),
     ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta; ringlet moves"),
     ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse; make it dense"),
+    ("conjugate", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
+    ("negative", lambda r, w: ringlet.all_reduce(torch._neg_view(torch.ones(4))), r"pass .resolve_neg"),
+    ("zero tensor", lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),
+    ("fake", lambda r, w: ringlet.all_reduce(fake()), "has no memory"),
+    ("storage freed", lambda r, w: ringlet.all_reduce(resized(0)), "has no memory"),
+    ("storage cut", lambda r, w: ringlet.all_reduce(resized(8)), "has no memory"),
+    ("vmap", lambda r, w: torch.vmap(ringlet.all_reduce)(torch.ones(3, 4)), "has no memory"),
     ("dtype", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "ringlet has no dtype UInt16"),
     ("list", lambda r, w: ringlet.all_reduce([1.0, 2.0]), "a list is neither a torch tensor nor a numpy array"),
     ("none", lambda r, w: ringlet.all_reduce(None), "a NoneType is neither"),
@@ -87,6 +95,17 @@ def read_only() -> numpy.ndarray:
     array = numpy.ones(4)
     array.flags.writeable = False
     return array
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4)
+
+
+def resized(nbytes: int) -> torch.Tensor:
+    tensor = torch.ones(50)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
 
 
 def refusals(rank: int, world: int) -> None:
