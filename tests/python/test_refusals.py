@@ -30,7 +30,7 @@ REFUSED = [
     ("conjugate", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
     ("negative", lambda r, w: ringlet.all_reduce(torch._neg_view(torch.ones(4))), r"pass .resolve_neg"),
     ("zero tensor", lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),
-    ("fake", lambda r, w: ringlet.all_reduce(fake()), "has no memory"),
+    ("fake", lambda r, w: ringlet.all_reduce(FakeTensorMode().from_tensor(ONES)), "has no memory"),
     ("storage freed", lambda r, w: ringlet.all_reduce(resized(0)), "has no memory"),
     ("storage cut", lambda r, w: ringlet.all_reduce(resized(8)), "has no memory"),
     ("vmap", lambda r, w: torch.vmap(ringlet.all_reduce)(torch.ones(3, 4)), "has no memory"),
@@ -95,11 +95,6 @@ def read_only() -> numpy.ndarray:
     array = numpy.ones(4)
     array.flags.writeable = False
     return array
-
-
-def fake() -> torch.Tensor:
-    with FakeTensorMode():
-        return torch.ones(4)
 
 
 def resized(nbytes: int) -> torch.Tensor:
