@@ -43,7 +43,34 @@ class InUse {
 };
 
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
-  return a < b + b_bytes && b < a + a_bytes;
+  return a != nullptr && b != nullptr && a < b + b_bytes && b < a + a_bytes;
+}
+
+/// Whether input and output lie apart or as in place: the same where they are of one length, else the one this rank's
+/// block of the other. Anything else would be overwritten before it is read.
+bool well_placed(const Call& call, int rank, int world) {
+  if (call.input == call.output && is_divided(call.collective)) return true;
+  const size_t size = element_size(call.dtype);
+  const size_t in = input_elements(call, rank, world) * size, out = output_elements(call, rank, world) * size;
+  if (!overlap(call.input, in, call.output, out)) return true;
+  if (call.collective == Collective::all_to_all) return false;
+  if (in == out) return call.input == call.output;
+  const size_t own = static_cast<size_t>(rank) * std::min(in, out);
+  return in < out ? call.input == call.output + own : call.output == call.input + own;
+}
+
+/// The same of lists; an all-to-all's are compared where they are made.
+bool blocks_well_placed(const Call& call, int rank) {
+  const Blocks& blocks = *call.blocks;
+  if (call.collective == Collective::all_to_all || blocks.inputs.empty() || blocks.outputs.empty()) return true;
+  const bool gathers = blocks.inputs.size() < blocks.outputs.size();
+  const auto& [list, own] = gathers ? std::tie(blocks.outputs, blocks.inputs) : std::tie(blocks.inputs, blocks.outputs);
+  const size_t size = element_size(call.dtype), bytes = blocks.counts[static_cast<size_t>(rank)] * size;
+  for (size_t chunk = 0; chunk < list.size(); ++chunk) {
+    if (!overlap(own[0], bytes, list[chunk], blocks.counts[chunk] * size)) continue;
+    if (chunk != static_cast<size_t>(rank) || list[chunk] != own[0]) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -86,12 +113,12 @@ void Communicator::check(const Call& call) const {
   if (call.root < 0 || call.root >= world_) {
     refuse(": root " + std::to_string(call.root) + " is not a rank of a group of " + std::to_string(world_));
   }
-  if (call.collective == Collective::all_to_all && call.blocks == nullptr && call.count > 0) {
-    const size_t bytes = call.count * element_size(call.dtype) * static_cast<size_t>(world_);
-    if (overlap(call.input, bytes, call.output, bytes)) {
-      refuse(": output and input overlap; blocks would be overwritten before they are sent");
-    }
+  if (call.blocks != nullptr ? blocks_well_placed(call, rank_) : well_placed(call, rank_, world_)) return;
+  if (call.collective == Collective::all_to_all) {
+    refuse(": output and input overlap; blocks would be overwritten before they are sent");
   }
+  refuse(": output and input overlap, and not as in place: the same where they are of one length, else the one this " +
+         ("rank's block (" + std::to_string(rank_) + ") of the other"));
 }
 
 void Communicator::prepare(Call& call) {

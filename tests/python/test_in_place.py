@@ -1,0 +1,58 @@
+"""Input and output in one memory: lists in place, and what would be overwritten before it is read."""
+
+import pytest
+import torch
+
+import ringlet
+
+
+def memory(count: int) -> torch.Tensor:
+    return ringlet.empty(count).copy_(torch.arange(count).remainder(97))
+
+
+def lists_in_place(rank: int, world: int) -> None:
+    for count in (4, 1000, 300_000):
+        parts = list(memory(count * world).split(count))
+        apart, block = [torch.empty(count) for _ in parts], torch.empty(count)
+        ringlet.all_gather(apart, parts[rank].clone())
+        ringlet.all_gather(parts, parts[rank])
+        assert all(map(torch.equal, parts, apart))
+        ringlet.reduce_scatter(block, [part.clone() for part in parts])
+        ringlet.reduce_scatter(parts[rank], parts)
+        assert torch.equal(parts[rank], block)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
+def test_lists_in_place(pool, transport):
+    pool.values(lists_in_place, 3, join=transport)
+
+
+def overwriting(rank: int, world: int) -> None:
+    buffer = memory(40 * world)
+    other = (rank + 1) % world
+    block = slice(40 * other, 40 * (other + 1))
+    parts = list(buffer.split(40))
+    root_parts = parts if rank == 0 else None
+    for call in (
+        lambda: ringlet.all_reduce(buffer[:40], output=buffer[1:41]),
+        lambda: ringlet.all_gather(buffer, buffer[block]),
+        lambda: ringlet.all_gather(buffer, buffer[40 * rank + 1 :][:40] if other else buffer[40 * rank - 1 :][:40]),
+        lambda: ringlet.reduce_scatter(buffer[block], buffer),
+        lambda: ringlet.all_gather(parts, parts[other]),
+        lambda: ringlet.reduce_scatter(parts[other], parts),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match="output and input overlap, and not as in place"):
+            call()
+    if rank == 0:
+        with pytest.raises(ringlet.InvalidUsage, match="output and input overlap, and not as in place"):
+            ringlet.scatter(parts[1], root_parts)
+        with pytest.raises(ringlet.InvalidUsage, match="output and input overlap, and not as in place"):
+            ringlet.gather(root_parts, parts[1])
+    assert torch.equal(buffer, memory(40 * world))
+    total = torch.ones(3)
+    ringlet.all_reduce(total)  # the group goes on
+    assert total.tolist() == [world] * 3
+
+
+def test_what_would_be_overwritten_is_refused(pool):
+    pool.values(overwriting, 2)
