@@ -219,3 +219,44 @@ def whole_module(rank, world):
 
 def test_a_whole_module_is_saved_by_itself(pool):
     pool.values(whole_module, 2, join="dist:ringlet")
+
+
+def written(rank, world, stage, dtype):
+    model = make(dtype)
+    model.head.requires_grad_(False)
+    zero = zero_of(model, stage=stage, lr=1e-2)
+    train_zero(zero, rank, 1)
+    module = zero.module
+    with zero.gathered(), torch.no_grad():
+        if rank == 0:
+            module.blocks[1].mix.weight.fill_(0.25)
+            module.embedding.weight.zero_()  # frozen, and tied
+            module.blocks[0].norm.bias.data = torch.ones_like(module.blocks[0].norm.bias)
+    kept = parameters_of(zero)
+    assert kept["blocks.1.mix.weight"].unique().tolist() == [0.25] and not kept["embedding.weight"].any()
+    assert kept["blocks.0.norm.bias"].unique().tolist() == [1]
+    refused = pytest.raises(ringlet.InvalidUsage, match=r"parameter blocks.2.out.weight was changed .* not on rank 0")
+    with refused, zero.gathered(), torch.no_grad():
+        if rank == 1:
+            module.blocks[2].out.weight.zero_()
+    after = parameters_of(zero)
+    assert all(torch.equal(after[name], value) for name, value in kept.items())
+    loss = loss_of(module, *batch(0, 0))
+    with zero.gathered(), torch.no_grad():
+        module.positions.zero_()
+    with pytest.raises((RuntimeError, ringlet.InvalidUsage), match=r"modified by an inplace|after its parameters were"):
+        loss.backward()
+    zero.zero_grad()
+    train_zero(zero, rank, 1)
+    moved = parameters_of(zero)["blocks.1.mix.weight"] - kept["blocks.1.mix.weight"]
+    assert 0 < moved.abs().max() <= 0.02, "the optimizer goes on from what was written"
+    values = torch.cat([value.flatten() for value in parameters_of(zero).values()])
+    theirs = values.clone()
+    torch.distributed.broadcast(theirs, 0)
+    assert torch.equal(values, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_rank_0_writes_inside_gathered_is_kept(pool, stage, dtype):
+    pool.values(written, 2, stage, dtype, join="dist:ringlet")

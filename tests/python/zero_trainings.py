@@ -173,11 +173,15 @@ class Training:
         self.loss(self.zero.module, 0, self.rank, {**self.draw_plan(), "count": False})
 
     def write_gathered(self) -> None:
-        """What is lost again where parameters are in shards."""
-        kept = [p for p in self.zero.module.parameters() if isinstance(p, Released)]
+        """By rank 0 alone, or by all."""
+        pairs = list(zip(self.zero.module.parameters(), self.twin.parameters(), strict=True))
+        chosen = self.lot.sample(pairs, self.lot.randint(0, len(pairs)))
+        alone = self.lot.random() < 0.5
         with self.zero.gathered(), torch.no_grad():
-            for p in kept:
-                p.zero_()
+            for p, twin in chosen:
+                if self.rank == 0 or not alone:
+                    p.mul_(0.5) if p.is_floating_point() else p.add_(1)
+                twin.mul_(0.5) if twin.is_floating_point() else twin.add_(1)
         self.compare_gathered()
 
     def copy_aside(self) -> None:

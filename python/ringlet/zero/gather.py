@@ -140,7 +140,7 @@ class Residency:
     def before_update(self) -> None:
         """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
         if self._held is not None:
-            raise InvalidUsage("an update inside gathered(), where parameters can only be read")
+            raise InvalidUsage("an update inside gathered()")
         self.release_all()
         self._updates += 1
 
@@ -156,8 +156,14 @@ class Residency:
                 self._lend(flat, slot)
         self._held = self._watch_saved()  # a backward may come when they are gone again
 
-    def let_go_all(self) -> None:
+    def buffer_of(self, flat: FlatUnit) -> torch.Tensor:
+        """Of a unit that is whole."""
+        return self._whole[flat].buffer
+
+    def let_go_all(self, changed: bool) -> None:
+        """`changed`: some values are others now than those that autograd saved."""
         self._held.__exit__()
+        self._updates += changed
         for flat in self.flats:
             for slot in flat.unit.slots:
                 self._take_back(slot)

@@ -17,6 +17,7 @@ from ..errors import InvalidUsage
 from ..gradient_hooks import ForwardHook, in_backward
 from . import checkpoint
 from .build import build, refuse_unsupported
+from .changes import gathered
 from .gather import Residency
 from .gradients import Gradients
 from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
@@ -175,15 +176,15 @@ class Zero:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All parameters are whole inside, to be read (stage 3; else they always are). Changes are lost. Collective."""
-        if self._residency is None:
+        """All parameters are whole inside. Those that rank 0 changes in place take its values on every rank, masters
+        included; what is written through `.data` is not seen. Collective; ranks may change what rank 0 changes.
+
+        Raises InvalidUsage for one that is changed on other ranks alone.
+        """
+        with gathered(self.module, self._parts, self._residency, self._traffic) as changes:
             yield
-            return
-        self._residency.hold_all()
-        try:
-            yield
-        finally:
-            self._residency.let_go_all()
+        if changes.kept:
+            self._mark_changed()
 
     def state_dict(self) -> dict[str, Any]:
         """For torch.distributed.checkpoint, whose `save` and `load` also take the Zero itself:
