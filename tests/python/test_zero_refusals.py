@@ -168,6 +168,28 @@ def test_zero_grad_drops_the_window(two):
     two(dropped)
 
 
+class SparseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        ctx.shape = weight.shape
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.ones(ctx.shape).to_sparse()
+
+
+def sparse_gradient(rank, world):
+    for stage in (1, 2):
+        zero = zero_of(nn.Linear(3, 3), torch.optim.SGD, stage, lr=0.1)
+        with pytest.raises(ringlet.InvalidUsage, match=r"gradient of weight has layout torch.sparse_coo; only dense"):
+            SparseGradient.apply(zero.module.weight).backward()
+
+
+def test_a_sparse_gradient(two):
+    two(sparse_gradient)
+
+
 def left_alone(rank, world):
     zero = zero_of(make(), stage=3, lr=0.1)
     train_zero(zero, rank, 1)

@@ -59,11 +59,9 @@ class UnitGradient:
         view = self.flat.view(slot, self.buffer)
         arrived = slot.parameter.grad
         assert arrived is not None
+        if arrived.layout is not torch.strided:
+            raise InvalidUsage(f"the gradient of {slot.name} has layout {arrived.layout}; only dense ones are reduced")
         if arrived.data_ptr() != view.data_ptr() or arrived.numel() == 0:
-            if arrived.layout is not torch.strided:
-                raise InvalidUsage(
-                    f"the gradient of {slot.name} has layout {arrived.layout}; only dense ones are reduced"
-                )
             if index in self.arrived and not self.keeps_whole:
                 view.add_(arrived)
             else:
