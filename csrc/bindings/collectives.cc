@@ -162,13 +162,39 @@ PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args
   const auto made = list_call(given, outputs, inputs, group.rank(), group.world());
   const c10::Device device = common_device(made->tensors, what);
   const bool async = args[8] == Py_True;
-  if (!device.is_cpu()) {
-    const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
-    if (pack) return on_packed_lists(group, given, outputs, inputs, async);
-    return on_device(group, {.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async});
+  const auto issued = [&]() -> PyObject* {
+    if (!device.is_cpu()) {
+      const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
+      if (pack) return on_packed_lists(group, given, outputs, inputs, async);
+      return on_device(group, {.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async});
+    }
+    if (async) return as_python(group.start(made->call, made));
+    run(group, made->call);
+    Py_RETURN_NONE;
+  };
+  PyObject* const result = issued();
+  for (const at::Tensor& output : outputs) mark_written(output);
+  return result;
+}
+
+/// A work, None where it was waited for.
+PyObject* issue(Communicator& group, const Call& call, const at::Tensor* output, const at::Tensor* input, bool async) {
+  const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
+  if (elsewhere(output) || elsewhere(input)) {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor* tensor : {output, input}) {
+      if (tensor != nullptr) tensors.push_back(*tensor);
+    }
+    const c10::Device device = common_device(tensors, name(call.collective));
+    return on_device(group, {.device = device, .calls = {call}, .tensors = std::move(tensors), .async = async});
   }
-  if (async) return as_python(group.start(made->call, made));
-  run(group, made->call);
+  if (async) {
+    auto keep = std::make_shared<Kept>();
+    if (output != nullptr) (*keep)[0] = *output;
+    if (input != nullptr) (*keep)[1] = *input;
+    return as_python(group.start(call, std::move(keep)));
+  }
+  run(group, call);
   Py_RETURN_NONE;
 }
 
@@ -191,24 +217,21 @@ PyObject* collective(PyObject* const* args, Collective which) {
   const at::Tensor* output = tensor_of(args[1], what, "output");
   const at::Tensor* input = tensor_of(args[2], what, "input");
   bind_tensors(call, group, output, input);
-  const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
-  if (elsewhere(output) || elsewhere(input)) {
-    std::vector<at::Tensor> tensors;
-    for (const at::Tensor* tensor : {output, input}) {
-      if (tensor != nullptr) tensors.push_back(*tensor);
-    }
-    const c10::Device device = common_device(tensors, what);
-    return on_device(group,
-                     {.device = device, .calls = {call}, .tensors = std::move(tensors), .async = args[8] == Py_True});
+  PyObject* const result = issue(group, call, output, input, args[8] == Py_True);
+  if (call.output != nullptr && !(which == Collective::broadcast && call.root == group.rank())) mark_written(*output);
+  return result;
+}
+
+PyObject* issue(Communicator& group, const Message& message, const at::Tensor& tensor, bool async) {
+  if (!tensor.is_cpu()) {
+    return on_device(group, {.device = tensor.device(), .messages = {message}, .tensors = {tensor}, .async = async});
   }
-  if (args[8] == Py_True) {
-    auto keep = std::make_shared<Kept>();
-    if (output != nullptr) (*keep)[0] = *output;
-    if (input != nullptr) (*keep)[1] = *input;
-    return as_python(group.start(call, std::move(keep)));
+  if (async) return as_python(group.start(message, std::make_shared<Kept>(Kept{tensor, {}})));
+  {
+    const py::gil_scoped_release unlocked;
+    group.run(message);
   }
-  run(group, call);
-  Py_RETURN_NONE;
+  Py_RETURN_NONE;  // counts a reference, for which the GIL is needed
 }
 
 PyObject* message(PyObject* const* args) {
@@ -220,16 +243,9 @@ PyObject* message(PyObject* const* args) {
       static_cast<int>(PyLong_AsLong(args[2])), sending,          dtype_of(*tensor),
       static_cast<size_t>(tensor->numel()),     data_of(*tensor), milliseconds(PyLong_AsLongLong(args[4]))};
   if (PyErr_Occurred()) return nullptr;
-  if (!tensor->is_cpu()) {
-    return on_device(
-        group, {.device = tensor->device(), .messages = {message}, .tensors = {*tensor}, .async = args[5] == Py_True});
-  }
-  if (args[5] == Py_True) return as_python(group.start(message, std::make_shared<Kept>(Kept{*tensor, {}})));
-  {
-    const py::gil_scoped_release unlocked;
-    group.run(message);
-  }
-  Py_RETURN_NONE;  // counts a reference, for which the GIL is needed
+  PyObject* const result = issue(group, message, *tensor, args[5] == Py_True);
+  if (!sending) mark_written(*tensor);
+  return result;
 }
 
 template <typename Act>
@@ -283,6 +299,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.input = call.output = data_of(tensor);
   const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
   run(*kept.cast<Communicator*>(), call);
+  mark_written(tensor);
   return true;
 }
 

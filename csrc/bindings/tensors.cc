@@ -97,6 +97,10 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role) 
 
 std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
+void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 namespace {
 
 /// Null where the device has none.

@@ -18,6 +18,9 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
 std::byte* data_of(const at::Tensor& tensor);
 
+/// Tells autograd, as torch's operations in place do: a backward that saved the values of before raises.
+void mark_written(const at::Tensor& tensor);
+
 /// A contiguous tensor of registered memory, uninitialized: of the host's, or a GPU's, whose end waits for the device.
 /// Throws SystemError when the heap is full, InvalidUsage where the device has none.
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device = c10::kCPU);

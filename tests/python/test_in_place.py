@@ -56,3 +56,33 @@ def overwriting(rank: int, world: int) -> None:
 
 def test_what_would_be_overwritten_is_refused(pool):
     pool.values(overwriting, 2)
+
+
+def autograd_is_told(rank: int, world: int) -> None:
+    def raises(write, *, on: torch.Tensor, expected: bool = True) -> None:
+        weight = torch.ones(on.shape, requires_grad=True)
+        product = (weight * on).sum()  # saves `on`
+        write()
+        if expected:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.backward()
+        else:
+            product.backward()
+
+    x, whole, peer = torch.ones(4), torch.ones(4 * world), 1 - rank
+    parts = list(whole.split(4))
+    raises(lambda: ringlet.all_reduce(x), on=x)
+    raises(lambda: ringlet.all_reduce(x, "max", timeout=5), on=x)
+    raises(lambda: ringlet.ring_allreduce(x), on=x)
+    raises(lambda: ringlet.all_reduce(x, async_op=True).wait(), on=x)
+    raises(lambda: ringlet.broadcast(x), on=x, expected=rank != 0)
+    raises(lambda: ringlet.all_gather(whole, x), on=whole)
+    raises(lambda: ringlet.all_gather(whole, x), on=x, expected=False)
+    raises(lambda: ringlet.all_gather(parts, x), on=parts[peer])
+    raises(lambda: ringlet.recv(x, peer) if rank else ringlet.send(x, peer), on=x, expected=rank == 1)
+    with torch.inference_mode():
+        ringlet.all_reduce(torch.ones(3))
+
+
+def test_autograd_is_told_what_was_written(pool):
+    pool.values(autograd_is_told, 2)
