@@ -172,7 +172,6 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
     if (input.numel() != output.numel()) throw InvalidUsage("all_to_all: output and input must have one size");
     call.add(Collective::all_to_all, output, input, static_cast<int64_t>(to[0]));
   } else {
-    check_apart(output, input);
     const Tensors outputs = cut(output, from), inputs = cut(input, to);
     to.insert(to.end(), from.begin(), from.end());
     call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(to));

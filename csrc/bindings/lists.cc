@@ -30,11 +30,6 @@ void check_equal(const std::vector<at::Tensor>& list, const at::Tensor& own, con
 }
 
 std::vector<size_t> counts_both_ways(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  for (const at::Tensor& output : outputs) {
-    for (const at::Tensor& input : inputs) {
-      if (output.nbytes() > 0 && input.nbytes() > 0) check_apart(output, input);
-    }
-  }
   std::vector<size_t> counts = counts_of(inputs);
   const std::vector<size_t> from = counts_of(outputs);
   counts.insert(counts.end(), from.begin(), from.end());
@@ -60,12 +55,6 @@ void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const
   throw InvalidUsage(std::string(call) + ": rank " + std::to_string(rank) + "'s tensor has " +
                      std::to_string(own.numel()) + " elements, its place in the list " +
                      std::to_string(in_list.numel()));
-}
-
-void check_apart(const at::Tensor& output, const at::Tensor& input) {
-  const std::byte *a = data_of(output), *b = data_of(input);
-  if (a >= b + input.nbytes() || b >= a + output.nbytes()) return;
-  throw InvalidUsage("all_to_all: output and input overlap; blocks would be overwritten before they are sent");
 }
 
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,

@@ -22,9 +22,6 @@ std::vector<size_t> counts_of(const std::vector<at::Tensor>& list);
 /// This rank's own block, whose length it knows from two sides.
 void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call);
 
-/// Blocks that are sent must not lie where others arrive.
-void check_apart(const at::Tensor& output, const at::Tensor& input);
-
 /// Elements by the schedule's chunk, of a rank that sees the list. Throws InvalidUsage where the tensors are not what the
 /// collective takes.
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,

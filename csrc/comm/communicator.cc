@@ -43,7 +43,7 @@ class InUse {
 };
 
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
-  return a != nullptr && b != nullptr && a < b + b_bytes && b < a + a_bytes;
+  return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
 }
 
 /// Whether input and output lie apart or as in place: the same where they are of one length, else the one this rank's
@@ -59,16 +59,19 @@ bool well_placed(const Call& call, int rank, int world) {
   return in < out ? call.input == call.output + own : call.output == call.input + own;
 }
 
-/// The same of lists; an all-to-all's are compared where they are made.
+/// The same of lists: only this rank's own block may be input and output.
 bool blocks_well_placed(const Call& call, int rank) {
   const Blocks& blocks = *call.blocks;
-  if (call.collective == Collective::all_to_all || blocks.inputs.empty() || blocks.outputs.empty()) return true;
-  const bool gathers = blocks.inputs.size() < blocks.outputs.size();
-  const auto& [list, own] = gathers ? std::tie(blocks.outputs, blocks.inputs) : std::tie(blocks.inputs, blocks.outputs);
-  const size_t size = element_size(call.dtype), bytes = blocks.counts[static_cast<size_t>(rank)] * size;
-  for (size_t chunk = 0; chunk < list.size(); ++chunk) {
-    if (!overlap(own[0], bytes, list[chunk], blocks.counts[chunk] * size)) continue;
-    if (chunk != static_cast<size_t>(rank) || list[chunk] != own[0]) return false;
+  const bool both = call.collective == Collective::all_to_all;  // are lists; else one is this rank's block alone
+  const size_t own = static_cast<size_t>(rank), size = element_size(call.dtype), sent = blocks.inputs.size();
+  for (size_t i = 0; i < sent; ++i) {
+    const size_t from = both || sent > 1 ? i : own;
+    for (size_t j = 0; j < blocks.outputs.size(); ++j) {
+      const size_t to = both ? sent + j : blocks.outputs.size() > 1 ? j : own;
+      const std::byte *input = blocks.inputs[i], *output = blocks.outputs[j];
+      if (!overlap(input, blocks.counts[from] * size, output, blocks.counts[to] * size)) continue;
+      if (both || from != to || input != output) return false;
+    }
   }
   return true;
 }

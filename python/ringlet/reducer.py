@@ -252,7 +252,7 @@ class GradientReducer(Joinable):
     # -- one backward: output's gradient, parameters' gradients, end --
 
     def _before_forward(self, called: torch.nn.Module, _inputs: Any) -> None:
-        if called is not self._module or not torch.is_grad_enabled():
+        if called is not self._module or not torch.is_grad_enabled():  # copy.copy(module) shares its hooks
             return
         self._check_stopped()
         if self._merge is not None:

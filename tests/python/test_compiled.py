@@ -1,6 +1,8 @@
 """torch.compile of modules that a reducer or a Zero trains: the hooks communicate outside the graphs."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -51,18 +53,22 @@ def compare(model: nn.Module, parameters) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: name + text)
 
 
-def forget_graphs() -> None:
+@contextlib.contextmanager
+def fresh_graphs() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # a hook that were traced would be traced again and again
+    # a hook that were traced would be traced again and again
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+    torch._dynamo.reset()
 
 
 def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@fresh_graphs()
 def reduced(rank, world, way):
-    forget_graphs()
     model = make()
     alone = copy.deepcopy(model)
     called, reducer = way(model, lambda module: ringlet.GradientReducer(module, **SMALL))
@@ -78,8 +84,8 @@ def reduced(rank, world, way):
     assert reducer.stats()["backwards"] == STEPS and graphs() > 0
 
 
+@fresh_graphs()
 def sharded(rank, world, way, stage):
-    forget_graphs()
     model = make()
     alone = copy.deepcopy(model)
     called, zero = way(model, lambda module: ringlet.Zero(module, torch.optim.AdamW, stage, lr=1e-2, **LIMITS))

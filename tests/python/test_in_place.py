@@ -20,6 +20,10 @@ def lists_in_place(rank: int, world: int) -> None:
         ringlet.reduce_scatter(block, [part.clone() for part in parts])
         ringlet.reduce_scatter(parts[rank], parts)
         assert torch.equal(parts[rank], block)
+    buffer = memory(9)
+    blocks = [buffer[:9], *(buffer[4:4] for _ in range(world - 1))]  # what is empty overlaps nothing
+    ringlet.all_gather(blocks, blocks[rank])
+    assert torch.equal(buffer, memory(9))
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])

@@ -10,7 +10,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ringlet
-from zero_training import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+from zero_training import (
+    assert_same,
+    assert_trains_alike,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
@@ -37,18 +47,10 @@ def products(rank, world, trainable):
     model = nn.Sequential(*(Product() for _ in range(4))).double()
     for product in model[1:]:
         product.requires_grad_(trainable)
+    inputs = torch.randn(3, 10, 12, dtype=torch.float64)
     for stage in STAGES:
         zero = zero_of(model, torch.optim.SGD, stage, lr=0.1, bucket_elements=130)
-        alone = copy.deepcopy(model)
-        optimizer = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad], lr=0.1)
-        for step in range(3):
-            x = torch.randn(10, 12, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-            zero.module(x).square().sum().backward()
-            zero.step()
-            optimizer.zero_grad()
-            alone(x).square().sum().backward()
-            optimizer.step()
-        assert_same(alone, zero, **ROUNDING)
+        assert_trains_alike(copy.deepcopy(model), zero, inputs, **ROUNDING)
     # both, of frozen ones a copy and one, and the one ahead, which must not take a buffer that the operation reads
     residency, in_backward = zero._residency, []
     start = residency._start
@@ -60,7 +62,7 @@ def products(rank, world, trainable):
         return whole
 
     residency._start = counted
-    zero.module(x).sum().backward()
+    zero.module(inputs[0]).sum().backward()
     assert max(in_backward) == (3 if trainable else 2)
 
 
@@ -86,16 +88,9 @@ def recomputed_behind(rank, world):
     model = nn.Sequential(*(nn.Sequential(Angle(), Angle()) for _ in range(3))).double()
     for pair in model:
         pair.forward = functools.partial(checkpoint, pair.forward, use_reentrant=False)
-    x = torch.randn(10, 12, dtype=torch.float64)
-    zero, alone = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130), copy.deepcopy(model)
-    optimizer = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(4):
-        zero.module(x).square().sum().backward()
-        zero.step()
-        optimizer.zero_grad()
-        alone(x).square().sum().backward()
-        optimizer.step()
-    assert_same(alone, zero, **ROUNDING)
+    inputs = torch.randn(4, 10, 12, dtype=torch.float64)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
+    assert_trains_alike(model, zero, inputs, **ROUNDING)
 
 
 def test_what_a_checkpoint_computes_again_leaves_a_frozen_parameter_alone(two):
@@ -124,16 +119,9 @@ def viewed(rank, world, kind, checkpointed):
     model = nn.Sequential(*(Rotation(kind) for _ in range(3))).double()
     if checkpointed:
         model.forward = functools.partial(checkpoint, model.forward, use_reentrant=False)
-    x = torch.randn(10, 12, 2, dtype=torch.float64)
-    zero, alone = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=250), copy.deepcopy(model)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for _ in range(3):
-        zero.module(x).square().sum().backward()
-        zero.step()
-        optimizer.zero_grad()
-        alone(x).square().sum().backward()
-        optimizer.step()
-    assert_same(alone, zero, **ROUNDING)
+    inputs = torch.randn(3, 10, 12, 2, dtype=torch.float64)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=250)
+    assert_trains_alike(model, zero, inputs, **ROUNDING)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])

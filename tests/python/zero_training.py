@@ -106,3 +106,15 @@ def assert_same(model: nn.Module, zero, **tolerance) -> None:
 
 def zero_of(model, optimizer_class=torch.optim.AdamW, stage=1, **settings):
     return ringlet.Zero(copy.deepcopy(model), optimizer_class, stage, **{**LIMITS, **settings})
+
+
+def assert_trains_alike(model, zero, inputs, **tolerance) -> None:
+    """SGD on the squares of the outputs, by the Zero and, from equal parameters, by `model` alone."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for x in inputs:
+        zero.module(x).square().sum().backward()
+        zero.step()
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    assert_same(model, zero, **tolerance)

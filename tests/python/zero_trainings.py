@@ -349,8 +349,9 @@ class Program:
             training = self.lot.choice(self.trainings)
             self.done.append(self.lot.choices(list(kinds), list(kinds.values()))[0])
             getattr(training, self.done[-1])()
-        for training in [] if resumes else self.trainings:
-            training.keep()
+        if not resumes:  # a folder is written once
+            for training in self.trainings:
+                training.keep()
 
 
 def run_trainings(rank: int, world: int, seeds: range, steps: int, folder: str, resumes: bool) -> None:

@@ -275,7 +275,7 @@ class Zero:
     # -- a pass: forward, the gradients of its outputs, the end of backward --
 
     def _on_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if module is not self.module or in_backward():
+        if module is not self.module or in_backward():  # copy.copy(module) shares its hooks
             return
         self._abandon()
         self._clock.start("forward")
