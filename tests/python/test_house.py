@@ -36,7 +36,8 @@ PUBLIC_NAMES_ONLY = ("python/ringlet/bench/", "python/ringlet/reducer.py", "pyth
 NOT_ALGORITHMS = {"registry", "collective", "step"}
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "manager"}
 
-FILE_LINES, ALGORITHM_LINES, FUNCTION_LINES, CONTRACT_LINES, PARAMETERS = 400, 100, 50, 12, 5
+# Past 400 lines a reviewer asks why; only what is surely more than one concept fails here.
+FILE_LINES, ALGORITHM_LINES, FUNCTION_LINES, CONTRACT_LINES, PARAMETERS = 600, 100, 50, 12, 5
 TRACKED_BYTES = 1 << 20
 
 
