@@ -16,6 +16,7 @@ from ringlet import _C
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import REDUCTIONS
+from ringlet.schedule.draw import side_by_side
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import Proof, prove
 from ringlet.schedule.uplink import uplink_load
@@ -78,6 +79,7 @@ def pictures() -> dict[str, str]:
     found = {f"{c}-{a}.svg": schedule(a, c, world=WORLD, hosts=ON_HOSTS.get(a)).svg() for a, c, _ in algorithms()}
     for collective, algorithm, world in MORE_PICTURES:
         found[f"{collective}-{algorithm}-world-{world}.svg"] = schedule(algorithm, collective, world=world).svg()
+    found["ring-and-butterfly.svg"] = side_by_side([schedule(name, world=WORLD) for name in ("ring", "butterfly")])
     return found
 
 

@@ -2,10 +2,12 @@
 
     python examples/demo.py            (or: make demo)
 
-All five models live in the same processes and take turns, a few steps each, so that a machine that drifts drifts for
-all. Exposed communication is measured the same way in all: from the end of this rank's own backward, when autograd has
-nothing left to compute, until every averaged gradient is ready. Of each step the smaller of the ranks' values counts:
-a rank that is early also waits for the other's compute, the last one to arrive waits for communication alone.
+All models live in the same processes and take turns, a few steps each, so that a machine that drifts drifts for all. A
+sixth model trains without any communication, on each rank by itself: what a step costs more than that model's step at
+the same place is the mode's overhead. Exposed communication is measured the same way in all modes: from the end of this
+rank's own backward, when autograd has nothing left to compute, until every averaged gradient is ready. Of each step the
+smaller of the ranks' values counts: a rank that is early also waits for the other's compute, the last one to arrive
+waits for communication alone.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from char_transformer import CharTransformer, Size, Text, loss_of
-from demo_report import draw_picture, print_modes, print_sizes
+from demo_report import Findings, draw_picture, print_modes, print_sizes
 
 MODES = {
     "ring": "reducer, ring",
@@ -37,6 +39,7 @@ MODES = {
     "ddp": "DDP on ringlet",
     "ddp_gloo": "DDP on gloo",
 }
+ALONE = "alone"  # the same step without communication
 BUCKET_MB = 1.0  # the model has 7 MiB of gradients
 TURN_STEPS = 5
 SAME_CURVE = 1e-3  # nats; the modes may add up in different orders
@@ -92,7 +95,7 @@ def make_trainer(mode: str, vocabulary: int, size: Size, groups: dict[str, dist.
         def after_backward() -> None:
             for parameter in parameters:
                 dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group)
-    else:
+    elif mode != ALONE:
         step_model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
     return Trainer(step_model, parameters, after_backward, torch.optim.AdamW(parameters, lr=2e-3))
 
@@ -104,17 +107,18 @@ def train_rank(rank: int, world: int, options: argparse.Namespace, folder: str) 
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=world)
     groups = {"own": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     text, size = Text(), Size(layers=2, width=64) if options.quick else Size()
-    trainers = {mode: make_trainer(mode, text.vocabulary, size, groups) for mode in MODES}
+    order = [*MODES, ALONE]
+    trainers = {mode: make_trainer(mode, text.vocabulary, size, groups) for mode in order}
     if rank == 0:
         count = sum(p.numel() for p in trainers["ring"].parameters)
         print(
             f"{count:,} parameters, {len(text.indices):,} characters, {world} ranks, {options.steps} steps", flush=True
         )
-    with Progress(len(MODES) * options.steps, shown=rank == 0) as progress:
+    with Progress(len(order) * options.steps, shown=rank == 0) as progress:
         for turn, first in enumerate(range(0, options.steps, TURN_STEPS)):
             steps = range(first, min(first + TURN_STEPS, options.steps))
             # another mode first in each turn; the same on all ranks
-            for mode in sorted(MODES, key=lambda mode: (list(MODES).index(mode) - turn) % len(MODES)):
+            for mode in order[turn % len(order) :] + order[: turn % len(order)]:
                 for step in steps:
                     trainers[mode].step(*text.batch(size, step, rank))
                 progress.advance(len(steps), f"step {steps[-1] + 1}: loss {trainers[mode].losses[-1]:.3f} ({mode})")
@@ -122,19 +126,30 @@ def train_rank(rank: int, world: int, options: argparse.Namespace, folder: str) 
     everyone = [None] * world
     dist.all_gather_object(everyone, mine, group=groups["gloo"])
     if rank == 0:
-        Path(folder, "modes.json").write_text(
-            json.dumps({mode: summary([r[mode] for r in everyone]) for mode in MODES})
-        )
+        Path(folder, "modes.json").write_text(json.dumps(summary(everyone)))
     dist.destroy_process_group()
 
 
-def summary(ranks: list[tuple[list[float], list[float], list[float]]]) -> dict:
-    """Losses averaged over ranks, and medians over steps; a turn's first step, with cold caches, is not timed."""
-    timed = [step for step in range(len(ranks[0][0])) if step % TURN_STEPS] or [0]
+def summary(ranks: list[dict[str, tuple[list[float], list[float], list[float]]]]) -> dict[str, dict]:
+    """Each mode's losses averaged over ranks, and its medians over steps in ms: `step_ms`, `overhead_ms` (the step less
+    the step without communication in the same place) and `exposed_ms`.
+
+    A turn's first step, with cold caches, is not timed.
+    """
+    steps = len(ranks[0][ALONE][1])
+    timed = [step for step in range(steps) if step % TURN_STEPS] or [0]
+
+    def slowest(mode: str, step: int) -> float:
+        return max(rank[mode][1][step] for rank in ranks)
+
     return {
-        "losses": [statistics.fmean(values) for values in zip(*(losses for losses, _, _ in ranks), strict=True)],
-        "step_ms": 1e3 * statistics.median(max(step_s[i] for _, step_s, _ in ranks) for i in timed),
-        "exposed_ms": 1e3 * statistics.median(min(exposed_s[i] for _, _, exposed_s in ranks) for i in timed),
+        mode: {
+            "losses": [statistics.fmean(values) for values in zip(*(rank[mode][0] for rank in ranks), strict=True)],
+            "step_ms": 1e3 * statistics.median(slowest(mode, i) for i in timed),
+            "overhead_ms": 1e3 * statistics.median(slowest(mode, i) - slowest(ALONE, i) for i in timed),
+            "exposed_ms": 1e3 * statistics.median(min(rank[mode][2][i] for rank in ranks) for i in timed),
+        }
+        for mode in (*MODES, ALONE)
     }
 
 
@@ -199,7 +214,7 @@ def measure_sizes(options: argparse.Namespace) -> list[dict]:
 def check_same_curve(modes: dict[str, dict]) -> float:
     """The largest difference in loss at any step between any mode and the first, in nats."""
     first = modes["ring"]["losses"]
-    worst = max(abs(a - b) for mode in modes.values() for a, b in zip(mode["losses"], first, strict=True))
+    worst = max(abs(a - b) for mode in MODES for a, b in zip(modes[mode]["losses"], first, strict=True))
     if worst > SAME_CURVE:
         raise SystemExit(f"the modes' loss curves differ by {worst:.2g} nats: a reduction is wrong")
     return worst
@@ -220,13 +235,13 @@ def main() -> None:
 
     modes = train(options)
     worst = check_same_curve(modes)
-    print_modes(modes, MODES)
+    print_modes(modes, MODES, ALONE)
     print(f"same curve in all modes: they differ by at most {worst:.1g} nats at any step\n")
     sizes = measure_sizes(options) if options.backend == "ringlet" else []
     if sizes:
         print_sizes(sizes)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw_picture(options.out, modes, MODES, sizes)
+    draw_picture(options.out, Findings(modes, MODES, sizes, options.ranks, ALONE))
     print(f"picture: {options.out}   ({time.monotonic() - started:.0f} s)")
 
 

@@ -8,6 +8,7 @@ dark backgrounds alike, and the same schedule always gives the same bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,16 +30,32 @@ def svg(schedule: Schedule, rank_free: bool = False) -> str:
     """
     if rank_free:
         program_of_any_rank(schedule)
-    scene = film(schedule)
-    layout = _Layout(scene)
+    return _document(_Layout(film(schedule)), rank_free)
+
+
+def side_by_side(schedules: Sequence[Schedule]) -> str:
+    """One SVG document with the schedules' pictures from left to right, all as high as the highest."""
+    scenes = [film(schedule) for schedule in schedules]
+    height = max(_Layout(scene).height for scene in scenes)
+    layouts = [_Layout(scene, height) for scene in scenes]
+    parts, width = [], 0.0
+    for layout in layouts:
+        parts.append(_document(layout, rank_free=False, x=width))
+        width += layout.width + 40
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width - 40:g} {height:g}" role="img">'
+    return "\n".join([head, *(part.rstrip("\n") for part in parts), "</svg>", ""])
+
+
+def _document(layout: _Layout, rank_free: bool, x: float = 0.0) -> str:
     lines = _frame_lines(layout)
-    for transfer in scene.transfers:
+    for transfer in layout.scene.transfers:
         pale = rank_free and 0 not in (transfer.source, transfer.target)
         lines += _arrow(layout, transfer, 0.15 if pale else 0.9)
-    title, subtitle = caption(schedule)
+    title, subtitle = caption(layout.scene.schedule)
     subtitle += "; ranks and chunks counted from r" if rank_free else ""
+    place = f'x="{x:g}" ' if x else ""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width:g} {layout.height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" {place}viewBox="0 0 {layout.width:g} {layout.height:g}" '
         f'width="{layout.width:g}" height="{layout.height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
     )
     texts = [
@@ -82,7 +99,8 @@ class _Layout:
     pad = 7.0  # between a panel's edge and its boxes
     box_height = 26.0
 
-    def __init__(self, scene: Film):
+    def __init__(self, scene: Film, height: float | None = None):
+        """`height`: of the whole picture, at least what it is without; rounds stand further apart."""
         self.scene = scene
         schedule = scene.schedule
         self.boxes = schedule.world if scene.by_rank else schedule.parts
@@ -95,7 +113,10 @@ class _Layout:
         self.panel_height = self.box_height + 2 * self.pad
         self.between = 50.0 + min(30.0, 2.0 * schedule.world)  # between rows
         self.width = self.left + schedule.world * (self.panel_width + self.gap) - self.gap + 16
-        self.height = self.row(len(scene.frames) - 1) + self.panel_height + 16
+        rounds = len(scene.frames) - 1
+        if height is not None and rounds > 0:
+            self.between = (height - 16 - self.panel_height - self.top) / rounds - self.panel_height
+        self.height = self.row(rounds) + self.panel_height + 16
         origins = schedule.world if scene.by_rank or schedule.collective == "all_to_all" else schedule.parts
         self.palette = colours(origins)
 
