@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/runtime.h"
 #include "comm/messenger.h"
 
 namespace ringlet {
@@ -112,9 +113,11 @@ bool C10dWork::wait(std::chrono::milliseconds timeout) {
   assist(deadline);
   std::unique_lock lock(mutex_);
   const auto complete = [this] { return completed_; };
-  if (timeout == kNoTimeout) {
-    cv_.wait(lock, complete);
-  } else if (!cv_.wait_for(lock, deadline.left(), complete)) {
+  while (!cv_.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery), complete)) {
+    lock.unlock();
+    check_interrupts();
+    lock.lock();
+    if (!deadline.passed() || completed_) continue;
     throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " +
                   std::to_string(rank_) + " is not complete after " + std::to_string(timeout.count()) +
                   " ms of waiting; it goes on");

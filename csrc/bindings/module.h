@@ -5,6 +5,7 @@
 
 namespace ringlet {
 
+void bind_interrupts(pybind11::module_& m);   // interrupts.cc: signals in waits
 void bind_schedule(pybind11::module_& m);     // schedule.cc: schedules as data
 void bind_group(pybind11::module_& m);        // group.cc: communicators, memory, errors
 void bind_collectives(pybind11::module_& m);  // collectives.cc: the calls themselves

@@ -1,9 +1,11 @@
 // torch's store behind the transport's rendezvous interface.
 #pragma once
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
+#include "base/runtime.h"
 #include "transport/store.h"
 
 namespace ringlet {
@@ -18,9 +20,11 @@ class TorchStore final : public Store {
 
   std::string get(const std::string& key, const Deadline& deadline) override {
     try {
-      store_->wait({key}, deadline.left());
+      wait({key}, deadline);
       const std::vector<uint8_t> value = store_->get(key);
       return std::string(value.begin(), value.end());
+    } catch (const Interrupted&) {
+      throw;
     } catch (const std::exception& error) {
       const std::string what = error.what();
       throw Timeout("the store did not give \"" + key + "\" in time: has that rank failed or not started? (" +
@@ -35,7 +39,9 @@ class TorchStore final : public Store {
       return values;
     }
     try {
-      store_->wait(keys, deadline.left());
+      wait(keys, deadline);
+    } catch (const Interrupted&) {
+      throw;
     } catch (const std::exception&) {
       for (const std::string& key : keys) get(key, deadline);  // throws for the first that is missing
     }
@@ -50,6 +56,21 @@ class TorchStore final : public Store {
   bool has(const std::string& key) { return store_->check({key}); }
 
  private:
+  /// In pieces, between which interrupts are heard. A store says by one and the same exception that the time is over, and
+  /// that it is gone: only the former takes its time.
+  void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
+    for (;;) {
+      const auto piece = std::min(deadline.left(), kInterruptCheckEvery);
+      const Deadline half = Deadline::after(piece / 2);
+      try {
+        return store_->wait(keys, piece);
+      } catch (const std::exception&) {
+        if (deadline.passed() || !half.passed()) throw;
+      }
+      check_interrupts();
+    }
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

@@ -3,10 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
 #include <string_view>
 #include <thread>
 
 #include "base/process.h"
+#include "base/runtime.h"
 #include "comm/completing.h"
 #include "comm/gpu_group.h"
 #include "reduce/reduce.h"
@@ -17,7 +19,7 @@ namespace {
 // What runs when a call is complete may start the next one, in the progress thread, while the caller's thread starts
 // another: they take turns. A thread that is in the way for longer is in a call of its own.
 constexpr auto kTurn = std::chrono::milliseconds(50);
-constexpr auto kForAsLongAsItTakes = std::chrono::hours(24 * 365);  // the call has a timeout of its own
+const auto kForAsLongAsItTakes = std::chrono::milliseconds::max();  // the call has a timeout of its own
 
 /// Marks the group as in use by one thread; a second one is told instead of corrupting the first one's call.
 class InUse {
@@ -40,6 +42,37 @@ class InUse {
 
  private:
   std::atomic<bool>& busy_;
+};
+
+/// The waits of a group's end. An interrupt ends the patience, not the end.
+class Leaving {
+ public:
+  explicit Leaving(std::chrono::milliseconds patience) : patience_(patience) {}
+
+  /// Whether `done(most)`, which waits for at most that long, came true in time.
+  template <typename Done>
+  bool wait(const Done& done) {
+    const Deadline deadline = Deadline::after(patience_);
+    while (!done(std::min(deadline.left(), kInterruptCheckEvery))) {
+      if (deadline.passed() || interrupted_) return false;
+      try {
+        check_interrupts();
+      } catch (const Interrupted&) {
+        interrupted_ = std::current_exception();
+        patience_ = std::chrono::milliseconds(0);
+      }
+    }
+    return true;
+  }
+
+  std::chrono::milliseconds patience() const { return patience_; }
+  void raise_if_interrupted() const {
+    if (interrupted_) std::rethrow_exception(interrupted_);
+  }
+
+ private:
+  std::chrono::milliseconds patience_;
+  std::exception_ptr interrupted_;
 };
 
 bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
@@ -89,6 +122,7 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::millisec
       messenger_(std::make_shared<Messenger>(engine_->lanes())) {}
 
 Communicator::~Communicator() {
+  const Uninterrupted whole;  // nobody would get the exception
   close(std::chrono::milliseconds(1000));
   if (owner_ != this_process()) leak();
 }
@@ -146,7 +180,7 @@ void Communicator::run(Call call) {
     }
   }
   const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
-  start(call, nullptr)->wait(kForAsLongAsItTakes);
+  await_own(*start(call, nullptr), name(call.collective));
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
@@ -167,7 +201,22 @@ void Communicator::run(const Job& job) {
     }
   }
   const OutsideRuntime outside;
-  start(job, nullptr)->wait(kForAsLongAsItTakes);
+  await_own(*start(job, nullptr), "a call");
+}
+
+/// Of a call on tensors that are the caller's again afterwards: an interrupt gives it up, and goes on once nothing moves
+/// in them any more.
+void Communicator::await_own(Work& work, const std::string& what) {
+  try {
+    work.await(Deadline::after(kForAsLongAsItTakes));
+  } catch (const Interrupted& interrupted) {
+    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what +
+                    ": interrupted (" + interrupted.by + ")"));
+    const Uninterrupted rest;
+    work.await(Deadline::after(kForAsLongAsItTakes));
+    throw;
+  }
+  work.raise_if_failed();
 }
 
 std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
@@ -299,7 +348,8 @@ void Communicator::prepare(Message& message) {
 
 void Communicator::run(Message message) {
   prepare(message);
-  messenger_->post(message, nullptr, true)->wait(std::chrono::milliseconds::max());
+  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
+  await_own(*messenger_->post(message, nullptr, true), (message.sending ? "send to " : "recv from ") + peer);
 }
 
 std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::shared_ptr<void> keep) {
@@ -315,7 +365,14 @@ GpuGroup& Communicator::on_gpu(int device) {
     const std::lock_guard lock(gpus_mutex_);
     if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
   }
-  auto made = std::make_unique<GpuGroup>(*this, GpuEngines::find(device));  // meets the other ranks
+  std::unique_ptr<GpuGroup> made;
+  try {
+    made = std::make_unique<GpuGroup>(*this, GpuEngines::find(device));  // meets the other ranks
+  } catch (const Interrupted& interrupted) {
+    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                    " in its first call on a GPU: interrupted (" + interrupted.by + ")"));
+    throw;
+  }
   const std::lock_guard lock(gpus_mutex_);
   return *(gpus_[device] = std::move(made));
 }
@@ -361,25 +418,33 @@ void Communicator::close(std::chrono::milliseconds patience) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                        ": close() in what runs when a call of the group is complete: close it elsewhere");
   }
+  if (checking_interrupts() && (busy_ || messenger_->assisted())) {
+    throw InvalidUsage(
+        "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+        ": close() in a signal handler that interrupts a call of the group: raise an exception there, and "
+        "close it where that is caught");
+  }
   if (closed_.exchange(true)) return;
   {
     std::map<int, std::unique_ptr<GpuGroup>> gpus;  // end outside of the lock: they wait for what is pending
     const std::lock_guard lock(gpus_mutex_);
     gpus.swap(gpus_);
   }
-  const bool turn = await_turn(patience);  // another thread may be in a call
-  bool quiet = collectives_->wait_idle(patience) && turn;
-  quiet = messenger_->wait_idle(patience) && quiet;
+  Leaving leaving(patience);
+  const bool turn = leaving.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
+  bool quiet = leaving.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
+  quiet = leaving.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
   if (!quiet) engine_->abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
-  if (!turn) await_turn(std::chrono::milliseconds::max());
+  if (!turn) await_turn(kForAsLongAsItTakes);
   collectives_->end();
   messenger_->end();
-  engine_->leave(quiet, patience);
+  engine_->leave(quiet, leaving.patience());
+  leaving.raise_if_interrupted();
 }
 
 /// Takes the group's turn, for good; false if it was not to be had in time.
-bool Communicator::await_turn(std::chrono::milliseconds patience) {
-  const Deadline deadline = Deadline::after(patience);
+bool Communicator::await_turn(std::chrono::milliseconds most) {
+  const Deadline deadline = Deadline::after(most);
   while (busy_.exchange(true, std::memory_order_acquire)) {
     if (deadline.passed()) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -96,7 +96,8 @@ class Communicator {
   /// Ends pending and later calls of this rank with an error; peers see that it left.
   void abort(const std::string& reason);
   /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.
-  /// InvalidUsage from what runs when one of its calls is complete.
+  /// InvalidUsage from what runs when one of its calls is complete, or in a signal handler that interrupts one. An
+  /// interrupt (base/runtime.h) ends the patience; it is thrown when the group has been left.
   void close(std::chrono::milliseconds patience);
 
   /// Ends a group on whatever thread lets go of it: on a thread that completes a call of its, by another one, later.
@@ -107,7 +108,8 @@ class Communicator {
   void leak() noexcept;
   std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
   bool at_once() const;
-  bool await_turn(std::chrono::milliseconds patience);
+  bool await_turn(std::chrono::milliseconds most);
+  void await_own(Work& work, const std::string& what);
   bool completing() const;
   uint64_t number();
   void prepare(Call& call);

@@ -58,6 +58,7 @@ GpuEngines::GpuEngines(Communicator& host, const Parts& parts) : host_(host), pa
   const std::vector<Card> all = meet(mine);
   make(all, mine);
   drop(meet(mine));
+  made_ = true;
 }
 
 /// What this rank can make alone, and what it lacks.
@@ -101,7 +102,11 @@ void GpuEngines::make(const std::vector<Card>& all, Card& mine) {
           .id = all[0].id,
           .rank = host_.rank(),
           .world = host_.world(),
-          .look = [this] { host_.look_around(); },
+          .look =
+              [this] {
+                if (!made_) check_interrupts();
+                host_.look_around();
+              },
           .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
       // Who is refused goes to the next meeting at once, and waits there for those who give it up.
       communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));

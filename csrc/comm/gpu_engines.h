@@ -76,6 +76,7 @@ class GpuEngines {
   std::unique_ptr<GpuPullEngine> pull_;
   std::string no_nccl_, no_peers_;  // why not, where not
   const std::string* last_ = nullptr;
+  bool made_ = false;  // from then on calls are made under the group's lock, where nothing of the program's may run
 };
 
 }  // namespace ringlet

@@ -315,6 +315,7 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
     return false;
   };
   if (!begin_assisting()) return finish();
+  const Assisting assisting{*this};
   bool enough = false;
   for (int i = lanes_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
@@ -327,8 +328,19 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
       ::sched_yield();
       enough = turn(Manner::yield);
     }
-    while (!enough) enough = turn(Manner::sleep);
+    while (!enough) {
+      check_interrupts();
+      enough = turn(Manner::sleep);
+    }
   }
+}
+
+bool Messenger::assisted() const {
+  const std::lock_guard lock(mutex_);
+  return assistants_ > 0;
+}
+
+void Messenger::end_assisting() {
   const std::lock_guard lock(mutex_);
   if (--assistants_ == 0) changed_.notify_all();
 }

@@ -47,6 +47,8 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::shared_ptr<Ticket> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
   /// Until nothing is pending; false where that takes longer than `timeout`.
   bool wait_idle(std::chrono::milliseconds timeout);
+  /// Whether some thread waits for a message.
+  bool assisted() const;
   /// Completes what is pending with an error. Nothing is touched afterwards, whoever still holds tickets.
   void end();
 
@@ -54,6 +56,11 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   struct Pending;
   struct Stray;
   struct Inbox;
+  /// Ends the assistance with its scope: an interrupt may.
+  struct Assisting {
+    ~Assisting() { messenger.end_assisting(); }
+    Messenger& messenger;
+  };
 
   bool look(bool closely);
   bool move();
@@ -72,6 +79,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   Watchlist watched();
   void assist(const Ticket& ticket, const Deadline& deadline);
   bool begin_assisting();
+  void end_assisting();
   std::string story(const Pending& pending, size_t moved) const;
   void loop();
 

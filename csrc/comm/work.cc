@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/runtime.h"
 
 namespace ringlet {
 
@@ -40,7 +41,10 @@ bool Work::await(const Deadline& deadline) {
   assist(deadline);
   std::unique_lock lock(mutex_);
   while (!done_ && !deadline.passed()) {
-    changed_.wait_for(lock, std::min(deadline.left(), std::chrono::milliseconds(60'000)));
+    changed_.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
+    lock.unlock();
+    check_interrupts();
+    lock.lock();
   }
   return done_;
 }

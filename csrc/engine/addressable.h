@@ -58,11 +58,17 @@ class AddressableEngine final : public Engine {
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
     // Peers that are still reading this rank's stages need them a moment longer; if they take too long, the stages stay.
+    const Leaving leaving{*this};
     if (quiet && lanes_.all_taken() && pull_.quiesce(patience)) transport_->retire();
-    leave_now();
   }
 
  private:
+  /// Leaves at the end of its scope, which may be an interrupt.
+  struct Leaving {
+    ~Leaving() { engine.leave_now(); }
+    AddressableEngine& engine;
+  };
+
   void leave_now() {
     const ToldFirst told;
     transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);

@@ -65,6 +65,7 @@ class Engine {
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
   /// The last call. `quiet`: nothing is pending; then what peers still need of this rank reaches them within `patience`.
+  /// An interrupt (base/runtime.h) cuts that short, and goes on when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 };
 

@@ -79,18 +79,35 @@ void MessageEngine::run(const Call& call, bool patient) {
   shared.outbox = [&](size_t slab, int message) { link(plan.sent[message].peer).queue.push_back({slab, message}); };
   run_ = &run;
   try {
-    int idle = 0;
-    const bool one_slab = run.slabs == 1 && !patient;
-    while (run.done < run.slabs) turn(one_slab && idle < kGlances) ? void(idle = 0) : wait(idle);
+    work_through();
     if (run.announced && run.told.rank >= 0) say_suspicion({});  // taken back: nobody holds this rank up any more
   } catch (const Error& error) {
     failure_.set(error.kind(), error.what());
-    for (size_t i = run.first; i < run.next; ++i) slabs_[i % run.window].forget();
-    for (const auto& each : links_) {
-      if (each) each->drop();
-    }
-    run_ = nullptr;
+    abandon();
     throw;
+  } catch (const Interrupted&) {  // which has set the failure
+    abandon();
+    throw;
+  }
+  run_ = nullptr;
+}
+
+void MessageEngine::work_through() {
+  Run& run = *run_;
+  const bool one_slab = run.slabs == 1 && !run.patient;
+  int idle = 0;
+  for (size_t done = 0; run.done < run.slabs; done = run.done) {
+    turn(one_slab && idle < kGlances) ? void(idle = 0) : wait(idle);
+    if (run.done != done && run.done < run.slabs) heed_interrupts();  // a long call may never sleep
+  }
+}
+
+/// Forgets the call in progress, which has failed.
+void MessageEngine::abandon() {
+  Run& run = *run_;
+  for (size_t i = run.first; i < run.next; ++i) slabs_[i % run.window].forget();
+  for (const auto& each : links_) {
+    if (each) each->drop();
   }
   run_ = nullptr;
 }

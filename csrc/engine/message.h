@@ -90,6 +90,8 @@ class MessageEngine final : public Engine {
 
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
+  void work_through();
+  void abandon();
   bool turn(bool only_round);
   bool reach(Link& link);
   bool begin_slabs();
@@ -102,6 +104,7 @@ class MessageEngine final : public Engine {
   void look_at_others();
   void hear_others();
   void wait(int& idle);
+  void heed_interrupts();
   void examine();
   void tell_suspicion();
   void say_suspicion(const Suspect& last);
@@ -112,6 +115,7 @@ class MessageEngine final : public Engine {
   void tell();
   void say_to_all(const std::shared_ptr<Word>& word);
   void drain(const Deadline& deadline);
+  void poison(ErrorKind kind, const std::string& message, int origin, const std::string& words);
   [[noreturn]] void pass_on();
   [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
   void heed_end(const Link& link);

@@ -35,6 +35,7 @@ void MessageEngine::wait(int& idle) {
     ::sched_yield();
   } else if (idle == looks) {
     if (!run_->outside) run_->outside.emplace();
+    heed_interrupts();
     examine();                                  // before the last look: a header that it reads would wake no sleeper
     wires_->about_to_sleep(Lane::collectives);  // and look once more
   } else {
@@ -209,8 +210,21 @@ void MessageEngine::lost(const Link& link) {
 
 void MessageEngine::fail(ErrorKind kind, const std::string& message) { give_up(kind, message, rank_, message); }
 
-/// `words`: what rank `origin`, where it happened, says of it.
+/// In the middle of a call: its messages will not be complete.
+void MessageEngine::heed_interrupts() {
+  check_interrupts([&](const std::string& why) {
+    const std::string message = story() + ": " + why;
+    poison(ErrorKind::peer_lost, message, rank_, message);
+  });
+}
+
 void MessageEngine::give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
+  poison(kind, message, origin, words);
+  rethrow(kind, message);
+}
+
+/// `words`: what rank `origin`, where it happened, says of it.
+void MessageEngine::poison(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
   FrameHeader header;
   header.kind = FrameKind::error;
   header.detail = static_cast<int64_t>(kind);
@@ -218,7 +232,6 @@ void MessageEngine::give_up(ErrorKind kind, const std::string& message, int orig
   post(header, words.substr(0, FrameHeader::kMostText));  // before it is set: who ends because of it says why
   failure_.set(kind, message);
   tell();
-  rethrow(kind, message);
 }
 
 void MessageEngine::post(const FrameHeader& header, const std::string& text) {

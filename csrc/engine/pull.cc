@@ -107,7 +107,10 @@ void PullEngine::run(const Call& call, bool patient) {
   slabs_ = std::max<size_t>(1, ceil_div(slab.longest_chunk(), slab.width));
   slab.whole = divided && slabs_ == 1;
   for (; slab_index_ < slabs_; ++slab_index_, slab.begin += slab.width) {
-    if (slab_index_ > 0) begin_epoch();
+    if (slab_index_ > 0) {
+      waiter_.heed_interrupts([&] { return story(); });
+      begin_epoch();
+    }
     take_stages(plan, slab);
     run_slab(plan, slab, slab_index_ + 1 == slabs_);
   }
@@ -385,6 +388,7 @@ bool PullEngine::quiesce(std::chrono::milliseconds timeout) {
   for (int q = 0; q < world_; ++q) {
     const std::atomic<uint64_t>& progress = transport_.control(q).progress;
     for (uint64_t value; (value = progress.load(std::memory_order_acquire)) < at(epoch_ + 1, 0);) {
+      check_interrupts();
       const bool gone =
           transport_.control(q).presence.load() == static_cast<uint32_t>(Presence::left) || !transport_.alive(q);
       if (gone || deadline.passed()) return false;

@@ -4,8 +4,6 @@
 
 namespace ringlet {
 
-thread_local const RuntimeHooks* runtime_hooks = nullptr;
-
 namespace {
 
 using namespace std::chrono_literals;
@@ -31,6 +29,7 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
     ::sched_yield();
   }
   while (!waiting.reached()) {
+    heed_interrupts(waiting.story);
     const auto now = Deadline::Clock::now();
     const bool look = now - looked >= kProcessCheckEvery;
     if (look) looked = now;
@@ -105,13 +104,15 @@ void Waiter::look_around() {
   }
 }
 
-void Waiter::fail(ErrorKind kind, const std::string& message) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = {kind, message};
-    transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
-  }
+void Waiter::poison(ErrorKind kind, const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = {kind, message};
+  transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
   failed_.store(true, std::memory_order_release);
+}
+
+void Waiter::fail(ErrorKind kind, const std::string& message) {
+  poison(kind, message);
   rethrow(kind, message);
 }
 

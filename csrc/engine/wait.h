@@ -2,7 +2,8 @@
 //
 // A wait ends with the thing waited for, or with an error that names who, what and how far: Timeout at the deadline,
 // PeerLost when the peer's process is gone or it left the group, the error another rank reported, InvalidUsage when the peer is in
-// another call. The first error poisons the group: it is published to the peers and raised again by later calls.
+// another call. The first error poisons the group: it is published to the peers and raised again by later calls. An
+// interrupt of the program's (base/runtime.h) ends a wait too, and poisons the group as PeerLost.
 // Ownership: none. Thread safety: one thread at a time per Waiter; failure() and look_around() from any.
 #pragma once
 
@@ -13,34 +14,10 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/runtime.h"
 #include "transport/transport.h"
 
 namespace ringlet {
-
-/// What the caller's runtime wants done around a wait that gives the processor up: Python lets go of the GIL.
-struct RuntimeHooks {
-  void* (*leave)();
-  void (*enter)(void*);
-};
-extern thread_local const RuntimeHooks* runtime_hooks;
-
-/// Outside the caller's runtime for as long as it lives.
-class OutsideRuntime {
- public:
-  OutsideRuntime() : hooks_(runtime_hooks), state_(hooks_ != nullptr ? hooks_->leave() : nullptr) {
-    runtime_hooks = nullptr;
-  }
-  ~OutsideRuntime() {
-    if (hooks_ != nullptr) hooks_->enter(state_);
-    runtime_hooks = hooks_;
-  }
-  OutsideRuntime(const OutsideRuntime&) = delete;
-  OutsideRuntime& operator=(const OutsideRuntime&) = delete;
-
- private:
-  const RuntimeHooks* hooks_;
-  void* state_;
-};
 
 struct Waiting {
   int peer;  ///< negative: any
@@ -79,6 +56,12 @@ class Waiter {
 #endif
   }
 
+  /// In the middle of a call, between two waits: an interrupt gives the call up, which `story` tells.
+  template <typename Story>
+  void heed_interrupts(const Story& story) {
+    check_interrupts([&](const std::string& why) { poison(ErrorKind::peer_lost, story() + ": " + why); });
+  }
+
   /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Patient threads sleep at once: one
   /// that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
   void wait(const Waiting& waiting, bool patient);
@@ -86,7 +69,9 @@ class Waiter {
   /// Throws if the wait ends otherwise, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
-  /// Publishes the error, remembers it for later calls, and throws it.
+  /// Publishes the error and remembers it for later calls.
+  void poison(ErrorKind kind, const std::string& message);
+  /// The same, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
   /// Throws the error that poisoned the group, if one did.

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/runtime.h"
 
 namespace ringlet {
 namespace {
@@ -40,27 +41,32 @@ socklen_t address_length(const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-/// What a system call returns, repeated until the deadline where a signal, the program's own business, interrupts it.
+/// What a system call returns, repeated until the deadline where a signal ends it, or a limit of its own (limit_sends).
 template <typename SystemCall>
 auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   auto result = call();
-  while (result < 0 && errno == EINTR && !deadline.passed()) result = call();
+  while (result < 0 && (errno == EINTR || errno == EAGAIN) && !deadline.passed()) {
+    check_interrupts();
+    result = call();
+  }
   return result;
 }
 
-/// What waits for room in a socket, connect() for a place in the peer's queue, ends with EAGAIN at the deadline.
-void limit_sends(int socket, const Deadline& deadline) {
-  const auto left = std::max<int64_t>(deadline.left().count(), 1);
-  const timeval limit{static_cast<time_t>(left / 1000), static_cast<suseconds_t>(left % 1000 * 1000)};
+/// What waits for room in a socket, connect() for a place in the peer's queue, ends with EAGAIN after this long.
+void limit_sends(int socket) {
+  constexpr timeval limit{0, std::chrono::microseconds(kInterruptCheckEvery).count()};
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
 /// Whether something can be read before the deadline.
 bool readable(int socket, const Deadline& deadline) {
-  pollfd wait{socket, POLLIN, 0};
-  return uninterrupted(deadline, [&] {
-           return ::poll(&wait, 1, static_cast<int>(std::min<int64_t>(deadline.left().count(), 1 << 30)));
-         }) > 0;
+  for (;;) {
+    pollfd wait{socket, POLLIN, 0};
+    const auto piece = std::min(deadline.left(), kInterruptCheckEvery);
+    if (uninterrupted(deadline, [&] { return ::poll(&wait, 1, static_cast<int>(piece.count())); }) > 0) return true;
+    if (deadline.passed()) return false;
+    check_interrupts();
+  }
 }
 
 bool send_hello(int socket, const Hello& hello, std::span<const int> handed, const Deadline& deadline) {
@@ -154,8 +160,8 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
   // A unix socket's connect() that a signal interrupts has done nothing, unlike TCP's: it is repeated.
+  limit_sends(connection.get());
   const int connected = uninterrupted(deadline, [&] {
-    limit_sends(connection.get(), deadline);
     return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
   });
   if (connected != 0) {

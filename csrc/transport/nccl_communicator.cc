@@ -4,6 +4,8 @@
 #include <system_error>
 #include <thread>
 
+#include "base/runtime.h"
+
 namespace ringlet {
 namespace {
 
@@ -137,6 +139,9 @@ void NcclCommunicator::look() {
     look_();
   } catch (const Error& error) {
     fail(error.kind(), error.what());
+  } catch (const Interrupted& interrupted) {
+    abort(ErrorKind::peer_lost, "interrupted (" + interrupted.by + ")");
+    throw;
   }
 }
 

@@ -2,12 +2,14 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "base/error.h"
+#include "base/runtime.h"
 
 namespace ringlet {
 namespace {
@@ -64,6 +66,12 @@ std::string missing_ranks(const Hub& hub) {
   return text;
 }
 
+/// It may try again.
+void withdraw(Hub& hub, int rank) {
+  hub.joined[rank] = false;
+  --hub.count;
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int world, const Deadline& deadline,
@@ -86,12 +94,20 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   while (hub->count < world) {
     if (deadline.passed()) {
       const std::string missing = missing_ranks(*hub);
-      hub->joined[rank] = false;  // it may try again
-      --hub->count;
+      withdraw(*hub, rank);
       throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing +
                     " to join the group \"" + name + "\"");
     }
-    hubs_changed.wait_for(lock, deadline.left());
+    hubs_changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
+    lock.unlock();
+    try {
+      check_interrupts();
+    } catch (const Interrupted&) {
+      lock.lock();
+      if (hub->count < world) withdraw(*hub, rank);
+      throw;
+    }
+    lock.lock();
   }
   lock.unlock();
   return std::make_unique<Threads>(std::move(hub), rank, share_addresses);

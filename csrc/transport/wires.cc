@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "base/runtime.h"
 #include "transport/door.h"
 #include "transport/ring_pipe.h"
 #include "transport/socket_pipe.h"
@@ -273,20 +275,27 @@ void Wires::retire(std::vector<std::byte> last_words) noexcept {
   state_->closed = true;
 }
 
-void Wires::close(const Deadline& deadline) noexcept {
+void Wires::close(const Deadline& deadline) {
   if (state_->owner != ::getpid() || std::exchange(state_->ended, true)) return;
   retire({});
   state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
   bool delivered = false;
-  while (!delivered) {
+  std::exception_ptr interrupted;
+  while (!delivered && !interrupted) {
     delivered = true;
     state_->for_each_pipe([&](Pipe& pipe) { delivered = pipe.delivered() && delivered; });
     if (delivered || deadline.passed()) break;
+    try {
+      check_interrupts();
+    } catch (const Interrupted&) {
+      interrupted = std::current_exception();
+    }
     sleep(Lane::collectives, {}, std::chrono::nanoseconds(kGlance).count());
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
   state_->sockets.store(0, std::memory_order_relaxed);
   if (delivered && state_->setup.local) state_->setup.local->retire();
+  if (interrupted) std::rethrow_exception(interrupted);
 }
 
 }  // namespace ringlet

@@ -1,4 +1,4 @@
-"""The command line: `ringlet bench | tune | prove | draw | doctor`, or `python -m ringlet ...`."""
+"""The command line: `ringlet run | bench | tune | prove | draw | doctor`, or `python -m ringlet ...`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import ringlet
-from ringlet import doctor, tune
+from ringlet import doctor, run, tune
 from ringlet.bench import cli as bench_cli
 from ringlet.schedule import cli as schedule_cli
 
@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_parsers(commands)
     schedule_cli.add_parsers(commands)
     doctor.add_parsers(commands)
+    run.add_parsers(commands)
     return parser
 
 

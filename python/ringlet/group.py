@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, environment
+from ringlet import _C, environment, interruptible
 from ringlet.errors import InvalidUsage
 from ringlet.meeting import meeting_key
 
@@ -168,12 +168,12 @@ def finalize() -> None:
     global _of_process
     if _of_thread.group is not None:
         _C.set_default(None, True)
-        _of_thread.group.close()
-        _of_thread.group = None
+        group, _of_thread.group = _of_thread.group, None
+        group.close()
     elif _of_process is not None:
         _C.set_default(None, False)
-        _of_process.close()
-        _of_process = None
+        group, _of_process = _of_process, None
+        group.close()
 
 
 def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None) -> Group | None:
@@ -214,7 +214,9 @@ def _store_from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     address, port = environment.master()
     # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return dist.PrefixStore("ringlet", dist.TCPStore(address, port, world, serve, timeout))
+    store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout))
+    return dist.PrefixStore("ringlet", store)
 
 
+atexit.register(_C.end_interrupt_checks)  # the last: functions registered later run before it
 atexit.register(finalize)

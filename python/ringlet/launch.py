@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import multiprocessing.connection
 import os
-import pathlib
 import signal
-import tempfile
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import reduction
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +24,12 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
 from ringlet import group as groups
 from ringlet.errors import InvalidUsage
+
+GRACE_S = 5.0
+"""Seconds that ranks get to end by themselves, once they are told to."""
+
+_PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 
 
 def spawn(
@@ -34,47 +44,73 @@ def spawn(
 
     main: importable (it is pickled), unless ranks are threads. Returns when all ranks have; when one fails the others
     are ended and its traceback is raised here (torch.multiprocessing's ProcessRaisedException; threads: RuntimeError).
+    Ctrl-C and SIGTERM end the ranks: KeyboardInterrupt is raised in each that waits or runs Python, and in the caller;
+    after 5 s, or at a second Ctrl-C, those that still run are killed. They do not outlive the calling process either.
     """
     if nprocs < 1:
         raise InvalidUsage(f"spawn: nprocs={nprocs} is not at least 1")
     transport = groups.default_transport() if transport is None else transport
     if transport == "threads":
         _spawn_threads(main, nprocs, args, timeout)
+    else:
+        _spawn_processes(main, nprocs, args, (transport, timeout))
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+@contextlib.contextmanager
+def termination_raises() -> Iterator[None]:
+    """SIGTERM, where the program leaves it alone, ends the block as an exception does, and then the process."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not ours:
+        yield
         return
-    with tempfile.TemporaryDirectory(prefix="ringlet-") as folder:
-        job = _Job(main, args, nprocs, folder, transport, timeout)
-        context = torch.multiprocessing.start_processes(_rank_main, (job,), nprocs, join=False)
-        try:
-            while not context.join():
-                pass
-        except ProcessException as seen:
-            raise _cause(seen, context.processes, pathlib.Path(folder)) from None
-        finally:
-            for name in context.error_files:
-                pathlib.Path(name).unlink(missing_ok=True)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _cause(seen: ProcessException, processes: list[Any], folder: pathlib.Path) -> ProcessException:
-    """The failure that the others follow from: torch reports the rank whose process ended first."""
-    for rank, process in enumerate(processes):
-        if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:  # which torch sends to the others
-            name = signal.Signals(-process.exitcode).name
-            message = f"process {rank} terminated with signal {name}"
-            return ProcessExitedException(message, rank, process.pid, process.exitcode, name)
-    first = folder / "first failure"
-    if first.exists():
-        number, text = first.read_text().split("\n", 1)
-        message = f"\n\n-- Process {number} terminated with the following error:\n{text}"
-        return ProcessRaisedException(message, int(number), processes[int(number)].pid)
-    return seen
+def end_with_parent(parent: int) -> None:
+    """This process is killed when the thread of `parent` that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that call
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _note_failure(rank: int, folder: str) -> None:
-    """Keeps the traceback in hand if this rank is the first that failed; before the others see that it goes."""
-    own = pathlib.Path(folder, f"failure {rank}")
-    own.write_text(f"{rank}\n{traceback.format_exc()}")
-    with contextlib.suppress(FileExistsError):
-        os.link(own, pathlib.Path(folder, "first failure"))
+class _Memory:
+    """A file without a name that a child process gets with its arguments. It is gone when the last process is."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    @classmethod
+    def make(cls) -> _Memory:
+        return cls(os.memfd_create("ringlet-store"))
+
+    def path(self) -> str:
+        """Leads there in this process."""
+        return f"/proc/self/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memory._from_parent, (reduction.DupFd(self._descriptor),)
+
+    @staticmethod
+    def _from_parent(descriptor: Any) -> _Memory:
+        return _Memory(descriptor.detach())
 
 
 @dataclass(frozen=True)
@@ -84,21 +120,157 @@ class _Job:
     main: Callable[..., Any]
     args: tuple[Any, ...]
     world: int
-    folder: str
-    transport: str
-    timeout: timedelta | float
+    store: _Memory
+    membership: tuple[str, timedelta | float]  # transport and timeout
+    parent: int
 
 
-def _rank_main(rank: int, job: _Job) -> None:
-    store = dist.FileStore(str(pathlib.Path(job.folder, "store")), job.world)
+@dataclass(frozen=True)
+class _Report:
+    """What a rank tells its parent: that it listens to signals, or (text) with what traceback it failed, and when."""
+
+    text: str = ""
+    seconds: float = 0.0
+
+
+def _spawn_processes(
+    main: Callable[..., Any], world: int, args: tuple[Any, ...], membership: tuple[str, timedelta | float]
+) -> None:
+    with contextlib.closing(_Memory.make()) as store, termination_raises():
+        ranks = _Ranks(_Job(main, args, world, store, membership, os.getpid()))
+        try:
+            ranks.start()
+            ranks.wait()
+        except BaseException as error:
+            ranks.end(signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+            raise
+        failure = ranks.failure()
+    if failure is not None:
+        raise failure
+
+
+class _Ranks:
+    """The processes of one spawn()."""
+
+    def __init__(self, job: _Job):
+        self._job = job
+        self._processes: list[Any] = []
+        self._pipes: dict[Any, int] = {}  # to read from, with their ranks, until they end
+        self._listening: set[int] = set()
+        self._failed: dict[int, _Report] = {}
+        self._ended: set[int] = set()  # by this process
+
+    def start(self) -> None:
+        """A rank that is not ready yet keeps SIGINT pending: its imports would print a traceback each."""
+        context = torch.multiprocessing.get_context("spawn")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for rank in range(self._job.world):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_rank_main, args=(rank, self._job, theirs), name=f"rank {rank}")
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes[ours] = rank
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def wait(self) -> None:
+        """Until all ranks have ended, or one has failed: then the others are ended."""
+        while not any(process.exitcode for process in self._processes):
+            running = [process for process in self._processes if process.is_alive()]
+            if not running:
+                return
+            self._hear(running, None)
+        self.end(signal.SIGTERM)
+
+    def end(self, number: int) -> None:
+        """Ends the ranks that still run by that signal, and by SIGKILL if they take too long, or another comes here."""
+        running = [process for process in self._processes if process.is_alive()]
+        try:
+            self._hear([], 0)
+            for process in running:
+                rank = self._processes.index(process)
+                self._ended.add(rank)
+                if number == signal.SIGINT and rank not in self._listening:
+                    process.kill()
+                else:
+                    os.kill(process.pid, number)
+            until = time.monotonic() + GRACE_S
+            while any(process.is_alive() for process in running) and time.monotonic() < until:
+                self._hear([process for process in running if process.is_alive()], until - time.monotonic())
+        finally:
+            for process in running:
+                process.kill()
+            for process in self._processes:
+                process.join()
+        while self._hear([], 0):
+            pass
+
+    def _hear(self, running: list[Any], seconds: float | None) -> bool:
+        """Until a rank reports or one of `running` ends; whether that happened in time."""
+        sentinels = [process.sentinel for process in running]
+        happened: list[Any] = multiprocessing.connection.wait([*sentinels, *self._pipes], seconds)
+        for ready in happened:
+            if ready not in self._pipes:
+                continue
+            try:
+                report = ready.recv()
+            except (EOFError, OSError):
+                ready.close()
+                del self._pipes[ready]
+                continue
+            if report.text:
+                self._failed[self._pipes[ready]] = report
+            else:
+                self._listening.add(self._pipes[ready])
+        return bool(happened)
+
+    def failure(self) -> ProcessException | None:
+        """The failure that the others follow from, if there is one."""
+        for rank, process in enumerate(self._processes):
+            if process.exitcode < 0 and rank not in self._ended:
+                name = signal.Signals(-process.exitcode).name
+                message = f"process {rank} terminated with signal {name}"
+                return ProcessExitedException(message, rank, process.pid, process.exitcode, name)
+        if self._failed:
+            rank = min(self._failed, key=lambda failed: self._failed[failed].seconds)
+            message = f"\n\n-- Process {rank} terminated with the following error:\n{self._failed[rank].text}"
+            return ProcessRaisedException(message, rank, self._processes[rank].pid)
+        for rank, process in enumerate(self._processes):
+            if process.exitcode != 0 and rank not in self._ended:
+                message = f"process {rank} terminated with exit code {process.exitcode}"
+                return ProcessExitedException(message, rank, process.pid, process.exitcode)
+        return None
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Handles SIGINT: a terminal's Ctrl-C reaches every process of the job, and then the parent sends its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _rank_main(rank: int, job: _Job, reports: Any) -> None:
+    end_with_parent(job.parent)
     try:
-        groups.init(rank, job.world, store, transport=job.transport, timeout=job.timeout)
-        job.main(rank, *job.args)
+        try:
+            signal.signal(signal.SIGINT, interrupt_once)
+            reports.send(_Report())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            transport, timeout = job.membership
+            store = dist.FileStore(job.store.path(), job.world)
+            groups.init(rank, job.world, store, transport=transport, timeout=timeout)
+            job.main(rank, *job.args)
+        except (Exception, KeyboardInterrupt):
+            # Before the others see that this rank goes, and fail too.
+            reports.send(_Report(traceback.format_exc(), time.monotonic()))
+            raise
+        finally:
+            groups.finalize()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except Exception:
-        _note_failure(rank, job.folder)
-        raise
-    finally:
-        groups.finalize()
+        sys.exit(1)
 
 
 def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], timeout: timedelta | float) -> None:
@@ -121,11 +293,27 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
         finally:
             groups.finalize()
 
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(world)]
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        _interrupt(threads)
+        raise
     if failures:
         rank, error, text = failures[0]
         raise RuntimeError(f"rank {rank} of {world} (a thread) failed:\n\n{text}") from error
+
+
+def _interrupt(threads: list[threading.Thread]) -> None:
+    """Raises KeyboardInterrupt in threads that run Python or wait in ringlet, and waits until they have ended."""
+    for thread in threads:
+        if thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
+            )
+    until = time.monotonic() + GRACE_S
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))

@@ -13,13 +13,13 @@ An old number gets an answer that nobody reads. The processes of before must be 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ringlet.errors import InvalidUsage, Timeout
+from ringlet.interruptible import wait_for_key
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -37,20 +37,13 @@ def meeting_key(store: Store, name: str, rank: int, world: int, timeout: timedel
     until = time.monotonic() + timeout.total_seconds()
     number = secrets.token_hex(16)
     store.set(f"{name}/hello/{rank}", number)
-    if not _comes(store, f"{name}/answer/{number}", until):
+    if not wait_for_key(store, f"{name}/answer/{number}", until):
         raise Timeout(_missed(rank, world, "0"))
     key = store.get(f"{name}/answer/{number}").decode()
     store.set(f"{key}/has/{rank}", "")
-    if not _comes(store, f"{key}/all", until):
+    if not wait_for_key(store, f"{key}/all", until):
         raise Timeout(_missed(rank, world, store.get(f"{key}/absent").decode()))
     return key
-
-
-def _comes(store: Store, key: str, until: float) -> bool:
-    """Waits for a key. c10d says that it did not come by DistStoreError, a FileStore by a plain RuntimeError."""
-    with contextlib.suppress(RuntimeError):
-        store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
-    return store.check([key])
 
 
 def _lead(store: Store, name: str, world: int, timeout: timedelta) -> str:

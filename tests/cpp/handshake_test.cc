@@ -7,11 +7,13 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/runtime.h"
 #include "check.h"
 
 using namespace ringlet;
@@ -100,6 +102,30 @@ void a_deadline_ends_a_meeting(bool crowded, bool interrupted) {
   CHECK(deadline.passed() && !deadline.passed_by(10s));
 }
 
+struct Stop : Interrupted {
+  Stop() : Interrupted("Stop") {}
+};
+
+/// Whose handler raises: where one does not, the tests above go on.
+void an_interrupt_ends_a_meeting(int own, bool crowded) {
+  Ranks ranks;
+  if (crowded) crowd(ranks.rank[0]);
+  static std::atomic<int> checks;
+  checks = 0;
+  set_interrupt_check([] {
+    if (++checks == 2) throw Stop();
+  });
+  const Deadline deadline = Deadline::after(20s);
+  bool stopped = false;
+  try {
+    outcome(ranks, own, deadline);
+  } catch (const Stop&) {
+    stopped = true;
+  }
+  set_interrupt_check(nullptr);
+  CHECK(stopped && !deadline.passed());
+}
+
 }  // namespace
 
 int main() {
@@ -109,6 +135,8 @@ int main() {
   }
   for (const bool crowded : {false, true}) {
     for (const bool interrupted : {false, true}) a_deadline_ends_a_meeting(crowded, interrupted);
+    an_interrupt_ends_a_meeting(1, crowded);
   }
+  an_interrupt_ends_a_meeting(0, false);
   return check_result("handshake");
 }

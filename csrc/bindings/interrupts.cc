@@ -1,0 +1,69 @@
+// Python's signal handlers and asynchronous exceptions, run where a thread of Python's waits in the core.
+#include <pthread.h>
+#include <pybind11/eval.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <thread>
+
+#include "base/runtime.h"
+#include "bindings/module.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+/// Python's own exception on its way through the core.
+class PythonInterrupt final : public py::error_already_set, public Interrupted {
+ public:
+  PythonInterrupt() : Interrupted(py::str(type().attr("__name__"))) {}
+};
+
+// A thread that wants the GIL of an interpreter that ends would be ended there and then, in the middle of the core.
+std::atomic<bool> ending{false};
+std::atomic<int> checking{0};
+
+PyObject* nothing = nullptr;  // a function of Python's; its start is where a thread takes asynchronous exceptions
+
+struct Check {
+  Check()
+      : counted((checking.fetch_add(1), !ending.load())), state(counted ? PyGILState_Ensure() : PyGILState_UNLOCKED) {}
+  ~Check() {
+    if (counted) PyGILState_Release(state);
+    checking.fetch_sub(1);
+  }
+  Check(const Check&) = delete;
+  Check& operator=(const Check&) = delete;
+  const bool counted;
+  const PyGILState_STATE state;
+};
+
+/// Signal handlers run in the main thread only; PyThreadState_SetAsyncExc reaches any.
+void check_python() {
+  if (PyGILState_GetThisThreadState() == nullptr) return;  // a thread of the core's own
+  const Check check;
+  if (!check.counted) return;
+  if (PyErr_CheckSignals() != 0) throw PythonInterrupt();
+  const py::object done = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(nothing));
+  if (!done) throw PythonInterrupt();
+}
+
+}  // namespace
+
+void bind_interrupts(py::module_& m) {
+  nothing = py::eval("lambda: None").release().ptr();
+  // Threads that were in a check are not there in a forked child.
+  ::pthread_atfork(nullptr, nullptr, [] { checking = 0; });
+  set_interrupt_check(&check_python);
+  m.def(
+      "end_interrupt_checks",
+      [] {
+        ending = true;
+        const py::gil_scoped_release unlocked;
+        while (checking.load() > 0) std::this_thread::yield();
+      },
+      "Before the interpreter ends: threads that still wait leave it alone from here on.");
+}
+
+}  // namespace ringlet
