@@ -5,7 +5,8 @@
 
 namespace ringlet {
 
-/// Sets the Python error of the class that belongs to the kind. Needs the GIL.
+/// Sets the Python error of the class that belongs to the kind, unless a signal is pending whose handler raises. Needs the
+/// GIL.
 void set_python_error(const Error& error);
 
 }  // namespace ringlet

@@ -104,6 +104,8 @@ void bind_work(py::module_& m) {
 }  // namespace
 
 void set_python_error(const Error& error) {
+  // Ctrl-C in a terminal reaches all ranks: that the others ended because of it is no news.
+  if (PyErr_CheckSignals() != 0) return;
   const py::object type = py::module_::import("ringlet.errors").attr(name(error.kind()));
   PyErr_SetString(type.ptr(), error.what());
 }

@@ -214,7 +214,8 @@ def _store_from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     address, port = environment.master()
     # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout))
+    # The meeting waits for the ranks; connecting to a store that is not there yet takes a while, too.
+    store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
     return dist.PrefixStore("ringlet", store)
 
 

@@ -9,6 +9,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,6 +94,9 @@ GIVEN_UP: dict[str, Callable[[], Any]] = {
 }
 
 
+COLLECTIVE = ("all_reduce", "large all_reduce", "barrier")
+
+
 def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None:
     store = dist.FileStore(path, world)
     for name, wait in GIVEN_UP.items():
@@ -106,7 +110,8 @@ def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None
             elif rank == 1:
                 store.wait([f"{name} is over"])
             with pytest.raises(ringlet.PeerLost) as caught:  # rank 2 waits all the time
-                ringlet.all_reduce(ones())
+                for _ in range(3):  # the interrupted rank may have done its part of the first
+                    (wait if name in COLLECTIVE else GIVEN_UP["all_reduce"])()
             if rank > 0:
                 assert "rank 0 reported: rank 0 of 3 in" in str(caught.value), caught.value
                 assert "interrupted (KeyboardInterrupt)" in str(caught.value), caught.value
@@ -125,7 +130,7 @@ def waits_on_handles(rank: int, world: int, transport: str, path: str) -> None:
         if rank == 1:
             store.wait(["interrupted"])
         works = [ringlet.all_reduce(total, async_op=True)]
-        works.append(ringlet.irecv(got, 1) if rank == 0 else ringlet.isend(ones(), 0))
+        works.append(ringlet.recv(got, 1, async_op=True) if rank == 0 else ringlet.send(ones(), 0, async_op=True))
         if rank == 0:
             for work in works:
                 with interrupted():
@@ -177,7 +182,8 @@ def handlers_of_the_program(rank: int, world: int, transport: str, path: str) ->
             with handling(signal.SIGINT, stop), interrupted(Stop):
                 ringlet.all_reduce(ones())
         else:
-            with pytest.raises(ringlet.PeerLost, match=r"interrupted \(Stop\)"):
+            # What says why may stand behind data that nobody takes here.
+            with pytest.raises(ringlet.PeerLost, match=r"interrupted \(Stop\)|rank 0 left the group"):
                 ringlet.recv(ones(), 0)
 
 
@@ -259,7 +265,8 @@ def torch_waits(rank: int, world: int) -> None:
     else:
         store.wait(["called"])
         with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(KeyboardInterrupt\)"):
-            dist.all_reduce(ones())
+            for _ in range(3):  # the interrupted rank may have done its part of the first
+                dist.all_reduce(ones())
 
 
 def test_ctrl_c_ends_waits_of_torch_distributed(pool):
@@ -327,8 +334,14 @@ def test_an_asynchronous_exception_ends_the_wait_of_its_thread(pool, transport):
 # --- spawn ----------------------------------------------------------------------------------------------------------
 
 
-def left_in_tmp() -> set[str]:
-    return {path.name for path in pathlib.Path("/tmp").glob("ringlet-*")}
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
 
 
 def note_process(rank: int, folder: str, stubborn: bool) -> None:
@@ -365,8 +378,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("stubborn", (False, True))
-def test_ctrl_c_ends_spawned_ranks(tmp_path, capfd, stubborn):
-    before = left_in_tmp()
+def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
     thread = interrupt_when(all_wait(tmp_path, 2))
     second = interrupt_when(lambda: stubborn and not thread.is_alive()) if stubborn else None
     with pytest.raises(KeyboardInterrupt):
@@ -374,7 +386,7 @@ def test_ctrl_c_ends_spawned_ranks(tmp_path, capfd, stubborn):
     thread.join()
     if second is not None:
         second.join()
-    assert processes_gone(tmp_path, 2) and left_in_tmp() == before
+    assert processes_gone(tmp_path, 2) and not list(temporary.iterdir())
     assert len(list(tmp_path.glob("* interrupted"))) == (0 if stubborn else 2)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -389,8 +401,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGKILL))
-def test_spawned_ranks_end_with_their_parent(tmp_path, number):
-    before = left_in_tmp()
+def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     command = [sys.executable, str(script), str(tmp_path), str(ROOT / "tests/python"), str(ROOT / "python")]
@@ -399,7 +410,7 @@ def test_spawned_ranks_end_with_their_parent(tmp_path, number):
         _, said = parent.communicate(timeout=2 * TIMEOUT_S)
         thread.join()
     assert parent.returncode == -number, said
-    assert eventually(lambda: processes_gone(tmp_path, 2)) and left_in_tmp() == before
+    assert eventually(lambda: processes_gone(tmp_path, 2)) and not list(temporary.iterdir())
     assert "Traceback" not in said
 
 
