@@ -59,7 +59,6 @@ LIMITS = [
     ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
     ("kCourtesy", "engine/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
     ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
-    ("kInterruptCheckEvery", "base/runtime.h", "how often a waiting thread of Python's looks for signals"),
     ("kGlances", "engine/message.cc", "looks, of a call that is one slab, at the pipes of its round only"),
     ("kLooks", "engine/message_failure.cc", "looks at all pipes, each with a yield, before a wait on pipes sleeps"),
     ("kLastWords", "engine/message_failure.cc", "what a rank that fails gives its pipes to take the error"),

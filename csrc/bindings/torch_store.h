@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
@@ -56,18 +58,17 @@ class TorchStore final : public Store {
   bool has(const std::string& key) { return store_->check({key}); }
 
  private:
-  /// In pieces, between which interrupts are heard. A store says by one and the same exception that the time is over, and
-  /// that it is gone: only the former takes its time.
+  /// By looks, between which interrupts are heard: in a store's own wait none is, and a short one that ends in vain has
+  /// torch print warnings.
   void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
-    for (;;) {
-      const auto piece = std::min(deadline.left(), kInterruptCheckEvery);
-      const Deadline half = Deadline::after(piece / 2);
-      try {
-        return store_->wait(keys, piece);
-      } catch (const std::exception&) {
-        if (deadline.passed() || !half.passed()) throw;
+    using std::chrono::microseconds;
+    if (store_->check(keys)) return;
+    for (const std::string& key : keys) {
+      for (microseconds pause(200); !store_->check({key}); pause = std::min(2 * pause, microseconds(40'000))) {
+        if (deadline.passed()) throw Timeout("the time is over");
+        check_interrupts();
+        std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
       }
-      check_interrupts();
     }
   }
 

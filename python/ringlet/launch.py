@@ -281,6 +281,10 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
         failures.append((rank, error, traceback.format_exc()))
 
     def run(rank: int) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # which the caller has, and which may find a rank on its way out
+            take_part(rank)
+
+    def take_part(rank: int) -> None:
         try:
             groups.init(rank, world, transport="threads", timeout=timeout, name=name)
         except BaseException as error:
