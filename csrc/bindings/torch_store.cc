@@ -1,0 +1,100 @@
+#include "bindings/torch_store.h"
+
+#include <algorithm>
+
+namespace ringlet {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{100};  // at whether another rank has failed
+
+/// What `act` returns, which asks the store.
+template <class Act>
+auto asked(const Act& act) {
+  try {
+    return act();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
+                   "): has the process that serves it, rank 0's or torchrun's, ended?");
+  }
+}
+
+std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+}  // namespace
+
+void TorchStore::tell_failure(int rank, const Error& error) noexcept {
+  try {
+    const std::string kind(1, static_cast<char>('0' + static_cast<int>(error.kind())));
+    set(failure_, kind + "rank " + std::to_string(rank) + " reported: " + error.what());
+  } catch (const std::exception&) {  // then the others reach their deadline
+  }
+}
+
+void TorchStore::raise_failure() {
+  if (failure_.empty() || !has(failure_)) return;
+  const std::string told = asked([&] { return text(store_->get(failure_)); });
+  rethrow(static_cast<ErrorKind>(told.at(0) - '0'), told.substr(1));
+}
+
+void TorchStore::await(const std::vector<std::string>& keys, const Deadline& deadline) {
+  for (;;) {
+    try {
+      // A store takes a timeout of zero for none.
+      store_->wait(keys, std::clamp(deadline.left(), std::chrono::milliseconds(1), kLookEvery));
+      return;
+    } catch (const std::exception&) {  // it ran out, or there is no store any more, which the next look tells
+    }
+    if (asked([&] { return store_->check(keys); })) return;
+    raise_failure();
+    if (deadline.passed()) throw Timeout("the other ranks have set nothing in the store in time");
+  }
+}
+
+void TorchStore::set(const std::string& key, const std::string& value) {
+  asked([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+}
+
+std::string TorchStore::get(const std::string& key, const Deadline& deadline) {
+  await({key}, deadline);
+  return asked([&] { return text(store_->get(key)); });
+}
+
+std::vector<std::string> TorchStore::get_all(const std::vector<std::string>& keys, const Deadline& deadline) {
+  await(keys, deadline);
+  return asked([&] {
+    std::vector<std::string> values;
+    if (store_->hasExtendedApi()) {
+      for (const auto& value : store_->multiGet(keys)) values.push_back(text(value));
+    } else {
+      for (const std::string& key : keys) values.push_back(text(store_->get(key)));
+    }
+    return values;
+  });
+}
+
+int64_t TorchStore::add(const std::string& key, int64_t more) {
+  return asked([&] { return store_->add(key, more); });
+}
+
+void TorchStore::forget(const std::string& key) {
+  asked([&] { return store_->deleteKey(key); });
+}
+
+bool TorchStore::has(const std::string& key) {
+  return asked([&] { return store_->check({key}); });
+}
+
+std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                             const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {
+  TorchStore rendezvous(store);
+  rendezvous.share_failures(name + "/failure");
+  try {
+    return join(rendezvous, name, member, carrier, Deadline::after(timeout));
+  } catch (const Error& error) {
+    rendezvous.tell_failure(member.rank, error);
+    throw;
+  }
+}
+
+}  // namespace ringlet
