@@ -25,6 +25,7 @@ std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), byt
 
 void TorchStore::tell_failure(int rank, const Error& error) noexcept {
   try {
+    if (has(failure_)) return;  // what this rank raises may be another's
     const std::string kind(1, static_cast<char>('0' + static_cast<int>(error.kind())));
     set(failure_, kind + "rank " + std::to_string(rank) + " reported: " + error.what());
   } catch (const std::exception&) {  // then the others reach their deadline

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import buckets
+from .backend import backend_of
 
 
 @dataclass(eq=False)
@@ -114,7 +115,7 @@ class FlatGradients:
         self.plan = plan
 
     def _allocate(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        backend = self._group._get_backend(device)
+        backend = backend_of(self._group, device)
         if backend.supports_tensor_alloc(device):
             return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
         return torch.zeros(count, dtype=dtype, device=device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..backend import backend_of
 from ..errors import InvalidUsage
 from ..flat_gradients import FlatBucket
 from .comm_hooks import GradBucket, Hook, HookWork
@@ -30,7 +31,7 @@ class Channel:
     def check_algorithm(self, device: torch.device) -> None:
         if self.algorithm is None:
             return
-        backend: Any = self.group._get_backend(device)
+        backend = backend_of(self.group, device)
         if not hasattr(backend, "algorithm"):
             raise InvalidUsage(
                 f"algorithm={self.algorithm!r} needs a group on the ringlet backend, this one is on "
@@ -58,7 +59,7 @@ class Channel:
     def all_reduce(self, buffer: torch.Tensor, op: Any) -> Any:
         if self.algorithm is None:
             return dist.all_reduce(buffer, op, self.group, async_op=True)
-        backend: Any = self.group._get_backend(buffer.device)
+        backend = backend_of(self.group, buffer.device)
         before, backend.algorithm = backend.algorithm, self.algorithm
         try:
             return dist.all_reduce(buffer, op, self.group, async_op=True)
