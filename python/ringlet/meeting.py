@@ -93,11 +93,7 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
     store.set(f"{name}/ack/{claim.number}", told if answer[0] == _REFUSAL else "")
     if answer[0] == _REFUSAL:
         raise InvalidUsage(told)
-    try:
-        refusal = _awaited(store, name, claim, f"{told}/all", until)
-    except InvalidUsage as twice:
-        store.set(f"{told}/refused", str(twice))
-        raise
+    refusal = _awaited(store, name, claim, f"{told}/all", until)
     if refusal is None:
         raise Timeout(_missed(claim, store.get(f"{told}/absent").decode()))
     if refusal:
@@ -117,15 +113,16 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
 
 
 def _taken(store: Store, name: str, claim: Claim) -> str:
-    """What is wrong where another process says that it is this rank; that process is told, too."""
+    """What is wrong where another process says that it is this rank; that process and rank 0 are told, too."""
     other = _read(peek(store, f"{name}/hello/{claim.rank}"))
     if other is not None and other.number == claim.number:
         return ""
     # Where it is gone the other process has met the group in this one's place.
     where = f": {claim.process} and {other.process}" if other is not None else f", {claim.process} and another"
     text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}"
-    if other is not None:
-        store.set(f"{name}/answer/{other.number}", _REFUSAL + text)
+    for concerned in (other, _read(peek(store, f"{name}/hello/0"))):
+        if concerned is not None:
+            store.set(f"{name}/answer/{concerned.number}", _REFUSAL + text)
     return text
 
 
@@ -196,14 +193,11 @@ class _Lead:
             self._absent += range(self._claim.world, theirs.world if theirs is not None else 0)
 
     def _look_for_others(self) -> None:
-        """At whether another process is rank 0, or a rank that was answered found another one in its place."""
+        """At whether another process is rank 0, or a rank has found another one in its place."""
         if self._refusal:
             return
-        self._refusal = (
-            peek(self._store, f"{self._key}/refused")
-            or (peek(self._store, f"{self._name}/answer/{self._claim.number}") or "")[1:]
-            or _taken(self._store, self._name, self._claim)
-        )
+        told = peek(self._store, f"{self._name}/answer/{self._claim.number}") or ""
+        self._refusal = told[1:] or _taken(self._store, self._name, self._claim)
 
 
 def _read(text: str | None) -> Claim | None:

@@ -105,7 +105,7 @@ def test_names_that_differ_are_named(joined):
 
 
 def test_two_processes_of_one_rank(joined):
-    # Rank 2 comes last, so that rank 0 still waits when both are there.
+    # Rank 0 waits for two ranks that never come.
     for told in joined({"world": 4}, {"world": 4}, {"rank": 1, "world": 4}):
         assert told.startswith("InvalidUsage: two processes say that they are rank 1 of 4: process "), told
     for told in joined({}, {"rank": 0}):
