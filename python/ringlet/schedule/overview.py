@@ -74,4 +74,4 @@ def _lines(transfers: list[Transfer]) -> str:
         f"M{_column(source) + half:g} {_row(begins) + _HEIGHT + 1}L{_column(target) + half:g} {_row(ends) - 1}"
         for source, target, begins, ends in pairs
     )
-    return f'<path d="{path}" fill="none" stroke="{_ARROW}" stroke-width="1.2" stroke-opacity="0.6"/>'
+    return f'<path d="{path}" fill="none" stroke="{_ARROW}" stroke-width="0.8" stroke-opacity="0.6"/>'
