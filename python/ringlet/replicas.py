@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from .errors import InvalidUsage
+
+ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
 
 
 def ignored(module: torch.nn.Module) -> list[str]:
@@ -59,6 +63,32 @@ def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.de
             found = theirs[place] if place < len(theirs) else "nothing"
             if expected != found:
                 raise InvalidUsage(f"ranks hold different models: rank 0 has '{expected}', rank {rank} has '{found}'")
+
+
+def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:
+    """Raises InvalidUsage with `message`, which every rank is expected to raise at the same place of its program.
+
+    If all do so the group is as before. If one has not within 10 s, the group is failed: on `ringlet` the others raise
+    InvalidUsage with this message in the call in which they wait; on another backend they wait until this process ends,
+    or for their timeout. Speaks through the group's store: the group itself may be in other ranks' calls.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if not _all_refuse(message, group, world, rank):
+        backend: Any = group._get_backend(device)
+        if hasattr(backend, "fail"):
+            backend.fail(f"rank {rank} refused what other ranks went on with: {message}")
+    raise InvalidUsage(message)
+
+
+def _all_refuse(message: str, group: dist.ProcessGroup, world: int, rank: int) -> bool:
+    topic = "ringlet refusal " + hashlib.sha256(message.encode()).hexdigest()
+    with contextlib.suppress(RuntimeError):  # the store's timeout, and whatever else keeps ranks from agreeing
+        store = group.get_group_store()
+        time = store.add(f"{topic} {rank}", 1)  # the same message may be raised again
+        store.set(f"{topic} {rank} {time}", "")
+        store.wait([f"{topic} {other} {time}" for other in range(world)], timedelta(seconds=ALIKE_SECONDS))
+        return True
+    return False
 
 
 @torch.no_grad()
