@@ -31,6 +31,7 @@ from .gradients.options import Options
 from .gradients.reduction import Reduction
 from .gradients.stepping import Stepping
 from .gradients.window import GradientMerge
+from .module_watch import ModuleWatch
 
 
 class GradientReducer(Joinable):
@@ -97,9 +98,10 @@ class GradientReducer(Joinable):
         delay: int = 0,
     ) -> None:
         super().__init__()
+        refusals.refuse_arguments(module, process_group, optimizer_in_backward)
         self._module = module
         self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay,
@@ -121,6 +123,8 @@ class GradientReducer(Joinable):
         self._reduction = Reduction(named, self._options, self._channel, stepping)
         if self._options.measured:
             self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
+        self._watch = ModuleWatch(module)
+        self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
         self._backward: weakref.ref[Any] | None = None  # what autograd holds for as long as one is under way
@@ -255,6 +259,7 @@ class GradientReducer(Joinable):
         if called is not self._module or not torch.is_grad_enabled():  # copy.copy(module) shares its hooks
             return
         self._check_stopped()
+        self._check_module()
         if self._merge is not None:
             self._merge.check_gradients()
         joining = self._join_config.enable
@@ -280,6 +285,8 @@ class GradientReducer(Joinable):
         self._check_stopped()
         if self._backward is not None:
             return
+        if not self._checked:  # no forward of the whole module came before
+            self._check_module()
         end = partial(GradientReducer._on_backward_end, self)
         self._backward = weakref.ref(end)
         torch.autograd.Variable._execution_engine.queue_callback(end)
@@ -314,7 +321,8 @@ class GradientReducer(Joinable):
             else:
                 self._merge.count()
         if wrong:
-            refusals.refuse_gradients(wrong, len(self._named), dist.get_rank(self._group), self._options.static_graph)
+            named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
+            refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
 
     def _finish_window(self, scale: float) -> None:
         """Reduces what a window has gathered, outside of a backward."""
@@ -330,6 +338,22 @@ class GradientReducer(Joinable):
         """Before whatever a backward that raised before its end must not be mistaken for a part of."""
         if self._backward is not None and (torch._C._current_graph_task_id() == -1 or self._backward() is None):
             self._abandon()
+
+    def _check_module(self) -> None:
+        """Refuses a module whose gradients the reducer would not average, or not it alone."""
+        wrong = refusals.shared_with_ddp(self._named)
+        if wrong is None and not self._watch.same():
+            change = self._watch.change()
+            if change is not None:
+                wrong = (
+                    f"{change}; the GradientReducer averages gradients of the parameters for which it was made: call "
+                    "remove() and make a new GradientReducer after such a change, on every rank"
+                )
+            elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
+                self._watch.take()
+        if wrong is not None:
+            replicas.refuse_together(wrong, self._group, self._device)
+        self._checked = True
 
     def _abandon(self) -> None:
         """A backward raised before its end. Harmless unless buckets had gone out."""
@@ -348,16 +372,13 @@ class GradientReducer(Joinable):
 
     def _rearm(self) -> None:
         self._backward = None
+        self._checked = False
         self._reduction.rearm()
 
     # -- buffers and uneven inputs --
 
     def _share_buffers(self, own_are_current: bool) -> None:
-        if (
-            not self._options.broadcast_buffers
-            or not self._reduced_before
-            or not any(replicas.buffers_of(self._module))
-        ):
+        if not self._options.broadcast_buffers or not self._reduced_before or not self._watch.has_buffers:
             return
         source = 0
         if self._join_config.enable:

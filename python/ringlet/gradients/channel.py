@@ -51,7 +51,7 @@ class Channel:
         if self._under_way is not None:
             self._under_way.wait()
         state, hook = self._hook
-        views, parameters = [g.view for g in bucket.members], [g.parameter for g in bucket.members]
+        views, parameters = [g.view.detach() for g in bucket.members], [g.parameter for g in bucket.members]
         seen = GradBucket(place, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way

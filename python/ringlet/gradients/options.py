@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .. import buckets
 from ..errors import InvalidUsage
@@ -29,12 +32,12 @@ class Options:
 
     @property
     def measured(self) -> bool:
-        return self.bucket_mb == MEASURED
+        return isinstance(self.bucket_mb, str) and self.bucket_mb == MEASURED
 
     @property
     def caps(self) -> buckets.Caps:
         largest = 25.0 if isinstance(self.bucket_mb, str) else self.bucket_mb
-        return buckets.Caps(int(largest * _MIB), int(self.first_bucket_mb * _MIB))
+        return buckets.Caps(max(1, int(largest * _MIB)), max(1, int(self.first_bucket_mb * _MIB)))
 
     @property
     def any_may_be_unused(self) -> bool:
@@ -47,10 +50,14 @@ class Options:
 
     def check(self) -> None:
         """Raises InvalidUsage where an option is unknown or two exclude each other."""
-        if isinstance(self.bucket_mb, str) and not self.measured:
-            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB, or {MEASURED!r}")
-        if self.delay not in (0, 1):
-            raise InvalidUsage(f"delay={self.delay}: 0 (off) or 1 (gradients of the step before)")
+        if not self.measured and not _is_size(self.bucket_mb):
+            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB above 0, or {MEASURED!r}")
+        if not _is_size(self.first_bucket_mb):
+            raise InvalidUsage(f"first_bucket_mb={self.first_bucket_mb!r}: a number of MiB above 0")
+        if not isinstance(self.delay, int) or self.delay not in (0, 1):
+            raise InvalidUsage(f"delay={self.delay!r}: 0 (off) or 1 (gradients of the step before)")
+        if not isinstance(self.algorithm, str | None):
+            raise InvalidUsage(f"algorithm={self.algorithm!r}: the name of an algorithm, or None")
         if self.delay and self.any_may_be_unused:
             raise InvalidUsage(
                 "delay=1 needs every parameter in every backward: no find_unused_parameters, static_graph"
@@ -60,3 +67,7 @@ class Options:
         if self.measured and (self.delay or self.used_change):
             other = "delay=1" if self.delay else "find_unused_parameters=True"
             raise InvalidUsage(f"bucket_mb='measured' cannot be combined with {other}: there is no overlap to measure")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value) and float(value) > 0
