@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from . import replicas
 from .errors import InvalidUsage
 from .gradient_hooks import ForwardHook, on_gradient, tensors_in
-from .gradients import refusals
+from .gradients import refusals, trace
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
 from .gradients.joining import ReducerJoinHook, active_ranks, one_rank
@@ -123,7 +123,14 @@ class GradientReducer(Joinable):
         self._reduction = Reduction(named, self._options, self._channel, stepping)
         if self._options.measured:
             self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
-        self._watch = ModuleWatch(module)
+        self._begin()
+        self._add_hooks(module)
+
+    def _begin(self) -> None:
+        """The state before the first forward."""
+        world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
+        self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
+        self._watch = ModuleWatch(self._module)
         self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
@@ -131,8 +138,7 @@ class GradientReducer(Joinable):
         self._reducing = False
         self._reduced_before = True  # the latest forward's gradients were to be reduced
         self._divide_by_initial_world_size = True
-        self._active = dist.get_world_size(self._group)  # ranks that still have inputs
-        self._add_hooks(module)
+        self._active = world  # ranks that still have inputs
 
     def _add_hooks(self, module: torch.nn.Module) -> None:
         self._hooks: list[Any] = [
@@ -249,9 +255,30 @@ class GradientReducer(Joinable):
         """Draws the latest reduced backward: gradients, buckets and communication over time.
 
         The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
-        where matplotlib is not installed.
+        where matplotlib is not installed, SystemError where it cannot write.
         """
         draw(self.stats(), path, dist.get_rank(self._group))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
+
+        Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
+        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError where it cannot write.
+        """
+        trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
+
+    def __repr__(self) -> str:
+        plan, totals = self._reduction.flat.plan, self._reduction.totals
+        told = [
+            f"{len(self._named)} parameters",
+            f"{len(plan)} buckets of {sum(bucket.nbytes for bucket in plan)} bytes",
+            self._place,
+            *(f"{name}={value!r}" for name, value in self._options.chosen.items()),
+            *(["optimizer_in_backward"] if self.optimizers else []),
+            *([repr(self._merge)] if self._merge is not None else []),
+            f"{totals.backwards} backwards reduced" if self._hooks else "removed",
+        ]
+        return f"GradientReducer({type(self._module).__name__}: {', '.join(told)})"
 
     # -- one backward: output's gradient, parameters' gradients, end --
 

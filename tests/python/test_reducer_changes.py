@@ -152,10 +152,6 @@ def reshape(model):
     model[2].weight.data = torch.zeros(9, 10)[:, :5]
 
 
-def flatten(model):
-    model[2].weight.data = model[2].weight.data.view(90)
-
-
 REFUSED = {
     "0.weight was frozen and requires a gradient": unfreeze,
     "0.bias is another object": assign,
@@ -166,7 +162,6 @@ REFUSED = {
     "1.0.weight is new": lambda model: model.__setitem__(1, nn.Sequential(nn.Linear(10, 10))),
     "0.bias was torch.float32 .* and is torch.float64": lambda model: model.double(),
     r"2.weight was torch.float32 \[9, 10\] on cpu and is torch.float32 \[9, 5\] on cpu": reshape,
-    r"2.weight was torch.float32 \[9, 10\] on cpu and is torch.float32 \[90\]": flatten,
 }
 
 

@@ -14,21 +14,30 @@ MEASURED = "measured"
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """The arguments of GradientReducer that all ranks must agree on, under its names."""
 
-    bucket_mb: float | str
-    first_bucket_mb: float
-    algorithm: str | None
-    find_unused_parameters: bool
-    static_graph: bool
-    gradient_as_bucket_view: bool
-    broadcast_buffers: bool
-    delay: int
+    bucket_mb: float | str = 25
+    first_bucket_mb: float = 1
+    algorithm: str | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = True
+    broadcast_buffers: bool = True
+    delay: int = 0
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Those that are not the default."""
+        default = asdict(Options())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen.items())})"
 
     @property
     def measured(self) -> bool:
