@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from operator import is_
 
@@ -19,11 +20,12 @@ class ModuleWatch:
     `same` is False after any change of: which modules there are, which parameters these hold, where a parameter's
     memory lies, whether a frozen one requires a gradient. It costs about 0.1 us a parameter: all loops are the
     interpreter's own. Where it is False, `change` tells what matters to who reduces gradients, if anything does; then
-    `take` lets `same` compare with what the module is now.
+    `take` lets `same` compare with what the module is now. The memory of `moving` parameters is not compared.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, moving: Iterable[torch.Tensor] = ()) -> None:
         self._module = module
+        self._moving = {id(p) for p in moving}
         self._at_first = dict(replicas.parameters_of(module))
         self._trainable = {id(p): _layout_of(p) for p in self._at_first.values() if p.requires_grad}
         self.take()
@@ -38,7 +40,8 @@ class ModuleWatch:
         self._children_held = [dict(children) for children in self._children]
         self._tensors = list({id(p): p for p in self._held if p is not None}.values())
         self._frozen = [p for p in self._tensors if not p.requires_grad]
-        self._addresses = list(map(_address_of, self._tensors))
+        self._placed = [p for p in self._tensors if id(p) not in self._moving]
+        self._addresses = list(map(_address_of, self._placed))
 
     def same(self) -> bool:
         held = list(self._slots())
@@ -48,7 +51,7 @@ class ModuleWatch:
             and not any(self._empty)
             and self._children == self._children_held
             and not any(map(_requires_grad, self._frozen))
-            and list(map(_address_of, self._tensors)) == self._addresses
+            and list(map(_address_of, self._placed)) == self._addresses
         )
 
     def change(self) -> str | None:
@@ -69,7 +72,7 @@ class ModuleWatch:
                     return f"parameter {name} was frozen and requires a gradient now"
                 if name in self._at_first:
                     return f"parameter {name} is another object (load_state_dict(assign=True) makes new ones)"
-                return f"parameter {name} is new"
+                return f"parameter {name} was not there before"
         there = {id(p) for p in now.values()}
         for name, p in self._at_first.items():
             stands_in = name in now and not isinstance(now[name], torch.nn.Parameter)

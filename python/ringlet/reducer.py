@@ -69,10 +69,13 @@ class GradientReducer(Joinable):
 
     Raises:
         InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
-            when no parameter requires a gradient, when a parameter is to have sparse gradients, when options exclude
-            each other, or when `algorithm` is given on another backend. From `backward`, when parameters got no
-            gradient and may not be unused (naming them; the other ranks' reduction still completes, with nothing from
-            this rank), or when a gradient arrives again after its bucket was sent.
+            when no parameter requires a gradient, when a parameter is to have sparse gradients, is on the meta device
+            or is reduced by another (DDP, FSDP, a reducer, a Zero), when options are wrong or exclude each other, or
+            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or when parameters
+            that require gradients came, went, or have another shape, dtype or device: call `remove()` and make a new
+            reducer. From `backward`, when parameters got no gradient and may not be unused (naming them; the other
+            ranks' reduction still completes, with nothing from this rank), or when a gradient arrives again after its
+            bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
     The module keeps its reducer, and both go together. A gradient that arrives later, because a part of the module is

@@ -155,11 +155,11 @@ def reshape(model):
 REFUSED = {
     "0.weight was frozen and requires a gradient": unfreeze,
     "0.bias is another object": assign,
-    "2.extra is new": add,
+    "2.extra was not there before": add,
     "2.weight is another object": replace,
     "2.bias is no longer there": drop,
-    "5.weight is new": lambda model: model.append(nn.Linear(3, 3)),
-    "1.0.weight is new": lambda model: model.__setitem__(1, nn.Sequential(nn.Linear(10, 10))),
+    "5.weight was not there before": lambda model: model.append(nn.Linear(3, 3)),
+    "1.0.weight was not there before": lambda model: model.__setitem__(1, nn.Sequential(nn.Linear(10, 10))),
     "0.bias was torch.float32 .* and is torch.float64": lambda model: model.double(),
     r"2.weight was torch.float32 \[9, 10\] on cpu and is torch.float32 \[9, 5\] on cpu": reshape,
 }
