@@ -71,7 +71,7 @@ class GradientReducer(Joinable):
         InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
             when no parameter requires a gradient, when a parameter is to have sparse gradients, is on the meta device
             or is reduced by another (DDP, FSDP, a reducer, a Zero), when options are wrong or exclude each other, or
-            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or when parameters
+            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or parameters
             that require gradients came, went, or have another shape, dtype or device: call `remove()` and make a new
             reducer. From `backward`, when parameters got no gradient and may not be unused (naming them; the other
             ranks' reduction still completes, with nothing from this rank), or when a gradient arrives again after its
