@@ -40,8 +40,7 @@ struct Living {
 
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {
-  TorchStore rendezvous(store);
-  auto engine = join(rendezvous, name, member, carrier, Deadline::after(timeout));
+  auto engine = join(store, name, member, carrier, timeout);
   auto group = std::make_unique<Communicator>(std::move(engine), timeout);
   auto backend = c10::make_intrusive<C10dBackend>(store, name, std::move(group), carrier);
   Living& living = Living::of_process();

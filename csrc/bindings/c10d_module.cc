@@ -34,6 +34,8 @@ void bind_c10d(py::module_& m) {
       .def_property_readonly(
           "bytes_received", [](const C10dBackend& backend) { return backend.group().bytes_received(); },
           "Bytes that this rank's collectives took in from peers, ever.")
+      .def("fail", &C10dBackend::fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
+           "Poisons the group: ranks that wait in a call, and later calls, raise InvalidUsage with `reason`.")
       .def_property_readonly("transport", [](const C10dBackend& backend) { return backend.group().transport(); })
       .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().hosts(); })
       .def(

@@ -256,12 +256,8 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   }
   try {
     return act();
-  } catch (const Error& error) {
-    set_python_error(error);
-  } catch (const py::error_already_set& error) {
-    py::error_already_set(error).restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    set_python_error(std::current_exception());
   }
   return nullptr;
 }

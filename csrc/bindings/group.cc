@@ -1,4 +1,4 @@
-// Groups, registered memory, work handles, and the translation of errors into Python's classes.
+// Groups, registered memory, work handles.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -8,7 +8,6 @@
 #include <variant>
 
 #include "base/error.h"
-#include "bindings/errors.h"
 #include "bindings/group_end.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
@@ -51,12 +50,11 @@ std::shared_ptr<Communicator> own(std::unique_ptr<Engine> engine, milliseconds t
   return {new Communicator(std::move(engine), timeout), GroupEnd{}};
 }
 
-std::shared_ptr<Communicator> make_joined(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
-                                          int world, milliseconds timeout, const std::string& transport) {
+std::shared_ptr<Communicator> make_joined(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                                          int rank, int world, milliseconds timeout, const std::string& transport) {
   check_place(rank, world);
   const Carrier carrier = parse_carrier(transport);
-  TorchStore rendezvous(std::move(store));
-  return own(join(rendezvous, name, {rank, world}, carrier, Deadline::after(timeout)), timeout);
+  return own(join(store, name, {rank, world}, carrier, timeout), timeout);
 }
 
 std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, int world, milliseconds timeout) {
@@ -103,22 +101,7 @@ void bind_work(py::module_& m) {
 
 }  // namespace
 
-void set_python_error(const Error& error) {
-  // Ctrl-C in a terminal reaches all ranks: that the others ended because of it is no news.
-  if (PyErr_CheckSignals() != 0) return;
-  const py::object type = py::module_::import("ringlet.errors").attr(name(error.kind()));
-  PyErr_SetString(type.ptr(), error.what());
-}
-
 void bind_group(py::module_& m) {
-  py::register_exception_translator([](std::exception_ptr thrown) {
-    try {
-      if (thrown) std::rethrow_exception(thrown);
-    } catch (const Error& error) {
-      set_python_error(error);
-    }
-  });
-
   py::class_<Communicator, std::shared_ptr<Communicator>>(m, "Group")
       .def_static("join", &make_joined, py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world"),
                   py::arg("timeout"), py::arg("transport"), py::call_guard<py::gil_scoped_release>())

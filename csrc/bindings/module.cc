@@ -3,6 +3,7 @@
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "ringlet's core; use the names of the package `ringlet`";
+  ringlet::bind_errors(m);
   ringlet::bind_interrupts(m);
   ringlet::bind_schedule(m);
   ringlet::bind_group(m);

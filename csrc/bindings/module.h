@@ -5,9 +5,10 @@
 
 namespace ringlet {
 
+void bind_errors(pybind11::module_& m);       // errors.cc: C++ errors as Python's
 void bind_interrupts(pybind11::module_& m);   // interrupts.cc: signals in waits
 void bind_schedule(pybind11::module_& m);     // schedule.cc: schedules as data
-void bind_group(pybind11::module_& m);        // group.cc: communicators, memory, errors
+void bind_group(pybind11::module_& m);        // group.cc: communicators, memory
 void bind_collectives(pybind11::module_& m);  // collectives.cc: the calls themselves
 void bind_c10d(pybind11::module_& m);         // c10d_module.cc: torch.distributed
 void bind_doctor(pybind11::module_& m);       // doctor.cc: what was built and what works here

@@ -39,6 +39,9 @@ std::string chosen(const std::string& collective, size_t bytes, int world, const
 void bind_selector(py::module_& m) {
   m.def("built_in_rules", &built_in_rules, "The built-in rules, as text.");
   m.def("table_file", [] { return given_table().origin; }, "Where that table is, or would be.");
+  m.def(
+      "table_warning", [] { return given_table().warning; },
+      "Why the table of the usual place is not used, for which no group fails; empty where nothing is wrong.");
   m.def("given_table", &given,
         "(file, text) of the table that this process's user gives, text empty where there is none; InvalidUsage where "
         "it cannot be read.");

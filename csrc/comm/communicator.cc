@@ -9,6 +9,7 @@
 
 #include "base/process.h"
 #include "base/runtime.h"
+#include "base/thread.h"
 #include "comm/completing.h"
 #include "comm/gpu_group.h"
 #include "reduce/reduce.h"
@@ -234,6 +235,7 @@ std::shared_ptr<Work> Communicator::give(const std::function<std::function<void(
   std::function<void()> job;
   {
     const InUse in_use(busy_, closed_);
+    collectives_->make_ready();  // before the call has its number, which the other ranks count too
     job = prepared();
     if (!collectives_->is_this_thread()) return collectives_->submit(std::move(job), std::move(keep));
     collectives_->reserve();
@@ -404,7 +406,10 @@ void Communicator::dispose(Communicator* group) noexcept {
   if (!group->completing()) {
     delete group;
   } else {
-    std::thread([group] { delete group; }).detach();
+    try {
+      start_thread("the end of a group", [group] { delete group; }).detach();
+    } catch (const Error&) {  // the group stays in memory: nobody is left who could be told
+    }
   }
 }
 

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/error.h"
+#include "engine/rule.h"
+
 namespace ringlet {
 namespace {
 
@@ -18,25 +21,43 @@ std::string usual_place() {
   return home != nullptr && *home != '\0' ? std::string(home) + "/.config/ringlet/table" : "";
 }
 
-}  // namespace
-
-GivenTable given_table() {
-  GivenTable table;
-  const char* wanted = std::getenv("RINGLET_TABLE");
-  table.origin = wanted != nullptr ? wanted : usual_place();
-  if (table.origin.empty()) return table;
+/// Reads the file at `origin`. `named`: that it is not there is a problem, too.
+GivenTable read_table(const std::string& origin, bool named) {
+  GivenTable table{origin, "", "", ""};
   errno = 0;
   std::ifstream file(table.origin, std::ios::binary);
   std::string text(kMostBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file.is_open() || file.bad()) {
-    if (wanted != nullptr || errno != ENOENT) table.problem = table.origin + ": " + std::strerror(errno);
+    const bool absent = errno == ENOENT || errno == ENOTDIR;
+    if (named || !absent) table.problem = origin + ": " + std::strerror(errno);
   } else if (file.gcount() > kMostBytes) {
-    table.problem = table.origin + ": larger than any table of rules, " + std::to_string(kMostBytes) + " bytes";
+    table.problem = origin + ": larger than any table of rules, " + std::to_string(kMostBytes) + " bytes";
   } else {
     table.text = text.substr(0, static_cast<size_t>(file.gcount()));
   }
   return table;
+}
+
+}  // namespace
+
+GivenTable given_table() {
+  if (const char* wanted = std::getenv("RINGLET_TABLE")) {
+    if (*wanted == '\0') return {};
+    GivenTable table = read_table(wanted, true);
+    if (!table.problem.empty()) table.problem = "RINGLET_TABLE names a table that cannot be read: " + table.problem;
+    return table;
+  }
+  const std::string place = usual_place();
+  if (place.empty()) return {};
+  GivenTable table = read_table(place, false);
+  try {
+    parse_rules(table.text, place);
+  } catch (const InvalidUsage& error) {
+    table.problem = error.what();
+  }
+  if (table.problem.empty()) return table;
+  return {place, "", "", "the table of rules is not used: " + table.problem + "; RINGLET_TABLE= reads none"};
 }
 
 }  // namespace ringlet

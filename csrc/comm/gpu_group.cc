@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/thread.h"
 #include "comm/communicator.h"
 
 namespace ringlet {
@@ -15,7 +16,7 @@ constexpr std::chrono::seconds kFarewell{2};
 
 GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts)
     : host_(host), engines_(std::in_place, host, parts) {
-  watch_ = std::thread([this] {
+  watch_ = start_thread("calls on a GPU", [this] {
     engines_->device().use(engines_->number());  // or looking at an event would make this thread a place on device 0
     watch();
     for (void* event : events_) engines_->device().destroy_event(event);
@@ -96,7 +97,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
 /// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and the
 /// watch may be in what runs when a call is complete, which may need what the caller holds.
 void GpuGroup::abort(const std::string& reason) {
-  std::thread([&] {
+  start_thread("the end of calls on a GPU", [&] {
     const std::lock_guard lock(mutex_);
     engines_->device().use(engines_->number());
     engines_->abort(ErrorKind::peer_lost, reason);

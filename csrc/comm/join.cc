@@ -1,5 +1,7 @@
 #include "comm/join.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
@@ -34,14 +36,12 @@ class Meeting {
 
   /// What all ranks say to one question, by rank.
   std::vector<std::string> exchange(const std::string& what, const std::string& mine) {
-    std::vector<std::string> keys;
-    for (int q = 0; q < member_.world; ++q) keys.push_back(name_ + "/" + what + "/" + std::to_string(q));
-    store_.set(keys[member_.rank], mine);
-    std::vector<std::string> all = store_.get_all(keys, deadline_);
+    const std::string place = name_ + "/" + what, read = place + "/read";
+    store_.set(place + "/" + std::to_string(member_.rank), mine);
+    std::vector<std::string> all = from_all_ranks(store_, place, member_.rank, member_.world, deadline_);
     // Who is the last to have read them all takes them back.
-    const std::string read = name_ + "/" + what + "/read";
     if (store_.add(read, 1) == member_.world) {
-      for (const std::string& key : keys) store_.forget(key);
+      for (int q = 0; q < member_.world; ++q) store_.forget(place + "/" + std::to_string(q));
       store_.forget(read);
     }
     return all;
@@ -49,14 +49,11 @@ class Meeting {
 
   /// Rank 0 goes on when all others have come here: it may be the store, which ends with it.
   void part() {
-    std::vector<std::string> keys;
-    for (int q = 1; q < member_.world; ++q) keys.push_back(name_ + "/parted/" + std::to_string(q));
-    if (member_.rank > 0) {
-      store_.set(keys[static_cast<size_t>(member_.rank) - 1], "");
-      return;
-    }
-    store_.get_all(keys, deadline_);
-    for (const std::string& key : keys) store_.forget(key);
+    const std::string place = name_ + "/parted";
+    store_.set(place + "/" + std::to_string(member_.rank), "");
+    if (member_.rank > 0) return;
+    from_all_ranks(store_, place, member_.rank, member_.world, deadline_);
+    for (int q = 0; q < member_.world; ++q) store_.forget(place + "/" + std::to_string(q));
   }
 
  private:
@@ -78,12 +75,13 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
   return numbers;
 }
 
-/// What every rank tells first: its host, and rank 0 what counts for all: the wish in its environment, its user's table.
+/// What every rank tells first: its host and user, and rank 0 what counts for all: the wish in its environment, its
+/// user's table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
   const GivenTable table = rank == 0 ? given_table() : GivenTable{};
-  return own_host() + kPart + (wish != nullptr ? wish : "") + kPart + table.origin + kPart + table.problem + kPart +
-         table.text;
+  return own_host() + kPart + std::to_string(::geteuid()) + kPart + (wish != nullptr ? wish : "") + kPart +
+         table.origin + kPart + table.problem + kPart + table.text;
 }
 
 /// Takes the first part off.
@@ -99,17 +97,24 @@ struct Agreed {
   Selector selector;
 };
 
-/// What rank 0 told besides its host. Throws on all ranks alike.
-Agreed agreed(std::string told, Meeting& meeting) {
-  const std::string wish = take_part(told), origin = take_part(told), problem = take_part(told);
-  try {
-    if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
-    if (!problem.empty()) throw InvalidUsage(problem);
-    return {!wish.empty(), Selector(told, origin)};
-  } catch (const InvalidUsage&) {
-    meeting.part();
-    throw;
+/// Refuses ranks that shared memory cannot join: those of another user could not read each other's.
+void check_users(const std::vector<int>& hosts, const std::vector<std::string>& users) {
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    const auto first = static_cast<size_t>(std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin());
+    if (users[first] == users[rank]) continue;
+    throw InvalidUsage("rank " + std::to_string(rank) + " runs as user " + users[rank] + ", rank " +
+                       std::to_string(first) + " as user " + users[first] +
+                       "; shared memory joins processes of one user: run all ranks as one user, or choose "
+                       "transport=\"tcp\"");
   }
+}
+
+/// What rank 0 told besides its host and user.
+Agreed agreed(std::string told) {
+  const std::string wish = take_part(told), origin = take_part(told), problem = take_part(told);
+  if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
+  if (!problem.empty()) throw InvalidUsage(problem);
+  return {!wish.empty(), Selector(told, origin)};
 }
 
 std::vector<int> each_apart(int world) {
@@ -149,11 +154,22 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
                              const Deadline& deadline) {
   const auto [rank, world] = member;
   Meeting meeting(store, name, member, deadline);
-  std::vector<std::string> told = meeting.exchange("introduction", introduction(rank)), names;
-  for (std::string& each : told) names.push_back(take_part(each));
-  auto [topology_ignored, selector] = agreed(told[0], meeting);
+  std::vector<std::string> told = meeting.exchange("introduction", introduction(rank)), names, users;
+  for (std::string& each : told) {
+    names.push_back(take_part(each));
+    users.push_back(take_part(each));
+  }
   std::vector<int> hosts(static_cast<size_t>(world), 0);
   if (carrier != Carrier::shared_memory) hosts = numbered(names);
+  auto [topology_ignored, selector] = [&] {
+    try {
+      if (carrier != Carrier::tcp) check_users(hosts, users);
+      return agreed(told[0]);
+    } catch (const InvalidUsage&) {  // on all ranks alike
+      meeting.part();
+      throw;
+    }
+  }();
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
     return std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, world, deadline),
                                                std::move(selector));

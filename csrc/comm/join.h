@@ -28,7 +28,7 @@ struct Member {
 };
 
 /// Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts and, on all ranks, for a
-/// table that is not right; SystemError.
+/// table that is not right or ranks of several users; SystemError.
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
                              const Deadline& deadline);
 

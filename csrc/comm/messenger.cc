@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/thread.h"
 #include "comm/completing.h"
 #include "reduce/reduce.h"
 
@@ -64,6 +65,7 @@ std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::
   {
     const std::lock_guard lock(mutex_);
     if (ended_) throw InvalidUsage("send or recv on a group that was closed");
+    if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), ticket, Deadline::after(message.timeout)});
     ++pending_, ++moving_;
@@ -80,7 +82,6 @@ std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::
   finish();
   if (awaited || ticket->done()) return ticket;
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable() && !ended_) thread_ = std::thread([this] { loop(); });
   changed_.notify_all();
   return ticket;
 }

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "base/thread.h"
+
 namespace ringlet {
 
 void ProgressThread::end() {
@@ -13,6 +15,11 @@ void ProgressThread::end() {
   if (thread_.joinable()) thread_.join();
 }
 
+void ProgressThread::make_ready() {
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = start_thread("asynchronous calls", [this] { loop(); });
+}
+
 std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::shared_ptr<void> keep) {
   if (is_this_thread()) {
     reserve();
@@ -20,7 +27,6 @@ std::shared_ptr<Work> ProgressThread::submit(std::function<void()> job, std::sha
   }
   auto work = std::make_shared<Queued>(*this);
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   jobs_.push_back({std::move(job), work, std::move(keep)});
   pending_.fetch_add(1, std::memory_order_acq_rel);
   changed_.notify_all();

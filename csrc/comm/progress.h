@@ -21,6 +21,8 @@ class ProgressThread {
   /// Returns when what was given has run. Nothing may be given any more.
   void end();
 
+  /// Starts the thread if it does not run yet. Throws SystemError. submit() comes after it.
+  void make_ready();
   /// Runs `job` after all earlier ones. `keep` is let go when it has run. Given from the thread itself it runs at once,
   /// ahead of the waiting ones: what completes a job may wait for what it submits, which could never start otherwise.
   std::shared_ptr<Work> submit(std::function<void()> job, std::shared_ptr<void> keep);

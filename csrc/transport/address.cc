@@ -67,7 +67,8 @@ std::vector<Address> named(const std::vector<Interface>& all, const std::string&
       if (!each.address.is_link_local()) there += (there.empty() ? "" : ", ") + one;
     }
     throw InvalidUsage("RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME) names \"" + name +
-                       "\", but no interface of that name has an address here; " + "there are: " + there);
+                       "\", but no interface of that name has an address here; " +
+                       "there are: " + (there.empty() ? "none" : there));
   }
   return addresses;
 }

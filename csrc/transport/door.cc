@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
-#include <thread>
 
+#include "base/thread.h"
 #include "transport/congestion.h"
 
 namespace ringlet {
@@ -102,6 +102,11 @@ Door::Door() : owner_(::getpid()), listener_(listen_anywhere()), bell_(::eventfd
   card_.host = host_identity();
   card_.port = port_of(listener_);
   card_.addresses = own_addresses(chosen_interfaces());
+  if (card_.addresses.empty()) {
+    throw SystemError(
+        "no network interface of this host is up, so no rank could reach this one over TCP: bring one up (inside one "
+        "host \"ip link set lo up\" will do), or choose transport=\"shared_memory\" for ranks of one host");
+  }
 }
 
 void Door::start() {
@@ -109,7 +114,7 @@ void Door::start() {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread([this] { run(); }).detach();
+    start_thread("TCP connections", [this] { run(); }).detach();
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/runtime.h"
+#include "transport/store.h"
 
 namespace ringlet {
 namespace {
@@ -200,10 +201,7 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::spa
                                         const Deadline& deadline) {
   std::vector<Introduced> met(world_);
   std::vector<Descriptor> calls;
-  const auto fail = [&] {
-    throw Timeout("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " did not meet rank(s) " +
-                  missing(met) + " in time: have they failed or not started?");
-  };
+  const auto fail = [&] { throw Timeout(not_met(rank_, world_, missing(met))); };
   for (int q = 0; q < rank_; ++q) {
     calls.push_back(call(peers[q], handed, deadline));
     if (!calls.back().valid()) fail();
@@ -220,7 +218,13 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::spa
   }
   for (int q = 0; q < rank_; ++q) {
     std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), deadline);
-    if (!received || received->hello.rank != q) fail();
+    if (!received && deadline.passed()) fail();
+    if (!received || received->hello.rank != q) {
+      throw PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ": rank " + std::to_string(q) +
+                     " ended the connection by which they share memory: its process is gone, or it belongs to another "
+                     "user (a user namespace of its own?); here it is user " +
+                     std::to_string(::geteuid()));
+    }
     met[q] = watched(std::move(calls[q]), std::move(received->handed));
   }
   return met;

@@ -42,7 +42,7 @@ class Handshake {
   static constexpr size_t kMostHanded = 8;
 
   /// Meets every other rank; `peers` is indexed by rank. `handed` are the descriptors that they get: the heap's, then
-  /// bells, as many on every rank. Throws Timeout naming the ranks that did not come, SystemError.
+  /// bells, as many on every rank. Throws Timeout naming the ranks that did not come, PeerLost, SystemError.
   std::vector<Introduced> meet(const std::vector<Peer>& peers, std::span<const int> handed, const Deadline& deadline);
 
  private:

@@ -68,19 +68,20 @@ class SharedMemory final : public Transport {
               handshake.token(),
               {}};
     std::strncpy(mine.socket_name, handshake.name().c_str(), sizeof mine.socket_name - 1);
-    const auto key = [&](int rank) { return name + "/card/" + std::to_string(rank); };
-    store.set(key(rank_), std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+    const std::string place = name + "/card", own_key = place + "/" + std::to_string(rank_);
+    store.set(own_key, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+    const std::vector<std::string> told = from_all_ranks(store, place, rank_, world_, deadline);
     std::vector<Card> cards(world_);
     std::vector<Handshake::Peer> peers(world_);
     for (int q = 0; q < world_; ++q) {
-      cards[q] = q == rank_ ? mine : read_card(store.get(key(q), deadline), q, mine.host);
+      cards[q] = q == rank_ ? mine : read_card(told[q], q, mine.host);
       peers[q] = {cards[q].socket_name, cards[q].token};
     }
     const Descriptor own = heap_->read_only_descriptor();
     std::vector<int> handed{own.get()};
     for (const Descriptor& bell : bells_[rank_]) handed.push_back(bell.get());
     std::vector<Introduced> met = handshake.meet(peers, handed, deadline);
-    store.forget(key(rank_));  // whoever met this rank has read all cards
+    store.forget(own_key);  // whoever met this rank has read all cards
     for (int q = 0; q < world_; ++q) {
       if (q == rank_) {
         links_[q] = {region_, heap_->base()};

@@ -6,12 +6,13 @@ import atexit
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ringlet import _C
 from ringlet.errors import InvalidUsage
-from ringlet.group import as_timedelta, default_transport
-from ringlet.meeting import meeting_key
+from ringlet.group import as_timedelta, default_transport, warn_of_table
+from ringlet.meeting import Claim, meeting_key
 
 NAME = "ringlet"
 
@@ -23,11 +24,21 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
         transport = transport if pg_options.transport == "auto" else pg_options.transport
     elif pg_options is not None:
         raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; this backend takes ringlet.BackendOptions")
-    place = options.group_rank, options.group_size, options.timeout
-    key = meeting_key(options.store, f"ringlet/{options.group_id}", *place)
-    backend = _C.make_backend(options.store, key, *place, transport)
+    if transport == "threads":
+        raise InvalidUsage('transport "threads" is for ringlet.init(); the backend takes auto, shared_memory or tcp')
+    rank, world, timeout = options.group_rank, options.group_size, options.timeout
+    if rank == 0:
+        warn_of_table()
+    key = meeting_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
+    backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm = algorithm
     return backend
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """What carries out the group's calls on that device, where TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it too."""
+    backend: Any = group._get_backend(device)
+    return getattr(backend, "wrapped_pg", backend)
 
 
 def register() -> None:

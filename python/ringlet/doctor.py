@@ -27,7 +27,10 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import peers
 from ringlet.bench.cases import MPI_PEERS
+from ringlet.cli import outputs
+from ringlet.cli.values import file
 from ringlet.topology import congestion_controls, topology_command
+from ringlet.variables import VARIABLES, problems
 
 WORLD = 2
 TIMEOUT_S = 30.0
@@ -51,20 +54,23 @@ def add_parsers(subparsers: Any) -> None:
     """Adds `doctor`; its `run` returns 1 where something that ringlet needs does not work."""
     parser = subparsers.add_parser(
         "doctor",
-        help="tell what works here, and what to do about the rest",
-        description="Tries transports, CPU kernels and GPU parts on this machine. Exit code 1 where something that "
-        "ringlet needs does not work.",
+        help="show what works here, and what to do about the rest",
+        description="Try transports, CPU kernels and GPU parts on this machine, and check ringlet's environment "
+        "variables. The exit code is 1 if something that ringlet needs does not work.",
+        epilog="examples:\n  ringlet doctor\n  torchrun --nproc-per-node 4 -m ringlet doctor --topology\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the findings to FILE")
+    parser.add_argument("--json", type=file(), metavar="FILE", help="also write the findings to FILE")
     parser.add_argument(
         "--topology",
         action="store_true",
-        help="under torchrun, mpirun or srun: tell which ranks share a host, and what is between them",
+        help="under torchrun, mpirun or srun: show which ranks share a host, and what is between them",
     )
     parser.set_defaults(run=doctor_command)
 
 
 def doctor_command(args: argparse.Namespace) -> int:
+    outputs.check({"--json": args.json})
     if args.topology:
         return topology_command()
     findings = []
@@ -80,16 +86,48 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order in which one rests on another."""
-    yield from _build()
-    yield from _host()
-    yield from _kernels()
-    yield _transport("threads", _try_threads)
-    yield _transport("shared_memory", _try_processes)
-    yield _transport("tcp", _try_connections)
+    """All findings, in the order in which one rests on another. What a part raises is a finding too."""
+    wrong: list[str] = []
+    for part, section in (
+        ("build", _build),
+        ("host", _host),
+        ("variables", lambda: _variables(wrong)),
+        ("kernels", _kernels),
+        ("transport", lambda: _transports(wrong)),
+        ("gpu", _gpu),
+        ("peers", _peers),
+    ):
+        try:
+            yield from section()
+        except Exception as error:  # of whatever library: an environment that doctor has not met before
+            yield Finding(part, "(rest)", "fails", f"could not be examined: {_reason(error)}", "see what is told there")
+
+
+def _variables(wrong: list[str]) -> Iterator[Finding]:
+    """Those of the environment that are set wrong, whose names go into `wrong`; and the table that `auto` goes by."""
+    for name, told, advice in problems():
+        known = name in VARIABLES
+        wrong += [name] if known else []
+        yield Finding("variables", name, "fails" if known else "poor", told, advice)
+    if "RINGLET_TABLE" not in wrong:
+        yield _table()
+
+
+def _table() -> Finding:
+    try:
+        file, text = _C.given_table()
+        _C.chosen("all_reduce", 1, 2, "staged", text)
+    except ringlet.Error as error:
+        advice = "make the table readable, mend it, or set RINGLET_TABLE to nothing"
+        return Finding("variables", "table", "fails", str(error), advice)
+    return Finding("variables", "table", "ok", f"rules of {file}" if text else "none given: the built-in rules count")
+
+
+def _transports(wrong: list[str]) -> Iterator[Finding]:
+    yield _transport("threads", _try_threads, wrong)
+    yield _transport("shared_memory", _try_processes, wrong)
+    yield _transport("tcp", _try_connections, wrong)
     yield _congestion()
-    yield from _gpu()
-    yield from _peers()
 
 
 def _build() -> Iterator[Finding]:
@@ -141,28 +179,32 @@ def _huge_pages() -> Finding:
 def _kernels() -> Iterator[Finding]:
     found = _C.kernels()
     told = f"{found['chosen']} of {', '.join(found['available'])}"
-    wanted = os.environ.get("RINGLET_CPU_KERNELS")
-    if wanted and wanted != found["chosen"]:
-        advice = f"RINGLET_CPU_KERNELS={wanted} is not one of these; set another or unset it"
-        yield Finding("kernels", "CPU", "fails", told, advice)
-    elif found["chosen"] == "portable" and platform.machine() == "x86_64":
+    if found["chosen"] == "portable" and platform.machine() == "x86_64" and len(found["available"]) == 1:
         advice = "this processor (or virtual machine) lacks AVX2, F16C or FMA; 16-bit sums are much slower without"
         yield Finding("kernels", "CPU", "poor", told, advice)
     else:
         yield Finding("kernels", "CPU", "ok", told)
 
 
-def _transport(name: str, attempt: Callable[[], str]) -> Finding:
+def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Finding:
+    """wrong: the environment's variables that are set wrong, to be set right before anything else is looked for."""
     with _progress(f"trying {name} on {WORLD} ranks"):
         try:
             return Finding("transport", name, "ok", attempt())
         except Exception as error:  # whatever a rank raised, of any library, is the finding
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            reason = _reason(error)
+    if wrong:
+        return Finding("transport", name, "fails", reason, f"first set right what fails above: {', '.join(wrong)}")
     advice = {
         "shared_memory": "see the host's findings above",
         "tcp": "a sandbox or firewall may forbid listening and connecting on loopback",
-    }.get(name, "build ringlet again")
+    }.get(name, "the message of the failure says what is missing; with an undefined symbol in it, build ringlet again")
     return Finding("transport", name, "fails", reason, advice)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what was raised: of a rank's traceback, the exception."""
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
 def _try_threads() -> str:

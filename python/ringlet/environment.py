@@ -24,6 +24,7 @@ from ringlet.errors import InvalidUsage
 _TORCH_PORT = 29500  # torch's own default
 # Below the range that kernels take ports of outgoing connections from.
 _FIRST_PORT, _PORTS = 20000, 10000
+_MOST = (1 << 31) - 1  # of ranks
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
     tells. Raises InvalidUsage where neither is possible."""
     variables = os.environ if environment is None else environment
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")
+    if address == "":
+        raise InvalidUsage('MASTER_ADDR="" names no host: set it to that of rank 0')
     if address is not None and port is not None:
-        return address, _number("MASTER_PORT", port)
+        return address, _port(port)
     place = find(variables, wanted="store")
     if place.launcher == "torchrun":
         raise InvalidUsage("no store: give store=, or start with torchrun, which sets MASTER_ADDR and MASTER_PORT")
@@ -85,7 +88,7 @@ def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
             "MASTER_ADDR to it (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST), or give store="
         )
     if port is not None:
-        return address, _number("MASTER_PORT", port)
+        return address, _port(port)
     if place.job is None:
         return address, _TORCH_PORT
     return address, _FIRST_PORT + zlib.crc32(place.job.encode()) % _PORTS
@@ -145,13 +148,21 @@ def _place(
         if value is None:
             raise InvalidUsage(f"no {name.lower()}: {launcher} sets {name}; give rank= and world= where it does not")
     assert rank is not None and world is not None
+    if world == 0:
+        raise InvalidUsage(f'{names[1]}="{variables[names[1]]}": there is at least one rank')
+    if rank >= world:
+        raise InvalidUsage(f"{names[0]}={rank} is not a rank of {names[1]}={world}: they count from 0 to {world - 1}")
     return Place(launcher, rank, world, local_rank, local_world, job, address)
 
 
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidUsage(f'{name}="{text}" is not a number')
+def _number(name: str, text: str, least: int = 0, most: int = _MOST) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise InvalidUsage(f'{name}="{text}" is not a number from {least} to {most}')
     return int(text)
+
+
+def _port(text: str) -> int:
+    return _number("MASTER_PORT", text, 1, 65535)
 
 
 def _hydras_job(variables: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ it lies), else from torch. What stands in the gaps between aligned gradients is 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import buckets
+from .backend import backend_of
 
 
 @dataclass(eq=False)
@@ -41,19 +43,47 @@ class FlatBucket:
             view = gradient.view
             place = view.storage_offset() - self.buffer.storage_offset()
             zeros = made.buffer.as_strided(view.shape, view.stride(), place)
-            made.members.append(Gradient(gradient.index, gradient.name, gradient.parameter, zeros, made))
+            made.members.append(dataclasses.replace(gradient, view=zeros, bucket=made))
         return made
 
 
 @dataclass(eq=False)
 class Gradient:
-    """Where the gradient of parameter `index` lives: `view` is its place in the buffer of `bucket`."""
+    """Where the gradient of parameter `index` lives: `view` is its place in the buffer of `bucket`.
+
+    `.grad` gets an alias of `view`, never `view` itself, whose memory a user could exchange (`p.grad.data = ...`).
+    Views keep the layout on which ranks agreed; `strides` are those that the parameter had then.
+    """
 
     index: int
     name: str
     parameter: torch.nn.Parameter
     view: torch.Tensor
+    strides: tuple[int, ...]
     bucket: FlatBucket
+
+    def is_at(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` has this gradient's memory, element for element."""
+        view = self.view
+        return (
+            tensor.layout is torch.strided
+            and tensor.is_set_to(view)
+            and tensor.dtype is view.dtype
+            and not (tensor.is_conj() or tensor.is_neg())
+        )
+
+    def hand_over(self) -> None:
+        """Makes the parameter's `.grad` an alias of `view`. Where the parameter's layout was changed since, as
+        `.to(memory_format=...)` does, a copy in the new layout: optimizers may take both for one."""
+        parameter, current = self.parameter, self.parameter.grad
+        in_place = current is not None and self.is_at(current)
+        if parameter.stride() == self.strides:
+            if not in_place:
+                parameter.grad = self.view.detach()
+        elif current is None or in_place:
+            parameter.grad = torch.empty_like(parameter).copy_(self.view)
+        else:
+            current.copy_(self.view)
 
 
 class FlatGradients:
@@ -71,6 +101,9 @@ class FlatGradients:
         self._group = group
         self._caps = caps
         self._parameters = [parameter for _, parameter in parameters]
+        self._strides = [parameter.stride() for parameter in self._parameters]
+        # a gradient has its parameter's strides where these are dense
+        self._dense_strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self._parameters]
         self.entries = [
             buckets.Entry(name, p.numel(), p.element_size(), str(p.dtype), str(p.device)) for name, p in parameters
         ]
@@ -101,20 +134,20 @@ class FlatGradients:
             made.append(bucket)
             for slot in planned.slots:
                 parameter = self._parameters[slot.index]
-                # a gradient has its parameter's strides where these are dense
-                strides = torch.empty_like(parameter, device="meta").stride()
-                view = bucket.buffer.as_strided(parameter.shape, strides, slot.offset)
-                if self.gradients and parameter.grad is self.gradients[slot.index].view:
+                view = bucket.buffer.as_strided(parameter.shape, self._dense_strides[slot.index], slot.offset)
+                name, strides = self.entries[slot.index].name, self._strides[slot.index]
+                gradient = Gradient(slot.index, name, parameter, view, strides, bucket)
+                if self.gradients and parameter.grad is not None and self.gradients[slot.index].is_at(parameter.grad):
                     view.copy_(parameter.grad)
-                    parameter.grad = view
-                placed[slot.index] = Gradient(slot.index, self.entries[slot.index].name, parameter, view, bucket)
-                bucket.members.append(placed[slot.index])
+                    gradient.hand_over()
+                placed[slot.index] = gradient
+                bucket.members.append(gradient)
         self.gradients = [placed[index] for index in range(len(placed))]
         self.buckets = made
         self.plan = plan
 
     def _allocate(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        backend = self._group._get_backend(device)
+        backend = backend_of(self._group, device)
         if backend.supports_tensor_alloc(device):
             return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
         return torch.zeros(count, dtype=dtype, device=device)

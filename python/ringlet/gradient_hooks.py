@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,25 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
             )
         called(*arguments)
 
+    arrived.owner = owner  # type: ignore[attr-defined]
     return parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def owner_of(parameter: torch.Tensor) -> Any:
+    """Whose method `on_gradient` calls for this parameter, or None."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    methods = [hook.owner() for hook in hooks.values() if hasattr(hook, "owner")]
+    return next((method.__self__ for method in methods if method is not None), None)
+
+
+def refuse_owned(parameters: Iterable[tuple[str, torch.Tensor]], who: str) -> None:
+    """Raises InvalidUsage where `on_gradient` has an owner's hook on one of (name, parameter) already."""
+    for name, parameter in parameters:
+        if owner_of(parameter) is not None:
+            raise InvalidUsage(
+                f"{who}: gradients of {name} are reduced by another GradientReducer or Zero already, and would be "
+                "averaged twice: call remove() of that one first, or give this one a module without its parameters"
+            )
 
 
 def in_backward() -> bool:

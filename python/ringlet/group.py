@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import operator
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, environment, interruptible
-from ringlet.errors import InvalidUsage
-from ringlet.meeting import meeting_key
+from ringlet import _C, environment
+from ringlet.errors import InvalidUsage, Timeout
+from ringlet.meeting import Claim, meeting_key, peek
+from ringlet.store import asked, from_environment
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -25,8 +28,14 @@ TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
 
 
 def default_transport() -> str:
-    """RINGLET_TRANSPORT, or "auto"."""
-    return os.environ.get("RINGLET_TRANSPORT") or "auto"
+    """RINGLET_TRANSPORT, or "auto". Raises InvalidUsage where it names none."""
+    return _checked(os.environ.get("RINGLET_TRANSPORT") or "auto", "RINGLET_TRANSPORT")
+
+
+def _checked(transport: str, given: str) -> str:
+    if transport not in TRANSPORTS:
+        raise InvalidUsage(f'{given} "{transport}" is not one of {", ".join(TRANSPORTS)}')
+    return transport
 
 
 class Group:
@@ -140,23 +149,30 @@ def init(
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
     """
     global _of_process
-    transport = default_transport() if transport is None else transport
+    transport = default_transport() if transport is None else _checked(transport, "transport")
+    if not isinstance(name, str):
+        raise InvalidUsage(f"init: name is {name!r}; pass a string")
+    if store is not None and not isinstance(store, dist.Store):
+        raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
     if rank is None or world is None:
         place = environment.find(wanted="rank" if rank is None else "world_size")
         rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
+    rank, world = _whole(rank, "init: rank"), _whole(world, "init: world")
+    if not 0 <= rank < world:
+        raise InvalidUsage(f"rank {rank} of world {world} does not exist")
     limit = as_timedelta(timeout)
+    if rank == 0:
+        warn_of_table()
     if transport == "threads":
         handle = _C.Group.threads(name, rank, world, limit)
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
-    if transport not in TRANSPORTS:
-        raise InvalidUsage(f'transport "{transport}" is not one of {", ".join(TRANSPORTS)}')
     if store is None:
-        store = _store_from_environment(rank, world, limit)
-    key = meeting_key(store, f"ringlet/{name}", rank, world, limit)
+        store = from_environment(rank, world, limit)
+    key = _met(store, name, Claim(rank, world, transport), limit)
     handle = _C.Group.join(store, key, rank, world, limit, transport)
     _of_process = Group(handle, name, store, range(world), transport)
     _C.set_default(handle, False)
@@ -183,7 +199,10 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     ranks: distinct, of the default group. timeout: seconds or timedelta; the default group's where not given.
     """
     parent = current()
-    members = list(ranks)
+    try:
+        members = [_whole(rank, "new_group: a rank") for rank in ranks]
+    except TypeError:
+        raise InvalidUsage(f"new_group: ranks is {ranks!r}; pass a list of ranks") from None
     if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
         raise InvalidUsage(f"new_group: ranks {members} are not distinct ranks of a group of {parent.world}")
     number = next(parent._children)
@@ -195,7 +214,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     if parent.store is None:  # ranks are threads
         handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
     else:
-        key = meeting_key(parent.store, f"ringlet/{name}/{members}", place, world, limit)
+        key = meeting_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
         handle = _C.Group.join(parent.store, key, place, world, limit, parent.carrier)
     return Group(handle, name, parent.store, members, parent.carrier)
 
@@ -208,15 +227,37 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
     return limit
 
 
-def _store_from_environment(rank: int, world: int, timeout: timedelta) -> Store:
-    if world == 1:
-        return dist.HashStore()
-    address, port = environment.master()
-    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
-    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # The meeting waits for the ranks; connecting to a store that is not there yet takes a while, too.
-    store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
-    return dist.PrefixStore("ringlet", store)
+def warn_of_table() -> None:
+    """Warns where the table of rules that nobody has named cannot be used; groups go by the built-in rules then."""
+    if warning := _C.table_warning():
+        warnings.warn(warning, stacklevel=3)
+
+
+def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
+    """The key of the default group. Where ranks are missing it looks for them under other names."""
+    with asked():
+        store.set(f"ringlet/name/{claim.rank}", name)
+    try:
+        return meeting_key(store, f"ringlet/{name}", claim, timeout)
+    except Timeout as late:
+        with asked():
+            names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}
+        others = "".join(
+            f'; rank {rank} says name="{said}"' for rank, said in names.items() if said not in (None, name)
+        )
+        if not others:
+            raise
+        raise Timeout(f'{late} (name="{name}"{others}; all ranks must agree)') from None
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidUsage(f"{what} is {value!r}; pass a whole number") from None
+    if abs(number) >= 1 << 31:
+        raise InvalidUsage(f"{what} is {number}, more than there can be")
+    return number
 
 
 atexit.register(_C.end_interrupt_checks)  # the last: functions registered later run before it

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from . import replicas
 from .errors import InvalidUsage
 from .gradient_hooks import ForwardHook, on_gradient, tensors_in
-from .gradients import refusals
+from .gradients import refusals, trace
 from .gradients.channel import Channel
 from .gradients.draw_timeline import draw
 from .gradients.joining import ReducerJoinHook, active_ranks, one_rank
@@ -31,6 +31,7 @@ from .gradients.options import Options
 from .gradients.reduction import Reduction
 from .gradients.stepping import Stepping
 from .gradients.window import GradientMerge
+from .module_watch import ModuleWatch
 
 
 class GradientReducer(Joinable):
@@ -68,10 +69,13 @@ class GradientReducer(Joinable):
 
     Raises:
         InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
-            when no parameter requires a gradient, when a parameter is to have sparse gradients, when options exclude
-            each other, or when `algorithm` is given on another backend. From `backward`, when parameters got no
-            gradient and may not be unused (naming them; the other ranks' reduction still completes, with nothing from
-            this rank), or when a gradient arrives again after its bucket was sent.
+            when no parameter requires a gradient, when a parameter is to have sparse gradients, is on the meta device
+            or is reduced by another (DDP, FSDP, a reducer, a Zero), when options are wrong or exclude each other, or
+            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or parameters
+            that require gradients came, went, or have another shape, dtype or device: call `remove()` and make a new
+            reducer. From `backward`, when parameters got no gradient and may not be unused (naming them; the other
+            ranks' reduction still completes, with nothing from this rank), or when a gradient arrives again after its
+            bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
     The module keeps its reducer, and both go together. A gradient that arrives later, because a part of the module is
@@ -97,9 +101,10 @@ class GradientReducer(Joinable):
         delay: int = 0,
     ) -> None:
         super().__init__()
+        refusals.refuse_arguments(module, process_group, optimizer_in_backward)
         self._module = module
         self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay,
@@ -121,14 +126,22 @@ class GradientReducer(Joinable):
         self._reduction = Reduction(named, self._options, self._channel, stepping)
         if self._options.measured:
             self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
+        self._begin()
+        self._add_hooks(module)
+
+    def _begin(self) -> None:
+        """The state before the first forward."""
+        world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
+        self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
+        self._watch = ModuleWatch(self._module)
+        self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
         self._backward: weakref.ref[Any] | None = None  # what autograd holds for as long as one is under way
         self._reducing = False
         self._reduced_before = True  # the latest forward's gradients were to be reduced
         self._divide_by_initial_world_size = True
-        self._active = dist.get_world_size(self._group)  # ranks that still have inputs
-        self._add_hooks(module)
+        self._active = world  # ranks that still have inputs
 
     def _add_hooks(self, module: torch.nn.Module) -> None:
         self._hooks: list[Any] = [
@@ -245,9 +258,30 @@ class GradientReducer(Joinable):
         """Draws the latest reduced backward: gradients, buckets and communication over time.
 
         The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
-        where matplotlib is not installed.
+        where matplotlib is not installed, SystemError where it cannot write.
         """
         draw(self.stats(), path, dist.get_rank(self._group))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
+
+        Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
+        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError where it cannot write.
+        """
+        trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
+
+    def __repr__(self) -> str:
+        plan, totals = self._reduction.flat.plan, self._reduction.totals
+        told = [
+            f"{len(self._named)} parameters",
+            f"{len(plan)} buckets of {sum(bucket.nbytes for bucket in plan)} bytes",
+            self._place,
+            *(f"{name}={value!r}" for name, value in self._options.chosen.items()),
+            *(["optimizer_in_backward"] if self.optimizers else []),
+            *([repr(self._merge)] if self._merge is not None else []),
+            f"{totals.backwards} backwards reduced" if self._hooks else "removed",
+        ]
+        return f"GradientReducer({type(self._module).__name__}: {', '.join(told)})"
 
     # -- one backward: output's gradient, parameters' gradients, end --
 
@@ -255,6 +289,7 @@ class GradientReducer(Joinable):
         if called is not self._module or not torch.is_grad_enabled():  # copy.copy(module) shares its hooks
             return
         self._check_stopped()
+        self._check_module()
         if self._merge is not None:
             self._merge.check_gradients()
         joining = self._join_config.enable
@@ -280,6 +315,8 @@ class GradientReducer(Joinable):
         self._check_stopped()
         if self._backward is not None:
             return
+        if not self._checked:  # no forward of the whole module came before
+            self._check_module()
         end = partial(GradientReducer._on_backward_end, self)
         self._backward = weakref.ref(end)
         torch.autograd.Variable._execution_engine.queue_callback(end)
@@ -314,7 +351,8 @@ class GradientReducer(Joinable):
             else:
                 self._merge.count()
         if wrong:
-            refusals.refuse_gradients(wrong, len(self._named), dist.get_rank(self._group), self._options.static_graph)
+            named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
+            refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
 
     def _finish_window(self, scale: float) -> None:
         """Reduces what a window has gathered, outside of a backward."""
@@ -330,6 +368,22 @@ class GradientReducer(Joinable):
         """Before whatever a backward that raised before its end must not be mistaken for a part of."""
         if self._backward is not None and (torch._C._current_graph_task_id() == -1 or self._backward() is None):
             self._abandon()
+
+    def _check_module(self) -> None:
+        """Refuses a module whose gradients the reducer would not average, or not it alone."""
+        wrong = refusals.shared_with_ddp(self._named)
+        if wrong is None and not self._watch.same():
+            change = self._watch.change()
+            if change is not None:
+                wrong = (
+                    f"{change}; the GradientReducer averages gradients of the parameters for which it was made: call "
+                    "remove() and make a new GradientReducer after such a change, on every rank"
+                )
+            elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
+                self._watch.take()
+        if wrong is not None:
+            replicas.refuse_together(wrong, self._group, self._device)
+        self._checked = True
 
     def _abandon(self) -> None:
         """A backward raised before its end. Harmless unless buckets had gone out."""
@@ -348,16 +402,13 @@ class GradientReducer(Joinable):
 
     def _rearm(self) -> None:
         self._backward = None
+        self._checked = False
         self._reduction.rearm()
 
     # -- buffers and uneven inputs --
 
     def _share_buffers(self, own_are_current: bool) -> None:
-        if (
-            not self._options.broadcast_buffers
-            or not self._reduced_before
-            or not any(replicas.buffers_of(self._module))
-        ):
+        if not self._options.broadcast_buffers or not self._reduced_before or not self._watch.has_buffers:
             return
         source = 0
         if self._join_config.enable:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .errors import InvalidUsage
+
+ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
 
 
 def ignored(module: torch.nn.Module) -> list[str]:
@@ -32,11 +37,21 @@ def describe(module: torch.nn.Module) -> list[str]:
     """One line for each parameter and buffer, and the ignored ones: all that ranks must agree on."""
     lines = [f"ignored {name}" for name in ignored(module)]
     for name, p in parameters_of(module):
-        layout = f"shape {list(p.shape)} strides {list(p.stride())}"
-        lines.append(f"parameter {name} {p.dtype} {layout} requires_grad={p.requires_grad}")
+        strides = f" strides {list(p.stride())}" if p.layout is torch.strided and not is_lazy(p) else ""
+        lines.append(f"parameter {name} {_layout_of(p)}{strides} requires_grad={p.requires_grad}")
     for name, b in buffers_of(module):
-        lines.append(f"buffer {name} {b.dtype} shape {list(b.shape)}")
+        lines.append(f"buffer {name} {_layout_of(b)}")
     return lines
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it belongs to a lazy module that has not seen an input, and has no shape yet."""
+    return isinstance(tensor, UninitializedTensorMixin)
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    shape = "to be inferred" if is_lazy(tensor) else list(tensor.shape)
+    return f"{tensor.dtype} on {tensor.device.type} shape {shape}"
 
 
 def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.device) -> None:
@@ -61,14 +76,40 @@ def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.de
                 raise InvalidUsage(f"ranks hold different models: rank 0 has '{expected}', rank {rank} has '{found}'")
 
 
+def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:
+    """Raises InvalidUsage with `message`, which every rank is expected to raise at the same place of its program.
+
+    If all do so the group is as before. If one has not within 10 s, the group is failed: on `ringlet` the others raise
+    InvalidUsage with this message in the call in which they wait; on another backend they wait until this process ends,
+    or for their timeout. Speaks through the group's store: the group itself may be in other ranks' calls.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if not _all_refuse(message, group, world, rank):
+        backend: Any = group._get_backend(device)
+        if hasattr(backend, "fail"):
+            backend.fail(f"rank {rank} refused what other ranks went on with: {message}")
+    raise InvalidUsage(message)
+
+
+def _all_refuse(message: str, group: dist.ProcessGroup, world: int, rank: int) -> bool:
+    topic = "ringlet refusal " + hashlib.sha256(message.encode()).hexdigest()
+    with contextlib.suppress(RuntimeError):  # the store's timeout, and whatever else keeps ranks from agreeing
+        store = group.get_group_store()
+        time = store.add(f"{topic} {rank}", 1)  # the same message may be raised again
+        store.set(f"{topic} {rank} {time}", "")
+        store.wait([f"{topic} {other} {time}" for other in range(world)], timedelta(seconds=ALIKE_SECONDS))
+        return True
+    return False
+
+
 @torch.no_grad()
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
     """Copies the parameters and buffers of group rank `source` to every rank, in place. Collective; shapes and dtypes
-    must agree; ignored ones are left alone."""
+    must agree; ignored ones are left alone. As bytes: backends know fewer dtypes than torch."""
     sent = []
     for _, tensor in (*parameters_of(module), *buffers_of(module)):
-        dense = tensor.detach().contiguous()
-        sent.append((tensor, dense, dist.broadcast(dense, group=group, group_src=source, async_op=True)))
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        sent.append((tensor, dense, dist.broadcast(_bytes_of(dense), group=group, group_src=source, async_op=True)))
     for tensor, dense, work in sent:
         work.wait()
         if dense.data_ptr() != tensor.data_ptr():
@@ -77,17 +118,22 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: i
 
 @torch.no_grad()
 def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
-    """Copies the buffers of group rank `source` to every rank, one message for each dtype and device. Collective.
+    """Copies the buffers of group rank `source` to every rank, as the bytes of one message for each device. Collective.
 
     Copies leave version counters alone: a forward whose backward is still to come may have saved a buffer.
     """
-    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for _, buffer in buffers_of(module):
-        alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    alike: dict[torch.device, list[torch.Tensor]] = {}
+    for _, buffer in sorted(buffers_of(module), key=lambda named: -named[1].element_size()):  # so each is aligned
+        alike.setdefault(buffer.device, []).append(buffer)
     for found in alike.values():
-        flat = torch.cat([buffer.reshape(-1) for buffer in found])
+        flat = torch.cat([_bytes_of(buffer.resolve_conj().resolve_neg()) for buffer in found])
         dist.broadcast(flat, group=group, group_src=source)
         if dist.get_rank(group) != source:
             with torch.autograd._unsafe_preserve_version_counter(tuple(found)):
-                for buffer, values in zip(found, flat.split([b.numel() for b in found]), strict=True):
-                    buffer.copy_(values.view_as(buffer))
+                for buffer, values in zip(found, flat.split([b.nbytes for b in found]), strict=True):
+                    buffer.copy_(values.view(buffer.dtype).view_as(buffer))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements in logical order; the tensor's own memory where it is contiguous."""
+    return tensor.reshape(-1).view(torch.uint8)

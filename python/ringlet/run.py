@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from ringlet import launch
+from ringlet.cli import values
 
 _READ_BYTES = 1 << 16
 
@@ -30,17 +31,17 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
         "rank. When a rank fails the others are ended; the exit code is that rank's.",
     )
-    parser.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help="how many ranks")
+    parser.add_argument(
+        "-n", "--nproc", "--world", type=values.whole(1, values.MOST_WORLD), required=True, metavar="N", help="how many ranks"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
-    parser.set_defaults(run=lambda args: run(args, parser))
+    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the program; the exit code of the rank that failed first, or 0. KeyboardInterrupt once all have ended."""
-    if args.nproc < 1:
-        parser.error(f"argument -n/--nproc: {args.nproc} is not at least 1")
     program = ["-m", args.program] if args.module else [args.program]
     # Served here: no other process can take the port meanwhile, and no rank takes the store away when it ends.
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections import defaultdict
@@ -12,18 +13,21 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench import cli as bench
-from ringlet.bench.cases import Sweep, parse_bytes
+from ringlet.bench.cases import Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.run import Row
+from ringlet.cli import outputs, values
+from ringlet.cli.parser import add_option
+from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
 from ringlet.rules import MARGIN, Rule, Timing, derive, table_text
 
 _EPILOG = """\
 examples:
   ringlet tune                            two ranks of this machine, into the table that is used from then on
-  ringlet tune --world 4 -e 4M -o four    into a file, for RINGLET_TABLE=four
-  ringlet tune --hosts 4x2-block --collectives all_reduce -b 1K -e 16M
+  ringlet tune --world 2,4 -e 4M -o four    into a file, for RINGLET_TABLE=four
+  ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
   ringlet tune --show                     the table in force
 
 Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file; set to nothing, only the built-in
@@ -42,26 +46,31 @@ def add_parsers(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=tune_command)
-    add = parser.add_argument
+    add = functools.partial(add_option, parser)
     add("--show", action="store_true", help="print the table in force and where it came from, measure nothing")
-    add("--world", dest="worlds", type=bench.comma_list(int), metavar="N[,N]", help="ranks (default 2)")
-    add("--hosts", metavar="NAME", help="on emulated hosts: benchmarks/clusters/NAME.toml, or a file (needs root)")
-    add("--transport", choices=("auto", "shared_memory", "tcp"), default=default_transport(),
-        help="default: as groups have it")  # fmt: skip
-    add("--collectives", type=bench.comma_list(str), default=tuple(alternatives()), metavar="C,C",
-        help=f"default {','.join(alternatives())}")  # fmt: skip
-    add("-b", dest="begin_bytes", type=parse_bytes, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
-    add("-e", dest="end_bytes", type=parse_bytes, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
-    add("-f", dest="factor", type=int, default=4, metavar="F", help="from a size to the next (default 4)")
-    add("--rounds", type=int, default=7, metavar="R", help="repetitions of everything, interleaved (default 7)")
-    add("--ms", dest="sample_ms", type=float, default=20.0, metavar="MS", help="length of a measurement (default 20)")
-    add("--margin", type=float, default=100 * MARGIN, metavar="PERCENT",
+    add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
+    add("--hosts", type=values.name, metavar="NAME",
+        help="on emulated hosts: benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+    add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
+        help=f"of {', '.join(bench.TRANSPORTS)} (default: as groups have it)")  # fmt: skip
+    known = tuple(alternatives())
+    add("--collective", dest="collectives", type=values.names(known), default=known, metavar="C,C",
+        help=f"default {','.join(known)}")  # fmt: skip
+    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
+    add("-e", dest="end_bytes", type=values.size, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
+    add("-f", dest="factor", type=values.whole(2), default=4, metavar="F",
+        help="factor from one size to the next (default 4)")  # fmt: skip
+    add("--rounds", type=values.whole(1), default=7, metavar="R",
+        help="repetitions of everything, interleaved (default 7)")  # fmt: skip
+    add("--ms", dest="sample_ms", type=values.number(0, 1e7), default=20.0, metavar="MS",
+        help="length of a measurement (default 20)")  # fmt: skip
+    add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
         help="what a rule must gain on the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=Path, metavar="FILE", help="default: the table that groups then use")
+    add("-o", dest="output", type=values.file(), metavar="FILE", help="default: the table that groups then use")
 
 
 def tune_command(args: argparse.Namespace) -> int:
-    """0: done; 1: a rank died; 2: cannot run as asked. Without -o, the table of before is kept beside the new one."""
+    """0: done; 2: cannot run as asked, or a rank died. Without -o, the table of before is kept beside the new one."""
     if args.show:
         print(in_force(), end="")
         return 0
@@ -70,15 +79,12 @@ def tune_command(args: argparse.Namespace) -> int:
         sweeps = list(_sweeps(args, cluster))
         output = args.output or _usual_place()
         for sweep in sweeps:
-            bench.require_hosts(sweep)
-    except BenchError as error:
+            bench.require_able(sweep)
+        outputs.check({"-o": output}, make_folders=True)
+        rows, meta = _measure(sweeps)
+    except (BenchError, InvalidUsage) as error:
         print(f"ringlet tune: {error}", file=sys.stderr)
         return 2
-    try:
-        rows, meta = _measure(sweeps)
-    except BenchError as error:
-        print(f"ringlet tune: {error}", file=sys.stderr)
-        return 1
     rules = derive(timings(rows, cluster), _C.chosen, args.margin / 100)
     text = _heading(meta, args.margin) + table_text(rules)
     _write(output, text)
@@ -127,17 +133,16 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     """One a collective, since each has algorithms of its own."""
     worlds = args.worlds or ((cluster.world,) if cluster else (2,))
     if min(worlds) < 2:
-        raise BenchError("world: a rank that is alone has nothing to choose")
-    in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and args.transport != "tcp"
+        raise BenchError("--world: a rank that is alone has nothing to choose")
+    transport = args.transport or default_transport()
+    in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
     known = alternatives()
     for collective in args.collectives:
-        if collective not in known:
-            raise BenchError(f"collectives: {collective} is not one of {', '.join(known)}")
         yield Sweep(
             worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
             begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor, rounds=args.rounds,
-            sample_ms=args.sample_ms, transport=args.transport,
+            sample_ms=args.sample_ms, transport=transport,
         )  # fmt: skip
 
 
@@ -181,7 +186,6 @@ def _summary(rules: list[Rule]) -> str:
 
 def _write(output: Path, text: str) -> None:
     """Whole or not at all: groups may be made meanwhile. What was there may be somebody's own work, and is kept."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists():
         output.replace(output.with_name(f"{output.name}.before"))
     fresh = output.with_name(f".{output.name}.{os.getpid()}")

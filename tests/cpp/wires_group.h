@@ -50,7 +50,7 @@ class ThreadStore final : public ringlet::Store {
     values_[key] = value;
     changed_.notify_all();
   }
-  std::string get(const std::string& key, const ringlet::Deadline& deadline) override {
+  std::string get(const std::string& key, const ringlet::Deadline& deadline) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.count(key) != 0; })) {
       throw ringlet::Timeout("nobody set " + key);
@@ -61,6 +61,10 @@ class ThreadStore final : public ringlet::Store {
     std::vector<std::string> values;
     for (const std::string& key : keys) values.push_back(get(key, deadline));
     return values;
+  }
+  bool has(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.count(key) != 0;
   }
   int64_t add(const std::string& key, int64_t more) override {
     const std::lock_guard lock(mutex_);

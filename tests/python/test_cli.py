@@ -1,59 +1,133 @@
-"""The command line as a user starts it: processes of their own, few of them, for each imports torch."""
+"""The command line: what it says, what it writes, and its exit codes. Few processes, for each imports torch."""
 
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
 
 import pytest
 
+import ringlet
+from ringlet import doctor, variables
+from ringlet.__main__ import main, make_parser
+from ringlet.cli import outputs, values
 
-def ringlet(*arguments, timeout=120, **environment):
+ROOT = pathlib.Path(__file__).parents[2]
+COMMANDS = ("bench", "tune", "prove", "draw", "doctor", "version")
+
+
+def printed(capsys, *words):
+    """What a command that must succeed prints."""
+    capsys.readouterr()
+    try:
+        code = main(words)
+    except SystemExit as ended:  # argparse's way to end a help
+        code = ended.code
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    return told.out
+
+
+def ringlet_process(*arguments, **environment):
     command = [sys.executable, "-m", "ringlet", *map(str, arguments)]
     done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env=os.environ | {"COLUMNS": "100"} | environment,
+        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
 
-def test_help_has_a_line_for_each_command_and_an_example():
-    done = ringlet("--help")
-    assert done.returncode == 0
-    lines = [line.split() for line in done.stdout.splitlines()]
-    for command in ("bench", "tune", "prove", "draw", "doctor"):
-        told = [words for words in lines if words[:1] == [command]]
-        assert len(told) == 1 and len(told[0]) > 3, done.stdout
-    assert "example:" in done.stdout
+def test_help_has_a_line_for_each_command_and_an_example(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    told = printed(capsys, "--help")
+    lines = [line.split() for line in told.splitlines()]
+    for command in COMMANDS:
+        found = [words for words in lines if words[:1] == [command]]
+        assert len(found) == 1 and len(found[0]) > 3, told
+    assert "Exit codes: 0 success, 1 check failed, 2 bad arguments or failure, 130 interrupted." in told
+    assert printed(capsys) == told, "without arguments"
 
 
-def test_prove_writes_a_table_for_people_and_one_for_programs(tmp_path):
-    done = ringlet("prove", "--worlds", "1-5,8", "--collective", "all_reduce", "--json", tmp_path / "proofs.json")
-    assert done.returncode == 0, done.stderr
-    head, *rows = done.stdout.splitlines()
-    assert head.startswith("algorithm") and {"ring", "butterfly", "two_shot"} <= {row.split()[0] for row in rows}
-    written = json.loads((tmp_path / "proofs.json").read_text())
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_examples_and_one_name_an_option(command, capsys):
+    told = printed(capsys, command, "--help")
+    assert command == "version" or re.search(r"examples:\n  (ringlet|torchrun)", told)
+    for other in ("--worlds", "--nproc", "--algorithms", "--collectives", "--minbytes", "-g"):
+        assert not re.search(rf"(?<!\S){other}(?![\w-])", told)
+
+
+def test_versions(capsys):
+    told = printed(capsys, "version")
+    assert told == printed(capsys, "--version")
+    assert told.startswith(f"ringlet {ringlet.__version__}, torch {sys.modules['torch'].__version__}, built by ")
+
+
+def parsed(*words):
+    parser, _ = make_parser()
+    return parser.parse_args(words)
+
+
+def test_options_have_one_meaning_in_all_commands():
+    for world in ("--world", "--worlds", "--nproc"):
+        for command in ("bench", "tune", "prove"):
+            assert parsed(command, world, "2,4-5,4").worlds == (2, 4, 5)
+        assert parsed("draw", "ring", world, "3").world == 3
+    for name in ("--algorithm", "--algorithms"):
+        assert parsed("bench", name, "ring,butterfly,ring").algorithms == ("ring", "butterfly")
+        assert parsed("prove", name, "ring,butterfly").algorithm == ("ring", "butterfly")
+    for name in ("--collective", "--collectives"):
+        assert parsed("bench", name, "all_reduce,broadcast").collectives == ("all_reduce", "broadcast")
+        assert parsed("tune", name, "all_reduce").collectives == ("all_reduce",)
+        assert parsed("prove", name, "all_reduce").collective == ("all_reduce",)
+    assert parsed("bench", "--algorithm", "none").algorithms == ()
+
+
+def test_flags_of_nccl_tests():
+    args = parsed("bench", "-b", "8", "-e", "128M", "-f2", "-n", "20", "-w", "3", "-c1", "-d", "half", "-o", "prod")
+    assert (args.begin_bytes, args.end_bytes, args.factor, args.iterations) == (8, 128 << 20, 2, 20)
+    assert (args.warmup, args.check, args.dtype, args.op) == (3, True, "float16", "product")
+    assert [values.size(text) for text in ("4", "1K", "64k", "256M", "1G", "1MiB", "1 GB")] == [
+        4, 1 << 10, 64 << 10, 256 << 20, 1 << 30, 1 << 20, 1 << 30,
+    ]  # fmt: skip
+
+
+def test_a_file_is_tried_without_a_trace(tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("text")
+    outputs.check({"--json": kept, "--plot": tmp_path / "new", "--report": None})
+    assert kept.read_text() == "text" and list(tmp_path.iterdir()) == [kept]
+    outputs.check({"--json": tmp_path / "a" / "b" / "new"}, make_folders=True)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    os.mkfifo(tmp_path / "pipe")
+    outputs.check({"--json": tmp_path / "pipe"})  # does not wait for a reader
+
+
+def test_prove_writes_a_table_for_people_and_one_for_programs(tmp_path, capsys):
+    file = tmp_path / "proofs.json"
+    told = printed(capsys, "prove", "--world", "1-5,8", "--algorithm", "ring,butterfly", "--json", str(file))
+    head, *rows = told.splitlines()
+    assert head.startswith("algorithm") and {row.split()[0] for row in rows} == {"ring", "butterfly"}
+    written = json.loads(file.read_text())
     assert written["proved"] is True
     assert len(written["rows"]) == len(rows)
     assert {proof["world"] for proof in written["proofs"]} == {1, 2, 3, 4, 5, 8}
 
 
-def test_draw_prints_text_and_writes_svg(tmp_path):
+def test_draw_prints_text_and_writes_svg(tmp_path, capsys):
     picture = tmp_path / "ring.svg"
-    done = ringlet("draw", "ring", "--world", 3, "--text", "-o", picture)
-    assert done.returncode == 0, done.stderr
-    assert "ring all_reduce, world 3" in done.stdout
+    told = printed(capsys, "draw", "ring", "--world", "3", "--text", "-o", str(picture))
+    assert "ring all_reduce, world 3" in told
     assert xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
+# --- doctor
+
+
 def test_doctor_finds_what_the_suite_needs(tmp_path):
-    done = ringlet("doctor", "--json", tmp_path / "doctor.json")
+    done = ringlet_process("doctor", "--json", tmp_path / "doctor.json")
     written = json.loads((tmp_path / "doctor.json").read_text())
     assert done.returncode == 0 and written["ok"] is True, done.stdout
     states = {(finding["part"], finding["name"]): finding["state"] for finding in written["findings"]}
@@ -66,33 +140,97 @@ def test_doctor_finds_what_the_suite_needs(tmp_path):
     assert done.stderr == ""  # progress is for terminals
 
 
-def test_doctor_says_what_to_do_about_what_fails(tmp_path):
-    done = ringlet("doctor", "--json", tmp_path / "doctor.json", RINGLET_CPU_KERNELS="none-such")
-    assert done.returncode == 1
-    failing = [f for f in json.loads((tmp_path / "doctor.json").read_text())["findings"] if f["state"] == "fails"]
-    assert "RINGLET_CPU_KERNELS=none-such" in next(f["advice"] for f in failing if f["part"] == "kernels")
+@pytest.fixture
+def untried(monkeypatch):
+    """Transports that are not tried: what they raise is what a rank raises."""
+
+    def fails():
+        raise RuntimeError("-- Process 0 terminated\nTraceback ...\nringlet.errors.InvalidUsage: it does not work")
+
+    for name in ("_try_threads", "_try_processes", "_try_connections"):
+        monkeypatch.setattr(doctor, name, fails)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((), "COMMAND"),
-        (("sing",), "sing"),
-        (("draw", "ring", "--world", "0"), "world must be"),
-        (("prove", "--worlds", "none"), "none"),
-        (("doctor", "--json", "/nowhere/doctor.json"), "/nowhere/doctor.json"),
-    ],
-)
-def test_bad_arguments_exit_2_with_what_is_wrong(arguments, told):
-    done = ringlet(*arguments)
-    assert done.returncode == 2
-    assert told in done.stderr
+WRONG = {
+    "RINGLET_HEAP_MIB": ("lots", "a number of MiB from 16 up"),
+    "RINGLET_CPU_KERNELS": ("none-such", "one of the kernels"),
+    "RINGLET_TABLE": ("/missing/table", "No such file"),
+    "RINGLET_TRANSPORT": ("pigeon", "one of auto, shared_memory, tcp, threads"),
+    "RINGLET_INTERFACE": ("none0", "there are: "),
+    "RINGLET_TCP_CONGESTION": ("none-such", "tcp_allowed_congestion_control"),
+    "RINGLET_TOPOLOGY": ("round", "ignore"),
+    "RINGLET_GPU_HEAP_MIB": ("-1", "a number of MiB"),
+    "RINGLET_PEER_MEMORY_BYTES": ("1K", "a number of bytes"),
+    "RINGLET_CUDA_LIBRARY": ("/missing.so", "the path of a CUDA library"),
+    "RINGLET_NCCL_LIBRARY": ("/missing.so", "the path of an NCCL library"),
+}
+
+
+def test_doctor_names_each_variable_that_is_wrong_and_what_it_takes(untried, monkeypatch, capsys):
+    for name, (value, _) in WRONG.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RINGLET_HAEP_MIB", "64")
+    assert main(("doctor",)) == 1
+    told = capsys.readouterr().out
+    for name, (_, takes) in WRONG.items():
+        line = next(line for line in told.splitlines() if line.split()[:2] == ["variables", name])
+        assert " fails " in line and takes in line, line
+        assert f"  {name}: set {name} to " in told
+    assert re.search(r"RINGLET_HAEP_MIB +poor +is no variable of ringlet", told)
+    assert "did you mean RINGLET_HEAP_MIB?" in told
+    assert f"threads, shared_memory, tcp: first set right what fails above: {', '.join(sorted(WRONG))}" in told
+    assert "build ringlet again" not in told
+
+
+def test_variables_that_are_right_are_no_problem():
+    assert set(WRONG) | {"RINGLET_HOST_ID"} == set(variables.VARIABLES)
+    right = {
+        "RINGLET_HEAP_MIB": "16",
+        "RINGLET_CPU_KERNELS": "portable",
+        "RINGLET_TOPOLOGY": "ignore",
+        "RINGLET_TABLE": "",
+    }
+    assert (
+        list(variables.problems(right | {"RINGLET_GPU_HEAP_MIB": "0", "RINGLET_TRANSPORT": "tcp", "HOME": "/x"})) == []
+    )
+
+
+def test_the_page_and_doctor_know_the_same_variables():
+    page = (ROOT / "docs" / "start.md").read_text()
+    table = page[page.index("## Environment variables") :]
+    assert set(re.findall(r"RINGLET_[A-Z_]+", table)) == set(variables.VARIABLES)
+
+
+def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp_path):
+    def broken(*arguments):
+        raise FileNotFoundError(2, "No such file or directory", "/proc/self")
+
+    for owner, name in ((doctor.os, "sched_getaffinity"), (doctor.peers, "installed"), (doctor._C, "kernels")):
+        monkeypatch.setattr(owner, name, broken)
+    monkeypatch.setattr(doctor, "congestion_controls", broken)
+    assert main(("doctor",)) == 1
+    told = capsys.readouterr().out
+    for part in ("host", "kernels", "transport", "peers"):
+        assert re.search(rf"^{part} +\(rest\) +fails +could not be examined: .*/proc/self", told, re.MULTILINE), told
+    assert "gpu        CUDA" in told, "the parts after it are examined"
+
+
+# --- exit codes
 
 
 def test_a_reader_that_leaves_is_no_failure():
-    command = f"{sys.executable} -m ringlet draw ring --world 64 | head -n 1"
+    command = f"{sys.executable} -m ringlet draw ring --world 32 | head -n 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "ring all_reduce" in done.stdout
+
+
+def test_an_interrupt_is_130(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupted)
+    assert main(("doctor",)) == 130
+    assert capsys.readouterr().err == "ringlet doctor: interrupted\n"

@@ -1,6 +1,8 @@
 """Gradients of the step before, and what the reducer tells and draws of a step."""
 
 import copy
+import itertools
+import json
 import sys
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
-from ringlet import GradientReducer, InvalidUsage
+from ringlet import GradientReducer, InvalidUsage, SystemError
+from ringlet.gradients.draw_timeline import _colours
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 
@@ -128,6 +131,8 @@ def a_step_is_drawn(rank, world, folder):
     with open(path) as file:
         picture = file.read()
     assert picture.startswith("<?xml") and len(picture) > 5000
+    with pytest.raises(SystemError, match=r"plot_timeline: .*No such file or directory"):
+        reducer.plot_timeline(f"{folder}/missing/step.svg")
     with pytest.raises(InvalidUsage, match="plot_timeline: Format 'txt'"):
         reducer.plot_timeline(f"{folder}/step.txt")
     before = sys.modules.get("matplotlib")
@@ -138,6 +143,12 @@ def a_step_is_drawn(rank, world, folder):
     finally:
         sys.modules["matplotlib"] = before
     dist.barrier()
+
+
+def test_colours_of_buckets_do_not_repeat():
+    pytest.importorskip("matplotlib")
+    for count in (1, 2, 7, 100):
+        assert len(set(_colours(count))) == count
 
 
 def test_a_step_is_drawn(pool, tmp_path):
@@ -159,3 +170,66 @@ def test_a_step_is_drawn(pool, tmp_path):
 )
 def test_delay_and_times(place, check, pool):
     pool.values(check, place[1], join=f"dist:{place[0]}")
+
+
+def a_step_is_traced(rank, world, folder):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    path = f"{folder}/rank{rank}.json"
+    with pytest.raises(InvalidUsage, match="save_trace: no backward has been reduced yet"):
+        reducer.save_trace(path)
+    for step in range(3):
+        loss_of(model, rank, step).backward()
+    reducer.save_trace(path)
+    with open(path) as file:
+        traced = json.load(file)["traceEvents"]
+    stats = reducer.stats()
+    titles = {event["tid"]: event["args"]["name"] for event in traced if event["name"] == "thread_name"}
+    bars = [event for event in traced if event["ph"] == "X"]
+    assert {event["ph"] for event in traced} == {"M", "X"} and {event["pid"] for event in traced} == {rank}
+    assert all({"name", "cat", "pid", "tid", "ts", "dur"} <= event.keys() and event["dur"] >= 0 for event in bars)
+    rows = {title: [bar for bar in bars if titles[bar["tid"]] == title] for title in titles.values()}
+    (backward,), (exposed,) = rows["backward"], rows["exposed"]
+    near = pytest.approx  # microseconds from nanoseconds
+    assert backward["dur"] == near(1e6 * stats["backward_s"])
+    assert exposed["dur"] == near(1e6 * stats["exposed_s"])
+    assert exposed["ts"] == near(backward["ts"] + backward["dur"])
+    assert [bar["name"] for bar in rows["gradients ready"]] == stats["ready_order"]
+    ends = [bar["ts"] + bar["dur"] - backward["ts"] for bar in rows["gradients ready"]]
+    assert ends == near([1e6 * at for at in stats["ready_s"]], abs=1)
+    assert len(rows["communication"]) == len(stats["buckets"]) > 1
+    for bar, bucket in zip(rows["communication"], stats["buckets"], strict=True):
+        assert bar["ts"] - backward["ts"] == near(1e6 * bucket["launched_s"], abs=1)
+        assert bar["dur"] == near(1e6 * (bucket["done_s"] - bucket["launched_s"]), abs=1)
+        assert bar["args"]["bytes"] == bucket["bytes"] and bar["args"]["parameters"] == bucket["parameters"]
+    for row in titles:  # bars of one row do not overlap
+        times = sorted((bar["ts"], bar["ts"] + bar["dur"]) for bar in bars if bar["tid"] == row)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in itertools.pairwise(times))
+    with pytest.raises(SystemError, match=r"save_trace: .*No such file or directory"):
+        reducer.save_trace(f"{folder}/missing/trace.json")
+
+
+def test_a_step_is_traced(pool, tmp_path):
+    pool.values(a_step_is_traced, 2, str(tmp_path), join="dist:ringlet")
+
+
+def reprs_tell_the_state(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, find_unused_parameters=True, **SMALL)
+    found, sizes = repr(reducer), reducer.stats()["bucket_bytes"]
+    told = f"6 parameters, {len(sizes)} buckets of {sum(sizes)} bytes, rank {rank} of 2 on gloo, "
+    assert found.startswith(f"GradientReducer(Sequential: {told}")
+    assert "bucket_mb=0.0005" in found and "find_unused_parameters=True" in found and "static_graph" not in found
+    assert found.endswith("0 backwards reduced)")
+    merge = reducer.accumulate(2)
+    for seen in range(1, 3):
+        loss_of(model, rank).backward()
+        state = "complete" if seen == 2 else "1 of 2 micro-batches seen"
+        assert repr(merge) == f"GradientMerge(k=2, average=True, {state})"
+    assert repr(merge) in repr(reducer) and repr(reducer).endswith("1 backwards reduced)")
+    reducer.remove()
+    assert repr(reducer).endswith("removed)")
+
+
+def test_reprs_tell_the_state(pool):
+    pool.values(reprs_tell_the_state, 2, join="dist:gloo")

@@ -481,10 +481,10 @@ def test_ctrl_c_ends_a_run(tmp_path, capfd):
     thread.join()
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet: interrupted"], err
+    assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet run: interrupted"], err
 
 
 def test_run_refuses_no_ranks(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["run", "-n", "0", "program.py"])
-    assert "0 is not at least 1" in capsys.readouterr().err
+    assert "not a whole number from 1" in capsys.readouterr().err

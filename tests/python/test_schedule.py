@@ -1,17 +1,19 @@
 """Schedules as data: what they look like, what they cost, how they are drawn, and the two commands."""
 
-import argparse
+import itertools
 import json
+import re
 import xml.etree.ElementTree
 from fractions import Fraction
 
 import pytest
 
 import ringlet
+from ringlet.__main__ import main
 from ringlet.schedule import Schedule, ScheduleError
-from ringlet.schedule.cli import add_parsers, parse_worlds
 from ringlet.schedule.cost import Machine, counts
 from ringlet.schedule.draw import svg, text
+from ringlet.schedule.overview import overview
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
 
@@ -113,16 +115,9 @@ def test_rank_free_form_is_one_program_or_refused():
         svg(ringlet.schedule("butterfly", world=4), rank_free=True)
 
 
-def run_command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers(required=True))
-    args = parser.parse_args(words)
-    return args.run(args)
-
-
 def test_prove_command_prints_a_table_and_writes_json(tmp_path, capsys):
     report = tmp_path / "proofs.json"
-    assert run_command("prove", "--worlds", "1-5,8", "--algorithm", "ring", "--json", str(report)) == 0
+    assert main(("prove", "--worlds", "1-5,8", "--algorithm", "ring", "--json", str(report))) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["ring", "all_reduce", "1-5,8", "2(p-1)", "2S(p-1)/p"]
     data = json.loads(report.read_text())
     assert data["proved"] and [row["collective"] for row in data["rows"]] == [
@@ -137,29 +132,43 @@ def test_prove_command_fails_with_the_place(tmp_path, capsys, monkeypatch):
     broken = Schedule.from_steps("all_reduce", 1, [[[("send", 1, 0, 1)]], [[("recv", 0, 0, 1)]]])
     monkeypatch.setattr(ringlet.schedule, "schedule", lambda *args, **kwargs: broken)
     report = tmp_path / "proofs.json"
-    assert run_command("prove", "--worlds", "2", "--algorithm", "ring", "--json", str(report)) == 1
+    assert main(("prove", "--worlds", "2", "--algorithm", "ring", "--json", str(report))) == 1
     assert "rank 0, before any round, chunk 0: ends without the contribution of rank 1" in capsys.readouterr().err
     assert json.loads(report.read_text())["error"]["chunk"] == 0
 
 
-def test_commands_refuse_unknown_names_with_exit_code_2(capsys):
-    assert run_command("prove", "--algorithm", "rong") == 2
-    assert run_command("draw", "rong") == 2
-    assert "known: ring, butterfly" in capsys.readouterr().err
-
-
 def test_draw_command_writes_the_picture(tmp_path, capsys):
     picture = tmp_path / "ring.svg"
-    assert run_command("draw", "ring", "--world", "5", "-o", str(picture), "--text") == 0
+    assert main(("draw", "ring", "--world", "5", "-o", str(picture), "--text")) == 0
     assert picture.read_text(encoding="utf-8") == ringlet.schedule("ring", world=5).svg()
     assert "rank 4" in capsys.readouterr().out
 
 
-def test_worlds_are_parsed():
-    assert parse_worlds("1-3,8,2") == [1, 2, 3, 8]
-    for wrong in ("", "0", "a", "4-2"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            parse_worlds(wrong)
+def test_a_picture_of_many_ranks_shows_ranks(tmp_path, capsys):
+    picture = tmp_path / "ring.svg"
+    assert main(("draw", "ring", "--world", "40", "-o", str(picture))) == 0
+    assert "one bar for each rank (--force draws every chunk)" in capsys.readouterr().out
+    assert picture.stat().st_size < 1 << 20
+    drawn = xml.etree.ElementTree.parse(picture).getroot()
+    paths = [element.get("d") for element in drawn.iter("{http://www.w3.org/2000/svg}path")]
+    assert len(paths) == 2 * 79 + 78, "two for the bars of each frame, one for the messages of each round"
+    assert paths[0].count("M") == paths[2 * 79].count("M") == 40
+
+    assert main(("draw", "ring", "--world", "20", "-o", str(picture), "--force")) == 0
+    assert picture.read_text(encoding="utf-8") == ringlet.schedule("ring", world=20).svg()
+
+
+def test_an_overview_fills_ranks_as_their_chunks_fill():
+    paths = re.findall(r'<path d="([^"]*)" fill="#0072B2"', overview(ringlet.schedule("ring", world=4)))
+    heights = [[float(height) for height in re.findall(r"v-([\d.]+)", path)] for path in paths]
+    assert heights[0] == [4.0] * 4 and heights[-1] == [16.0] * 4, "a contribution of four, then all"
+    assert all(after >= before for before, after in itertools.pairwise(map(sum, heights)))
+
+
+def test_the_ending_chooses_the_format(tmp_path):
+    words = tmp_path / "ring.txt"
+    assert main(("draw", "ring", "-o", str(words))) == 0
+    assert words.read_text(encoding="utf-8") == ringlet.schedule("ring", world=4).text()
 
 
 def test_schedule_error_says_where():

@@ -107,7 +107,6 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     "words, said",
     [
         (("--world", "1"), "alone has nothing to choose"),
-        (("--collectives", "gather"), "gather is not one of all_reduce"),
         (("-b", "4K", "-e", "1K"), "sizes"),
         ((), "give -o FILE"),
     ],

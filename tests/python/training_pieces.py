@@ -120,6 +120,7 @@ class Pieces:
         if self.comm_hook:
             self.reducer.register_comm_hook(self.group, default_hooks.allreduce_hook)
         self.merge = None
+        self.relaid = False
         self.twins.begin(self.options, make)
         self.optimizer = None if self.in_backward else self.make_optimizer(self.model.parameters())
         self.twins.optimizers = [
@@ -199,7 +200,7 @@ class Pieces:
         parameters = dict(self.model.named_parameters())
         reduced = [name for names in stats["bucket_parameters"] for name in names]
         assert sorted(reduced) == sorted(self.twins.names)
-        if self.in_backward:
+        if self.in_backward or self.relaid:  # a changed layout has gradients of its own
             return
         for names in stats["bucket_parameters"]:
             found = {name: parameters[name].grad for name in names if name in self.twins.latest}

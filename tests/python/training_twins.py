@@ -32,16 +32,24 @@ class Twins:
         self.models = models
         self.optimizers: list[Any] = []
         self.coarse = any(p.dtype != torch.float64 for p in models[0].parameters())
-        left_out = set(getattr(models[0], "_ddp_params_and_buffers_to_ignore", ()))
-        named = [(name, p) for name, p in models[0].named_parameters() if name not in left_out]
+        self.used: list[set[str]] = [set() for _ in models]
+        self.hooks: list[Any] = []
+        self.follow()
+
+    def follow(self) -> None:
+        """Takes the models' parameters as they are now."""
+        left_out = set(getattr(self.models[0], "_ddp_params_and_buffers_to_ignore", ()))
+        named = [(name, p) for name, p in self.models[0].named_parameters() if name not in left_out]
         self.copied = [name for name, _ in named]
         self.names = [name for name, p in named if p.requires_grad]
-        self.buffers = [name for name, _ in models[0].named_buffers() if name not in left_out]
-        self.used: list[set[str]] = [set() for _ in models]
-        for model, used in zip(models, self.used, strict=True):
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(lambda _p, name=name, used=used: used.add(name))
+        self.buffers = [name for name, _ in self.models[0].named_buffers() if name not in left_out]
+        while self.hooks:
+            self.hooks.pop().remove()
+        for model, used in zip(self.models, self.used, strict=True):
+            for name, p in model.named_parameters():
+                if p.requires_grad:
+                    add = p.register_post_accumulate_grad_hook(lambda _p, name=name, used=used: used.add(name))
+                    self.hooks.append(add)
 
     def begin(self, options: dict[str, Any], make: Callable[..., Any] | None) -> None:
         """A new reducer."""

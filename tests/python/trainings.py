@@ -33,6 +33,7 @@ class Training(Pieces):
     def kinds(self) -> dict[str, int]:
         found = {"train": 8, "accumulate": 3, "without_sync": 3, "evaluate": 2, "edit_gradients": 2, "save_and_load": 1}
         found |= {"copy_module": 1, "renew": 2, "drop_a_loss": 1, "misuse": 2, "uneven": 2, "many": 1, "miss": 2}
+        found |= {"exchange_memory": 3, "assign": 1, "freeze_or_unfreeze": 2}
         if not self.reentrant:
             found |= {"two_forwards": 2, "twice": 2, "grad_of_grad": 2, "fail": 3, "with_autocast": 1, "beside": 1}
         if self.options["delay"]:
@@ -250,6 +251,55 @@ class Training(Pieces):
             self.zero_grad("none")
         self.make_reducer()
         self.compare()
+
+    def exchange_memory(self) -> None:
+        """Other memory, perhaps in another layout, under gradients or parameters: nothing changes."""
+        how = self.lot.choice(("gradients", "transposed", "parameters", "channels_last", "contiguous"))
+        for name in self.lot.sample(self.twins.names, min(3, len(self.twins.names))):
+            for model, _ in self.models:
+                parameter = dict(model.named_parameters())[name]
+                if how == "parameters":
+                    parameter.data = parameter.data.clone()
+                elif how in ("gradients", "transposed") and parameter.grad is not None:
+                    gradient = parameter.grad.detach().clone()
+                    if how == "transposed" and gradient.dim() == 2:
+                        gradient = gradient.t().contiguous().t()
+                    parameter.grad.data = gradient
+        if how in ("channels_last", "contiguous"):
+            self.relaid = True
+            for model, _ in self.models:
+                model.to(memory_format=torch.channels_last if how == "channels_last" else torch.contiguous_format)
+        self.compare()
+        self.backward(self.forward())
+        self.step()
+
+    def assign(self) -> None:
+        """Other parameters with the same values."""
+        self.close_window()
+        for model, _ in self.models:
+            model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        self.refuse_and_renew("is another object")
+
+    def freeze_or_unfreeze(self) -> None:
+        self.close_window()
+        named = dict(self.model.named_parameters())
+        frozen = [name for name in self.twins.copied if not named[name].requires_grad]
+        chosen = self.lot.choice(frozen or self.twins.names)
+        if not frozen and (chosen == "blocks.0.weight" or self.reentrant):
+            return
+        for model, _ in self.models:
+            dict(model.named_parameters())[chosen].requires_grad_(bool(frozen))
+        if frozen:
+            self.refuse_and_renew(f"parameter {chosen} was frozen and requires a gradient now")
+        else:
+            self.twins.follow()
+            self.renew()
+
+    def refuse_and_renew(self, words: str) -> None:
+        refused(lambda: self.model(self.data(self.rank)), words)
+        self.compare()
+        self.twins.follow()
+        self.renew()
 
     def flush(self) -> None:
         self.close_window()

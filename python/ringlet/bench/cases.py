@@ -8,7 +8,6 @@ others `bytes` is `world` blocks of `count` elements.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from .clusters import Cluster
@@ -86,11 +85,11 @@ class Sweep:
                 raise BenchError(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
         self._check_device()
         if self.hosts and self.worlds != (self.hosts.world,):
-            raise BenchError(f"nproc: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
+            raise BenchError(f"world: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
         if self.hosts and "intelmpi" in self.peers:
             raise BenchError("peers: intelmpi cannot leave a host, for its wheel brings no libfabric")
         if not self.worlds or min(self.worlds) < 1:
-            raise BenchError(f"nproc: at least 1 rank, not {self.worlds}")
+            raise BenchError(f"world: at least 1 rank, not {self.worlds}")
         if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
             raise BenchError("sizes: 1 <= -b <= -e, and -f at least 2")
         if self.rounds < 1 or self.iterations < 0 or self.warmup < 1:
@@ -156,14 +155,6 @@ def sizes(sweep: Sweep, world: int, collective: str) -> list[tuple[int, int]]:
             found[size // block * block] = size // block
         size *= sweep.factor
     return sorted(found.items())
-
-
-def parse_bytes(text: str | int) -> int:
-    """`4`, `64K`, `256M`, `1G`: powers of 1024."""
-    match = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", str(text).strip(), re.IGNORECASE)
-    if not match:
-        raise BenchError(f"{text!r} is not a size: 4, 64K, 256M or 1G")
-    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def format_bytes(size: int) -> str:

@@ -16,27 +16,74 @@ from typing import Any
 
 import torch
 
+from ringlet.cli import outputs, values
+from ringlet.cli.parser import Elsewhere, add_option
+from ringlet.errors import InvalidUsage
+from ringlet.group import default_transport
+from ringlet.schedule import algorithms
+
 from . import peers, report, results
-from .cases import DEVICES, MPI_PEERS, NCCL, PEERS, STREAM, Sweep, format_bytes, parse_bytes
+from .cases import DEVICES, MPI_PEERS, NCCL, PEERS, STREAM, Sweep, format_bytes
 from .clusters import read_cluster, read_toml
 from .errors import BenchError
 from .hosts import why_not
-from .plot import plot
-from .ranks.case import CALLS, ITEM_BYTES, MEMORIES
+from .plot import FORMATS, plot, require_matplotlib
+from .ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from .ranks.data import OPS
 from .run import Row, Watcher, run
 
 _EPILOG = """\
 examples:
-  ringlet bench --algorithms ring,butterfly,two_shot -e 16M
+  ringlet bench --algorithm ring,butterfly,two_shot -e 16M
   ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
-  ringlet bench --nproc 4,8 -b 64K --peers openmpi,mpich,intelmpi
-  ringlet bench --hosts 4x1 --algorithms ring,circulant -b 64K -e 16M
+  ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
+  ringlet bench --hosts 4x1 --algorithm ring,circulant -b 64K -e 16M
   ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
 
-Libraries are measured in turns, size by size, for --rounds rounds, and compared within a round.
-Sizes are those of nccl-tests: the largest buffer that a rank passes. GB/s are 10^9 bytes.
+bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
+A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second.
 """
+_RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
+TRANSPORTS = ("auto", "shared_memory", "tcp")
+# nccl-tests' names of what has another name here, and its flags that have no meaning here.
+_DTYPES_OF_NCCL_TESTS = {
+    "half": "float16", "float": "float32", "double": "float64", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
+_OPS_OF_NCCL_TESTS = {"prod": "product"}
+_ONE_PROCESS = (
+    "ringlet bench starts one process for each rank, on a GPU of its own where --device is cuda: give --world N"
+)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{values.shown(text)} is not 0 or 1")
+    return text == "1"
+
+
+# What each setting of a sweep takes, as a flag's word or as a value in a sweep file.
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "hosts": values.name,
+    "device": values.one_of(DEVICES),
+    "transport": values.one_of(TRANSPORTS),
+    "worlds": values.worlds,
+    "collectives": values.names(CALLS),
+    "algorithms": values.names(none=True),
+    "begin_bytes": values.size,
+    "end_bytes": values.size,
+    "factor": values.whole(2),
+    "memory": values.names(MEMORIES),
+    "via": values.names(("api", "torch")),
+    "peers": values.names(PEERS, none=True),
+    "dtype": values.one_of(tuple(ITEM_BYTES), _DTYPES_OF_NCCL_TESTS),
+    "op": values.one_of(OPS, _OPS_OF_NCCL_TESTS),
+    "iterations": values.whole(0),
+    "sample_ms": values.number(0, 1e7),
+    "warmup": values.whole(1),
+    "check": _switch,
+    "rounds": values.whole(1),
+    "timeout_s": values.number(0, 1e6),
+}
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -51,73 +98,143 @@ def add_parsers(subparsers: Any) -> None:
     parser.set_defaults(run=bench_command)
     _add_what(parser)
     _add_how(parser)
+    _add_output(parser)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what to measure").add_argument
-    add("--sweep", metavar="NAME", help="options from benchmarks/sweeps/NAME.toml, or a file; flags override them")
-    add("--hosts", metavar="NAME",
-        help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
-    add("--device", choices=DEVICES, help="where buffers are (default cpu); cuda: compared with NCCL")
-    add("--transport", metavar="T", help="ringlet's transport (default: its own choice)")
-    add("--nproc", dest="worlds", type=comma_list(int), metavar="N[,N]", help="ranks (default 2)")
-    add("--collective", dest="collectives", type=comma_list(str), metavar="C,C",
-        help=f"{', '.join(CALLS)} (default all_reduce)")  # fmt: skip
-    add("--algorithms", type=comma_list(str), metavar="A,B", help="ringlet's (default auto; none: only the peers)")
-    add("-b", dest="begin_bytes", type=parse_bytes, metavar="BYTES", help="smallest size (default 4)")
-    add("-e", dest="end_bytes", type=parse_bytes, metavar="BYTES", help="largest size (default 256M)")
-    add("-f", dest="factor", type=int, metavar="F", help="from a size to the next (default 4)")
-    add("--memory", type=comma_list(str), metavar="M,M",
-        help=f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
-    add("--via", type=comma_list(str), metavar="V,V",
-        help="api, torch: through ringlet's interface or torch.distributed")  # fmt: skip
-    add("--peers", type=comma_list(str), metavar="P,P",
-        help=f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")  # fmt: skip
-    add("--dtype", choices=tuple(ITEM_BYTES), help="default float32")
-    add("--op", choices=OPS, help="default sum")
+    group = parser.add_argument_group("what to measure")
+
+    def add(name: str, setting: str, metavar: str, told: str) -> None:
+        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told)
+
+    group.add_argument("--sweep", type=values.name, metavar="NAME",
+        help="settings from benchmarks/sweeps/NAME.toml, or a file; flags override them")  # fmt: skip
+    add(
+        "--hosts", "hosts", "NAME", "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)"
+    )
+    add("--device", "device", "D", f"where buffers are: {', '.join(DEVICES)} (default cpu; cuda is compared with NCCL)")
+    add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default: its own choice)")
+    add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
+    add("--collective", "collectives", "C,C", f"{', '.join(CALLS)} (default all_reduce)")
+    add("--algorithm", "algorithms", "A,A", "ringlet's (default auto; none: only the peers)")
+    add("-b", "begin_bytes", "BYTES", "smallest size (default 4)")
+    add("-e", "end_bytes", "BYTES", "largest size (default 256M)")
+    add("-f", "factor", "F", "factor from one size to the next (default 4)")
+    add("--memory", "memory", "M,M",
+        f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
+    add("--via", "via", "V,V", "api, torch: through ringlet's interface (default) or torch.distributed")
+    add("--peers", "peers", "P,P", f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")
+    add("--dtype", "dtype", "D", "also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")
+    add("--op", "op", "O", f"also -o: {', '.join(OPS)} (default sum)")
+    group.add_argument("-g", "--ngpus", "-t", "--nthreads", dest="elsewhere", action=Elsewhere, instead=_ONE_PROCESS)
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how").add_argument
-    add("-n", dest="iterations", type=int, metavar="N", help="timed calls a measurement (default 0: fill --ms)")
-    add("--ms", dest="sample_ms", type=float, metavar="MS", help="length of a measurement (default 50)")
-    add("-w", dest="warmup", type=int, metavar="N", help="warm-up calls a measurement (default 5; 2 from 16 MiB)")
-    add("-c", dest="check", type=_switch, metavar="0|1", nargs="?", const=True, help="check results (default 1)")
-    add("--rounds", type=int, metavar="R", help="repetitions of everything, interleaved (default 5)")
-    add("--timeout", dest="timeout_s", type=float, metavar="S", help="longest wait for any answer (default 120)")
+    group = parser.add_argument_group("how")
+
+    def add(name: str, setting: str, metavar: str, told: str, **more: Any) -> None:
+        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, **more)
+
+    add("-n", "iterations", "N", "timed calls of a measurement (default 0: fill --ms)")
+    add("--ms", "sample_ms", "MS", "length of a measurement (default 50)")
+    add("-w", "warmup", "N", "warm-up calls of a measurement (default 5; 2 from 16 MiB)")
+    add("-c", "check", "0|1", "check results (default 1)", nargs="?", const=True)
+    add("--rounds", "rounds", "R", "repetitions of everything, interleaved (default 5)")
+    add("--timeout", "timeout_s", "S", "longest wait for any answer (default 120)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
-    add("--json", type=Path, metavar="FILE", help="write one object a line, and FILE's .meta.json beside it")
-    add("--plot", type=Path, metavar="FILE", help="draw time and bus bandwidth over size (.svg, .png)")
-    add("--report", type=Path, metavar="FILE", help="write a results page in Markdown; a folder: DATE-MACHINE.md in it")
-    add("--from", dest="source", type=Path, metavar="FILE", help="show an earlier --json, measure nothing")
+    add("--json", type=values.file(), metavar="FILE", help="write one object a line, and FILE's .meta.json beside it")
+    add("--plot", type=values.file(*FORMATS), metavar="FILE",
+        help=f"draw time, bus bandwidth and the ratio to the best peer ({', '.join(FORMATS)})")  # fmt: skip
+    add("--report", type=values.file(), metavar="FILE", help="write a page FILE.md; a folder: DATE-MACHINE.md in it")
+    add("--from", dest="source", type=values.file(), metavar="FILE", help="show an earlier --json, measure nothing")
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    """Run it. 0: done; 1: wrong elements, or a rank died; 2: cannot run as asked; 130: interrupted."""
+    """Run it. 0: done; 1: wrong elements; 2: cannot run as asked, or a rank died; 130: interrupted."""
     try:
         sweep = None if args.source else build_sweep(args)
         if sweep:
             peers.require(sweep.peers)
-            require_hosts(sweep)
-            require_device(sweep)
-    except BenchError as error:
-        print(f"ringlet bench: {error}", file=sys.stderr)
-        return 2
-    try:
-        rows, meta = measure(sweep, args.json) if sweep else results.read(args.source)
+            require_able(sweep)
+        elif args.json:
+            raise BenchError("--json: --from measures nothing; leave one of them out")
+        earlier = results.read(args.source) if args.source else ([], {})
+        _check_outputs(args)
+        if missing := getattr(args, "missing_peers", ()):
+            print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
+        rows, meta = measure(sweep, args.json) if sweep else earlier
+        if not rows:
+            raise BenchError("nothing was measured")
         report.show(rows, meta)
         if args.plot:
-            args.plot.parent.mkdir(parents=True, exist_ok=True)
             plot(rows, args.plot)
         if args.report:
             _write_report(args.report, rows, meta)
-    except BenchError as error:
+    except (BenchError, InvalidUsage) as error:
         print(f"ringlet bench: {error}", file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print("ringlet bench: interrupted", file=sys.stderr)
         return 130
     return 1 if results.wrong_elements(rows) else 0
+
+
+def machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """All files that will be written, before anything is measured."""
+    if args.plot:
+        require_matplotlib()
+    page = args.report
+    if page and page.suffix not in ("", ".md") and not page.is_dir():
+        raise BenchError(f"--report: {page} must end in .md, or be a folder")
+    if page and page.suffix != ".md":
+        page = page / "page.md"
+    meta = args.json and args.json.with_suffix(".meta.json")
+    files = {"--json": args.json, "--json's .meta.json": meta, "--plot": args.plot, "--report": page}
+    outputs.check(files | {"--from": args.source}, make_folders=True)
+
+
+def require_able(sweep: Sweep) -> None:
+    """BenchError where this machine or ringlet cannot run the sweep."""
+    require_hosts(sweep)
+    require_device(sweep)
+    require_algorithms(sweep)
+    require_memory(sweep)
+    wish = sweep.transport or default_transport()
+    if wish not in TRANSPORTS:
+        raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {", ".join(TRANSPORTS)}')
+
+
+def require_algorithms(sweep: Sweep) -> None:
+    """BenchError where one of the algorithms is not one of a collective's."""
+    for collective in sweep.collectives if "api" in sweep.via else ():
+        known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
+        for name in sweep.algorithms:
+            if name not in known and collective not in ("barrier", "send_recv", *LISTS):
+                raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}")
+
+
+def require_memory(sweep: Sweep) -> None:
+    """BenchError where the ranks, or their largest buffers, surely need more memory than the machine has."""
+    if sweep.device != "cpu":
+        return
+    machine = machine_bytes()
+    world, jobs = max(sweep.worlds), len({config.job for config in sweep.configs()})
+    if world * jobs * _RANK_BYTES > machine:
+        raise BenchError(
+            f"--world: {world} ranks of {jobs} libraries are {world * jobs} processes, more than this machine's "
+            f"{machine >> 30} GiB can hold"
+        )
+    if world * sweep.end_bytes > machine:
+        raise BenchError(
+            f"-e: {world} buffers of {format_bytes(sweep.end_bytes)} are more than this machine's {machine >> 30} GiB"
+        )
 
 
 def require_hosts(sweep: Sweep) -> None:
@@ -134,7 +251,7 @@ def require_device(sweep: Sweep) -> None:
 
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
-    """Defaults, then the sweep file, then flags."""
+    """Defaults, then the sweep file, then flags. args.missing_peers: those that would be compared with by default."""
     names = {one.name for one in dataclasses.fields(Sweep)}
     chosen = _read_sweep(args.sweep, names) if args.sweep else {}
     chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -147,24 +264,31 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
         able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
         there = [peer for peer in able if peer in peers.installed()]
         chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
-        missing = [peer for peer in able if peer not in there]
-        if missing:
-            print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
+        args.missing_peers = tuple(peer for peer in able if peer not in there)
     return Sweep(**chosen)
 
 
 def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
+    """A sweep file's settings, each checked as its flag would be."""
     path = named_file("sweeps", name)
-    settings = read_toml(path, f"sweep {path}")
-    unknown = settings.keys() - known
-    if unknown:
-        raise BenchError(f"sweep {path}: {', '.join(sorted(unknown))} is not one of {', '.join(sorted(known))}")
-    for key, value in settings.items():
-        if key in ("begin_bytes", "end_bytes"):
-            settings[key] = parse_bytes(value)
-        elif isinstance(value, list):
-            settings[key] = tuple(value)
-    return settings
+    found = {}
+    for key, value in read_toml(path, f"sweep {path}").items():
+        if key not in known:
+            raise BenchError(f"sweep {path}: {key} is not one of {', '.join(sorted(known))}")
+        try:
+            found[key] = _TYPES[key](_as_word(value))
+        except argparse.ArgumentTypeError as error:
+            raise BenchError(f"sweep {path}: {key}: {error}") from error
+    return found
+
+
+def _as_word(value: Any) -> str:
+    """A value of a file as the word of a flag."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
 
 
 def named_file(folder: str, name: str) -> Path:
@@ -241,23 +365,7 @@ def _told(row: Row) -> str:
 
 
 def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:
-    if path.is_dir() or path.suffix != ".md":
+    if path.suffix != ".md":
         path = path / f"{date.today()}-{meta.get('machine', {}).get('name', 'machine')}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(report.markdown(rows, meta))
     print(f"wrote {path}", file=sys.stderr)
-
-
-def comma_list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """An option's type: words with commas between them; "none" is none."""
-
-    def parse(text: str) -> tuple[Any, ...]:
-        return tuple(kind(one.strip()) for one in text.split(",") if one.strip() not in ("", "none"))
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError("0 or 1")
-    return text == "1"

@@ -39,7 +39,8 @@ class Cluster:
             raise BenchError(f"cluster: numbering = {self.numbering!r} is not one of {', '.join(NUMBERINGS)}")
         for what in ("link_mbit", "uplink_mbit"):
             rate = getattr(self, what)
-            if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate >= 1):
+            number = isinstance(rate, int | float) and not isinstance(rate, bool)
+            if rate is not None and not (number and 1 <= rate <= 1e9):
                 raise BenchError(f"cluster: {what} = {rate!r} is not a rate of at least 1 Mbit/s")
 
     @property
@@ -87,5 +88,5 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
             raise BenchError(f"{what}: reading TOML needs Python 3.11, or `pip install tomli`") from error
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # of TOML, or of its letters
         raise BenchError(f"{what}: {error}") from error

@@ -131,7 +131,7 @@ class Job:
                     if rank not in answers and (answer := connection.take()):
                         if "error" in answer:
                             told = f"rank {rank} failed during {doing}: {answer['error']}"
-                            raise self._died(f"{told}\n{answer['traceback']}")
+                            raise self._died("\n".join(filter(None, (told, answer["traceback"]))))
                         answers[rank] = answer
                 if len(answers) == self.world:
                     return [answers[rank] for rank in range(self.world)]

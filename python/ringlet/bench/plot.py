@@ -1,97 +1,169 @@
-"""Draws time and bus bandwidth over size, one line per library and way of using it."""
+"""Draws time, bus bandwidth and the ratio to the fastest peer over size: a line for each library and way to use it."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cases import Config, format_bytes
+from .cases import PEERS, STREAM, Config, format_bytes
 from .errors import BenchError
-from .results import Row, config_of, median_rows
+from .results import Comparison, Row, compare, config_of, median_rows
 
+FORMATS = (".svg", ".png", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; peers in greys and dashes, ringlet in colour.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E3C99")
+_MARKERS = "osD^vPX*"
 _PEERS = {
-    "gloo": ("#333333", ":", "v"), "openmpi": ("#777777", "--", "s"), "mpich": ("#999999", "-.", "^"),
-    "intelmpi": ("#555555", (0, (5, 1, 1, 1, 1, 1)), "D"), "stream": ("#BBBBBB", "-", "x"),
+    "gloo": ("#111111", ":", "v"), "openmpi": ("#666666", "--", "s"), "mpich": ("#8A8A8A", "-.", "^"),
+    "intelmpi": ("#3C3C3C", (0, (5, 1, 1, 1, 1, 1)), "D"), STREAM: ("#BBBBBB", "-", "x"),
+    "nccl": ("#444444", "--", "P"),
 }  # fmt: skip
+_LOOK: dict[Any, Any] = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ringlet",
+}  # fmt: skip
+
+Styles = dict[Config, dict[str, Any]]
+
+
+def require_matplotlib() -> None:
+    """BenchError where it is not installed; does not import it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BenchError("--plot needs matplotlib: pip install 'ringlet[cli]'")
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """A row of two panels per collective that moves data, and world. The ending of `path` chooses the format: .svg,
-    .png, .pdf."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BenchError("--plot needs matplotlib: pip install 'ringlet[cli]'") from error
+    """A row of panels per collective that moves data, and world. The ending of `path` chooses the format: .svg, .png,
+    .pdf."""
+    require_matplotlib()
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    merged = [row for row in median_rows(rows) if row["bytes"] > 0]
-    kinds = list(dict.fromkeys((row["collective"], row["world"]) for row in rows if row["bytes"] > 0))
-    styles = _styles([config_of(row) for row in merged])
-    look: dict[Any, Any] = {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.hashsalt": "ringlet",
-    }
-    size = (13, 5.2 * len(kinds))
-    with plt.rc_context(look):
-        figure, axes = plt.subplots(len(kinds), 2, figsize=size, squeeze=False, layout="constrained")
-        for (left, right), (collective, world) in zip(axes, kinds, strict=True):
-            lines: dict[Config, list[Row]] = defaultdict(list)
-            for row in (row for row in merged if (row["collective"], row["world"]) == (collective, world)):
-                lines[config_of(row)].append(row)
-            for config, points in lines.items():
-                sizes = [row["bytes"] for row in points]
-                left.plot(sizes, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
-                right.plot(sizes, [row["busbw_gbps"] for row in points], label=str(config), **styles[config])
-            what = f"{collective}, {world} ranks, {merged[0]['dtype']}"
-            _dress(left, f"{what}: time (median; less is better)", _duration, merged)
-            _dress(right, f"{what}: bus bandwidth (more is better)", lambda gbps: f"{gbps:g} GB/s", merged)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-        figure.savefig(path, dpi=130)
+    rows = [row for row in rows if row["bytes"] > 0]
+    kinds = list(dict.fromkeys((row["collective"], row["world"]) for row in rows))
+    if not kinds:
+        raise BenchError("--plot: nothing was measured that has a size")
+    styles = _styles([config_of(row) for row in median_rows(rows)])
+    fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer != STREAM]})
+    panels = 3 if fastest else 2
+    with plt.rc_context(_LOOK):
+        figure, axes = plt.subplots(
+            len(kinds), panels, figsize=(6.2 * panels, 4.8 * len(kinds) + 0.8), squeeze=False, layout="constrained"
+        )
+        for line, (collective, world) in zip(axes, kinds, strict=True):
+            here = [row for row in rows if (row["collective"], row["world"]) == (collective, world)]
+            _draw_measured(line, median_rows(here), styles)
+            if fastest:
+                ratios = [one for one in fastest if (one.collective, one.world) == (collective, world)]
+                _draw_ratios(line[2], ratios, styles, here)
+        found = {
+            label: handle
+            for axis in axes[:, 0]
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+        # No date, no version: the same rows give the same bytes.
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         plt.close(figure)
 
 
-def _styles(configs: list[Config]) -> dict[Config, dict[str, object]]:
-    """A colour for each of ringlet's algorithms and vias; ordinary memory is hollow and thin."""
-    styles: dict[Config, dict[str, object]] = {}
-    colours: dict[tuple[str, str], str] = {}
+def _draw_measured(axes: Sequence[Any], merged: list[Row], styles: Styles) -> None:
+    """Time on logarithmic axes, bus bandwidth on a linear one."""
+    time, bandwidth = axes[0], axes[1]
+    lines: dict[Config, list[Row]] = defaultdict(list)
+    for row in merged:
+        lines[config_of(row)].append(row)
+    for config, points in lines.items():
+        sizes = [row["bytes"] for row in points]
+        time.plot(sizes, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
+        bandwidth.plot(sizes, [row["busbw_gbps"] for row in points], **styles[config])
+    what = f"{merged[0]['collective']}, {merged[0]['world']} ranks, {merged[0]['dtype']}"
+    _dress(time, f"{what}: time", "median time of a call (less is better)", merged)
+    _spread_ticks(time, _duration)
+    _dress(bandwidth, "bus bandwidth", "GB/s (more is better)", merged)
+    bandwidth.set_ylim(bottom=0)
+
+
+def _draw_ratios(axis: Any, ratios: list[Comparison], styles: Styles, rows: list[Row]) -> None:
+    """Medians over rounds as lines, with a box and whiskers a size; lines stand beside each other, not on top."""
+    for place, one in enumerate(ratios):
+        shift = 1.025 ** (place - (len(ratios) - 1) / 2)
+        sizes = [size * shift for size in one.ratios]
+        found = [one.rounds[size] for size in one.ratios]
+        style = styles[one.config]
+        axis.plot(sizes, list(one.ratios.values()), **style)
+        low, high = zip(*map(quartiles, found), strict=True)
+        axis.vlines(sizes, low, high, color=style["color"], linewidth=4, alpha=0.35, zorder=2)
+        axis.vlines(sizes, list(map(min, found)), list(map(max, found)), color=style["color"], linewidth=0.9, zorder=2)
+    axis.axhline(1.0, color="#444444", linewidth=1.0, zorder=1)
+    rounds = max((len(found) for one in ratios for found in one.rounds.values()), default=0)
+    _dress(axis, "ringlet against the fastest peer", "times as fast as the fastest peer", rows)
+    axis.set_xlabel(f"message size (line: median of {rounds} rounds; box: quartiles; whisker: range)")
+    if ratios:
+        _spread_ticks(axis, lambda ratio: f"{ratio:g}x")
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one, between which half of the values lie."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _styles(configs: list[Config]) -> Styles:
+    """A colour and a marker for each of ringlet's algorithms and vias; ordinary memory is hollow and thin."""
+    styles: Styles = {}
+    ways: dict[tuple[str, str], int] = {}
     for config in dict.fromkeys(configs):
         if config.library in _PEERS:
             colour, line, marker = _PEERS[config.library]
             styles[config] = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4, "linewidth": 1.3}
             continue
-        colour = colours.setdefault((config.algorithm, config.via), _COLOURS[len(colours) % len(_COLOURS)])
-        registered = config.memory == "registered"
+        way = ways.setdefault((config.algorithm, config.via), len(ways))
+        colour, registered = _COLOURS[way % len(_COLOURS)], config.memory == "registered"
         styles[config] = {
-            "color": colour, "marker": "o", "markersize": 5, "linewidth": 2.2 if registered else 1.3,
+            "color": colour, "marker": _MARKERS[way % len(_MARKERS)], "markersize": 5,
+            "linewidth": 2.0 if registered else 1.2, "linestyle": "-" if registered else (0, (4, 1.5)),
             "markerfacecolor": colour if registered else "white", "zorder": 3,
         }  # fmt: skip
     return styles
 
 
-def _dress(axis: Any, title: str, tell: Callable[[float], str], rows: list[Row]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
+def _dress(axis: Any, title: str, unit: str, rows: list[Row]) -> None:
     sizes = sorted({row["bytes"] for row in rows})
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    shown = sizes[:: math.ceil(len(sizes) / 8)]
+    shown = sizes[:: math.ceil(len(sizes) / 7)]
     axis.set_xticks(shown, [format_bytes(size) for size in shown], fontsize=8)
     axis.minorticks_off()
     axis.set_xlabel("message size")
-    low, high = axis.get_ylim()
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,), numticks=20))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tell(value)))
+    axis.set_ylabel(unit)
     axis.set_title(title, loc="left", fontsize=11)
     axis.grid(True, which="major", alpha=0.25)
+
+
+def _spread_ticks(axis: Any, tell: Callable[[float], str]) -> None:
+    """A logarithmic axis with a few labels, however short it is."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    steps = (
+        (1.0,)
+        if high / low >= 200
+        else (1.0, 2.0, 5.0)
+        if high / low >= 8
+        else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0)
+    )
+    axis.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tell(value)))
 
 
 def _duration(us: float) -> str:

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,6 +34,7 @@ KEYS = (
     "library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op",
     "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round",
 )  # fmt: skip
+_TEXTS = ("library", "collective", "algorithm", "transport", "memory", "via", "dtype", "op")
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
@@ -73,13 +74,20 @@ def _place(config: Config) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """rivals' time / ours: how many times faster one of ringlet's configurations is, at each size."""
+    """rivals' time / ours: how many times faster one of ringlet's configurations is, at each size.
+
+    rounds: by size, the ratio within each round. ratios: their medians.
+    """
 
     world: int
     collective: str
     config: Config
     rivals: str
-    ratios: dict[int, float]
+    rounds: dict[int, list[float]]
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        return {size: statistics.median(self.rounds[size]) for size in sorted(self.rounds)}
 
     @property
     def geometric_mean(self) -> float:
@@ -90,15 +98,15 @@ def geometric_mean(ratios: Iterable[float]) -> float:
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
-def compare(rows: Iterable[Row]) -> list[Comparison]:
-    """Per size the median over rounds of (fastest rival's p50 / ringlet's p50), both of the same round."""
+def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS) -> list[Comparison]:
+    """Per size and round (fastest rival's p50 / ringlet's p50), for each set of rivals."""
     rows = list(rows)
     found = []
     ours: dict[tuple[int, str, Config], dict[tuple[int, int], float]] = defaultdict(dict)
     for row in rows:
         if row["library"] == "ringlet":
             ours[(row["world"], row["collective"], config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
-    for rivals, names in RIVALS.items():
+    for rivals, names in rivals_of.items():
         best: dict[tuple[int, str, int, int], float] = {}
         for row in rows:
             if row["library"] in names:
@@ -110,8 +118,7 @@ def compare(rows: Iterable[Row]) -> list[Comparison]:
                 if (world, collective, size, round_) in best:
                     pairs[size].append(best[(world, collective, size, round_)] / time)
             if pairs:
-                medians = {size: statistics.median(pairs[size]) for size in sorted(pairs)}
-                found.append(Comparison(world, collective, config, rivals, medians))
+                found.append(Comparison(world, collective, config, rivals, dict(pairs)))
     order = list(dict.fromkeys(row["collective"] for row in rows))
     return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
@@ -139,7 +146,6 @@ def recorder(path: Path | None) -> Iterator[Callable[[Row | None], None]]:
     if path is None:
         yield lambda row: None
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         yield lambda row: print(json.dumps(row), file=file, flush=True) if row else None
 
@@ -149,13 +155,37 @@ def write_meta(path: Path, meta: Meta) -> None:
 
 
 def read(path: Path) -> tuple[list[Row], Meta]:
-    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances."""
+    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances. BenchError where they are none."""
+    beside = path.with_suffix(".meta.json")
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path}: {error}") from error
-    beside = path.with_suffix(".meta.json")
-    return rows, json.loads(beside.read_text()) if beside.exists() else {}
+        meta = json.loads(beside.read_text()) if beside.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise BenchError(f"--from: cannot read {path}: {error}") from error
+    wrong = next((number for number, row in enumerate(rows, 1) if not _is_row(row)), None)
+    if not rows or wrong or not _is_meta(meta):
+        where = f"line {wrong} of {path}" if wrong else str(path if _is_meta(meta) else beside)
+        raise BenchError(f"--from: {where} holds no results of `ringlet bench --json`")
+    return rows, meta
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and all(_fits(key, row.get(key)) for key in KEYS)
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether medians and ratios can be made of the value."""
+    if key in _TEXTS:
+        return isinstance(value, str)
+    if value is None:
+        return key in ("wrong", "uplink_bytes")  # not checked; not on emulated hosts
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number and (value > 0 if key == "world" or key.startswith("time_us") else value >= 0)
+
+
+def _is_meta(meta: Any) -> bool:
+    parts = ("machine", "cluster", "versions", "settings", "refused")
+    return isinstance(meta, dict) and all(isinstance(meta.get(part, {}), dict) for part in parts)
 
 
 def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None) -> Meta:
@@ -185,7 +215,8 @@ def machine() -> dict[str, Any]:
     """Processor, cores, memory, kernel; `name` is short enough for a file name."""
     model = platform.processor() or platform.machine()
     hypervisor = False
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    about = Path("/proc/cpuinfo")
+    for line in about.read_text().splitlines() if about.exists() else ():
         key, _, value = (part.strip() for part in line.partition(":"))
         if key == "model name":
             model = value

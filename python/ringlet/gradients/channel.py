@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..backend import backend_of
 from ..errors import InvalidUsage
 from ..flat_gradients import FlatBucket
 from .comm_hooks import GradBucket, Hook, HookWork
@@ -30,7 +31,7 @@ class Channel:
     def check_algorithm(self, device: torch.device) -> None:
         if self.algorithm is None:
             return
-        backend: Any = self.group._get_backend(device)
+        backend = backend_of(self.group, device)
         if not hasattr(backend, "algorithm"):
             raise InvalidUsage(
                 f"algorithm={self.algorithm!r} needs a group on the ringlet backend, this one is on "
@@ -50,7 +51,7 @@ class Channel:
         if self._under_way is not None:
             self._under_way.wait()
         state, hook = self._hook
-        views, parameters = [g.view for g in bucket.members], [g.parameter for g in bucket.members]
+        views, parameters = [g.view.detach() for g in bucket.members], [g.parameter for g in bucket.members]
         seen = GradBucket(place, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
@@ -58,7 +59,7 @@ class Channel:
     def all_reduce(self, buffer: torch.Tensor, op: Any) -> Any:
         if self.algorithm is None:
             return dist.all_reduce(buffer, op, self.group, async_op=True)
-        backend: Any = self.group._get_backend(buffer.device)
+        backend = backend_of(self.group, buffer.device)
         before, backend.algorithm = backend.algorithm, self.algorithm
         try:
             return dist.all_reduce(buffer, op, self.group, async_op=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..errors import InvalidUsage
+from ..errors import InvalidUsage, SystemError
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; buckets take turns.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _IDLE = "#bbbbbb"
 LABELLED = 24  # buckets; more labels would hide each other
 LANES = ("communication", "buckets", "backward")  # from below
+ROWS = 6  # of communication: several buckets may be under way at once
 
 
 def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None:
@@ -29,8 +28,7 @@ def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None
     with plt.rc_context(look):
         figure, axes = plt.subplots(figsize=(11, 3.2), layout="constrained")
         colour_of = {}
-        for place, bucket in enumerate(stats["buckets"]):
-            colour = _COLOURS[place % len(_COLOURS)]
+        for place, (bucket, colour) in enumerate(zip(stats["buckets"], _colours(len(stats["buckets"])), strict=True)):
             colour_of.update(dict.fromkeys(bucket["parameters"], colour))
             _draw_bucket(axes, bucket, place, colour)
         _draw_backward(axes, stats, colour_of)
@@ -44,11 +42,20 @@ def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None
             figure.savefig(path, dpi=150)
         except ValueError as error:  # an ending that names no format
             raise InvalidUsage(f"plot_timeline: {error}") from error
+        except OSError as error:
+            raise SystemError(f"plot_timeline: {error}") from error
         finally:
             plt.close(figure)
 
 
-def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, str]) -> None:
+def _colours(count: int) -> list[Any]:
+    """One for each bucket: viridis, which colour-blind readers see as an order, without its end, too light on white."""
+    import matplotlib
+
+    return [matplotlib.colormaps["viridis"](0.92 * place / max(1, count - 1)) for place in range(count)]
+
+
+def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, Any]) -> None:
     """One bar a gradient, from the arrival of the one before it, in its bucket's colour; grey after the last."""
     lane, begin = LANES.index("backward"), 0.0
     for name, at in zip(stats["ready_order"], stats["ready_s"], strict=True):
@@ -58,7 +65,7 @@ def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, str]) 
     axes.barh(lane, 1e3 * (stats["backward_s"] - begin), left=1e3 * begin, height=0.5, color=_IDLE)
 
 
-def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: str) -> None:
+def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: Any) -> None:
     """A mark where it was handed over, after a bar if it had to wait for that; in communication until reduced."""
     ready, launched, done = (1e3 * bucket[key] for key in ("ready_s", "launched_s", "done_s"))
     lane = LANES.index("buckets")
@@ -68,9 +75,8 @@ def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: str) -> 
         offset = (0, 6 if place % 2 else -12)
         text = f"{place}: {_bytes(bucket['bytes'])}"
         axes.annotate(text, (launched, lane), offset, textcoords="offset points", fontsize=7, ha="center")
-    # several buckets may be under way at once: each keeps a part of the lane
-    height = 0.5 / len(_COLOURS)
-    low = LANES.index("communication") - 0.25 + height * (place % len(_COLOURS))
+    height = 0.5 / ROWS
+    low = LANES.index("communication") - 0.25 + height * (place % ROWS)
     axes.barh(low + height / 2, done - launched, left=launched, height=height, color=colour)
 
 

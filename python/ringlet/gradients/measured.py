@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import buckets
+from ..backend import backend_of
 from . import merging
 from .channel import Channel
 from .timeline import Timeline, now_ns
@@ -29,7 +30,7 @@ def measure_cost(channel: Channel, device: torch.device, most_bytes: int) -> mer
     """alpha and beta of `channel`, from all-reduces of up to `most_bytes`. Collective; the same on all ranks."""
     largest = min(max(most_bytes, 16 * SMALLEST_BYTES), LARGEST_BYTES)
     buffer = torch.zeros(largest // 4, dtype=torch.float32, device=device)
-    backend = channel.group._get_backend(device)
+    backend = backend_of(channel.group, device)
     if backend.supports_tensor_alloc(device):
         buffer = backend.allocate_tensor(largest // 4, dtype=torch.float32, device=device).zero_()
     sizes, medians = [], []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .. import buckets
 from ..errors import InvalidUsage
@@ -11,30 +14,39 @@ MEASURED = "measured"
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """The arguments of GradientReducer that all ranks must agree on, under its names."""
 
-    bucket_mb: float | str
-    first_bucket_mb: float
-    algorithm: str | None
-    find_unused_parameters: bool
-    static_graph: bool
-    gradient_as_bucket_view: bool
-    broadcast_buffers: bool
-    delay: int
+    bucket_mb: float | str = 25
+    first_bucket_mb: float = 1
+    algorithm: str | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = True
+    broadcast_buffers: bool = True
+    delay: int = 0
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """Those that are not the default."""
+        default = asdict(Options())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen.items())})"
+
+    @property
     def measured(self) -> bool:
-        return self.bucket_mb == MEASURED
+        return isinstance(self.bucket_mb, str) and self.bucket_mb == MEASURED
 
     @property
     def caps(self) -> buckets.Caps:
         largest = 25.0 if isinstance(self.bucket_mb, str) else self.bucket_mb
-        return buckets.Caps(int(largest * _MIB), int(self.first_bucket_mb * _MIB))
+        return buckets.Caps(max(1, int(largest * _MIB)), max(1, int(self.first_bucket_mb * _MIB)))
 
     @property
     def any_may_be_unused(self) -> bool:
@@ -47,10 +59,14 @@ class Options:
 
     def check(self) -> None:
         """Raises InvalidUsage where an option is unknown or two exclude each other."""
-        if isinstance(self.bucket_mb, str) and not self.measured:
-            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB, or {MEASURED!r}")
-        if self.delay not in (0, 1):
-            raise InvalidUsage(f"delay={self.delay}: 0 (off) or 1 (gradients of the step before)")
+        if not self.measured and not _is_size(self.bucket_mb):
+            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB above 0, or {MEASURED!r}")
+        if not _is_size(self.first_bucket_mb):
+            raise InvalidUsage(f"first_bucket_mb={self.first_bucket_mb!r}: a number of MiB above 0")
+        if not isinstance(self.delay, int) or self.delay not in (0, 1):
+            raise InvalidUsage(f"delay={self.delay!r}: 0 (off) or 1 (gradients of the step before)")
+        if not isinstance(self.algorithm, str | None):
+            raise InvalidUsage(f"algorithm={self.algorithm!r}: the name of an algorithm, or None")
         if self.delay and self.any_may_be_unused:
             raise InvalidUsage(
                 "delay=1 needs every parameter in every backward: no find_unused_parameters, static_graph"
@@ -60,3 +76,7 @@ class Options:
         if self.measured and (self.delay or self.used_change):
             other = "delay=1" if self.delay else "find_unused_parameters=True"
             raise InvalidUsage(f"bucket_mb='measured' cannot be combined with {other}: there is no overlap to measure")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value) and float(value) > 0

@@ -87,19 +87,25 @@ class Reduction:
     def _take(self, gradient: Gradient, parameter: torch.Tensor) -> None:
         """Puts what arrived into the bucket."""
         arrived = parameter.grad
-        if arrived is gradient.view:
+        if arrived is not None and gradient.is_at(arrived):
             return
         if arrived is None or arrived.layout is not torch.strided:
             layout = None if arrived is None else arrived.layout
             raise InvalidUsage(f"the gradient of {gradient.name} has layout {layout}; only dense ones are reduced")
+        if (arrived.shape, arrived.dtype) != (gradient.view.shape, gradient.view.dtype):
+            raise InvalidUsage(
+                f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, and the reducer "
+                f"was made for {list(gradient.view.shape)} and {gradient.view.dtype}: make a new GradientReducer after "
+                "the parameter has changed"
+            )
         if gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
             gradient.view.copy_(arrived.detach())
             if self.options.gradient_as_bucket_view:
-                parameter.grad = gradient.view
+                gradient.hand_over()
 
     @torch.no_grad()
-    def close(self) -> list[str]:
-        """The end of a backward. Returns the names of parameters whose gradients should have come and did not."""
+    def close(self) -> list[int]:
+        """The end of a backward. Returns the parameters whose gradients should have come and did not."""
         timeline = self._timeline
         timeline.ended_ns = now_ns()
         if timeline.arrivals:
@@ -121,7 +127,7 @@ class Reduction:
             self._give(used)
         self._lay_out_anew()
         self.used = bytearray(len(self.used))
-        return self.flat.names(wrong)
+        return wrong
 
     def shadow(self) -> None:
         """Takes part in a reducing backward of the other ranks with zeros. Leaves this rank's gradients alone."""
@@ -140,7 +146,7 @@ class Reduction:
         pending, self._pending = self._pending, None
         self._receive(*pending, now_ns())
         for gradient in pending[0].gradients:
-            gradient.parameter.grad = gradient.view
+            gradient.hand_over()
         return True
 
     def rearm(self) -> None:
@@ -198,7 +204,7 @@ class Reduction:
         if current is None:
             gradient.view.zero_()
             self.used[index] = 0
-        elif current is not gradient.view:
+        elif not gradient.is_at(current):
             gradient.view.copy_(current)
         elif not self.used[index]:
             kept = current.clone()
@@ -246,7 +252,7 @@ class Reduction:
                 if kept is not None:
                     gradient.view.copy_(kept)
             elif self.options.gradient_as_bucket_view:
-                parameter.grad = gradient.view
+                gradient.hand_over()
             elif parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter).copy_(gradient.view)
             else:

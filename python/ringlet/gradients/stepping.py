@@ -47,7 +47,7 @@ class Stepping:
             bucket.work.wait()
             for gradient in waiting:
                 if used[gradient.index] and self._parameters[gradient.index]:
-                    gradient.parameter.grad = gradient.view
+                    gradient.hand_over()
                     for optimizer in self._parameters[gradient.index]:
                         optimizer.step()
                 self._stepped[gradient.index] = gradient.parameter

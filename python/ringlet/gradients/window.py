@@ -56,6 +56,10 @@ class GradientMerge:
             lambda optimizer, _args, _kwargs: (watcher() or _nobody)(optimizer)
         )
 
+    def __repr__(self) -> str:
+        state = "complete" if self._complete else f"{self.seen} of {self.k} micro-batches seen"
+        return f"GradientMerge(k={self.k}, average={self.average}, {state})"
+
     @property
     def complete(self) -> bool:
         """Whether the latest backward closed a window: gradients are averages over ranks, the optimizer may step."""

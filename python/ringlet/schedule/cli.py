@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringlet.schedule import ScheduleError, schedule
+from ringlet.cli import outputs, values
+from ringlet.cli.parser import add_option
+from ringlet.errors import InvalidUsage
+from ringlet.schedule import Schedule, ScheduleError, algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
 from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
+from ringlet.schedule.overview import boxes, overview
 from ringlet.schedule.prove import Proof, prove_all
 
 COLUMNS = (
@@ -22,34 +25,68 @@ COLUMNS = (
     *("depth", "trees", "same bits", "deadlock-free", "closed forms"),
 )
 
+FORMATS = (".svg", ".txt")
+# Of a picture: unless forced; and of one with a box for each chunk, about 2 MB.
+MOST_RANKS_DRAWN, MOST_BOXES, MOST_BOXES_OF_CHUNKS = 256, 5_000_000, 10_000
+
 Progress = Callable[[int, int, str], None]
 
 
 def add_parsers(subparsers: Any) -> None:
     """Adds `prove` and `draw`; each sets `run`, a function of the parsed arguments that returns the exit code."""
-    proves = subparsers.add_parser("prove", help="prove schedules correct for every world size")
+    _add_prove(subparsers)
+    _add_draw(subparsers)
+
+
+def _add_prove(subparsers: Any) -> None:
+    proves = subparsers.add_parser(
+        "prove",
+        help="prove schedules correct for every world",
+        description="Prove by symbolic execution that schedules do what their collectives promise, and print a table.",
+        epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     sizes = proves.add_mutually_exclusive_group()
-    sizes.add_argument("--worlds", type=parse_worlds, default=parse_worlds("1-64"), help="1-64 (default), 5, 2,3,8-16")
-    sizes.add_argument("--hosts", type=_hosts, help=SYNTAX)
-    proves.add_argument("--algorithm", help="only this one, e.g. ring")
-    proves.add_argument("--collective", choices=COLLECTIVES, help="only this one")
-    proves.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the table to FILE, for programs")
+    add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
+        help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")  # fmt: skip
+    sizes.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=SYNTAX)
+    known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
+    add_option(proves, "--algorithm", type=values.names(known), metavar="A,A", help="only these, e.g. ring,butterfly")
+    add_option(proves, "--collective", type=values.names(COLLECTIVES), metavar="C,C",
+        help=f"only these of {', '.join(COLLECTIVES)}")  # fmt: skip
+    proves.add_argument("--json", type=values.file(), metavar="FILE", help="also write the table to FILE, for programs")
     proves.set_defaults(run=prove_command)
-    draws = subparsers.add_parser("draw", help="draw a schedule as SVG or text")
-    draws.add_argument("algorithm", help="e.g. ring")
-    draws.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
+
+
+def _add_draw(subparsers: Any) -> None:
+    draws = subparsers.add_parser(
+        "draw",
+        help="draw a schedule, as SVG or text",
+        description="Draw what every rank does in each round. A picture with very many chunks shows ranks instead.",
+        epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
+    draws.add_argument("algorithm", type=values.one_of(known), metavar="ALGORITHM", help=f"one of {', '.join(known)}")
+    add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
+        help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
-    size.add_argument("--world", type=int, help="number of ranks (default 4)")
-    size.add_argument("--hosts", type=_hosts, help=SYNTAX)
-    draws.add_argument("--root", type=int, default=0)
-    draws.add_argument("--rank-free", action="store_true", help="any one rank r, where all do the same")
-    draws.add_argument("-o", "--output", type=pathlib.Path, metavar="FILE.svg", help="write an SVG picture")
+    add_option(size, "--world", type=values.world, metavar="N", help="number of ranks (default 4)")
+    size.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=SYNTAX)
+    draws.add_argument(
+        "--root", type=values.whole(0), default=0, metavar="R", help="of a rooted collective (default 0)"
+    )
+    draws.add_argument("--rank-free", action="store_true", help="what any rank r does, where all do the same")
+    draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
+        help="write FILE.svg, or the text as FILE.txt")  # fmt: skip
     draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
+    draws.add_argument("--force", action="store_true", help="draw every chunk, however large the picture becomes")
     draws.set_defaults(run=draw_command)
 
 
 def prove_command(args: argparse.Namespace) -> int:
     """Proves and prints a table; 1 with the message where a schedule is wrong, 2 where the arguments are."""
+    outputs.check({"--json": args.json})
     try:
         with _progress() as progress:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
@@ -61,8 +98,7 @@ def prove_command(args: argparse.Namespace) -> int:
             args.json.write_text(json.dumps({"proved": False, "error": {**wrong, "message": error.message}}) + "\n")
         return 1
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
     _print_table(rows)
     if args.json:
@@ -71,34 +107,39 @@ def prove_command(args: argparse.Namespace) -> int:
 
 
 def draw_command(args: argparse.Namespace) -> int:
-    """Draws one schedule; 2 with the message where there is none."""
+    """Draws one schedule. Raises InvalidUsage where there is none, or where nobody could read the picture."""
+    outputs.check({"-o": args.output})
+    world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
+    if not args.force:
+        _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:
-        world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
         drawn = schedule(args.algorithm, args.collective, world=world, root=args.root, hosts=args.hosts)
+        if not args.force:
+            _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
-            args.output.write_text(svg(drawn, rank_free=args.rank_free), encoding="utf-8")
-            print(f"{args.output}: {drawn.name}")
+            print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
         if args.text or not args.output:
             print(text(drawn, rank_free=args.rank_free), end="")
+    except ScheduleError:
+        raise
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise InvalidUsage(str(error)) from error
     return 0
 
 
-def parse_worlds(words: str) -> list[int]:
-    """ "1-4,8" -> [1, 2, 3, 4, 8]"""
-    worlds: set[int] = set()
-    for word in words.split(","):
-        first, _, last = word.partition("-")
-        try:
-            worlds |= set(range(int(first), int(last or first) + 1))
-        except ValueError:
-            text = f"{word!r} is no world or range of worlds; write 5, 1-64 or 2,3,8-16"
-            raise argparse.ArgumentTypeError(text) from None
-    if not worlds or min(worlds) < 1:
-        raise argparse.ArgumentTypeError(f"{words!r} has no worlds, or one below 1")
-    return sorted(worlds)
+def _require_readable(readable: bool, what: str) -> None:
+    if not readable:
+        raise InvalidUsage(f"a picture of {what} would be too large to read: draw fewer ranks, or add --force")
+
+
+def _write(args: argparse.Namespace, drawn: Schedule) -> str:
+    """Writes the picture in the format of the file's ending; returns what to say about it."""
+    if args.output.suffix.lower() == ".txt":
+        args.output.write_text(text(drawn, rank_free=args.rank_free), encoding="utf-8")
+        return ""
+    whole = args.force or args.rank_free or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
+    args.output.write_text(svg(drawn, rank_free=args.rank_free) if whole else overview(drawn), encoding="utf-8")
+    return "" if whole else ", one bar for each rank (--force draws every chunk)"
 
 
 def _hosts(words: str) -> Hosts:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 Hosts = tuple[int, ...]
 
+MOST_RANKS = 1 << 16  # of a schedule (csrc/bindings/schedule.cc)
 SYNTAX = "4x2 (four hosts of two ranks, numbered host after host), 4x2:cyclic (round robin over the hosts) or 3,1,2"
 
 
@@ -15,13 +16,13 @@ def parse_hosts(words: str) -> Hosts:
     try:
         if "x" in sizes_text:
             count, size = map(int, sizes_text.split("x"))
-            sizes = [size] * count
+            sizes = [size] * count if 0 < count * size <= MOST_RANKS else []
         else:
             sizes = [int(size) for size in sizes_text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or order not in ("", "cyclic"):
-        raise ValueError(f"{words!r} says nothing of hosts; write {SYNTAX}")
+    if not sizes or min(sizes) < 1 or sum(sizes) > MOST_RANKS or order not in ("", "cyclic"):
+        raise ValueError(f"{words[:60]!r} says nothing of hosts; write {SYNTAX}")
     if not order:
         return tuple(host for host, size in enumerate(sizes) for _ in range(size))
     return tuple(host for index in range(max(sizes)) for host, size in enumerate(sizes) if index < size)

@@ -17,7 +17,7 @@ It shares no code with the engines, and states what collectives promise by itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -82,21 +82,22 @@ def prove(schedule: Schedule) -> Proof:
 def prove_all(
     worlds: Iterable[int],
     progress: Callable[[int, int, str], None] | None = None,
-    algorithm: str | None = None,
-    collective: str | None = None,
+    algorithm: str | Collection[str] | None = None,
+    collective: str | Collection[str] | None = None,
     hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
-    """Proves every registered schedule, or those of one name or collective, for every world.
+    """Proves every registered schedule, or those of some names or collectives, for every world.
 
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
     the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
     `progress(done, total, name)` is called before each proof and once at the end.
     Raises the first ScheduleError; ValueError where nothing registered has that name.
     """
-    rows = [(a, c) for a, c, _ in schedules.algorithms() if algorithm in (None, a) and collective in (None, c)]
+    names, collectives = _chosen(algorithm), _chosen(collective)
+    rows = [(a, c) for a, c, _ in schedules.algorithms() if a in (names or [a]) and c in (collectives or [c])]
     if not rows:
         known = ", ".join(f"{a} {c}" for a, c, _ in schedules.algorithms())
-        wanted = " ".join(filter(None, (algorithm, collective)))
+        wanted = " ".join(map(",".join, filter(None, (names, collectives))))
         raise ValueError(f"nothing registered is called {wanted}; known: {known}")
     worlds = list(worlds)
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
@@ -108,6 +109,10 @@ def prove_all(
     if progress:
         progress(len(cases), len(cases), "")
     return proofs
+
+
+def _chosen(given: str | Collection[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
 
 
 def roots(collective: str, world: int) -> Iterator[int]:

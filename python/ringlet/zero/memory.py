@@ -12,12 +12,13 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
+from ..backend import backend_of
 from ..errors import SystemError
 
 
 def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
     """`count` zeros from the group's own allocator where it has one (`ringlet`: registered memory), else from torch."""
-    backend = group._get_backend(device)
+    backend = backend_of(group, device)
     with torch.inference_mode(False):  # what an evaluation borrows first, training borrows later
         if backend.supports_tensor_alloc(device):
             return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()

@@ -174,7 +174,10 @@ def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -
             answer(worker.prepare(command) if command["do"] == "prepare" else worker.measure(command))
     except Exception as error:
         with contextlib.suppress(OSError):
-            answer({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+            kind = type(error).__name__
+            # Where the user's wish cannot be, the message says all.
+            where = "" if kind == "InvalidUsage" else traceback.format_exc()
+            answer({"error": f"{kind}: {error}", "traceback": where})
     # Peers may wait for us in a collective: no orderly end is possible.
     sys.stderr.flush()
     os._exit(1)

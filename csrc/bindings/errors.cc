@@ -1,0 +1,70 @@
+#include "bindings/errors.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <new>
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
+#include "bindings/module.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+void raise(ErrorKind kind, const std::string& message) {
+  // Ctrl-C in a terminal reaches all ranks: that the others ended because of it is no news.
+  if (PyErr_CheckSignals() != 0) return;
+  const py::object type = py::module_::import("ringlet.errors").attr(name(kind));
+  PyErr_SetString(type.ptr(), message.c_str());
+}
+
+/// Takes errors of kinds that any code may throw. The others go on.
+void set_own_error(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    raise(error.kind(), error.what());
+  } catch (const std::bad_alloc&) {
+    raise(ErrorKind::system_error, "out of memory; is there a limit on it (ulimit -v, or the container's)?");
+  } catch (const std::system_error& error) {
+    raise(ErrorKind::system_error, error.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    raise(ErrorKind::device_error, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    raise(ErrorKind::system_error, std::string("torch failed: ") + error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
+void set_python_error(const std::exception_ptr& thrown) {
+  try {
+    set_own_error(thrown);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+void bind_errors(py::module_&) {
+  // For all modules: torch's own call this library as a backend.
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      raise(error.kind(), error.what());
+    }
+  });
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    if (thrown) set_own_error(thrown);
+  });
+}
+
+}  // namespace ringlet

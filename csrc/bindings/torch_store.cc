@@ -1,0 +1,108 @@
+#include "bindings/torch_store.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/runtime.h"
+
+namespace ringlet {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{100};  // at whether another rank has failed
+constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{20'000};
+
+/// What `act` returns, which asks the store.
+template <class Act>
+auto asked(const Act& act) {
+  try {
+    return act();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
+                   "): has the process that serves it, rank 0's or torchrun's, ended?");
+  }
+}
+
+std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+}  // namespace
+
+void TorchStore::tell_failure(int rank, const Error& error) noexcept {
+  try {
+    if (has(failure_)) return;  // what this rank raises may be another's
+    const std::string kind(1, static_cast<char>('0' + static_cast<int>(error.kind())));
+    set(failure_, kind + "rank " + std::to_string(rank) + " reported: " + error.what());
+  } catch (const std::exception&) {  // then the others reach their deadline
+  }
+}
+
+void TorchStore::raise_failure() {
+  if (failure_.empty() || !has(failure_)) return;
+  const std::string told = asked([&] { return text(store_->get(failure_)); });
+  rethrow(static_cast<ErrorKind>(told.at(0) - '0'), told.substr(1));
+}
+
+/// By looks, between which interrupts are heard: in a store's own wait none is, and torch prints a warning after each
+/// short one that ends in vain.
+void TorchStore::await(const std::vector<std::string>& keys, const Deadline& deadline) {
+  using std::chrono::microseconds;
+  Deadline look = Deadline::after(kLookEvery);
+  for (microseconds pause = kLeastPause;; pause = std::min(2 * pause, kLargestPause)) {
+    if (asked([&] { return store_->check(keys); })) return;
+    check_interrupts();
+    if (look.passed()) {
+      raise_failure();
+      look = Deadline::after(kLookEvery);
+    }
+    if (deadline.passed()) throw Timeout("the other ranks have set nothing in the store in time");
+    std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
+  }
+}
+
+void TorchStore::set(const std::string& key, const std::string& value) {
+  asked([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+}
+
+std::string TorchStore::get(const std::string& key, const Deadline& deadline) {
+  await({key}, deadline);
+  return asked([&] { return text(store_->get(key)); });
+}
+
+std::vector<std::string> TorchStore::get_all(const std::vector<std::string>& keys, const Deadline& deadline) {
+  await(keys, deadline);
+  return asked([&] {
+    std::vector<std::string> values;
+    if (store_->hasExtendedApi()) {
+      for (const auto& value : store_->multiGet(keys)) values.push_back(text(value));
+    } else {
+      for (const std::string& key : keys) values.push_back(text(store_->get(key)));
+    }
+    return values;
+  });
+}
+
+int64_t TorchStore::add(const std::string& key, int64_t more) {
+  return asked([&] { return store_->add(key, more); });
+}
+
+void TorchStore::forget(const std::string& key) {
+  asked([&] { return store_->deleteKey(key); });
+}
+
+bool TorchStore::has(const std::string& key) {
+  return asked([&] { return store_->check({key}); });
+}
+
+std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+                             const Member& member, Carrier carrier, std::chrono::milliseconds timeout) {
+  TorchStore rendezvous(store);
+  rendezvous.share_failures(name + "/failure");
+  try {
+    return join(rendezvous, name, member, carrier, Deadline::after(timeout));
+  } catch (const Error& error) {
+    rendezvous.tell_failure(member.rank, error);
+    throw;
+  }
+}
+
+}  // namespace ringlet

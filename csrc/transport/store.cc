@@ -1,0 +1,28 @@
+#include "transport/store.h"
+
+#include "base/error.h"
+
+namespace ringlet {
+
+std::string not_met(int rank, int world, const std::string& absent) {
+  return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " did not meet rank(s) " + absent +
+         " in time: have they failed or not started?";
+}
+
+std::vector<std::string> from_all_ranks(Store& store, const std::string& place, int rank, int world,
+                                        const Deadline& deadline) {
+  std::vector<std::string> keys;
+  for (int q = 0; q < world; ++q) keys.push_back(place + "/" + std::to_string(q));
+  try {
+    return store.get_all(keys, deadline);
+  } catch (const Timeout&) {
+    std::string absent;
+    for (int q = 0; q < world; ++q) {
+      if (!store.has(keys[q])) absent += (absent.empty() ? "" : ", ") + std::to_string(q);
+    }
+    if (absent.empty()) throw;
+    throw Timeout(not_met(rank, world, absent));
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,69 @@
+"""An argument parser whose errors are one line, and the options that several commands have: one name, one meaning."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+# An option's documented name, and others that mean the same, some of them nccl-tests'.
+_ALSO = {
+    "--world": ("--worlds", "--nproc"),
+    "--algorithm": ("--algorithms",),
+    "--collective": ("--collectives",),
+    "--dtype": ("-d", "--datatype"),
+    "--op": ("-o",),
+    "-b": ("--minbytes",),
+    "-e": ("--maxbytes",),
+    "-f": ("--stepfactor",),
+    "-n": ("--iters",),
+    "-w": ("--warmup_iters",),
+    "-c": ("--check",),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes options by their whole names only: an abbreviation would change its meaning with the next option."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        line = line if len(line) <= 500 else f"{line[:500]}..."
+        self.exit(2, f"{self.prog}: {line} (see {self.prog} --help)\n")
+
+    def surplus(self, words: Sequence[str]) -> NoReturn:
+        """The error of arguments that no option takes."""
+        known = [name for action in self._actions for name in action.option_strings]
+        word = words[0].partition("=")[0]
+        what = "no such option" if word.startswith("-") else "no option takes this argument"
+        self.error(f"{word}: {what}{did_you_mean(word, known)}")
+
+
+class Elsewhere(argparse.Action):
+    """A flag of another program that means something else here, or nothing: the error says what to give instead."""
+
+    def __init__(self, *, instead: str, **settings: Any) -> None:
+        super().__init__(**settings, nargs="?", help=argparse.SUPPRESS)
+        self._instead = instead
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        parser.error(f"{'/'.join(self.option_strings)}: {self._instead}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?", or nothing where nothing known is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def add_option(container: Any, name: str, **settings: Any) -> None:
+    """An option under its documented name and its other ones, which the help does not show."""
+    settings.setdefault("dest", name.lstrip("-"))
+    container.add_argument(name, **settings)
+    if name in _ALSO:
+        hidden = settings | {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        container.add_argument(*_ALSO[name], **hidden)

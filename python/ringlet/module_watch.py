@@ -1,0 +1,92 @@
+"""Whether a module's parameters are still those that it had when it was wrapped; cheap enough for every forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from operator import is_
+
+import torch
+
+from . import replicas
+
+_address_of = torch.Tensor.data_ptr
+_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+class ModuleWatch:
+    """Compares a module with what it was at construction.
+
+    `same` is False after any change of: which modules there are, which parameters these hold, where a parameter's
+    memory lies, whether a frozen one requires a gradient. It costs about 0.1 us a parameter: all loops are the
+    interpreter's own. Where it is False, `change` tells what matters to who reduces gradients, if anything does; then
+    `take` lets `same` compare with what the module is now. The memory of `moving` parameters is not compared.
+    """
+
+    def __init__(self, module: torch.nn.Module, moving: Iterable[torch.Tensor] = ()) -> None:
+        self._module = module
+        self._moving = {id(p) for p in moving}
+        self._at_first = dict(replicas.parameters_of(module))
+        self._trainable = {id(p): _layout_of(p) for p in self._at_first.values() if p.requires_grad}
+        self.take()
+
+    def take(self) -> None:
+        modules = list(self._module.modules())
+        self._parameters = [m._parameters for m in modules if m._parameters]
+        self._children = [m._modules for m in modules if m._modules]
+        self._empty = [table for m in modules for table in (m._parameters, m._modules) if not table]
+        self._buffers = [m._buffers for m in modules]
+        self._held = list(self._slots())
+        self._children_held = [dict(children) for children in self._children]
+        self._tensors = list({id(p): p for p in self._held if p is not None}.values())
+        self._frozen = [p for p in self._tensors if not p.requires_grad]
+        self._placed = [p for p in self._tensors if id(p) not in self._moving]
+        self._addresses = list(map(_address_of, self._placed))
+
+    def same(self) -> bool:
+        held = list(self._slots())
+        return (
+            len(held) == len(self._held)
+            and all(map(is_, held, self._held))  # never ==, which is elementwise
+            and not any(self._empty)
+            and self._children == self._children_held
+            and not any(map(_requires_grad, self._frozen))
+            and list(map(_address_of, self._placed)) == self._addresses
+        )
+
+    def change(self) -> str | None:
+        """What happened to the first parameter that came, went, was unfrozen, or has another shape, dtype or device.
+
+        None for what concerns no gradient: other values or strides, a parameter that was frozen, one whose place
+        another tensor takes for a while (torch.func.functional_call).
+        """
+        now = dict(replicas.parameters_of(self._module))
+        at_first = {id(p) for p in self._at_first.values()}
+        for name, p in now.items():
+            if id(p) in self._trainable:
+                before, after = self._trainable[id(p)], _layout_of(p)
+                if before != after:
+                    return f"parameter {name} was {before} and is {after}"
+            elif p.requires_grad and isinstance(p, torch.nn.Parameter):
+                if id(p) in at_first:
+                    return f"parameter {name} was frozen and requires a gradient now"
+                if name in self._at_first:
+                    return f"parameter {name} is another object (load_state_dict(assign=True) makes new ones)"
+                return f"parameter {name} was not there before"
+        there = {id(p) for p in now.values()}
+        for name, p in self._at_first.items():
+            stands_in = name in now and not isinstance(now[name], torch.nn.Parameter)
+            if id(p) in self._trainable and id(p) not in there and not stands_in:
+                return f"parameter {name} is no longer there"
+        return None
+
+    @property
+    def has_buffers(self) -> bool:
+        return any(self._buffers)
+
+    def _slots(self) -> chain[torch.nn.Parameter | None]:
+        return chain.from_iterable(map(dict.values, self._parameters))
+
+
+def _layout_of(parameter: torch.Tensor) -> str:
+    return f"{parameter.dtype} {list(parameter.shape)} on {parameter.device}"

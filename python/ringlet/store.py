@@ -1,0 +1,87 @@
+"""The store that ranks share: torch's, where the environment says that it is, and its failures as ringlet's errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ringlet import environment, interruptible
+from ringlet.errors import Error, InvalidUsage, PeerLost, SystemError, Timeout
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_ATTEMPT_S, _PAUSE_S = 3.0, 0.1
+
+
+def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
+    """The store at MASTER_ADDR and MASTER_PORT, or where the launcher tells that rank 0 is; rank 0 serves it, unless
+    torchrun does. Raises InvalidUsage, SystemError where it cannot be served, Timeout where it cannot be reached."""
+    if world == 1:
+        return dist.HashStore()
+    address, port = environment.master()
+    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
+    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    _reach(address, port, f"rank {rank} of {world}", timeout, serve)
+    try:
+        # Who has not come is told by meeting.py; TCPStore would only count them.
+        store = interruptible.call(
+            lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False)
+        )
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        if not serve:
+            raise PeerLost(f"rank {rank} of {world} lost the store at {address}:{port}: {reason}") from error
+        raise SystemError(
+            f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if MASTER_PORT is in use, by "
+            "another job or by a second process that says it is rank 0, set another"
+        ) from error
+    return dist.PrefixStore("ringlet", store)
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[None]:
+    """What a store raises inside becomes PeerLost: whoever serves it is gone."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise PeerLost(
+            f"the store that the ranks share does not answer ({reason}): has the process that serves it, rank 0's or "
+            "torchrun's, ended?"
+        ) from error
+
+
+def _reach(address: str, port: int, who: str, timeout: timedelta, serve: bool) -> None:
+    """Returns once the name is known and, unless this process is to serve there, somebody listens. That a name is
+    unknown can change while a job starts."""
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        left = until - time.monotonic()
+        try:
+            if serve:
+                socket.getaddrinfo(address, port)
+            else:
+                socket.create_connection((address, port), timeout=max(0.01, min(_ATTEMPT_S, left))).close()
+            return
+        except (OSError, UnicodeError) as error:
+            failure = error
+        if left <= 0:
+            break
+        time.sleep(min(_PAUSE_S, left))
+    reason = getattr(failure, "strerror", None) or str(failure)
+    if isinstance(failure, (socket.gaierror, UnicodeError)):
+        raise InvalidUsage(f'MASTER_ADDR="{address}" cannot be resolved ({reason}): set it to the host of rank 0')
+    raise Timeout(
+        f"{who} did not reach the store of rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT) in "
+        f"{timeout.total_seconds():g} s ({reason}): has rank 0, or torchrun, failed or not started?"
+    )

@@ -1,0 +1,186 @@
+"""Bad input to every command: refused in one line that says what is wrong, exit code 2, before any work begins."""
+
+import pytest
+
+from ringlet import doctor, tune
+from ringlet.__main__ import main
+from ringlet.bench import cli as bench_cli
+from ringlet.schedule import cli as schedule_cli
+from ringlet.schedule import prove
+
+
+class WorkBegan(BaseException):
+    """Not an Exception: no command may catch it."""
+
+
+@pytest.fixture
+def idle(monkeypatch, tmp_path):
+    """In an empty folder, with what each command does in the end replaced by a raise."""
+
+    def begin(*args, **kwargs):
+        raise WorkBegan
+
+    for module, name in ((bench_cli, "measure"), (tune.bench, "measure"), (prove, "prove"), (schedule_cli, "svg")):
+        monkeypatch.setattr(module, name, begin)
+    monkeypatch.setattr(schedule_cli, "text", begin)
+    monkeypatch.setattr(doctor, "examine", begin)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(capsys, *words):
+    """What is said on stderr, one line."""
+    capsys.readouterr()
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr()
+    assert code == 2, (words, told.err)
+    assert told.out == "" and told.err.count("\n") == 1 and told.err.startswith("ringlet"), (words, told)
+    return told.err
+
+
+WORLDS = ("", ",", "0", "-1", "two", "2,,x", "1.5", "nan", "4-2", "1-", "99999999999", "1-999999999", "9" * 5000)
+SIZES = ("", "1Q", "-5", "0", "nan", "inf", "4 apples", "1e3", "0x10", "9" * 5000, "999999999G")
+WHOLES = ("", "x", "-1", "1.5", "nan", "9" * 5000)
+NUMBERS = ("", "x", "nan", "inf", "-inf", "1e999")
+NAMES = ("", ",", "foo", "ring,foo", "Ring")
+FILES = ("", ".", "missing/x.svg", "/dev/null/x.svg", "x" * 300 + ".svg")
+
+FUZZ = [
+    *[("bench", flag, value) for flag in ("--world", "--nproc", "--worlds") for value in WORLDS],
+    *[("bench", flag, value) for flag in ("-b", "-e") for value in SIZES],
+    *[("bench", flag, value) for flag in ("-f", "-n", "-w", "--rounds") for value in WHOLES],
+    *[("bench", flag, value) for flag in ("--ms", "--timeout") for value in (*NUMBERS, "0", "-1")],
+    *[("bench", flag, value) for flag in ("--algorithm", "--collective", "--memory", "--via") for value in NAMES],
+    *[("bench", flag, value) for flag in ("--dtype", "-d", "--op", "-o") for value in ("", "foo", "all", "float,half")],
+    *[("bench", flag, value) for flag in ("--device", "--transport", "--sweep", "--hosts") for value in ("", "x")],
+    ("bench", "-c", ""), ("bench", "-c", "2"),
+    *[("bench", "--from", value) for value in ("", ".", "missing.jsonl")],
+    *[("bench", flag) for flag in ("-b", "--json", "--world", "--nonsense", "-g", "surplus")],
+    *[("bench", "--plot", value) for value in ("", ".", "/dev/null/x.svg", "x.foo", "x", ".svg")],
+    *[("bench", "--json", value) for value in ("", ".", "/dev/null/x")],
+    *[("bench", "--report", value) for value in ("", "/dev/null/x.md", "x.foo")],
+    ("bench", "-b", "2K", "-e", "1K"), ("bench", "-f", "1"), ("bench", "-w", "0"), ("bench", "--rounds", "0"),
+    ("bench", "--peers", "foo"), ("bench", "--peers", "nccl"), ("bench", "--json", "same.svg", "--plot", "same.svg"),
+    ("bench", "--collective", "broadcast", "--algorithm", "ring"),
+    ("bench", "--collective", "all_reduce,reduce", "--algorithm", "auto,two_shot"),
+    *[("tune", flag, value) for flag in ("--world", "--nproc") for value in (*WORLDS, "1")],
+    *[("tune", flag, value) for flag in ("-b", "-e") for value in SIZES],
+    *[("tune", flag, value) for flag in ("-f", "--rounds") for value in (*WHOLES, "0")],
+    *[("tune", "--ms", value) for value in (*NUMBERS, "0", "-1")],
+    *[("tune", "--margin", value) for value in (*NUMBERS, "-100")],
+    *[("tune", flag, value) for flag in ("--collective", "--collectives") for value in (*NAMES, "gather")],
+    *[("tune", "-o", value) for value in ("", ".", "/dev/null/table")],
+    *[("tune", "--hosts", value) for value in ("", "x")],
+    *[("prove", flag, value) for flag in ("--world", "--worlds", "--nproc") for value in WORLDS],
+    *[("prove", flag, value) for flag in ("--algorithm", "--collective") for value in NAMES],
+    *[("prove", "--hosts", value) for value in ("", "x", "4x", "0x3", "-1", "2x3:round", "99999999x99999999")],
+    *[("prove", "--json", value) for value in FILES],
+    ("prove", "--hosts", "2x2", "--world", "4"), ("prove", "--algorithm", "star", "--collective", "all_to_all"),
+    *[("draw", "ring", "--world", value) for value in WORLDS],
+    *[("draw", "ring", "--root", value) for value in WHOLES],
+    *[("draw", "ring", "-o", value) for value in (*FILES, "x.png", "x")],
+    *[("draw", value) for value in ("", "rong")],
+    ("draw",), ("draw", "ring", "--collective", "foo"), ("draw", "ring", "--root", "4"),
+    ("draw", "ring", "--world", "257"),
+    ("draw", "star", "--collective", "all_to_all"), ("draw", "ring", "butterfly"), ("draw", "ring", "--hosts", "200x2"),
+    *[("doctor", "--json", value) for value in FILES], ("doctor", "surplus"), ("doctor", "--jsom", "x"),
+    ("sing",), ("benhc",), ("--nonsense",), ("Bench",), ("--world", "4"), ("",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FUZZ, ids=lambda words: " ".join(words)[:60])
+def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
+    told = refusal(capsys, *words)
+    assert len(told) < 700, "what is wrong, not all that was given"
+    assert list(idle.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("benhc",), "'benhc' is not a command; did you mean bench?"),
+        (("bench", "--algoritm", "ring"), "--algoritm: no such option; did you mean --algorithm?"),
+        (("bench", "-b", "1Q"), "argument -b: '1Q' is not a size from 1 to 1024G: write 4, 64K, 256M or 1GiB"),
+        (("bench", "--plot", "x.foo"), "'x.foo' must end in .svg or .png or .pdf"),
+        (("bench", "--algorithm", "foo"), "--algorithm: 'foo' is not one of all_reduce's: auto, ring"),
+        (("bench", "-g", "8"), "one process for each rank, on a GPU of its own where --device is cuda: give --world N"),
+        (("bench", "--from", "x", "--json", "y"), "--json: --from measures nothing"),
+        (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
+        (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),
+        (("prove", "--json", "missing/x"), "the folder missing is missing: make it first"),
+        (("tune", "--world", "1"), "a rank that is alone has nothing to choose"),
+    ],
+)
+def test_a_refusal_says_what_to_do(words, told, idle, capsys):
+    assert told in refusal(capsys, *words)
+
+
+def test_what_the_machine_cannot_hold_is_not_tried(idle, capsys, monkeypatch):
+    monkeypatch.setattr(bench_cli, "machine_bytes", lambda: 16 << 30)
+    assert "2000 processes, more than this machine's 16 GiB can hold" in refusal(capsys, "bench", "--world", "1000")
+    assert "2 buffers of 9 GiB are more than this machine's 16 GiB" in refusal(capsys, "bench", "-e", "9G")
+    with pytest.raises(WorkBegan):
+        main(("bench", "-e", "8G"))
+
+
+def test_what_the_environment_says_of_transports_is_checked_too(idle, capsys, monkeypatch):
+    monkeypatch.setenv("RINGLET_TRANSPORT", "pigeon")
+    for words in (("bench",), ("tune", "-o", "table")):
+        assert 'RINGLET_TRANSPORT="pigeon"' in refusal(capsys, *words)
+
+
+RESULTS = ("", "{}", "[1]", "{", "null", "\x00", "[" * 100_000, '{"library": 5}')
+ROW = (
+    '{"library": "gloo", "collective": "all_reduce", "algorithm": "default", "transport": "tcp", "memory": "ordinary", '
+    '"via": "torch", "world": 2, "bytes": 4, "count": 1, "dtype": "float32", "op": "sum", "time_us_min": 1, '
+    '"time_us_p50": P50, "time_us_p99": 3, "algbw_gbps": 1, "busbw_gbps": 1, "wrong": 0, "round": 0}'
+)
+
+
+@pytest.mark.parametrize("text", [*RESULTS, *(ROW.replace("P50", bad) for bad in ("0", "-1", "NaN", '"2"', "null"))])
+def test_files_that_hold_no_results(text, idle, capsys):
+    (idle / "rows.jsonl").write_text(text)
+    assert "--from: " in refusal(capsys, "bench", "--from", "rows.jsonl", "--plot", "x.svg")
+    (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
+    (idle / "rows.meta.json").write_text('{"machine": 5}')
+    assert "rows.meta.json holds no results" in refusal(capsys, "bench", "--from", "rows.jsonl")
+
+
+SWEEPS = (
+    *(
+        f"{key} = {value}"
+        for key in ("worlds", "rounds", "begin_bytes", "peers", "op")
+        for value in ("{}", "[]", '"?"')
+    ),
+    *(
+        "rounds = -1",
+        "check = 7",
+        "sample_ms = nan",
+        "hosts = 4",
+        "algorithms = [1]",
+        "x = 1",
+        "= 1",
+        "\x00",
+        "worlds = 1.5",
+    ),
+)
+
+
+@pytest.mark.parametrize("text", SWEEPS)
+def test_sweep_files_are_checked_as_flags_are(text, idle, capsys):
+    if text == "peers = []":  # none
+        return
+    (idle / "mine.toml").write_text(text)
+    refusal(capsys, "bench", "--sweep", "mine.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hosts = 0", "hosts = 1e9", 'hosts = "4"', "hosts = 2\nuplink_mbit = inf", "\x80"]
+)
+def test_cluster_files_are_checked(text, idle, capsys):
+    (idle / "mine.toml").write_bytes(text.encode("latin-1"))
+    for command in ("bench", "tune"):
+        refusal(capsys, command, "--hosts", "mine.toml")

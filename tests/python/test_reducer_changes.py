@@ -1,0 +1,428 @@
+"""What happens to a module and its gradients after the reducer was made: followed, or refused by name on all ranks."""
+
+import copy
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringlet
+from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
+from ringlet import GradientReducer, InvalidUsage, replicas
+
+PLACES = [("gloo", 2), ("ringlet", 2), ("ringlet", 3)]
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+# --- other memory under a gradient or a parameter
+
+
+def convolutions() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 2))
+
+
+def loss_of_images(model: nn.Module, rank: int, step: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return model(torch.randn(3, 2, 6, 6, generator=generator)).square().mean()
+
+
+def exchange(parameter: nn.Parameter) -> None:
+    parameter.grad.data = parameter.grad.data.clone()
+
+
+def exchange_transposed(parameter: nn.Parameter) -> None:
+    gradient = parameter.grad
+    parameter.grad.data = gradient.clone().movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+EXCHANGES = {
+    "gradients": lambda model: [exchange(p) for p in model.parameters()],
+    "one gradient": lambda model: exchange(next(model.parameters())),
+    "strides": lambda model: [exchange_transposed(p) for p in model.parameters()],
+    "parameters": lambda model: [setattr(p, "data", p.data.clone()) for p in model.parameters()],
+    "channels_last": lambda model: model.to(memory_format=torch.channels_last),
+    "share_memory": lambda model: model.share_memory(),
+}
+
+
+@check
+def exchanged_memory_is_followed(rank, world):
+    for name, change in EXCHANGES.items():
+        for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
+            model = convolutions()
+            reducer = GradientReducer(model, **SMALL, **options)
+            loss_of_images(model, rank).backward()
+            change(model)
+            for step, zero in enumerate((None, True, False, None), 1):
+                before = [p.grad.clone() for p in model.parameters()]
+                if zero is not None:
+                    model.zero_grad(set_to_none=zero)
+                loss_of_images(model, rank, step).backward()
+                expected = expected_average(model, world, (step,), loss_of_images)
+                if zero is None:
+                    expected = [a + b for a, b in zip(before, expected, strict=True)]
+                assert_gradients(model, expected)
+                if step > 1:
+                    assert all(p.grad.stride() == p.stride() or p.dim() < 2 for p in model.parameters()), name
+            assert reducer.stats()["backwards"] == 5
+
+
+@check
+def memory_exchanged_on_one_rank_is_that_ranks_own_business(rank, world):
+    model = convolutions()
+    GradientReducer(model, **SMALL)
+    if rank == 1:
+        model.to(memory_format=torch.channels_last)  # before buckets are laid out anew
+    for step in range(3):
+        model.zero_grad()
+        loss_of_images(model, rank, step).backward()
+        assert_gradients(model, expected_average(model, world, (step,), loss_of_images))
+
+
+@check
+def exchanged_in_a_window_and_with_delay(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    with reducer.no_sync():
+        loss_of(model, rank, 0).backward()
+    EXCHANGES["gradients"](model)
+    loss_of(model, rank, 1).backward()
+    assert_gradients(model, expected_average(model, world, (0, 1)))
+    late = mlp()
+    reducer = GradientReducer(late, delay=1, **SMALL)
+    for step in range(4):
+        late.zero_grad()
+        loss_of(late, rank, step).backward()
+        if step:
+            assert_gradients(late, expected_average(late, world, (step - 1,)))
+            EXCHANGES["gradients"](late)
+
+
+@check
+def an_optimizer_sees_what_was_reduced_after_an_exchange(rank, world):
+    torch.manual_seed(3)
+    model = mlp(torch.float64)
+    alone = copy.deepcopy(model)
+    GradientReducer(model, **SMALL)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)]
+    for step in range(5):
+        model.zero_grad(set_to_none=False)
+        loss_of(model, rank, step).backward()
+        EXCHANGES["gradients" if step % 2 else "strides"](model)
+        for parameter, gradient in zip(alone.parameters(), expected_average(alone, world, (step,)), strict=True):
+            parameter.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+# --- other parameters
+
+
+def unfreeze(model):
+    model[0].weight.requires_grad_()
+
+
+def assign(model):
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def add(model):
+    model[2].register_parameter("extra", nn.Parameter(torch.ones(2)))
+
+
+def replace(model):
+    model[2] = nn.Linear(10, 9)
+
+
+def drop(model):
+    model[2].bias = None
+
+
+def reshape(model):
+    model[2].weight.data = torch.zeros(9, 10)[:, :5]
+
+
+REFUSED = {
+    "0.weight was frozen and requires a gradient": unfreeze,
+    "0.bias is another object": assign,
+    "2.extra was not there before": add,
+    "2.weight is another object": replace,
+    "2.bias is no longer there": drop,
+    "5.weight was not there before": lambda model: model.append(nn.Linear(3, 3)),
+    "1.0.weight was not there before": lambda model: model.__setitem__(1, nn.Sequential(nn.Linear(10, 10))),
+    "0.bias was torch.float32 .* and is torch.float64": lambda model: model.double(),
+    r"2.weight was torch.float32 \[9, 10\] on cpu and is torch.float32 \[9, 5\] on cpu": reshape,
+}
+
+
+def half_frozen():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+@check
+def changes_are_refused_alike_and_a_new_reducer_goes_on(rank, world):
+    for words, change in REFUSED.items():
+        model = half_frozen()
+        reducer = GradientReducer(model, **SMALL)
+        loss_of(model, rank).backward()
+        model.zero_grad()
+        change(model)
+        for _ in range(2):
+            with pytest.raises(InvalidUsage, match=f"parameter {words}.*make a new GradientReducer"):
+                model(data(rank))
+        reducer.remove()
+        if change in (unfreeze, assign):
+            reducer = GradientReducer(model, **SMALL)
+            loss_of(model, rank).backward()
+            assert reducer.stats()["backwards"] == 1
+            own = copy.deepcopy(model)
+            if change is unfreeze:
+                assert_gradients(model, expected_average(own, world))
+
+
+@check
+def a_change_is_refused_in_a_backward_without_the_modules_forward(rank, world):
+    model = half_frozen()
+    GradientReducer(model, **SMALL)
+    unfreeze(model)
+    with pytest.raises(InvalidUsage, match=r"0\.weight was frozen and requires a gradient"):
+        model[2](model[1](model[0](data(rank)))).sum().backward()
+
+
+@check
+def gradients_of_another_shape_are_refused_by_name(rank, world):
+    """Whoever says it: torch where it knows the parameter."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    GradientReducer(model, process_group=dist.new_group())
+    output = model(torch.ones(2, 4))
+    model[0].weight.grad = torch.ones(4, 4)
+    model[0].weight.grad.data = torch.ones(4, 4, dtype=torch.float64)
+    with pytest.raises((InvalidUsage, RuntimeError), match=r"0\.weight|dtype|type"):
+        output.sum().backward()
+
+
+@check
+def what_changes_no_gradient_is_followed(rank, world):
+    model = half_frozen()
+    reducer = GradientReducer(model, **SMALL)
+    model[0].weight.data = model[0].weight.data.clone()
+    model[0].register_buffer("extra", torch.full((3,), float(rank)))
+    model.append(nn.Identity())
+    model[2].register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+    loss_of(model, rank).backward()
+    assert torch.equal(model[0].extra, torch.zeros(3))  # rank 0's
+    assert reducer.stats()["backwards"] == 1
+    torch.func.functional_call(model, {"2.bias": torch.zeros(9)}, data(rank))
+    scaled = {name: 2 * p for name, p in model.named_parameters()}
+    torch.func.functional_call(model, scaled, data(rank)).sum().backward()
+    assert reducer.stats()["backwards"] == 2
+
+
+@check
+def frozen_parameters_are_named_and_all_frozen_ones_are_left_alone(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InvalidUsage, match=r"1 of 6 parameters were frozen after the reducer was made.*: 0\.weight\."):
+        loss_of(model, rank).backward()
+    model.requires_grad_(False)  # as for the discriminator in a step of the generator
+    inputs = data(rank).requires_grad_()
+    model(inputs).sum().backward()
+    assert inputs.grad is not None and reducer.stats()["backwards"] == 1
+    model.requires_grad_(True)
+    model.zero_grad()
+    loss_of(model, rank).backward()
+    assert_gradients(model, expected_average(model, world))
+    allowed = mlp()
+    GradientReducer(allowed, find_unused_parameters=True, **SMALL)
+    allowed[0].requires_grad_(False)
+    loss_of(allowed, rank).backward()
+    assert allowed[0].weight.grad is None and allowed[2].weight.grad is not None
+
+
+# --- two that reduce one gradient
+
+
+@check
+def two_that_reduce_one_gradient_are_refused(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model)
+    with pytest.raises(InvalidUsage, match=r"gradients of 0\.weight are reduced by another GradientReducer or Zero"):
+        GradientReducer(model)
+    with pytest.raises(InvalidUsage, match=r"gradients of 0\.0\.weight are reduced by another"):
+        GradientReducer(nn.Sequential(model))
+    with pytest.raises(InvalidUsage, match=r"gradients of weight are reduced by another"):
+        GradientReducer(model[2])
+    reducer.remove()
+    GradientReducer(model)
+    with pytest.raises(InvalidUsage, match="the module is a DistributedDataParallel, which reduces its gradients"):
+        GradientReducer(DistributedDataParallel(mlp()))
+    with pytest.raises(InvalidUsage, match="0 is a DistributedDataParallel"):
+        GradientReducer(nn.Sequential(DistributedDataParallel(mlp())))
+    separate = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    GradientReducer(separate[0])
+    GradientReducer(separate[1])
+
+
+@check
+def ddp_around_a_reducer_is_refused_at_its_first_forward(rank, world):
+    for reducer_first in (True, False):
+        model = mlp()
+        if reducer_first:
+            reducer = GradientReducer(model)
+            wrapped = DistributedDataParallel(nn.Sequential(model))
+        else:
+            wrapped = DistributedDataParallel(model)
+            reducer = GradientReducer(model)
+        with pytest.raises(InvalidUsage, match="is averaged by a DistributedDataParallel too"):
+            wrapped(data(rank))
+        loss_of(model, rank).backward()  # without DDP's forward its hooks do nothing
+        assert_gradients(model, expected_average(model, world))
+        reducer.remove()
+
+
+@check
+def ddp_whose_forward_calls_another_module_with_a_reducer(rank, world):
+    teacher = mlp()
+    GradientReducer(teacher)
+
+    class Student(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x) - teacher(x)
+
+    student = DistributedDataParallel(Student())
+    student(data(rank)).square().mean().backward()
+    everyone = [torch.empty_like(teacher[0].weight) for _ in range(world)]
+    dist.all_gather(everyone, teacher[0].weight.grad)
+    assert all(torch.equal(other, everyone[0]) for other in everyone)
+
+
+@check
+def fully_shard_and_tensor_parallel_parameters_are_refused(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = init_device_mesh("cpu", (world,))
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh))
+    with pytest.raises(InvalidUsage, match="weight is a DTensor; only what a rank has whole is reduced"):
+        GradientReducer(model)
+
+
+# --- arguments and buffers
+
+
+@check
+def arguments_of_wrong_kinds_are_refused(rank, world):
+    wrong = {
+        "bucket_mb": (float("nan"), float("inf"), -1, 0, "x", None, [1], 1j),
+        "first_bucket_mb": (float("nan"), float("inf"), -1, 0, "measured", None),
+        "delay": ("x", 2, 1.0, None, -1),
+        "algorithm": (5, b"ring"),
+        "process_group": ("world", dist.GroupMember.NON_GROUP_MEMBER),
+        "optimizer_in_backward": (torch.optim.SGD([torch.ones(1)], lr=1.0),),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidUsage, match=name):
+                GradientReducer(mlp(), **{name: value})
+    with pytest.raises(InvalidUsage, match="module is a list"):
+        GradientReducer([mlp()])
+
+
+@check
+def modules_without_values_are_refused_by_name(rank, world):
+    with pytest.raises(InvalidUsage, match=r"0\.weight is on the meta device"):
+        GradientReducer(mlp().to("meta"))
+    mixed = mlp()
+    mixed[4] = nn.Linear(9, 3, device="meta")
+    with pytest.raises(InvalidUsage, match=r"4\.weight is on the meta device"):
+        GradientReducer(mixed)
+    with pytest.raises(InvalidUsage, match=r"weight has no shape yet"):
+        GradientReducer(nn.LazyLinear(3))
+    with pytest.raises(InvalidUsage, match=r"rank 0 has 'parameter 0\.weight .* on cpu .*rank 1 has .* on meta"):
+        GradientReducer(mlp().to("meta") if rank == 1 else mlp())
+    odd = nn.Linear(2, 2)
+    odd.register_buffer("table", torch.eye(3).to_sparse())
+    with pytest.raises(InvalidUsage, match=r"table is torch\.float32 of layout torch\.sparse_coo"):
+        GradientReducer(odd)
+    odd.table = torch.ones(1).expand(3)
+    with pytest.raises(InvalidUsage, match="table has elements that share memory"):
+        GradientReducer(odd)
+
+
+@check
+def buffers_of_every_dtype_are_rank_0s(rank, world):
+    dtypes = [
+        torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.bool, torch.float8_e4m3fn, torch.bfloat16,
+        torch.float64, torch.complex64, torch.complex128,
+    ]  # fmt: skip
+    model = nn.Linear(3, 2)
+    for dtype in dtypes:
+        for place, shape in enumerate([(), (0,), (3,), (2, 5)]):
+            model.register_buffer(f"{str(dtype)[6:]}_{place}", torch.zeros(shape).to(dtype))
+    model.register_buffer("conjugate", torch.zeros(3, dtype=torch.complex64).conj())
+    model.register_buffer("strided", torch.zeros(4, 6, dtype=torch.uint32)[:, ::2].t())
+    twin = copy.deepcopy(model)
+
+    def fill(module, value):
+        for buffer in module.buffers():
+            buffer.copy_(torch.full(buffer.shape, value).to(buffer.dtype))
+
+    fill(model, rank + 1)
+    reducer = GradientReducer(model)
+    for value in (1, 0):
+        fill(twin, value)
+        for (name, ours), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+            assert torch.equal(ours.to(torch.complex128), theirs.to(torch.complex128)), name
+        fill(model, rank)
+        model(torch.ones(1, 3)).sum().backward()
+    assert reducer.stats()["backwards"] == 2
+
+
+@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_changes(place, check, pool):
+    pool.values(check, place[1], join=f"dist:{place[0]}")
+
+
+# --- a change on one rank alone
+
+
+def one_rank_unfreezes(rank, world, changing):
+    replicas.ALIKE_SECONDS = 0.5
+    model = half_frozen()
+    reducer = GradientReducer(model, **SMALL)
+    loss_of(model, rank).backward()
+    if rank == changing:
+        unfreeze(model)
+    started = time.monotonic()
+    with pytest.raises(ringlet.InvalidUsage, match=r"parameter 0\.weight was frozen and requires a gradient"):
+        for _ in range(3):
+            loss_of(model, rank).backward()
+    assert time.monotonic() - started < 20
+    with pytest.raises(ringlet.Error, match="this group failed before"):
+        dist.all_reduce(torch.ones(3))
+    del reducer
+
+
+@pytest.mark.parametrize("changing", [0, 2])
+@pytest.mark.parametrize("join", ["dist:ringlet", "dist:ringlet@mixed"])
+def test_a_change_on_one_rank_is_named_on_all(pool, join, changing):
+    pool.values(one_rank_unfreezes, 3, changing, join=join)

@@ -1,0 +1,457 @@
+"""Groups that cannot be made: every failure is a ringlet.Error which names ranks, variables and what to do."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import free_ports
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@contextlib.contextmanager
+def variables(**given: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def joining(rank: int, world: int, store: str, each: list[dict[str, Any]]) -> str:
+    """Each rank joins as its own entry says; env: its variables. What it raises, or "joined"."""
+    options = dict(each[rank])
+    with variables(**options.pop("env", {})):
+        try:
+            given = {"rank": rank, "world": world, "timeout": 20, "store": dist.FileStore(store, world), **options}
+            ringlet.init(**given)
+            return "joined"
+        except ringlet.Error as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            ringlet.finalize()
+
+
+@pytest.fixture
+def joined(pool, tmp_path) -> Callable[..., list[str]]:
+    """What ranks that join so say."""
+
+    numbers = itertools.count()
+
+    def run(*each: dict[str, Any]) -> list[str]:
+        store = str(tmp_path / f"store-{next(numbers)}")
+        return pool.values(joining, len(each), store, list(each), join="nothing")
+
+    return run
+
+
+# --- ranks that say different things --------------------------------------------------------------------------------
+
+
+def test_worlds_that_differ_are_named_on_all_ranks(joined):
+    for told in joined({"world": 2}, {"world": 3}):
+        assert told == "InvalidUsage: rank 0 says world 2, rank 1 says world 3; all ranks must agree"
+    for told in joined({}, {"world": 2}, {}):
+        assert told == "InvalidUsage: rank 0 says world 3, rank 1 says world 2; all ranks must agree"
+    # The group of two is made; the third is told why nobody answers.
+    *made, late = joined({"world": 2}, {"world": 2}, {"timeout": 1})
+    assert made == ["joined", "joined"]
+    assert "rank 2 of 3 did not meet rank(s) 0 in time" in late and "rank 0 says world 2, rank 2 says world 3" in late
+
+
+def test_transports_that_differ_are_named(joined):
+    for told in joined({"transport": "tcp"}, {"transport": "shared_memory"}):
+        assert told.startswith('InvalidUsage: rank 0 says transport "tcp", rank 1 says transport "shared_memory"')
+    for told in joined({}, {"env": {"RINGLET_TRANSPORT": "tcp"}}):
+        assert told.startswith('InvalidUsage: rank 0 says transport "auto", rank 1 says transport "tcp"')
+
+
+def version_of_rank_1(rank: int, world: int, store: str) -> str:
+    before, ringlet.__version__ = ringlet.__version__, "0.0.9" if rank == 1 else ringlet.__version__
+    try:
+        return joining(rank, world, store, [{}, {}])
+    finally:
+        ringlet.__version__ = before
+
+
+def test_versions_that_differ_are_named(pool, tmp_path):
+    for told in pool.values(version_of_rank_1, 2, str(tmp_path / "store"), join="nothing"):
+        assert f"rank 0 runs ringlet {ringlet.__version__}, rank 1 runs ringlet 0.0.9" in told
+
+
+def test_names_that_differ_are_named(joined):
+    first, second = joined({"name": "a", "timeout": 1}, {"name": "b", "timeout": 1})
+    assert first.startswith("Timeout: rank 0 of 2 did not meet rank(s) 1 in time")
+    assert 'name="a"; rank 1 says name="b"' in first and 'name="b"; rank 0 says name="a"' in second
+
+
+def test_two_processes_of_one_rank(joined):
+    # Rank 0 waits for two ranks that never come.
+    for told in joined({"world": 4}, {"world": 4}, {"rank": 1, "world": 4}):
+        assert told.startswith("InvalidUsage: two processes say that they are rank 1 of 4: process "), told
+    for told in joined({}, {"rank": 0}):
+        assert told.startswith("InvalidUsage: two processes say that they are rank 0 of 2: process "), told
+
+
+def as_user(rank: int, world: int, store: str, transport: str) -> str:
+    if rank == 1:
+        os.setresuid(1001, 1001, 0)  # the process returns to root for the next test
+    try:
+        return joining(rank, world, store, [{"transport": transport}] * world)
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@AS_ROOT
+def test_ranks_of_two_users(pool):
+    for transport in ("shared_memory", "auto", "tcp"):
+        with tempfile.TemporaryDirectory() as folder:  # pytest's own are for one user alone
+            os.chmod(folder, 0o777)
+            pathlib.Path(folder, "store").touch()
+            os.chmod(f"{folder}/store", 0o666)
+            for told in pool.values(as_user, 2, f"{folder}/store", transport, join="nothing"):
+                if transport == "tcp":
+                    assert told == "joined"
+                else:
+                    assert told.startswith("InvalidUsage: rank 1 runs as user 1001, rank 0 as user 0; shared memory")
+                    assert 'run all ranks as one user, or choose transport="tcp"' in told
+
+
+# --- ranks that fail alone ------------------------------------------------------------------------------------------
+
+
+def test_what_one_rank_lacks_is_told_to_all(joined):
+    wrong = {"transport": "tcp", "env": {"RINGLET_INTERFACE": "nope0"}}
+    first, second, third = joined({"transport": "tcp"}, {"transport": "tcp"}, wrong)
+    assert first == second == f"InvalidUsage: rank 2 reported: {third.removeprefix('InvalidUsage: ')}"
+    assert 'names "nope0", but no interface of that name has an address here; there are: lo (127.0.0.1)' in third
+
+
+# Each in a child of one process of its own: what a limit or a variable has done stays in the process.
+ALONE = """
+import os, resource, socket, sys
+import torch, torch.distributed as dist
+import ringlet
+
+socket.getaddrinfo("localhost", 1)  # loads what another user may not read
+
+def limited(what, least):
+    resource.setrlimit(what, (least, least))
+
+def descriptors(transport, more):
+    limited(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) - 1 + more)
+    ringlet.init(0, 1, transport=transport, timeout=5)
+
+def memory(transport):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limited(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGESIZE") + (1 << 20))
+    ringlet.init(0, 1, transport=transport, timeout=5)
+    ringlet.all_reduce(torch.ones(4), async_op=True).wait()
+
+def threads(transport, act):
+    os.environ["RINGLET_TABLE"] = ""
+    os.setuid(54321)
+    if act != "join":
+        ringlet.init(0, 1, transport=transport, timeout=5)
+    limited(resource.RLIMIT_NPROC, 1)
+    if act == "join":
+        ringlet.init(0, 1, transport=transport, timeout=5)
+    elif act == "call":
+        group = ringlet.current().handle
+        before = group.sequence
+        try:
+            ringlet.all_reduce(torch.ones(4), async_op=True)
+        finally:
+            assert group.sequence == before, "the call has no number, and ranks stay in step"
+
+def serving():
+    os.setuid(54321)
+    limited(resource.RLIMIT_NPROC, 1)
+    ringlet.init(0, 2, timeout=2)
+
+def variable(name, value, transport="auto"):
+    os.environ[name] = value
+    ringlet.init(0, 1, transport=transport, timeout=5)
+
+def child(act, *args):
+    if os.fork() == 0:
+        try:
+            act(*args)
+            told = "nothing"
+        except BaseException as error:
+            told = f"{type(error).__module__}.{type(error).__name__}: {error}"
+        os.write(1, (repr(told) + chr(10)).encode())
+        os._exit(0)
+    os.wait()
+
+CASES = [
+    (descriptors, "shared_memory", 0), (descriptors, "tcp", 0), (descriptors, "tcp", 1), (memory, "shared_memory"),
+    (memory, "tcp"), (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,),
+    (variable, "RINGLET_HEAP_MIB", "abc"), (variable, "RINGLET_HEAP_MIB", "-1"), (variable, "RINGLET_HEAP_MIB", "1e9"),
+    (variable, "RINGLET_HEAP_MIB", "1000000000"), (variable, "RINGLET_TCP_CONGESTION", "nope", "tcp"),
+    (variable, "RINGLET_CPU_KERNELS", "nope"), (variable, "RINGLET_TOPOLOGY", "nope"),
+]
+for act, *args in CASES:
+    child(act, *args)
+"""
+SAID = [
+    r"SystemError: .*: Too many open files",
+    r"SystemError: .*: Too many open files",
+    r"SystemError: .*: Too many open files",
+    r"SystemError: cannot reserve .* MiB of addresses: Cannot allocate memory",
+    r"SystemError: cannot start a thread for .*: Resource temporarily unavailable; raise the limit on threads",
+    r"SystemError: cannot map the regions of a threads group: Cannot allocate memory",
+    r"SystemError: cannot start a thread for TCP connections: Resource temporarily unavailable; raise the limit",
+    r"SystemError: cannot start a thread for asynchronous calls: Resource temporarily unavailable; raise the limit",
+    r"SystemError: rank 0 cannot serve the store of all ranks at 127.0.0.1:",
+    r'InvalidUsage: RINGLET_HEAP_MIB="abc" is not a number of MiB from 16 up',
+    r'InvalidUsage: RINGLET_HEAP_MIB="-1" is not a number of MiB from 16 up',
+    r'InvalidUsage: RINGLET_HEAP_MIB="1e9" is not a number of MiB from 16 up',
+    r"SystemError: cannot reserve 1000000000 MiB of addresses: Cannot allocate memory .*; lower RINGLET_HEAP_MIB",
+    r'InvalidUsage: RINGLET_TCP_CONGESTION names "nope"',
+    r"InvalidUsage: RINGLET_CPU_KERNELS=nope: this processor and build offer",
+    r'InvalidUsage: RINGLET_TOPOLOGY="nope" is not "ignore"',
+]
+
+
+@AS_ROOT
+def test_limits_and_variables():
+    given = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", ALONE], env=given, capture_output=True, text=True, timeout=120)
+    told = [ast.literal_eval(line) for line in run.stdout.splitlines()]
+    assert len(told) == len(SAID), run
+    wrong = [
+        f"{one} instead of {said}"
+        for one, said in zip(told, SAID, strict=True)
+        if not re.match(f"ringlet.errors.{said}", one)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# Without any interface: ranks of one host need none.
+WITHOUT_INTERFACES = """
+import os, sys
+import torch.distributed as dist
+import ringlet
+
+def rank(number, transport, store):
+    try:
+        ringlet.init(number, 2, dist.FileStore(store, 2), transport=transport, timeout=20)
+        return "joined"
+    except ringlet.Error as error:
+        return f"{type(error).__name__}: {error}"
+
+for transport in ("auto", "tcp"):
+    for number in range(2):
+        if os.fork() == 0:
+            told = rank(number, transport, sys.argv[1] + transport)
+            os.write(1, (transport + " " + told + chr(10)).encode())
+            os._exit(0)
+    os.wait(), os.wait()
+"""
+
+
+@AS_ROOT
+def test_without_any_interface(tmp_path):
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no network namespaces")
+    command = ["unshare", "-n", sys.executable, "-c", WITHOUT_INTERFACES, str(tmp_path / "store-")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = run.stdout.splitlines()
+    assert lines[:2] == ["auto joined"] * 2, run
+    assert len(lines) == 4, run
+    for line in lines[2:]:
+        assert line.startswith("tcp SystemError: ") and "no network interface of this host is up" in line
+        assert 'bring one up (inside one host "ip link set lo up" will do), or choose transport="shared_memory"' in line
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"MASTER_PORT": "99999"}, 'MASTER_PORT="99999" is not a number from 1 to 65535'),
+        ({"MASTER_PORT": "abc"}, 'MASTER_PORT="abc" is not a number from 1 to 65535'),
+        ({"MASTER_PORT": "0"}, 'MASTER_PORT="0" is not a number from 1 to 65535'),
+        ({"MASTER_ADDR": ""}, 'MASTER_ADDR="" names no host'),
+        ({"MASTER_ADDR": "no.such.host.invalid"}, 'MASTER_ADDR="no.such.host.invalid" cannot be resolved'),
+        ({"RANK": "1", "MASTER_ADDR": "no.such.host.invalid"}, 'MASTER_ADDR="no.such.host.invalid" cannot be resolved'),
+        ({"RANK": "-1"}, 'RANK="-1" is not a number from 0'),
+        ({"RANK": "2"}, "RANK=2 is not a rank of WORLD_SIZE=2: they count from 0 to 1"),
+        ({"WORLD_SIZE": "0"}, 'WORLD_SIZE="0": there is at least one rank'),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE="),
+        ({"RINGLET_TRANSPORT": "pigeon"}, 'RINGLET_TRANSPORT "pigeon" is not one of auto, shared_memory, tcp, threads'),
+    ],
+)
+def test_variables_that_are_wrong(given, said):
+    usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    with variables(**(usual | given)), pytest.raises(ringlet.InvalidUsage, match=said):
+        ringlet.init(timeout=0.3)
+
+
+def test_a_store_that_nobody_serves_or_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        with (
+            variables(**here),
+            pytest.raises(ringlet.SystemError, match=rf"cannot serve the store .* 127.0.0.1:{port}: "),
+        ):
+            ringlet.init(0, 2, timeout=2)
+    with variables(**here), pytest.raises(ringlet.Timeout, match=rf"1 of 2 did not reach .* 127.0.0.1:{port} "):
+        ringlet.init(1, 2, timeout=0.3)
+
+
+def at_own_store(rank: int, world: int, port: str) -> str:
+    """As under torchrun without a store of its own: rank 0 serves it."""
+    with variables(MASTER_ADDR="127.0.0.1", MASTER_PORT=port):
+        with pytest.raises(ringlet.Error) as caught:
+            ringlet.init(rank, world + 1, timeout=2 if rank == 0 else 60)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_missing_rank_is_named_where_rank_0_serves_the_store(pool):
+    first, second = pool.values(at_own_store, 2, str(free_ports(1)[0]), join="nothing")
+    assert first.startswith("Timeout: rank 0 of 3 did not meet rank(s) 2 in time"), first
+    # The store ends with rank 0's process; that of this pool goes on.
+    assert "rank(s) 2" in second or "the store" in second, second
+
+
+class Broken(dist.Store):
+    """A store whose process is gone."""
+
+    def set(self, key: str, value: str) -> None:
+        raise dist.DistNetworkError("Connection reset by peer\nframe #0")
+
+
+def test_a_store_that_is_gone():
+    with pytest.raises(ringlet.PeerLost, match=r"does not answer \(Connection reset by peer\): has the process"):
+        ringlet.init(1, 2, Broken(), timeout=1)
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"rank": "0"}, "init: rank is '0'; pass a whole number"),
+        ({"world": 2.5}, "init: world is 2.5; pass a whole number"),
+        ({"world": 1 << 40}, "init: world is 1099511627776, more than there can be"),
+        ({"store": object()}, "init: store is a object; pass a torch.distributed store"),
+        ({"name": 3}, "init: name is 3; pass a string"),
+        ({"transport": 3}, 'transport "3" is not one of'),
+    ],
+)
+def test_arguments_that_are_wrong(wrong, said):
+    with pytest.raises(ringlet.InvalidUsage, match=said):
+        ringlet.init(**{"rank": 0, "world": 1, "timeout": 1, **wrong})
+
+
+def wrong_new_groups(rank: int, world: int) -> None:
+    for ranks, said in (
+        ([0, "1"], "new_group: a rank is '1'; pass a whole number"),
+        ([0.0], "new_group: a rank is 0.0"),
+        (3, "new_group: ranks is 3; pass a list"),
+        (None, "new_group: ranks is None"),
+        ([0, 5], "not distinct ranks of a group of 1"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=said):
+            ringlet.new_group(ranks)
+    assert ringlet.new_group(torch.tensor([0])).world == 1
+
+
+def test_ranks_of_a_new_group_that_are_wrong(pool):
+    pool.values(wrong_new_groups, 1, join="threads")
+
+
+# --- the table that nobody has named --------------------------------------------------------------------------------
+
+
+def with_home(rank: int, world: int, home: str, text: str | None) -> list[str]:
+    table = pathlib.Path(home, ".config", "ringlet", "table")
+    with variables(HOME=home), warnings.catch_warnings(record=True) as seen:
+        del os.environ["RINGLET_TABLE"]
+        os.environ.pop("XDG_CONFIG_HOME", None)
+        if text is not None:
+            table.parent.mkdir(parents=True, exist_ok=True)
+            table.write_text(text)
+        else:
+            os.chmod(home, 0)
+            os.setresuid(1001, 1001, 0)
+        try:
+            ringlet.init(0, 1, transport="threads", name=home)
+            ringlet.finalize()
+        finally:
+            os.setresuid(0, 0, 0)
+            os.chmod(home, 0o700)
+    return [str(each.message) for each in seen]
+
+
+@AS_ROOT
+def test_an_optional_table_that_cannot_be_used_warns(pool, tmp_path):
+    for text, why in ((None, ": Permission denied"), ("nonsense\n", ', line 1: "nonsense" is no collective')):
+        home = tmp_path / str(text is None)
+        home.mkdir()
+        (told,) = pool.values(with_home, 1, str(home), text, join="nothing")
+        (said,) = told
+        assert said.startswith(f"the table of rules is not used: {home}/.config/ringlet/table{why}")
+
+
+# --- torch's own checks around the backend --------------------------------------------------------------------------
+
+
+def in_detail(rank: int, world: int, store: str) -> None:
+    with variables(TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        dist.set_debug_level_from_env()
+        try:
+            options = ringlet.BackendOptions(algorithm="ring")
+            dist.init_process_group(
+                "ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world, pg_options=options
+            )
+            assert type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"
+            module = torch.nn.Linear(2, 1, bias=False)
+            torch.nn.init.ones_(module.weight)
+            ringlet.GradientReducer(module, algorithm="butterfly")
+            module(torch.full((1, 2), rank + 1.0)).sum().backward()
+            assert module.weight.grad.tolist() == [[1.5, 1.5]]
+            assert ringlet.is_registered(module.weight.grad)
+            with pytest.raises(ringlet.InvalidUsage, match="no algorithm"):
+                ringlet.GradientReducer(torch.nn.Linear(2, 2), algorithm="none")
+            model = torch.nn.Linear(2, 2)
+            zero = ringlet.Zero(model, torch.optim.SGD, lr=0.1)
+            model(torch.ones(1, 2)).sum().backward()
+            zero.step()
+            ringlet.monitored_barrier()
+            if rank == 0:
+                with pytest.raises(ringlet.Timeout, match="Rank 1 failed to pass monitoredBarrier"):
+                    ringlet.monitored_barrier(timeout=0.2)
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
+            dist.set_debug_level_from_env()
+
+
+def test_under_torchs_detailed_checks(pool, tmp_path):
+    pool.values(in_detail, 2, str(tmp_path / "store"), join="nothing")
