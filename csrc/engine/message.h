@@ -88,6 +88,9 @@ class MessageEngine final : public Engine {
     std::unique_lock<std::recursive_mutex> lock{engine.pipes_};
   };
 
+  Situation situation(Collective collective, size_t bytes) const;
+  Announcement announce(const Call& call);
+  void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
   bool turn(bool only_round);

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "engine/call_log.h"
 #include "transport/transport.h"
 
 namespace ringlet {
@@ -54,7 +55,10 @@ struct Waiting {
 
 class Waiter {
  public:
-  explicit Waiter(Transport& transport) : transport_(transport) {}
+  /// `calls`: the group's.
+  Waiter(Transport& transport, CallLog& calls) : transport_(transport), calls_(calls) {}
+
+  CallLog& calls() { return calls_; }
 
   /// Spins a while on a counter that only grows; whether it got to `target`. `patient` threads spin little: they must not
   /// take the processor from the rank's own computation.
@@ -120,6 +124,7 @@ class Waiter {
   [[noreturn]] void raise();
 
   Transport& transport_;
+  CallLog& calls_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
