@@ -125,7 +125,8 @@ std::string title_of(const std::string& name) {
   for (size_t begin = 0; begin < title.size();) {
     const size_t end = std::min(title.find('/', begin), title.size());
     const bool drawn = end - begin == 32 && title.find_first_not_of(kDigits, begin) >= end;
-    if (drawn) {
+    const bool members = begin < end && title[begin] == '[';  // of a sub-group
+    if (drawn || members) {
       title.erase(begin > 0 ? begin - 1 : 0, end - begin + 1);
     } else {
       begin = end + 1;

@@ -228,7 +228,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     name = f"{parent.name}/{number}"
     began = log.configure(place, world)
     if parent.store is None:  # ranks are threads
-        handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
+        handle = _C.Group.threads(f"{name}/{'.'.join(map(str, members))}", place, world, limit)
     else:
         key = meeting_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
         handle = _C.Group.join(parent.store, key, place, world, limit, parent.carrier)
