@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -34,8 +33,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     key = meeting_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm = algorithm
-    backend.tell_made(time.monotonic() - began)
-    return backend
+    return log.made(backend, began)
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:

@@ -7,7 +7,6 @@ import itertools
 import operator
 import os
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -179,16 +178,14 @@ def init(
     if rank == 0:
         warn_of_table()
     if transport == "threads":
-        handle = _C.Group.threads(name, rank, world, limit)
-        handle.tell_made(time.monotonic() - began)
+        handle = log.made(_C.Group.threads(name, rank, world, limit), began)
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
     if store is None:
         store = from_environment(rank, world, limit)
     key = _met(store, name, Claim(rank, world, transport), limit)
-    handle = _C.Group.join(store, key, rank, world, limit, transport)
-    handle.tell_made(time.monotonic() - began)
+    handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     _of_process = Group(handle, name, store, range(world), transport)
     _C.set_default(handle, False)
     return _of_process
@@ -228,11 +225,11 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     name = f"{parent.name}/{number}"
     began = log.configure(place, world)
     if parent.store is None:  # ranks are threads
-        handle = _C.Group.threads(f"{name}/{'.'.join(map(str, members))}", place, world, limit)
+        title = f"{name}/{'.'.join(map(str, members))}"
+        handle = log.made(_C.Group.threads(title, place, world, limit), began)
     else:
         key = meeting_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
-        handle = _C.Group.join(parent.store, key, place, world, limit, parent.carrier)
-    handle.tell_made(time.monotonic() - began)
+        handle = log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
     return Group(handle, name, parent.store, members, parent.carrier)
 
 
