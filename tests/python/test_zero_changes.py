@@ -244,13 +244,7 @@ def written(rank, world, write, low):
             optimizer.step()
         there = parameters_of(zero)
         for name, p in alone.named_parameters():
-            torch.testing.assert_close(
-                there[name].to(dtype), p.detach(), msg=lambda text, n=name: f"{n} {moment}: {text}", **close
-            )
-            held = dict(zero.module.named_parameters())[name]
-            assert any(
-                held.untyped_storage().data_ptr() == f.whole.untyped_storage().data_ptr() for f in zero._parts.flats
-            )
+            torch.testing.assert_close(there[name].to(dtype), p.detach(), **close)
 
 
 @pytest.mark.parametrize("low", [False, True], ids=["float64", "masters"])
