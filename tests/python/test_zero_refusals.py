@@ -82,12 +82,21 @@ def settings(rank, world):
         ({"process_group": "world"}, "process_group is a str, not a group of torch.distributed"),
         ({"options_of": {}}, "options_of is a dict, not a function"),
         ({"options_of": lambda name, p: 0.1}, "options_of gave 0.1 for positions; it must give a dict"),
-        ({"options_of": lambda name, p: {"lr": -1}}, "the optimizer refuses its arguments: Invalid learning rate: -1"),
+        ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
         ({"betas": 3}, "the optimizer refuses its arguments"),
         ({"print_times": True}, "print_times=True prints every `print_every` steps"),
     ):
         with pytest.raises(ringlet.InvalidUsage, match=reason):
             zero_of(model, lr=0.1, **given)
+    with pytest.raises(ringlet.InvalidUsage, match=r"the optimizer refuses its arguments.*learning_rate"):
+        zero_of(model, learning_rate=0.1)
+
+
+def test_settings_that_cannot_be(two):
+    two(settings)
+
+
+def test_offloads_that_cannot_be():
     with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
         ringlet.Offload("file", "/nowhere/at/all")
     for path in (3, b"/tmp", "", "/tmp\0"):
@@ -102,12 +111,6 @@ def settings(rank, world):
     if not torch.accelerator.is_available():
         with pytest.raises(ringlet.InvalidUsage, match=r"pin_memory=True needs .* an accelerator"):
             ringlet.Offload("cpu", pin_memory=True)
-    with pytest.raises(ringlet.InvalidUsage, match=r"the optimizer refuses its arguments.*learning_rate"):
-        zero_of(model, learning_rate=0.1)
-
-
-def test_settings_that_cannot_be(two):
-    two(settings)
 
 
 class Special(nn.Parameter):

@@ -62,7 +62,7 @@ class Changes:
             self._refuse_other_parameters()
         changed = [self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True)]
         if any(changed):
-            self._keep(list(zip(self._whole, changed, strict=True)))
+            self._keep(list(zip(self._whole, changed, strict=True)), [])
         if all(isinstance(p, nn.Parameter) for p in self._module.parameters()):  # else in functional_call
             self._watch.take()
 
@@ -78,33 +78,33 @@ class Changes:
         )
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self) -> Iterator[list[nn.Parameter]]:
         """All parameters are whole inside, and what rank 0 changed is kept at the end, or was since `renew` if they
-        are whole anyway. Collective."""
+        are whole anyway; gives a list that then has them. Collective."""
         if self._residency is not None:
             self._residency.hold_all()
         before = dict(zip(self._whole, self._versions, strict=True))
         others = [p for p in self._module.parameters() if p not in before]
         before |= {p: p._version for p in others}
         aside = {p: _place_of(p) for p in others if p not in self._places}
-        updates = 0
+        kept: list[nn.Parameter] = []
         self._gathering = True
         try:
-            yield
+            yield kept
             self._refuse_other_parameters()
             changed = [
                 (p, self._has_changed(p, version) or (p in aside and _place_of(p) != aside[p]))
                 for p, version in before.items()
             ]
-            updates = self._keep(changed)
+            self._keep(changed, kept)
         finally:
             self._gathering = False
             if self._residency is not None:
-                self._residency.let_go_all(bool(updates))
+                self._residency.let_go_all(bool(kept))
 
     @torch.no_grad()
-    def _keep(self, changed: list[tuple[nn.Parameter, bool]]) -> int:
-        """Takes rank 0's values of what changed; how many parameters did."""
+    def _keep(self, changed: list[tuple[nn.Parameter, bool]], kept: list[nn.Parameter]) -> None:
+        """Takes rank 0's values of what changed on any rank, and puts those parameters into `kept`."""
         here = [int(yes) for _, yes in changed]
         rows = [here, here if self._traffic.rank == 0 else [0] * len(here)]
         everyone = torch.tensor(rows, dtype=torch.int32, device=changed[0][0].device)
@@ -117,10 +117,11 @@ class Changes:
                 f"`with zero.gathered():`, where rank 0 may write alone. Underneath: {error}"
             ) from error
         anywhere, on_rank_0 = everyone.tolist()
-        for (parameter, _), taken in zip(changed, anywhere, strict=True):
-            if taken and parameter in self._places:
+        kept += [p for (p, _), taken in zip(changed, anywhere, strict=True) if taken]
+        for parameter in kept:
+            if parameter in self._places:
                 self._take(*self._places[parameter])
-            elif taken:
+            else:
                 self._take_frozen(parameter)
         self.renew()
         missed = [p for (p, _), yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
@@ -129,7 +130,6 @@ class Changes:
             raise InvalidUsage(
                 f"parameter {self._name_of(missed[0])} was changed {where}, but not on rank 0, whose values all take"
             )
-        return sum(anywhere)
 
     def _take_frozen(self, parameter: nn.Parameter) -> None:
         """One that is in no unit."""

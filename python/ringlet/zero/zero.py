@@ -198,8 +198,10 @@ class Zero:
 
         Raises InvalidUsage for one that is changed on other ranks alone.
         """
-        with self._changes.gathered():
+        with self._changes.gathered() as kept:
             yield
+        if kept:
+            self._mark_changed()
 
     def state_dict(self) -> dict[str, Any]:
         """For torch.distributed.checkpoint, whose `save` and `load` also take the Zero itself:
