@@ -77,7 +77,10 @@ def refused(rank, world, change, alone):
         if not alone or rank == 1:
             change(zero.module)
         if not alone or rank == 1:
-            with pytest.raises(ringlet.InvalidUsage, match=REFUSED[change] + ".* since its Zero was made.*remove"):
+            with pytest.raises(
+                ringlet.InvalidUsage,
+                match=REFUSED[change] + ".*; Zero trains the parameters for which it was made.* remove",
+            ):
                 loss_of(zero.module, *batch(1, rank))
         else:
             with pytest.raises(ringlet.InvalidUsage, match=f"rank 1 refused .*{REFUSED[change]}"):
@@ -341,6 +344,19 @@ def saved_after_loading(rank, world, folder):
 
 def test_a_checkpoint_has_what_was_loaded(two, tmp_path):
     two(saved_after_loading, str(tmp_path))
+
+
+def unsigned_buffers(rank, world):
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        model = make()
+        model.register_buffer("marks", torch.tensor([7 + rank, 2**15 + rank]).to(dtype))
+        zero = zero_of(model, stage=2, lr=1e-2)
+        assert zero.module.marks.tolist() == [7, 2**15]
+        train_zero(zero, rank, 1)
+
+
+def test_buffers_of_unsigned_numbers(two):
+    two(unsigned_buffers)
 
 
 def only_looked_at(rank, world):

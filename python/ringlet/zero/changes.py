@@ -184,9 +184,8 @@ class Changes:
         change = self._watch.change()
         if change is not None:
             self._refuse(
-                f"{change} since its Zero was made, whose units hold what was there then: undo it, or after remove() "
-                "make another Zero of the module, on every rank (adapters are added, parameters frozen and dtypes "
-                "changed before Zero is made; dtype= converts)"
+                f"{change}; Zero trains the parameters for which it was made: undo the change, or call remove() and "
+                "make another Zero of the module, on every rank (add adapters, freeze and convert before Zero is made)"
             )
 
     def _refuse(self, message: str) -> None:
