@@ -1,7 +1,7 @@
 // The five kinds of error, the same in C++ and Python.
 //
 // Contract: every failure leaves this library as an Error whose message says who, which operation, with
-// whom, how far, after how long, and what to do. Nothing is logged and thrown both.
+// whom, how far, after how long, and what to do. It is thrown, and printed only for who set RINGLET_LOG (base/log.h).
 // Thread safety: immutable once made.
 #pragma once
 

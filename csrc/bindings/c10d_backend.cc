@@ -86,7 +86,9 @@ c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c1
   if (place == ranks.end()) return nullptr;
   const auto timeout = options ? options->timeout : group_->timeout();
   const Member member{static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size())};
+  const auto began = Deadline::Clock::now();
   auto part = make_backend(store, name, member, carrier_, timeout);
+  part->group().tell_made(std::chrono::duration<double>(Deadline::Clock::now() - began).count());
   const auto* given = dynamic_cast<const GroupOptions*>(options.get());
   part->set_algorithm(given != nullptr ? given->algorithm : algorithm_);
   return part;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "bindings/profiled.h"
 #include "bindings/tensors.h"
 #include "engine/selector.h"
 
@@ -163,6 +164,9 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   const Title title{issue.type, issue.title, group_->sequence()};
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled);
   const auto held = std::make_shared<Issue>(std::move(issue));
+  const auto profiled =
+      profiling() ? std::make_shared<Profiled>(nullptr, Tensors{}) : nullptr;  // the handle's is around
+  for (Issue::Step& step : held->steps) step.call.observer = profiled.get();
   const bool single = held->steps.size() == 1;
   if (!held->job) {
     held->job = [steps = &held->steps](const std::function<void(Call)>& run) {
@@ -171,11 +175,13 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   }
   if (!held->async) {
     single ? group_->run(held->steps[0].call) : group_->run(held->job);
+    if (profiled) profiled->end();
     held->deliver();
     handle->complete(nullptr);
     return handle;
   }
   auto work = single ? group_->start(held->steps[0].call, held) : group_->start(held->job, held);
+  if (profiled) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
   C10dWork::follow(handle, std::move(work), [held] { held->deliver(); });
   return remember(std::move(handle));
 }

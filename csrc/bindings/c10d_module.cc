@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/c10d_backend.h"
+#include "bindings/log.h"
 #include "bindings/module.h"
 #include "bindings/registered_allocator.h"
 
@@ -36,6 +37,12 @@ void bind_c10d(py::module_& m) {
           "Bytes that this rank's collectives took in from peers, ever.")
       .def("fail", &C10dBackend::fail, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
            "Poisons the group: ranks that wait in a call, and later calls, raise InvalidUsage with `reason`.")
+      .def(
+          "calls", [](const C10dBackend& backend) { return past_calls(backend.group()); },
+          "This rank's last 16 calls, the oldest first; see ringlet.Group.calls.")
+      .def(
+          "tell_made", [](const C10dBackend& backend, double seconds) { backend.group().tell_made(seconds); },
+          py::arg("seconds"))
       .def_property_readonly("transport", [](const C10dBackend& backend) { return backend.group().transport(); })
       .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().hosts(); })
       .def(

@@ -15,6 +15,7 @@
 #include "bindings/lists.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
+#include "bindings/profiled.h"
 #include "bindings/tensors.h"
 #include "comm/communicator.h"
 #include "engine/selector.h"
@@ -53,6 +54,9 @@ const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role
   check_tensor(tensor, call, role);
   return &tensor;
 }
+
+/// Null where there is none.
+const at::Tensor* first(const Tensors& tensors) { return tensors.empty() ? nullptr : tensors.data(); }
 
 bool is_list(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
@@ -156,6 +160,11 @@ PyObject* on_packed_lists(Communicator& group, Call call, const Tensors& outputs
   return on_device(group, calls);
 }
 
+std::shared_ptr<Work> watched(std::shared_ptr<Work> work, const std::shared_ptr<Profiled>& profiled) {
+  if (profiled) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
+  return work;
+}
+
 PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args) {
   const char* what = name(given.collective);
   const Tensors outputs = tensors_of(args[1], what, "output"), inputs = tensors_of(args[2], what, "input");
@@ -168,7 +177,8 @@ PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args
       if (pack) return on_packed_lists(group, given, outputs, inputs, async);
       return on_device(group, {.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async});
     }
-    if (async) return as_python(group.start(made->call, made));
+    const auto profiled = profile(made->call, first(outputs), first(inputs));
+    if (async) return as_python(watched(group.start(made->call, made), profiled));
     run(group, made->call);
     Py_RETURN_NONE;
   };
@@ -178,7 +188,8 @@ PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args
 }
 
 /// A work, None where it was waited for.
-PyObject* issue(Communicator& group, const Call& call, const at::Tensor* output, const at::Tensor* input, bool async) {
+PyObject* issue(Communicator& group, Call& call, const at::Tensor* output, const at::Tensor* input, bool async) {
+  const auto profiled = profile(call, output, input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
   if (elsewhere(output) || elsewhere(input)) {
     std::vector<at::Tensor> tensors;
@@ -192,7 +203,7 @@ PyObject* issue(Communicator& group, const Call& call, const at::Tensor* output,
     auto keep = std::make_shared<Kept>();
     if (output != nullptr) (*keep)[0] = *output;
     if (input != nullptr) (*keep)[1] = *input;
-    return as_python(group.start(call, std::move(keep)));
+    return as_python(watched(group.start(call, std::move(keep)), profiled));
   }
   run(group, call);
   Py_RETURN_NONE;
@@ -226,7 +237,9 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
   if (!tensor.is_cpu()) {
     return on_device(group, {.device = tensor.device(), .messages = {message}, .tensors = {tensor}, .async = async});
   }
-  if (async) return as_python(group.start(message, std::make_shared<Kept>(Kept{tensor, {}})));
+  const char* const title = message.sending ? "ringlet:send" : "ringlet:recv";
+  const auto profiled = profiling() ? std::make_shared<Profiled>(title, Tensors{tensor}) : nullptr;
+  if (async) return as_python(watched(group.start(message, std::make_shared<Kept>(Kept{tensor, {}})), profiled));
   {
     const py::gil_scoped_release unlocked;
     group.run(message);
@@ -293,6 +306,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
+  const auto profiled = profile(call, &tensor, &tensor);
   const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
   run(*kept.cast<Communicator*>(), call);
   mark_written(tensor);

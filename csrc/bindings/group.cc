@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bindings/group_end.h"
+#include "bindings/log.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
 #include "bindings/tensors.h"
@@ -63,7 +64,9 @@ std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, in
   if (!table.problem.empty()) throw InvalidUsage(table.problem);
   Selector selector(table.text, table.origin);
   auto transport = join_threads(name, rank, world, Deadline::after(timeout));
-  return own(std::make_unique<AddressableEngine>(std::move(transport), std::move(selector)), timeout);
+  auto engine = std::make_unique<AddressableEngine>(std::move(transport), std::move(selector));
+  engine->calls().set_source({rank, world, name});
+  return own(std::move(engine), timeout);
 }
 
 std::string algorithm_for(const Communicator& group, const std::string& collective, size_t nbytes, bool registered) {
@@ -116,6 +119,8 @@ void bind_group(py::module_& m) {
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
       .def_property_readonly("connections", &Communicator::connections)
+      .def("calls", [](const Communicator& group) { return past_calls(group); })
+      .def("tell_made", &Communicator::tell_made, py::arg("seconds"))
       .def_property_readonly("sequence", &Communicator::sequence)
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())

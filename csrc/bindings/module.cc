@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, m) {
   ringlet::bind_c10d(m);
   ringlet::bind_doctor(m);
   ringlet::bind_selector(m);
+  ringlet::bind_log(m);
 }

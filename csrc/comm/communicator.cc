@@ -110,6 +110,14 @@ bool blocks_well_placed(const Call& call, int rank) {
   return true;
 }
 
+void tell(const Message& message, const LogSource& source, const char* what) {
+  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
+  const std::string tag = message.tag == 0 ? "" : ", tag " + std::to_string(message.tag);
+  log(LogLevel::debug, source,
+      (message.sending ? "send to " : "recv from ") + peer + " (" + name(message.dtype) + ", " +
+          std::to_string(message.count) + " elements" + tag + ") " + what);
+}
+
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout)
@@ -266,12 +274,17 @@ void Communicator::run_now(const Call& call, bool patient) {
     Call even = call;
     even.blocks = &agreed;
     even.count = agreed.longest;
-    world_ == 1 ? run_alone(even) : engine_->run(even, patient);
-  } else if (world_ == 1) {
-    run_alone(call);
+    carry_out(even, patient);
   } else {
-    engine_->run(call, patient);
+    carry_out(call, patient);
   }
+}
+
+void Communicator::carry_out(const Call& call, bool patient) {
+  if (world_ > 1) return engine_->run(call, patient);
+  engine_->calls().begin(announcement_of(call), call.sequence);
+  run_alone(call);
+  engine_->calls().end();
 }
 
 /// Of an all-to-all a rank knows its own row and column only: pairs compare what they are about to exchange, and all find
@@ -350,13 +363,22 @@ void Communicator::prepare(Message& message) {
 
 void Communicator::run(Message message) {
   prepare(message);
+  const bool told = logging(LogLevel::debug);
+  if (told) tell(message, engine_->calls().source(), "begins");
   const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
   await_own(*messenger_->post(message, nullptr, true), (message.sending ? "send to " : "recv from ") + peer);
+  if (told) tell(message, engine_->calls().source(), "done");
 }
 
 std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::shared_ptr<void> keep) {
   prepare(message);
-  return messenger_->post(message, std::move(keep), false);
+  if (!logging(LogLevel::debug)) return messenger_->post(message, std::move(keep), false);
+  const LogSource source = engine_->calls().source();
+  tell(message, source, "is posted");
+  auto ticket = messenger_->post(message, std::move(keep), false);
+  ticket->then(
+      [source, message](const std::exception_ptr& error) { tell(message, source, error ? "failed" : "done"); });
+  return ticket;
 }
 
 GpuGroup& Communicator::on_gpu(int device) {
@@ -374,6 +396,9 @@ GpuGroup& Communicator::on_gpu(int device) {
     poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in its first call on a GPU: interrupted (" + interrupted.by + ")"));
     throw;
+  }
+  if (logging(LogLevel::info)) {
+    log(LogLevel::info, engine_->calls().source(), "GPU " + std::to_string(device) + ": " + made->describe());
   }
   const std::lock_guard lock(gpus_mutex_);
   return *(gpus_[device] = std::move(made));
@@ -444,7 +469,36 @@ void Communicator::close(std::chrono::milliseconds patience) {
   collectives_->end();
   messenger_->end();
   engine_->leave(quiet, leaving.patience());
+  tell_end();
   leaving.raise_if_interrupted();
+}
+
+void Communicator::tell_made(double seconds) const {
+  if (!logging(LogLevel::info)) return;
+  std::map<int, std::string> ranks;  // by host
+  for (int q = 0; q < world_; ++q) {
+    std::string& of_host = ranks[hosts()[q]];
+    if (!of_host.empty()) of_host += ',';
+    of_host += std::to_string(q);
+  }
+  std::string text = "group made in " + in_time_units(seconds) + ": " + transport() + ", ";
+  text += ranks.size() == 1 ? "one host" : std::to_string(ranks.size()) + " hosts:";
+  for (const auto& [host, of_host] : ranks) {
+    if (ranks.size() > 1) text += " ranks " + of_host + (host + 1 < static_cast<int>(ranks.size()) ? " |" : "");
+  }
+  const std::string& table = selector().origin();
+  text += "; rules: " + (table.empty() ? "the built-in ones" : table + ", then the built-in ones");
+  log(LogLevel::info, engine_->calls().source(), text + "; timeout " + in_seconds(timeout_.load()));
+}
+
+void Communicator::tell_end() const {
+  if (!logging(LogLevel::info)) return;
+  const CallLog& calls = engine_->calls();
+  std::string text = "group closed: " + std::to_string(calls.made()) + " calls, " + in_binary_units(bytes_received()) +
+                     " received, " + in_binary_units(bytes_sent()) + " sent, " + in_time_units(calls.waited_seconds()) +
+                     " asleep in waits";
+  if (const auto kind = failure()) text += "; it had failed: " + std::string(ringlet::name(*kind));
+  log(LogLevel::info, calls.source(), text);
 }
 
 /// Takes the group's turn, for good; false if it was not to be had in time.

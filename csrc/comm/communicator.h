@@ -80,6 +80,10 @@ class Communicator {
     return engine_->algorithm_for(collective, bytes, registered);
   }
 
+  const CallLog& calls() const { return engine_->calls(); }
+  /// Tells that the group is made, and of what (base/log.h). `seconds`: how long that took.
+  void tell_made(double seconds) const;
+
   /// What the engine goes by (engine.h).
   const Selector& selector() const { return engine_->selector(); }
   const Topology* topology() const { return engine_->topology(); }
@@ -117,7 +121,9 @@ class Communicator {
   void run_now(const Call& call, bool patient);
   void run_now(const Job& job, uint64_t sequence, bool patient);
   void agree_on_blocks(const Call& call, Blocks& blocks, bool patient);
+  void carry_out(const Call& call, bool patient);
   void run_alone(const Call& call) const;
+  void tell_end() const;
 
   std::unique_ptr<Engine> engine_;
   const int rank_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/given_table.h"
 #include "engine/addressable.h"
 #include "engine/message.h"
@@ -117,6 +118,28 @@ Agreed agreed(std::string told) {
   return {!wish.empty(), Selector(told, origin)};
 }
 
+/// The group's name for people: without what makes a rendezvous a new one (ringlet/meeting.py).
+std::string title_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "ringlet/", kDigits = "0123456789abcdef";
+  std::string title = name.substr(name.starts_with(kPrefix) ? kPrefix.size() : 0);
+  for (size_t begin = 0; begin < title.size();) {
+    const size_t end = std::min(title.find('/', begin), title.size());
+    const bool drawn = end - begin == 32 && title.find_first_not_of(kDigits, begin) >= end;
+    const bool members = begin < end && title[begin] == '[';  // of a sub-group
+    if (drawn || members) {
+      title.erase(begin > 0 ? begin - 1 : 0, end - begin + 1);
+    } else {
+      begin = end + 1;
+    }
+  }
+  return title;
+}
+
+std::unique_ptr<Engine> titled(std::unique_ptr<Engine> engine, const std::string& title) {
+  engine->calls().set_source({engine->rank(), engine->world(), title});
+  return engine;
+}
+
 std::vector<int> each_apart(int world) {
   std::vector<int> numbers(static_cast<size_t>(world));
   std::iota(numbers.begin(), numbers.end(), 0);
@@ -171,10 +194,11 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     }
   }();
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
-    return std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, world, deadline),
-                                               std::move(selector));
+    auto transport = connect_shared_memory(store, name, rank, world, deadline);
+    return titled(std::make_unique<AddressableEngine>(std::move(transport), std::move(selector)), title_of(name));
   }
   Wires::Setup setup;
+  setup.group = title_of(name);
   setup.rank = rank;
   setup.world = world;
   const Token token = rank == 0 ? random_token() : Token{};
@@ -190,8 +214,10 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   }
   const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
   Topology topology(topology_ignored ? each_apart(world) : hosts);
-  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
-                                         std::move(topology), transport, std::move(selector));
+  const std::string title = setup.group;
+  return titled(std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+                                                std::move(topology), transport, std::move(selector)),
+                title);
 }
 
 }  // namespace ringlet

@@ -20,7 +20,7 @@ class AddressableEngine final : public Engine {
   explicit AddressableEngine(std::unique_ptr<Transport> transport, Selector selector = Selector())
       : transport_(std::move(transport)),
         selector_(std::move(selector)),
-        waiter_(*transport_),
+        waiter_(*transport_, calls()),
         pull_(*transport_, waiter_, selector_),
         lanes_(*transport_, waiter_),
         hosts_(static_cast<size_t>(transport_->world()), 0) {}

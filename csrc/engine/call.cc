@@ -63,13 +63,16 @@ uint64_t history_after(uint64_t history, const Announcement& a) noexcept {
   return mixed ^ mixed >> 32;
 }
 
-std::string describe(const Announcement& a, uint64_t sequence) {
-  if ((a.signature & kValid) == 0) return "no call yet";
+namespace {
+
+Collective collective_in(uint64_t signature) noexcept { return static_cast<Collective>(signature & 0xff & ~kUneven); }
+
+std::string arguments(const Announcement& a) {
   const auto field = [&](int shift) { return a.signature >> shift & 0xff; };
-  const auto collective = static_cast<Collective>(field(0) & ~kUneven);
+  const Collective collective = collective_in(a.signature);
   const bool uneven = (field(0) & kUneven) != 0;
   const char* algorithm = field(8) == kAuto ? "auto" : algorithms()[field(8)].name;
-  std::string text = std::string(name(collective)) + " #" + std::to_string(sequence) + " (" + algorithm;
+  std::string text = std::string("(") + algorithm;
   if (is_reduction(collective)) text += std::string(", ") + name(static_cast<ReduceOp>(field(24)));
   if (collective != Collective::barrier) {
     text += std::string(", ") + name(static_cast<DType>(field(16))) + ", ";
@@ -79,9 +82,34 @@ std::string describe(const Announcement& a, uint64_t sequence) {
   return text + ")";
 }
 
+}  // namespace
+
+Announcement announcement_of(const Call& call) noexcept {
+  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
+}
+
+Call call_of(const Announcement& a) noexcept {
+  Call call;
+  const uint64_t algorithm = a.signature >> 8 & 0xff;
+  call.collective = collective_in(a.signature);
+  call.algorithm = algorithm == kAuto ? nullptr : &algorithms()[algorithm];
+  call.dtype = static_cast<DType>(a.signature >> 16 & 0xff);
+  call.op = static_cast<ReduceOp>(a.signature >> 24 & 0xff);
+  call.root = static_cast<int>(a.signature >> 32 & 0xffff);
+  call.count = (a.signature & kUneven) != 0 ? a.count & kTotal : a.count;
+  return call;
+}
+
+std::string describe(const Announcement& a, uint64_t sequence) {
+  if ((a.signature & kValid) == 0) return "no call yet";
+  return std::string(name(collective_in(a.signature))) + " #" + std::to_string(sequence) + " " + arguments(a);
+}
+
+std::string arguments(const Call& call) { return arguments(announcement_of(call)); }
+
 std::string describe(Call call, const Algorithm* chosen) {
   if (chosen != nullptr) call.algorithm = chosen;
-  return describe({signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)}, call.sequence);
+  return describe(announcement_of(call), call.sequence);
 }
 
 }  // namespace ringlet

@@ -25,6 +25,16 @@ struct Blocks {
   bool uneven = false;
 };
 
+struct Choice;
+/// Is told on the thread that runs a call how that is done, as soon as it is agreed.
+class CallObserver {
+ public:
+  virtual void chosen(const Choice& choice) = 0;
+
+ protected:
+  ~CallObserver() = default;
+};
+
 struct Call {
   Collective collective = Collective::barrier;
   const Algorithm* algorithm = nullptr;  ///< null: the selector's choice
@@ -37,6 +47,7 @@ struct Call {
   double scale = 1.0;                ///< premul_sum's factor, this rank's own
   uint64_t sequence = 0;             ///< how many calls this group made before
   std::chrono::milliseconds timeout{0};
+  CallObserver* observer = nullptr;
   const Blocks* blocks = nullptr;  ///< instead of input and output, where blocks lie apart; count is then the longest
 };
 
@@ -55,8 +66,15 @@ bool registered_in(uint64_t signature) noexcept;
 bool same_call(const Announcement& a, const Announcement& b) noexcept;  ///< all but the memory
 bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept;
 
+/// What was announced: collective, algorithm, dtype, operation, root and count.
+Call call_of(const Announcement& announcement) noexcept;
+/// How a call is announced that has no history.
+Announcement announcement_of(const Call& call) noexcept;
+
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
 std::string describe(const Announcement& announcement, uint64_t sequence);
+/// The part in parentheses.
+std::string arguments(const Call& call);
 /// Of a call that is run with `chosen` where that is given.
 std::string describe(Call call, const Algorithm* chosen = nullptr);
 

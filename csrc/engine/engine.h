@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "engine/call.h"
+#include "engine/call_log.h"
 #include "engine/lanes.h"
 
 namespace ringlet {
@@ -55,6 +56,10 @@ class Engine {
   /// By rank: its host, numbered by first appearance.
   virtual const std::vector<int>& hosts() const noexcept = 0;
 
+  /// What this rank called last.
+  CallLog& calls() noexcept { return calls_; }
+  const CallLog& calls() const noexcept { return calls_; }
+
   /// Throws the error that poisoned the group, if one did.
   virtual void raise_if_failed() = 0;
   virtual std::optional<ErrorKind> failure() const = 0;
@@ -67,6 +72,9 @@ class Engine {
   /// The last call. `quiet`: nothing is pending; then what peers still need of this rank reaches them within `patience`.
   /// An interrupt (base/runtime.h) cuts that short, and goes on when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
+
+ private:
+  CallLog calls_;
 };
 
 }  // namespace ringlet

@@ -36,7 +36,11 @@ MessageEngine::MessageEngine(std::unique_ptr<Wires> wires, std::vector<int> host
 MessageEngine::~MessageEngine() = default;
 
 const Algorithm& MessageEngine::algorithm_for(Collective collective, size_t bytes, bool) const {
-  return selector_.choose({collective, bytes, world_, false, true, topology_.hosts() < world_});
+  return selector_.choose(situation(collective, bytes));
+}
+
+Situation MessageEngine::situation(Collective collective, size_t bytes) const {
+  return {collective, bytes, world_, false, true, topology_.hosts() < world_};
 }
 
 const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root) {
@@ -50,9 +54,7 @@ void MessageEngine::run(const Call& call, bool patient) {
   const Hold hold{*this};
   failure_.raise_if_failed();
   if (reported_) pass_on();
-  ++calls_;
-  const Announcement announcement{signature_of(call, false, history_), announced_count(call)};
-  history_ = history_after(history_, announcement);
+  const Announcement announcement = announce(call);
   const size_t size = element_size(call.dtype);
   const size_t whole = call.count * size * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
   const Algorithm& algorithm =
@@ -76,10 +78,12 @@ void MessageEngine::run(const Call& call, bool patient) {
   run.header.count = announcement.count;
   run.header.call = calls_;
   run.header.sequence = call.sequence;
+  note(call, {&algorithm, "in messages", slabs, whole, limit});
   shared.outbox = [&](size_t slab, int message) { link(plan.sent[message].peer).queue.push_back({slab, message}); };
   run_ = &run;
   try {
     work_through();
+    if (run.slept.count() > 0) calls().waited(-1, run.slept);
     if (run.announced && run.told.rank >= 0) say_suspicion({});  // taken back: nobody holds this rank up any more
   } catch (const Error& error) {
     failure_.set(error.kind(), error.what());
@@ -90,6 +94,7 @@ void MessageEngine::run(const Call& call, bool patient) {
     throw;
   }
   run_ = nullptr;
+  calls().end();
 }
 
 void MessageEngine::work_through() {
@@ -110,6 +115,21 @@ void MessageEngine::abandon() {
     if (each) each->drop();
   }
   run_ = nullptr;
+}
+
+Announcement MessageEngine::announce(const Call& call) {
+  ++calls_;
+  const Announcement announcement{signature_of(call, false, history_), announced_count(call)};
+  history_ = history_after(history_, announcement);
+  calls().begin(announcement, call.sequence);
+  return announcement;
+}
+
+void MessageEngine::note(const Call& call, const Choice& choice) {
+  calls().chosen(*choice.algorithm, /*in_place=*/false, choice.segments);
+  if (!CallLog::wants_choice(call)) [[likely]]
+    return;
+  calls().tell(call, choice, selector_, situation(call.collective, choice.bytes));
 }
 
 /// One look at everything, or only where the first slab's round needs something; whether something moved.

@@ -88,6 +88,9 @@ class MessageEngine final : public Engine {
     std::unique_lock<std::recursive_mutex> lock{engine.pipes_};
   };
 
+  Situation situation(Collective collective, size_t bytes) const;
+  Announcement announce(const Call& call);
+  void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
   void work_through();
@@ -115,7 +118,7 @@ class MessageEngine final : public Engine {
   void tell();
   void say_to_all(const std::shared_ptr<Word>& word);
   void drain(const Deadline& deadline);
-  void poison(ErrorKind kind, const std::string& message, int origin, const std::string& words);
+  std::string poison(ErrorKind kind, const std::string& message, int origin, const std::string& words);
   [[noreturn]] void pass_on();
   [[noreturn]] void give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words);
   void heed_end(const Link& link);

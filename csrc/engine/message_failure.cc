@@ -53,7 +53,9 @@ void MessageEngine::sleep() {
     const Wires::Watch watch{each->pipe, !each->reader->waits() || each->receiving >= 0, !each->queue.empty()};
     if (watch.reading || watch.writing) watches.push_back(watch);
   }
+  const auto began = Deadline::Clock::now();
   wires_->sleep(Lane::collectives, watches, kSleepNanoseconds);
+  run_->slept += Deadline::Clock::now() - began;
 }
 
 /// Throws what ends the call in progress, if something does.
@@ -219,19 +221,20 @@ void MessageEngine::heed_interrupts() {
 }
 
 void MessageEngine::give_up(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
-  poison(kind, message, origin, words);
-  rethrow(kind, message);
+  rethrow(kind, poison(kind, message, origin, words));
 }
 
-/// `words`: what rank `origin`, where it happened, says of it.
-void MessageEngine::poison(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
+/// `words`: what rank `origin`, where it happened, says of it. Returns what this rank raises.
+std::string MessageEngine::poison(ErrorKind kind, const std::string& message, int origin, const std::string& words) {
   FrameHeader header;
   header.kind = FrameKind::error;
   header.detail = static_cast<int64_t>(kind);
   header.index = static_cast<uint32_t>(origin);
   post(header, words.substr(0, FrameHeader::kMostText));  // before it is set: who ends because of it says why
-  failure_.set(kind, message);
+  const std::string told = calls().with_last_calls(kind, message);
+  if (failure_.set(kind, told)) calls().failed(kind, told);
   tell();
+  return told;
 }
 
 void MessageEngine::post(const FrameHeader& header, const std::string& text) {

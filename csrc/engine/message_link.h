@@ -111,6 +111,7 @@ struct MessageEngine::Run {
   const Deadline deadline;
   FrameHeader header{};  // what all of its messages share
   bool patient = false;
+  Deadline::Clock::duration slept{};
   size_t first = 0, next = 0;  // slabs [first, next) are under way
   size_t done = 0;
   std::vector<uint8_t> finished;  // by slab modulo window

@@ -91,8 +91,12 @@ void PullEngine::run(const Call& call, bool patient) {
                           reachable(call.input, input_elements(call, rank_, world_)) &&
                           reachable(call.output, output_elements(call, rank_, world_));
   first_epoch_ = epoch_ + 1;
+  const Announcement previous = announcement_;
+  announcement_ = {signature_of(call, registered, history_), announced_count(call)};
+  history_ = history_after(history_, announcement_);
+  waiter_.calls().begin(announcement_, call.sequence);
   begin_epoch();
-  announce(call, registered);
+  announce(call, registered, previous);
   comparing_ = true;
   const bool in_place = !small && agree_on_place();
   const Algorithm& algorithm =
@@ -106,6 +110,9 @@ void PullEngine::run(const Call& call, bool patient) {
   slab.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
   slabs_ = std::max<size_t>(1, ceil_div(slab.longest_chunk(), slab.width));
   slab.whole = divided && slabs_ == 1;
+  waiter_.calls().chosen(algorithm, in_place, slabs_);
+  if (CallLog::wants_choice(call)) [[unlikely]]
+    tell(call, algorithm, in_place, limit);
   for (; slab_index_ < slabs_; ++slab_index_, slab.begin += slab.width) {
     if (slab_index_ > 0) {
       waiter_.heed_interrupts([&] { return story(); });
@@ -115,6 +122,14 @@ void PullEngine::run(const Call& call, bool patient) {
     run_slab(plan, slab, slab_index_ + 1 == slabs_);
   }
   call_ = nullptr;
+  waiter_.calls().end();
+}
+
+/// `limit`: bytes of a slab.
+void PullEngine::tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit) {
+  const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
+  const Choice choice{&algorithm, in_place ? "in place" : "staged", slabs_, whole, limit};
+  waiter_.calls().tell(call, choice, selector_, situation(call.collective, whole, in_place));
 }
 
 void PullEngine::begin_epoch() {
@@ -124,12 +139,10 @@ void PullEngine::begin_epoch() {
   }
 }
 
-void PullEngine::announce(const Call& call, bool registered) {
+void PullEngine::announce(const Call& call, bool registered, const Announcement& previous) {
   Control& control = transport_.control();
   AnnouncementDetail& detail = control.details[epoch_ & 1];
-  detail.previous = announcement_;
-  announcement_ = {signature_of(call, registered, history_), announced_count(call)};
-  history_ = history_after(history_, announcement_);
+  detail.previous = previous;
   control.calls[epoch_ & 1] = announcement_;
   detail.sequence = call.sequence;
   if (registered) {
@@ -356,7 +369,9 @@ void PullEngine::wait_slowly(int peer, uint64_t target) {
     const bool in_round = target >= at(epoch_, ready(0)) && stage < kCompleted;
     return story() + (in_round ? ", round " + std::to_string(stage - ready(0)) : ", at its start");
   };
+  const auto began = Deadline::Clock::now();
   waiter_.wait(waiting, patient_);
+  waiter_.calls().waited(peer, Deadline::Clock::now() - began);
 }
 
 std::string PullEngine::story() const {

@@ -37,7 +37,7 @@ class PullEngine {
   void run(const Call& call, bool patient);
 
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const {
-    return selector_.choose({collective, bytes, world_, registered && bytes > small_bytes(world_)});
+    return selector_.choose(situation(collective, bytes, registered));
   }
 
   /// Waits until all peers are done with everything this rank took part in; false if that takes longer than `timeout`.
@@ -49,9 +49,13 @@ class PullEngine {
  private:
   struct Slab;
 
+  Situation situation(Collective collective, size_t bytes, bool registered) const {
+    return {collective, bytes, world_, registered && bytes > small_bytes(world_)};
+  }
   const Plan& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  void tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit);
   void begin_epoch();
-  void announce(const Call& call, bool registered);
+  void announce(const Call& call, bool registered, const Announcement& previous);
   bool agree_on_place();
   void bind(const Plan& plan, bool in_place);
   void run_slab(const Plan& plan, const Slab& slab, bool last);

@@ -38,7 +38,8 @@ std::optional<Value> find(const std::pair<std::string_view, Value> (&known)[n], 
 /// One line's words, read from the left.
 class Line {
  public:
-  Line(std::string_view text, std::string place) : place_(std::move(place)) {
+  Line(std::string_view text, const std::string& origin, size_t number)
+      : origin_(origin), place_(origin + ", line " + std::to_string(number)) {
     constexpr std::string_view kBlank = " \t\r";
     text = text.substr(0, text.find('#'));
     for (size_t begin = 0; (begin = text.find_first_not_of(kBlank, begin)) != text.npos;) {
@@ -62,6 +63,8 @@ class Line {
       refuse(std::string(first) + " has no algorithm " + quoted(last) + "; there are: " + algorithm_names(*collective));
     }
     if (rule.least_bytes > rule.most_bytes) refuse("no size is above the one and up to the other");
+    rule.source = origin_ + ":";
+    for (const std::string_view word : words_) rule.source += ' ' + std::string(word);
     return rule;
   }
 
@@ -119,6 +122,7 @@ class Line {
     rule.most_world = *most;
   }
 
+  const std::string& origin_;
   std::string place_;
   std::vector<std::string_view> words_;
   size_t at_ = 0;
@@ -152,7 +156,7 @@ std::vector<Rule> parse_rules(std::string_view table, const std::string& origin)
   std::vector<Rule> rules;
   for (size_t begin = 0, number = 1; begin < table.size(); ++number) {
     const size_t end = std::min(table.find('\n', begin), table.size());
-    Line line(table.substr(begin, end - begin), origin + ", line " + std::to_string(number));
+    Line line(table.substr(begin, end - begin), origin, number);
     if (!line.empty()) rules.push_back(line.rule());
     begin = end + 1;
   }

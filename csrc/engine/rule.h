@@ -43,6 +43,7 @@ struct Rule {
   size_t least_bytes = 0, most_bytes = std::numeric_limits<size_t>::max();
   int least_world = 1, most_world = std::numeric_limits<int>::max();
   Medium medium = Medium::anything;
+  std::string source{};  ///< "the built-in rules: all_reduce network ring"
 
   bool fits(const Situation& situation) const noexcept;
 };

@@ -57,15 +57,15 @@ barrier                                            dissemination
 
 }  // namespace
 
-Selector::Selector(std::string_view table, const std::string& origin) {
+Selector::Selector(std::string_view table, const std::string& origin) : origin_(table.empty() ? "" : origin) {
   static const std::vector<Rule> built_in = parse_rules(kBuiltInRules, "the built-in rules");
   for (const Rule& rule : parse_rules(table, origin)) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
   for (const Rule& rule : built_in) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
 }
 
-const Algorithm& Selector::choose(const Situation& situation) const {
+const Rule& Selector::rule_for(const Situation& situation) const {
   for (const Rule& rule : rules_[static_cast<size_t>(situation.collective)]) {
-    if (rule.fits(situation)) return *rule.algorithm;
+    if (rule.fits(situation)) return rule;
   }
   throw SystemError(std::string("no rule of the selector fits ") + name(situation.collective));
 }

@@ -20,10 +20,15 @@ class Selector {
   /// Those of `table` before them. Throws as parse_rules().
   Selector(std::string_view table, const std::string& origin);
 
-  const Algorithm& choose(const Situation& situation) const;
+  const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
+  const Rule& rule_for(const Situation& situation) const;
+
+  /// Where the table is from; empty: there is none.
+  const std::string& origin() const { return origin_; }
 
  private:
   std::array<std::vector<Rule>, kCollectives> rules_;
+  std::string origin_;
 };
 
 /// The built-in rules, as text.

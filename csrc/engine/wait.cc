@@ -44,7 +44,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
   if (aborted_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(mutex_);
-    throw Error(ErrorKind::peer_lost, abort_reason_);
+    rethrow(ErrorKind::peer_lost, calls_.with_last_calls(ErrorKind::peer_lost, abort_reason_));
   }
   if (const int q = rank_that_failed(); q >= 0) {
     if (waiting.reached()) return;
@@ -104,17 +104,19 @@ void Waiter::look_around() {
   }
 }
 
-void Waiter::poison(ErrorKind kind, const std::string& message) {
+std::string Waiter::poison(ErrorKind kind, const std::string& message) {
+  std::string told = calls_.with_last_calls(kind, message);
   const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = {kind, message};
+  if (!failure_) {
+    failure_ = {kind, told};
+    calls_.failed(kind, told);
+  }
   transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
   failed_.store(true, std::memory_order_release);
+  return told;
 }
 
-void Waiter::fail(ErrorKind kind, const std::string& message) {
-  poison(kind, message);
-  rethrow(kind, message);
-}
+void Waiter::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
 
 void Waiter::raise() {
   const std::lock_guard lock(mutex_);

@@ -15,6 +15,7 @@
 
 #include "base/deadline.h"
 #include "base/runtime.h"
+#include "engine/call_log.h"
 #include "transport/transport.h"
 
 namespace ringlet {
@@ -31,7 +32,10 @@ struct Waiting {
 
 class Waiter {
  public:
-  explicit Waiter(Transport& transport) : transport_(transport) {}
+  /// `calls`: the group's.
+  Waiter(Transport& transport, CallLog& calls) : transport_(transport), calls_(calls) {}
+
+  CallLog& calls() { return calls_; }
 
   /// Spins a while on a counter that only grows; whether it got to `target`. `patient` threads spin little: they must not
   /// take the processor from the rank's own computation.
@@ -69,8 +73,8 @@ class Waiter {
   /// Throws if the wait ends otherwise, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
-  /// Publishes the error and remembers it for later calls.
-  void poison(ErrorKind kind, const std::string& message);
+  /// Publishes the error and remembers it for later calls. Returns its text, as this rank raises it.
+  std::string poison(ErrorKind kind, const std::string& message);
   /// The same, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
@@ -105,6 +109,7 @@ class Waiter {
   [[noreturn]] void raise();
 
   Transport& transport_;
+  CallLog& calls_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;

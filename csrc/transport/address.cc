@@ -105,6 +105,26 @@ Address::Address(const std::string& text) {
   if (::inet_pton(AF_INET6, text.c_str(), bytes_.data()) != 1) refuse("not an address: " + text.substr(0, 64));
 }
 
+namespace {
+
+using NameOf = int (*)(int, sockaddr*, socklen_t*);
+
+std::string end_of(const Socket& socket, NameOf name_of) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  if (name_of(socket.get(), address, &length) != 0) return "nowhere";
+  const Address of(address);
+  const uint16_t port =
+      ntohs(reinterpret_cast<const sockaddr_in*>(address)->sin_port);  // at one place in both families
+  return (of.is_v4() ? of.text() : '[' + of.text() + ']') + ':' + std::to_string(port);
+}
+
+}  // namespace
+
+std::string own_end(const Socket& socket) { return end_of(socket, ::getsockname); }
+std::string other_end(const Socket& socket) { return end_of(socket, ::getpeername); }
+
 Address::Address(const sockaddr* address) {
   if (address->sa_family == AF_INET) {
     std::copy(kV4Prefix.begin(), kV4Prefix.end(), bytes_.begin());

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "transport/socket.h"
+
 namespace ringlet {
 
 /// IPv4 or IPv6: an IPv4 address is held as the IPv6 address that stands for it (::ffff:a.b.c.d).
@@ -51,6 +53,10 @@ struct Card {
   /// The addresses worth trying from here, best first: loopback inside a host only, and there before the others.
   std::vector<Address> reachable_from(uint64_t own_host) const;
 };
+
+/// "10.0.0.1:4711" or "[fe80::1]:4711": the ends of a connection.
+std::string own_end(const Socket& socket);
+std::string other_end(const Socket& socket);
 
 /// The same for two processes exactly where loopback joins them and one can hand the other a descriptor: one kernel, one
 /// network namespace.

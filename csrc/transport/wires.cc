@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/runtime.h"
 #include "transport/door.h"
 #include "transport/ring_pipe.h"
@@ -47,13 +49,20 @@ struct Slot {
   bool failed = false;
   ErrorKind kind = ErrorKind::peer_lost;
   std::string reason;
+  Deadline::Clock::time_point asked{};  // where `making`
 };
+
+const char* name(Lane lane) noexcept {
+  constexpr const char* kNames[kLanes] = {"collectives", "messages to it", "messages from it"};
+  return kNames[static_cast<size_t>(lane)];
+}
 
 }  // namespace
 
 struct Wires::State final : Door::Resident {
   explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
     check();
+    if (logging(LogLevel::info)) tell_addresses();
     for (Descriptor& bell : own_bells) {
       if (!setup.local) bell = make_bell();
     }
@@ -65,6 +74,8 @@ struct Wires::State final : Door::Resident {
   }
 
   void check() const;
+  void tell_addresses() const;
+  void tell_made(int peer, Lane lane, const Socket& socket, const Slot& slot) const;
 
   /// Rings stand from the start: the memory is there.
   void join(int peer, int place) {
@@ -89,6 +100,7 @@ struct Wires::State final : Door::Resident {
       if (closed || slot.owned != nullptr) return;
       Socket socket = take();
       if (!socket.valid()) return;  // it went while this side made up its mind
+      if (logging(LogLevel::info)) tell_made(peer, lane, socket, slot);
       slot.owned = std::make_unique<SocketPipe>(std::move(socket));
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
       ++sockets;
@@ -103,6 +115,9 @@ struct Wires::State final : Door::Resident {
       slot.failed = true;
       slot.kind = kind;
       slot.reason = reason;
+    }
+    if (logging(LogLevel::warning)) {
+      log(LogLevel::warning, source, "no connection to rank " + std::to_string(peer) + ": " + reason);
     }
     ring_all();
   }
@@ -131,6 +146,7 @@ struct Wires::State final : Door::Resident {
   }
 
   const Setup setup;
+  const LogSource source{setup.rank, setup.world, setup.group};
   const int owner;  // the process that made it: a forked child's copy must leave the connections alone
   std::vector<std::array<Slot, kLanes>> slots;
   std::array<Descriptor, kLanes> own_bells;  // where `local` has none
@@ -173,6 +189,34 @@ void Wires::State::ask(int peer, Lane lane) {
                         .lane = lane,
                         .card = Card::unpack(setup.cards[peer])});
   slot.making = true;
+  slot.asked = Deadline::Clock::now();
+}
+
+/// Where each rank can be reached: this rank's own addresses are those that it listens on.
+void Wires::State::tell_addresses() const {
+  const char* chosen = std::getenv("RINGLET_INTERFACE");
+  for (int q = 0; q < setup.world; ++q) {
+    if (q != setup.rank && setup.hosts[q] == setup.hosts[setup.rank]) continue;  // by shared memory
+    const Card card = Card::unpack(setup.cards[q]);
+    std::string text = q == setup.rank ? "listens at" : "rank " + std::to_string(q) + " can be reached at";
+    for (const Address& address : card.addresses) text += " " + address.text();
+    text += ", port " + std::to_string(card.port);
+    if (q == setup.rank && chosen != nullptr) text += std::string(" (RINGLET_INTERFACE=") + chosen + ")";
+    log(LogLevel::info, source, text);
+  }
+}
+
+/// A connection stands: who made it, between which addresses.
+void Wires::State::tell_made(int peer, Lane lane, const Socket& socket, const Slot& slot) const {
+  const std::string own = own_end(socket), other = other_end(socket);
+  const bool accepted = own.ends_with(":" + std::to_string(Card::unpack(setup.cards[setup.rank]).port));
+  std::string text = accepted ? "accepted a connection from rank " : "connected to rank ";
+  text += std::to_string(peer) + " (" + name(lane) + "): " + own + (accepted ? " <- " : " -> ") + other;
+  if (slot.making) {
+    const std::chrono::duration<double> took = Deadline::Clock::now() - slot.asked;
+    text += ", " + in_time_units(took.count()) + " after it was first needed";
+  }
+  log(LogLevel::info, source, text);
 }
 
 /// Nothing may ever come from a peer that is gone: its pipe for collectives shows it.

@@ -31,6 +31,7 @@ class Wires {
     int world = 1;
     Token key{};                       ///< the group's secret, the same on all ranks, never used before
     std::vector<std::string> cards{};  ///< by rank: card() of its process
+    std::string group{};               ///< its name, for the log
     std::vector<int> hosts{};          ///< by rank: equal where `local` joins them; all different without it
     /// From connect_with_bells, between the ranks of this rank's host in ascending order; may be null.
     std::unique_ptr<Transport> local{};

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet import _C
+from ringlet import _C, log
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta, default_transport, warn_of_table
 from ringlet.meeting import Claim, meeting_key
@@ -27,12 +27,13 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     if transport == "threads":
         raise InvalidUsage('transport "threads" is for ringlet.init(); the backend takes auto, shared_memory or tcp')
     rank, world, timeout = options.group_rank, options.group_size, options.timeout
+    began = log.configure(rank, world)
     if rank == 0:
         warn_of_table()
     key = meeting_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm = algorithm
-    return backend
+    return log.made(backend, began)
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:

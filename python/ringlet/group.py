@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, environment
+from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage, Timeout
 from ringlet.meeting import Claim, meeting_key, peek
 from ringlet.store import asked, from_environment
@@ -70,6 +70,17 @@ class Group:
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
         self.handle.abort(reason)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """This rank's last 16 collective calls on tensors of the host, the oldest first: what a PeerLost or a Timeout
+        ends with.
+
+        sequence: the call's number in the group. collective, dtype, op, count, root: what was called (None where the
+        collective has none). named: the algorithm that the caller asked for, algorithm: the one that ran (None: it did
+        not come so far). in_place: whether peers read the tensors where they lie. segments: how many pieces the call
+        was cut into. done: whether it is complete. seconds: how long it took; None unless RINGLET_LOG is info or more.
+        """
+        return self.handle.calls()
 
     def algorithm_for(self, collective: str, nbytes: int, *, registered: bool = False) -> str:
         """What algorithm="auto" means here for a message of the host: the algorithm's name, the same on every rank.
@@ -163,17 +174,18 @@ def init(
     if not 0 <= rank < world:
         raise InvalidUsage(f"rank {rank} of world {world} does not exist")
     limit = as_timedelta(timeout)
+    began = log.configure(rank, world)
     if rank == 0:
         warn_of_table()
     if transport == "threads":
-        handle = _C.Group.threads(name, rank, world, limit)
+        handle = log.made(_C.Group.threads(name, rank, world, limit), began)
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
     if store is None:
         store = from_environment(rank, world, limit)
     key = _met(store, name, Claim(rank, world, transport), limit)
-    handle = _C.Group.join(store, key, rank, world, limit, transport)
+    handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     _of_process = Group(handle, name, store, range(world), transport)
     _C.set_default(handle, False)
     return _of_process
@@ -211,11 +223,13 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     limit = parent.handle.timeout if timeout is None else as_timedelta(timeout)
     place, world = members.index(parent.rank), len(members)
     name = f"{parent.name}/{number}"
+    began = log.configure(place, world)
     if parent.store is None:  # ranks are threads
-        handle = _C.Group.threads(f"{name}/{members}", place, world, limit)
+        title = f"{name}/{'.'.join(map(str, members))}"
+        handle = log.made(_C.Group.threads(title, place, world, limit), began)
     else:
         key = meeting_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
-        handle = _C.Group.join(parent.store, key, place, world, limit, parent.carrier)
+        handle = log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
     return Group(handle, name, parent.store, members, parent.carrier)
 
 

@@ -1,10 +1,14 @@
 """What ZeRO refuses, by name and before anything moves; and calls in the wrong order."""
 
+import dataclasses
+import inspect
+
 import pytest
 import torch
 from torch import nn
 
 import ringlet
+from ringlet.zero.options import Options
 from zero_training import batch, loss_of, make, train_zero, zero_of
 
 
@@ -62,23 +66,51 @@ def settings(rank, world):
         ({"stage": 2, "offload_parameters": "cpu"}, "offload_parameters needs stage 3: at stage 2"),
         ({"offload_optimizer": "nvme"}, "offload goes to 'cpu' or 'file', not to 'nvme'"),
         ({"offload_optimizer": "file"}, "offload to 'file' needs the path of a folder"),
+        ({"bucket_elements": 1.5}, "bucket_elements must be a whole number from 1 on, got 1.5"),
+        ({"accumulate": True}, "accumulate must be a whole number from 1 on, got True"),
+        ({"stage": True}, "stage must be 1, 2 or 3, got True"),
+        ({"stage": 2.0}, "stage must be 1, 2 or 3, got 2.0"),
+        ({"stage": "2"}, "stage must be 1, 2 or 3, got '2'"),
+        ({"dtype": "bfloat16"}, "dtype must be bfloat16, float32 or float64, got bfloat16"),
+        ({"max_norm": float("nan")}, "max_norm must be positive, got nan"),
+        ({"max_norm": float("inf")}, "max_norm must be positive and finite, got inf; None does not clip"),
+        ({"max_norm": "1"}, "max_norm must be positive, got '1'"),
+        ({"print_every": float("nan")}, "print_every must be a whole number from 0 on, got nan"),
+        ({"overlap": "no"}, "overlap must be True or False, got 'no'"),
+        ({"average": 1}, "average must be True or False, got 1"),
+        ({"offload_optimizer": 3}, "offload_optimizer must be 'cpu', an Offload or None, got 3"),
+        ({"process_group": "world"}, "process_group is a str, not a group of torch.distributed"),
+        ({"options_of": {}}, "options_of is a dict, not a function"),
+        ({"options_of": lambda name, p: 0.1}, "options_of gave 0.1 for positions; it must give a dict"),
+        ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
+        ({"betas": 3}, "the optimizer refuses its arguments"),
         ({"print_times": True}, "print_times=True prints every `print_every` steps"),
     ):
         with pytest.raises(ringlet.InvalidUsage, match=reason):
             zero_of(model, lr=0.1, **given)
-    with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
-        ringlet.Offload("file", "/nowhere/at/all")
-    with pytest.raises(ringlet.InvalidUsage, match="'cpu' takes none"):
-        ringlet.Offload("cpu", "/tmp")
-    if not torch.accelerator.is_available():
-        with pytest.raises(ringlet.InvalidUsage, match=r"pin_memory=True needs .* an accelerator"):
-            ringlet.Offload("cpu", pin_memory=True)
-    with pytest.raises(TypeError, match="learning_rate"):
+    with pytest.raises(ringlet.InvalidUsage, match=r"the optimizer refuses its arguments.*learning_rate"):
         zero_of(model, learning_rate=0.1)
 
 
 def test_settings_that_cannot_be(two):
     two(settings)
+
+
+def test_offloads_that_cannot_be():
+    with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
+        ringlet.Offload("file", "/nowhere/at/all")
+    for path in (3, b"/tmp", "", "/tmp\0"):
+        with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
+            ringlet.Offload("file", path)
+    with pytest.raises(ringlet.InvalidUsage, match="pin_memory must be True or False, got 'yes'"):
+        ringlet.Offload("cpu", pin_memory="yes")
+    with pytest.raises(ringlet.InvalidUsage, match="offload goes to 'cpu' or 'file', not to nan"):
+        ringlet.Offload(float("nan"))
+    with pytest.raises(ringlet.InvalidUsage, match="'cpu' takes none"):
+        ringlet.Offload("cpu", "/tmp")
+    if not torch.accelerator.is_available():
+        with pytest.raises(ringlet.InvalidUsage, match=r"pin_memory=True needs .* an accelerator"):
+            ringlet.Offload("cpu", pin_memory=True)
 
 
 class Special(nn.Parameter):
@@ -91,7 +123,14 @@ def modules(rank, world):
     special.weight = Special(torch.ones(3, 3))
     with torch.device("meta"):
         empty = nn.Linear(3, 3)
+    empty_buffer, sparse = nn.BatchNorm1d(3), nn.Linear(3, 3)
+    empty_buffer.running_mean = torch.zeros(3, device="meta")
+    sparse.register_buffer("few", torch.eye(3).to_sparse())
     for module, reason in (
+        (empty_buffer, "buffer running_mean is on the meta device"),
+        (sparse, "buffer few is torch.float32 of layout torch.sparse_coo"),
+        (nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)), "parameter 0.weight is a UninitializedParameter"),
+        (None, "module is a NoneType, not a torch.nn.Module"),
         (frozen, "no parameter of Model requires a gradient"),
         (special, "parameter weight is a Special; only plain nn.Parameter"),
         (empty, "parameter weight is on the meta device"),
@@ -101,6 +140,28 @@ def modules(rank, world):
     ):
         with pytest.raises(ringlet.InvalidUsage, match=reason):
             ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
+
+
+def wrong_on_one_rank(rank, world):
+    wrong = {"max_norm": float("nan")} if rank == 1 else {}
+    reason = "max_norm must be positive, got nan"
+    with pytest.raises(ringlet.InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):
+        zero_of(make(), lr=0.1, **wrong)
+
+
+def test_what_is_wrong_on_one_rank_is_refused_on_all(two):
+    two(wrong_on_one_rank)
+
+
+def test_no_process_group():
+    with pytest.raises(ringlet.InvalidUsage, match=r"no process group yet: call torch.distributed.init_process_group"):
+        ringlet.Zero(nn.Linear(2, 2), torch.optim.SGD, lr=0.1)
+
+
+def test_settings_have_the_defaults_of_options():
+    given = inspect.signature(ringlet.Zero.__init__).parameters
+    for field in dataclasses.fields(Options):
+        assert field.name == "optimizer" or given[field.name].default == field.default, field.name
 
 
 def test_modules_that_cannot_be(two):
@@ -133,8 +194,9 @@ def order(rank, world):
             zero.clip_grad_norm(1.0)
         with pytest.raises(ringlet.InvalidUsage, match="load_state_dict between a backward and its step"):
             zero.load_state_dict({})
-        with pytest.raises(ringlet.InvalidUsage, match="max_norm must be positive"):
-            zero.clip_grad_norm(-1.0)
+        for wrong in (-1.0, 0, float("nan"), "1", None, True):
+            with pytest.raises(ringlet.InvalidUsage, match="max_norm must be positive"):
+                zero.clip_grad_norm(wrong)
         loss_of(zero.module, *batch(1, rank)).backward()
         loss = loss_of(zero.module, *batch(2, rank))
         with pytest.raises(ringlet.InvalidUsage, match=r"3 backwards in a window of 2: call step\(\)"):

@@ -147,7 +147,11 @@ class Training:
         elif most is not None:
             nn.utils.clip_grad_norm_(self.trained(), most)
         self.optimizer.step()
-        assert self.zero.step(partial=micros < full or self.lot.random() < 0.2)
+        if micros == full and self.lot.random() < 0.3:
+            self.zero.optimizer.step()
+            self.zero.optimizer.zero_grad()
+        else:
+            assert self.zero.step(partial=micros < full or self.lot.random() < 0.2)
         self.steps += 1
         self.compare()
 
@@ -158,7 +162,8 @@ class Training:
 
     def between(self) -> None:
         """In the middle of a window: none of it changes anything."""
-        self.lot.choice((self.evaluate, self.too_early, self.forget_loss, self.write_gathered, self.copy_aside))()
+        kinds = (self.evaluate, self.too_early, self.forget_loss, self.write_gathered, self.write, self.copy_aside)
+        self.lot.choice(kinds)()
 
     def evaluate(self) -> None:
         """Each mode, also with all parameters gathered."""
@@ -183,6 +188,63 @@ class Training:
                     p.mul_(0.5) if p.is_floating_point() else p.add_(1)
                 twin.mul_(0.5) if twin.is_floating_point() else twin.add_(1)
         self.compare_gathered()
+
+    def write(self) -> None:
+        """Outside of gathered(), by all ranks, into parameters that are whole."""
+        pairs = list(zip(self.zero.module.parameters(), self.twin.parameters(), strict=True))
+        pairs = [(p, twin) for p, twin in pairs if not isinstance(p, Released) and p.is_floating_point()]
+        for both in self.lot.sample(pairs, self.lot.randint(0, len(pairs))):
+            way = self.lot.choice(("in place", "data in place", "other memory"))
+            for p in both:
+                if way == "in place":
+                    with torch.no_grad():
+                        p.mul_(0.5)
+                elif way == "data in place":
+                    p.data.mul_(0.5)
+                else:
+                    p.data = p.data * 0.5
+
+    def load(self) -> None:
+        """By the module itself, of values that the twin takes too."""
+        if self.settings["stage"] == 3:
+            with (
+                pytest.raises(ringlet.InvalidUsage, match="gathered")
+                if any(isinstance(p, Released) for p in self.zero.module.parameters())
+                else contextlib.nullcontext()
+            ):
+                self.zero.module.load_state_dict(self.twin.state_dict())
+            return
+        with torch.no_grad():
+            for twin in self.twin.parameters():
+                if twin.is_floating_point():
+                    twin.mul_(0.75)
+        self.zero.module.load_state_dict(self.twin.state_dict())
+        if self.lot.random() < 0.5:
+            self.compare()
+
+    def refused(self) -> None:
+        """Changes that cannot be followed, undone again."""
+        module, kind = self.zero.module, self.lot.choice(("added", "unfrozen", "frozen", "other optimizer"))
+        if kind == "added":
+            module.added = nn.Parameter(torch.ones(3))
+            with pytest.raises(ringlet.InvalidUsage, match="parameter added was not there"):
+                self.loss(module, 0, 0, {"without": [], "count": False})
+            del module.added
+        elif kind == "unfrozen":
+            for p in [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()][:1]:
+                if not isinstance(p, Released):
+                    p.requires_grad_(True)
+                    with pytest.raises(ringlet.InvalidUsage, match="was frozen and requires a gradient"):
+                        self.loss(module, 0, 0, {"without": [], "count": False})
+                    p.requires_grad_(False)
+        elif kind == "frozen":  # for a while
+            if not isinstance(module.scale, Released):
+                module.scale.requires_grad_(False)
+                self.forget_loss()
+                module.scale.requires_grad_(True)
+        else:
+            with pytest.raises(ringlet.InvalidUsage, match=r"Call zero.step\(\)"):
+                torch.optim.SGD(module.parameters(), lr=0.1).step()
 
     def copy_aside(self) -> None:
         if self.settings["stage"] < 3:
@@ -338,7 +400,7 @@ class Program:
     def run(self, steps: int, resumes: bool) -> None:
         kinds = {"train": 12, "evaluate": 2, "forget_loss": 1, "fail_in_forward": 1, "fail_in_backward": 1}
         kinds |= {"drop_a_window": 1, "too_early": 1, "too_late": 1, "through_gathered": 1, "change_rates": 1}
-        kinds |= {"schedule": 1, "reload": 2, "replace": 1}
+        kinds |= {"schedule": 1, "reload": 2, "replace": 1, "write": 2, "load": 1, "refused": 2}
         self.done: list[str] = []
         if resumes:
             for training in self.trainings:

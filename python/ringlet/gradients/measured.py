@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .. import buckets
 from ..backend import backend_of
-from . import merging
+from . import events, merging
 from .channel import Channel
 from .timeline import Timeline, now_ns
 
@@ -91,7 +91,7 @@ class MeasuredMerging:
         if self._turn == 1:
             self._plans["merged"] = self._merge()
         if self._plans["merged"] == self._plans["plain"]:
-            self.kept = "plain"
+            self._keep("plain")
             return None
         if self._turn < len(TURNS):
             return self._plans[TURNS[self._turn]]
@@ -99,9 +99,13 @@ class MeasuredMerging:
         # A machine that is slow during one turn must not decide: merged has to win at its worst against plain's best.
         plain = min(took for name, took in zip(TURNS, turns, strict=True) if name == "plain")
         merged = max(took for name, took in zip(TURNS, turns, strict=True) if name == "merged")
-        self.kept = "merged" if merged < WORTH_IT * plain else "plain"
         self._told["measured_s"] = {"plain": plain, "merged": merged}
-        return self._plans[self.kept]
+        return self._keep("merged" if merged < WORTH_IT * plain else "plain")
+
+    def _keep(self, name: str) -> list[buckets.Bucket]:
+        self.kept = name
+        events.tell_merging(self.describe(), self._channel.group)
+        return self._plans[name]
 
     def _merge(self) -> list[buckets.Bucket]:
         """The plan whose buckets the model lets end earliest; each dtype and device is cut by itself."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..errors import InvalidUsage
 from ..flat_gradients import FlatBucket, FlatGradients, Gradient
+from . import events
 from .channel import Channel
 from .measured import MeasuredMerging
 from .options import Options
@@ -51,6 +52,7 @@ class Reduction:
         self.merging: MeasuredMerging | None = None
         self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
         self._reducing = False
+        events.tell_layout(self.flat.plan, channel.group, "by size")
         self.rearm()
 
     # -- one backward --
@@ -282,10 +284,12 @@ class Reduction:
             dist.broadcast(order, group=self.channel.group, group_src=0)
             self._order = order.tolist()
             self.flat.reorder(self._order)
+            events.tell_layout(self.flat.plan, self.channel.group, "in the order of arrival")
         elif self.merging is not None:
             plan = self.merging.observe(self._timeline, self.flat.plan)
             if plan is not None:
                 self.flat.adopt(plan)
+                events.tell_layout(self.flat.plan, self.channel.group, "as merging measures it")
         elif self.options.delay and self._order is not None:  # the set of buffers that was away
             self.flat.reorder(self._order)
             self._order = None

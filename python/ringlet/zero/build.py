@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from .. import replicas
-from ..errors import InvalidUsage
 from .memory import MappedFiles
-from .optimizer import MakeOptimizer, OptionsOf, ShardedOptimizer
-from .options import COMPUTE, Options
+from .optimizer import MakeOptimizer, OptionsBy, ShardedOptimizer
+from .options import Options
 from .shards import FlatUnit
 from .traffic import Traffic
 from .units import Limits, assign
@@ -34,32 +33,13 @@ class Parts:
         return [flat for flat in self.flats if flat.whole is None]
 
 
-def refuse_unsupported(module: nn.Module, options: Options) -> None:
-    named = list(module.named_parameters())
-    if not any(p.requires_grad for _, p in named):
-        raise InvalidUsage(f"no parameter of {type(module).__name__} requires a gradient: there is nothing to train")
-    for name, p in named:
-        what = f"parameter {name} "
-        if type(p) is not nn.Parameter:
-            raise InvalidUsage(what + f"is a {type(p).__name__}; only plain nn.Parameter can stand in flat buffers")
-        if p.is_meta:
-            raise InvalidUsage(what + "is on the meta device and has no values: initialise the module first")
-        if p.requires_grad and (options.dtype or p.dtype) not in COMPUTE:
-            raise InvalidUsage(what + f"is {p.dtype}; Zero trains bfloat16, float32 and float64: give dtype=")
-        if p.requires_grad and not p.is_floating_point():
-            raise InvalidUsage(what + f"is {p.dtype}; only real ones are trained")
-    for name, child in module.named_modules():
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
-            raise InvalidUsage(f"{name or 'module'} makes sparse gradients; make it with sparse=False")
-
-
 @torch.no_grad()
 def build(
     module: nn.Module,
     options: Options,
     traffic: Traffic,
     make: MakeOptimizer,
-    options_of: OptionsOf | None,
+    options_by: OptionsBy,
 ) -> Parts:
     """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
     device = next(module.parameters()).device
@@ -81,9 +61,7 @@ def build(
             flat.offload(offloads[1], files[1])
         flats.append(flat)
     trainable = [flat for flat in flats if flat.unit.trainable]
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    by = {p: options_of(name, p) if options_of else {} for name, p in named}
-    sharded = ShardedOptimizer(trainable, make, by, options.sub_group_elements, (offloads[0], files[0]))
+    sharded = ShardedOptimizer(trainable, make, options_by, options.sub_group_elements, (offloads[0], files[0]))
     for flat in flats:
         flat.initial = None
     return Parts(flats, sharded, (files[0], files[1]))

@@ -91,6 +91,7 @@ class Residency:
         self._forward, self._backward = _Order(), _Order()
         self._running: list[tuple[nn.Module, Any, list[tuple[FlatUnit, Slot]]]] = []
         self._depth: dict[nn.Parameter, int] = {}
+        self._lent_version: dict[nn.Parameter, int] = {}
         for flat in flats:
             for slot in flat.unit.slots:
                 release(slot.parameter, slot.name, slot.shape)
@@ -108,7 +109,8 @@ class Residency:
             if own:
                 enter = child.register_forward_pre_hook(ForwardHook(partial(self._enter, own)), prepend=True)
                 leave = child.register_forward_hook(ForwardHook(self._leave), always_call=True)
-                handles += [enter, leave]
+                load = child.register_load_state_dict_pre_hook(ForwardHook(self._refuse_loading))
+                handles += [enter, leave, load]
         return handles
 
     def begin_forward(self) -> None:
@@ -191,9 +193,16 @@ class Residency:
             return  # an error before _enter was done
         _, hooks, own = self._running.pop()
         hooks.__exit__()
+        written = [slot.name for flat, slot in own if self._depth[slot.parameter] == 1 and self._is_written(flat, slot)]
         for flat, slot in own:
             self._take_back(slot)
             self._whole[flat].uses -= 1
+        if written:
+            raise InvalidUsage(
+                f"{type(module).__name__} wrote into its parameter {written[0]} in its forward, which stage 3 does not "
+                "keep: compute the value without writing it (as parametrizations do), write inside `with "
+                "zero.gathered():`, or use stage 1 or 2"
+            )
         for tensor in tree_leaves(output):
             if self._unit_of(tensor) is not None:
                 names = ", ".join(slot.name for _, slot in own)
@@ -206,12 +215,25 @@ class Residency:
         depth = self._depth.get(slot.parameter, 0)
         if depth == 0:
             restore(slot.parameter, flat.view(slot, self._whole[flat].buffer))
+            self._lent_version[slot.parameter] = slot.parameter._version
         self._depth[slot.parameter] = depth + 1
 
     def _take_back(self, slot: Slot) -> None:
         self._depth[slot.parameter] -= 1
         if self._depth[slot.parameter] == 0:
             release(slot.parameter, slot.name, slot.shape)
+
+    def _is_written(self, flat: FlatUnit, slot: Slot) -> bool:
+        parameter = slot.parameter
+        there = parameter.is_set_to(flat.view(slot, self._whole[flat].buffer))
+        return not there or parameter._version != self._lent_version[parameter]
+
+    def _refuse_loading(self, module: nn.Module, *_arguments: Any) -> None:
+        if any(isinstance(parameter, Released) for parameter in module.parameters(recurse=False)):
+            raise InvalidUsage(
+                f"load_state_dict of {type(module).__name__}, whose parameters stage 3 keeps in shards: call it inside "
+                "`with zero.gathered():`"
+            )
 
     def _unit_of(self, value: Any) -> FlatUnit | None:
         """The unit whose gathered buffer a tensor is a view of."""

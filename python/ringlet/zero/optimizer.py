@@ -97,6 +97,7 @@ class ShardedOptimizer:
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
         self.scratch_peak_bytes = 0
+        self.updating = False  # the optimizer's own step is called
         self._settle(self.pieces)
 
     def step(self, gradients: dict[FlatUnit, UnitGradient], factor: float | torch.Tensor | None) -> Iterator[FlatUnit]:
@@ -116,6 +117,7 @@ class ShardedOptimizer:
     def _step(
         self, sub_group: list[Piece], gradients: dict[FlatUnit, UnitGradient], factor: float | torch.Tensor | None
     ) -> None:
+        self.take_written(sub_group)
         scratch_bytes = 0
         for piece in sub_group:
             gradient = gradients[piece.flat].shard[piece.start : piece.stop]
@@ -127,7 +129,11 @@ class ShardedOptimizer:
                 gradient.mul_(factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor)
             piece.tensor.grad = gradient
         self.scratch_peak_bytes = max(self.scratch_peak_bytes, scratch_bytes)
-        self.optimizer.step()
+        self.updating = True
+        try:
+            self.optimizer.step()
+        finally:
+            self.updating = False
         for piece in sub_group:
             piece.tensor.grad = None
             if piece.is_master:
@@ -165,6 +171,19 @@ class ShardedOptimizer:
                 made.append(piece)
                 self._settle([piece])
         return made
+
+    @torch.no_grad()
+    def take_written(self, pieces: Iterable[Piece]) -> None:
+        """Puts into masters what was written into their shards by others than the optimizer: elements that are not what
+        the masters round to. The others keep what rounding would lose."""
+        for piece in pieces:
+            if not piece.is_master:
+                continue
+            master = piece.tensor
+            shard = piece.flat.shard[piece.start : piece.stop].to(master.device)
+            rounded = master.to(shard.dtype)
+            if not torch.equal(shard, rounded):
+                master.copy_(torch.where(shard == rounded, master, shard.to(master.dtype)))
 
     @torch.no_grad()
     def round_masters(self) -> None:

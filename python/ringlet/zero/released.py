@@ -14,12 +14,12 @@ from torch import nn
 from ..errors import InvalidUsage
 from ..gradient_hooks import in_backward
 
-_READ = ("shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "ndim", "grad_fn", "is_cuda")
+_READ = "shape dtype device layout requires_grad grad is_leaf ndim grad_fn is_cuda is_meta _post_accumulate_grad_hooks"
 _METHODS = (
     "size dim numel nelement element_size stride is_floating_point is_complex __hash__ __len__ "
     "register_hook register_post_accumulate_grad_hook"
 )
-_ALLOWED = {getattr(torch.Tensor, name).__get__ for name in _READ}
+_ALLOWED = {getattr(torch.Tensor, name).__get__ for name in _READ.split()}
 _ALLOWED |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
 _ALLOWED |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}  # type: ignore[union-attr]
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from .build import Parts
 from .gradients import Gradients
 from .memory import MappedFiles, storage_bytes
 from .optimizer import ShardedOptimizer
+from .options import Options
 from .shards import FlatUnit
 from .traffic import Traffic
 
@@ -47,6 +49,21 @@ def communication(traffic: Traffic) -> dict[str, int]:
         "sent_bytes": traffic.gathered_bytes + traffic.reduced_bytes,
         "collectives": traffic.collectives,
     }
+
+
+def describe(parts: Parts, gradients: Gradients, options: Options, traffic: Traffic, progress: tuple[int, int]) -> str:
+    """One line for people. `progress`: steps, and micro-batches of the window."""
+    told = memory(parts.flats, gradients, parts.sharded, parts.files)
+    slots = [slot for flat in parts.trainable for slot in flat.unit.slots]
+    held = f"{told['total']} bytes held" + (f" and {told['file']} in files" if told["file"] else "")
+    elements = sum(slot.stop - slot.start for slot in slots)
+    chosen = {name: value for name, value in options.chosen().items() if name not in ("stage", "optimizer")}
+    settings = "".join(f", {name}={value!r}" for name, value in chosen.items())
+    return (
+        f"Zero(stage={options.stage}, rank {traffic.rank} of {traffic.world}, {options.optimizer}, {len(slots)} "
+        f"trained parameters of {elements} elements in {len(parts.trainable)} units, {held}, steps={progress[0]}, "
+        f"micro-batch {progress[1]} of {options.accumulate}{settings})"
+    )
 
 
 class Clock:

@@ -16,15 +16,17 @@ from torch.utils._pytree import tree_leaves
 from ..errors import InvalidUsage
 from ..gradient_hooks import ForwardHook, in_backward
 from . import checkpoint
-from .build import build, refuse_unsupported
-from .changes import gathered
+from .build import build
+from .changes import Changes
 from .gather import Residency
 from .gradients import Gradients
 from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
-from .options import Offload, Options
+from .options import Offload, Options, offload_of, refuse_max_norm
+from .refusals import group_of, options_by_parameter, refuse_unsupported, refusing_alike
 from .released import restore
-from .report import Clock, communication, memory
+from .report import Clock, communication, describe, memory
 from .shards import FlatUnit
+from .step_calls import lead_to_zero, refuse_other_optimizers
 from .traffic import Traffic
 
 
@@ -69,6 +71,7 @@ class Zero:
 
     steps = 0
     _micro_batches = 0  # backwards of this window
+    _stepped_at = 0  # how many of them there were at the latest step()
     _factor: torch.Tensor | None = None  # of clipping
     _task: weakref.ref[Any] | None = None  # what ends the backward under way; autograd drops it if that raises
 
@@ -96,35 +99,40 @@ class Zero:
         elementwise: bool = False,
         **optimizer_defaults: Any,
     ) -> None:
-        refuse_if_not_elementwise(optimizer_class, elementwise)
-        offloads = [Offload(o) if isinstance(o, str) else o for o in (offload_optimizer, offload_parameters)]
-        self.options = Options(
-            stage, dtype, accumulate, average, max_norm, bucket_elements, gather_elements, sub_group_elements,
-            persistence_elements, overlap, offloads[0], offloads[1], print_every, print_times,
-            f"{optimizer_class.__name__} {optimizer_defaults}",
-        )  # fmt: skip
         self.module = module
-        self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
+        self._group = group_of(module, process_group)
+        make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
+        with refusing_alike(module, self._group):
+            refuse_if_not_elementwise(optimizer_class, elementwise)
+            self.options = Options(
+                stage, dtype, accumulate, average, max_norm, bucket_elements, gather_elements, sub_group_elements,
+                persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
+                offload_of("offload_parameters", offload_parameters), print_every, print_times,
+                f"{optimizer_class.__name__} {optimizer_defaults}",
+            )  # fmt: skip
+            refuse_unsupported(module, self.options)
+            options_by = options_by_parameter(module, options_of, make)
         self._traffic = Traffic(self._group, overlap)
-        refuse_unsupported(module, self.options)
-        self._parts = build(
-            module,
-            self.options,
-            self._traffic,
-            lambda groups: optimizer_class(groups, **optimizer_defaults),
-            options_of,
-        )
+        self._parts = build(module, self.options, self._traffic, make, options_by)
         self._residency: Residency | None = None
         if stage == 3:
             self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
         self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_gradient, self._on_arrived)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
+        self._changes = Changes(module, self._parts, self._residency, self._traffic)
         self._hooks = self._attach()
+
+    def __repr__(self) -> str:
+        return describe(self._parts, self._gradients, self.options, self._traffic, (self.steps, self._micro_batches))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer over this rank's shards, for learning-rate schedules. Its `step` is `Zero.step`'s to call."""
+        """The optimizer over this rank's shards, for learning-rate schedules and for loops that step an optimizer.
+
+        Its `step` (also with a closure) and `zero_grad` are those of the Zero, but that `zero_grad` after a `step` that
+        did not end the window keeps it. Loss scaling is refused: bfloat16 needs none.
+        """
         return self._parts.sharded.optimizer
 
     def step(self, partial: bool = False) -> bool:
@@ -139,8 +147,11 @@ class Zero:
             if partial:
                 return False
             raise InvalidUsage("step() without a backward since the last one: there are no gradients")
+        self._stepped_at = self._micro_batches
         if self._micro_batches < self.options.accumulate and not partial:
             return False
+        self._changes.follow()
+        self._changes.refuse_frozen()
         with self._clock.phase("step"):
             self._complete_window()
             if self.options.max_norm is not None and self._factor is None:
@@ -155,10 +166,10 @@ class Zero:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """The 2-norm of all gradients of the window, a scalar; the coming `step` scales them to at most `max_norm`.
 
-        As `torch.nn.utils.clip_grad_norm_` on the averaged gradients. Collective; only when the window is full.
+        As `torch.nn.utils.clip_grad_norm_` on the averaged gradients; `inf` scales nothing. Collective; only when the
+        window is full.
         """
-        if not max_norm > 0:
-            raise InvalidUsage(f"max_norm must be positive, got {max_norm}")
+        refuse_max_norm(max_norm)
         if self._micro_batches < self.options.accumulate:
             raise InvalidUsage(
                 f"clip_grad_norm after {self._micro_batches} of {self.options.accumulate} micro-batches: the gradients "
@@ -166,9 +177,15 @@ class Zero:
             )
         return self._clip(max_norm)
 
+    def _zero_grad_after_step(self) -> None:
+        """As loops call it, also after every micro-batch."""
+        if self._micro_batches != self._stepped_at:
+            self.zero_grad()
+
     def zero_grad(self) -> None:
         """Drops what the window has; not needed after `step`."""
-        self._micro_batches, self._factor = 0, None
+        self._micro_batches = self._stepped_at = 0
+        self._factor = None
         self._gradients.begin_window()
         for unit in self._gradients.units:
             for slot in unit.flat.unit.slots:
@@ -181,9 +198,9 @@ class Zero:
 
         Raises InvalidUsage for one that is changed on other ranks alone.
         """
-        with gathered(self.module, self._parts, self._residency, self._traffic) as changes:
+        with self._changes.gathered() as kept:
             yield
-        if changes.kept:
+        if kept:
             self._mark_changed()
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,6 +212,8 @@ class Zero:
         {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: parameters and states by parameter name, of
         the parameters' own shapes, this rank's part of each. Parameters are the float32 masters where there are any.
         """
+        self._changes.follow()
+        self._parts.sharded.take_written(self._parts.sharded.pieces)
         made = self._parts.sharded.make_states()
         if self.steps == 0:
             self._placeholders = self._placeholders or made
@@ -226,9 +245,10 @@ class Zero:
             hook.remove()
         self._hooks.clear()
         if self._residency is not None:
-            with self.gathered():
-                slots = [slot for flat in self._parts.in_shards for slot in flat.unit.slots]
-                whole = [(slot.parameter, slot.parameter.detach().clone()) for slot in slots]
+            self._residency.hold_all()
+            slots = [slot for flat in self._parts.in_shards for slot in flat.unit.slots]
+            whole = [(slot.parameter, slot.parameter.detach().clone()) for slot in slots]
+            self._residency.let_go_all(False)
             for parameter, values in whole:
                 restore(parameter, values)
             self._residency = None
@@ -265,6 +285,8 @@ class Zero:
         }
 
     def _attach(self) -> list[Any]:
+        lead_to_zero(self._parts.sharded, self.step, self._zero_grad_after_step)
+        refuse_other_optimizers()
         hooks = self._gradients.attach()
         if self._residency is not None:
             hooks += self._residency.attach(self.module)
@@ -278,6 +300,8 @@ class Zero:
         if module is not self.module or in_backward():  # copy.copy(module) shares its hooks
             return
         self._abandon()
+        if torch.is_grad_enabled():
+            self._changes.follow()
         self._clock.start("forward")
         if self._residency is not None:
             self._residency.begin_forward()
@@ -385,7 +409,7 @@ class Zero:
         for gather in gathers:
             gather.wait()
         self._mark_changed()
-        self._micro_batches = 0
+        self._micro_batches = self._stepped_at = 0
         self._gradients.begin_window()
 
     def _mark_changed(self) -> None:
@@ -394,3 +418,10 @@ class Zero:
             if flat.whole is not None:
                 for slot in flat.unit.slots:
                     torch.autograd.graph.increment_version(slot.parameter)
+        self._changes.renew()
+
+
+def _make_optimizer(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    return optimizer_class(groups, **defaults)

@@ -1,0 +1,213 @@
+#include "base/log.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "base/process.h"
+
+namespace ringlet {
+
+std::atomic<int> log_level{0};
+
+namespace {
+
+constexpr size_t kMostQueued = 10'000;
+constexpr std::array<std::string_view, 4> kLevels{"off", "warning", "info", "debug"};
+
+/// Of one process: a forked child gets one of its own, since its parent's lock may have been held at that moment.
+struct Queue {
+  const int owner = this_process();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<LogEvent> events;  // guarded by mutex, like the rest
+  uint64_t dropped = 0;
+  bool ended = false;
+};
+
+std::atomic<int> line_level{0}, queue_level{0};
+std::atomic<int> lines_to{STDERR_FILENO};
+std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads tell until the process ends
+std::atomic<long> seconds_east{0};  // of Greenwich; asked once, since localtime takes a lock that a fork can leave held
+
+std::mutex configuring;
+std::string file_name;  // what lines_to was opened as; guarded by configuring
+
+std::string environment(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr ? value : "";
+}
+
+/// RINGLET_HOST_ID stands for a host's name here, as it does where ranks find out who shares a host.
+std::string host_name() {
+  if (std::string given = environment("RINGLET_HOST_ID"); !given.empty()) return given;
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+/// %h: the host's name, %p: the process's number.
+std::string file_from(const std::string& pattern) {
+  std::string name;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char next = pattern[i] == '%' && i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    if (next == 'h') name += host_name();
+    if (next == 'p') name += std::to_string(this_process());
+    if (next == 'h' || next == 'p') {
+      ++i;
+    } else {
+      name += pattern[i];
+    }
+  }
+  return name;
+}
+
+/// Lines of threads that tell something meanwhile go to either file.
+void open_lines(const std::string& name) {
+  if (name == file_name) return;
+  int fd = STDERR_FILENO;
+  if (!name.empty()) {
+    fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) throw_errno("RINGLET_LOG_FILE=" + name);
+  }
+  // The number that threads write to stays open and comes to mean the new file: none of them writes to a closed one.
+  if (const int before = lines_to.load(); before == STDERR_FILENO || fd == STDERR_FILENO) {
+    lines_to.store(fd);
+  } else {
+    ::dup3(fd, before, O_CLOEXEC);
+    ::close(fd);
+  }
+  file_name = name;
+}
+
+std::string clock_text(const timespec& now) {
+  const long day = (now.tv_sec + seconds_east.load(std::memory_order_relaxed)) % 86400;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%02ld:%02ld:%02ld.%06ld", day / 3600, day / 60 % 60, day % 60,
+                now.tv_nsec / 1000);
+  return text.data();
+}
+
+std::string line_of(LogLevel level, const LogSource& source, std::string_view text, const timespec& now) {
+  std::string line = "ringlet: [";
+  if (source.rank >= 0) line += "rank " + std::to_string(source.rank) + "/" + std::to_string(source.world) + " ";
+  line += host_name() + ":" + std::to_string(this_process());
+  if (!source.group.empty()) line += " " + source.group;
+  line += "] " + clock_text(now) + " " + std::string(kLevels[static_cast<size_t>(level)]) + ": ";
+  line += text;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line + '\n';
+}
+
+void write_line(const std::string& line) noexcept {
+  while (::write(lines_to.load(std::memory_order_relaxed), line.data(), line.size()) < 0 && errno == EINTR) {
+  }
+}
+
+void enqueue(LogEvent event) {
+  Queue* const to = queue.load(std::memory_order_acquire);
+  if (to == nullptr || to->owner != this_process()) return;
+  const std::lock_guard lock(to->mutex);
+  if (to->events.size() >= kMostQueued) {
+    ++to->dropped;
+    return;
+  }
+  to->events.push_back(std::move(event));
+  to->changed.notify_one();
+}
+
+}  // namespace
+
+std::optional<LogLevel> parse_log_level(std::string_view text) noexcept {
+  const auto same = [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; };
+  for (size_t i = 0; i < kLevels.size(); ++i) {
+    if (std::equal(text.begin(), text.end(), kLevels[i].begin(), kLevels[i].end(), same)) return LogLevel(i);
+  }
+  return std::nullopt;
+}
+
+void log(LogLevel level, const LogSource& source, std::string_view text) noexcept {
+  const int wanted = static_cast<int>(level);
+  try {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    if (line_level.load(std::memory_order_relaxed) >= wanted) write_line(line_of(level, source, text, now));
+    if (queue_level.load(std::memory_order_relaxed) < wanted) return;
+    const double seconds = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+    enqueue({level, seconds, source, std::string(text)});
+  } catch (const std::bad_alloc&) {  // an event less, and the program goes on
+  }
+}
+
+void configure_log(LogLevel wanted) {
+  const std::lock_guard lock(configuring);
+  const std::string text = environment("RINGLET_LOG");
+  const std::optional<LogLevel> level = text.empty() ? LogLevel::off : parse_log_level(text);
+  if (!level) throw InvalidUsage("RINGLET_LOG=\"" + text + "\" is not one of off, warning, info, debug");
+  open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")));
+  const time_t now = ::time(nullptr);
+  tm local{};
+  if (::localtime_r(&now, &local) != nullptr) seconds_east.store(local.tm_gmtoff);
+  const Queue* const present = queue.load(std::memory_order_acquire);
+  const bool own = present != nullptr && present->owner == this_process();
+  if (wanted != LogLevel::off && !own) queue.store(new Queue, std::memory_order_release);
+  line_level.store(static_cast<int>(*level));
+  queue_level.store(static_cast<int>(wanted));
+  log_level.store(std::max(static_cast<int>(*level), static_cast<int>(wanted)));
+}
+
+std::vector<LogEvent> take_log_events(std::chrono::milliseconds patience) {
+  Queue* const from = queue.load(std::memory_order_acquire);
+  if (from == nullptr || from->owner != this_process()) return {};
+  std::unique_lock lock(from->mutex);
+  from->changed.wait_for(lock, patience, [&] { return from->ended || !from->events.empty(); });
+  std::vector<LogEvent> taken(std::move_iterator(from->events.begin()), std::move_iterator(from->events.end()));
+  from->events.clear();
+  if (from->dropped > 0 && !taken.empty()) {
+    LogEvent lost{LogLevel::warning, taken.back().time, LogSource(), std::to_string(std::exchange(from->dropped, 0))};
+    lost.text += " events came too fast and were dropped";
+    taken.push_back(std::move(lost));
+  }
+  return taken;
+}
+
+void end_log_queue() noexcept {
+  Queue* const of = queue.load(std::memory_order_acquire);
+  if (of == nullptr || of->owner != this_process()) return;
+  const std::lock_guard lock(of->mutex);
+  of->ended = true;
+  of->changed.notify_all();
+}
+
+std::string in_binary_units(uint64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  double size = static_cast<double>(bytes);
+  for (; size >= 1024 && unit + 1 < kUnits.size(); ++unit) size /= 1024;
+  std::array<char, 32> text{};
+  const bool whole = size == static_cast<double>(static_cast<uint64_t>(size));
+  std::snprintf(text.data(), text.size(), whole ? "%.0f %s" : "%.1f %s", size, kUnits[unit]);
+  return text.data();
+}
+
+std::string in_time_units(double seconds) {
+  std::array<char, 32> text{};
+  const double us = seconds * 1e6;
+  const auto [value, unit] = us < 1e3   ? std::pair(us, "us")
+                             : us < 1e6 ? std::pair(us / 1e3, "ms")
+                                        : std::pair(seconds, "s");
+  std::snprintf(text.data(), text.size(), "%.1f %s", value, unit);
+  return text.data();
+}
+
+}  // namespace ringlet

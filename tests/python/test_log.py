@@ -1,0 +1,346 @@
+"""What a user is told: RINGLET_LOG's lines, Python's logging, the last calls in errors, events in torch.profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import re
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import on_host
+
+LINE = re.compile(
+    r"ringlet: \[rank (?P<rank>\d+)/(?P<world>\d+) (?P<host>[^ ]+):(?P<pid>\d+)( (?P<group>[^\]]+))?\] "
+    r"\d\d:\d\d:\d\d\.\d{6} (?P<level>warning|info|debug): (?P<text>.+)"
+)
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def logged_group(rank, world, folder, level="info", transport="shared_memory", timeout=60.0):
+    """A group whose lines go to one file a process in `folder`."""
+    mixed = transport == "mixed"
+    with environment(RINGLET_LOG=level, RINGLET_LOG_FILE=f"{folder}/%h.%p"), on_host(f"h{rank}" if mixed else None):
+        store = dist.FileStore(f"{folder}/store", world)
+        ringlet.init(rank, world, store, transport="auto" if mixed else transport, timeout=timeout, name="logged")
+        try:
+            yield ringlet.current()
+        finally:
+            ringlet.finalize()
+
+
+def lines_of(folder, rank):
+    """The parts of every line that this process has written."""
+    (name,) = [name for name in os.listdir(folder) if name.endswith(f".{os.getpid()}")]
+    with open(f"{folder}/{name}", encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    found = [LINE.fullmatch(line) for line in lines]
+    assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
+    assert all(int(match["rank"]) == rank and int(match["pid"]) == os.getpid() for match in found)
+    return [match.groupdict() for match in found]
+
+
+def texts(lines, level="info"):
+    return [line["text"] for line in lines if line["level"] == level]
+
+
+# --- levels
+
+
+@pytest.fixture
+def alone():
+    """Makes a group of one rank in this process, and ends it."""
+
+    @contextlib.contextmanager
+    def made(name):
+        ringlet.init(0, 1, transport="threads", name=name)
+        try:
+            yield
+        finally:
+            ringlet.finalize()
+
+    yield made
+    os.environ.pop("RINGLET_LOG", None)
+    with made("quiet again"):
+        pass
+
+
+def test_nothing_is_told_unless_asked(alone, capfd):
+    with alone("off"):
+        ringlet.all_reduce(torch.ones(3))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("level", ["info", "INFO"])
+def test_lines_go_to_standard_error(alone, monkeypatch, capfd, level):
+    monkeypatch.setenv("RINGLET_LOG", level)
+    with alone("spoken"):
+        ringlet.all_reduce(torch.ones(3))
+    out, err = capfd.readouterr()
+    found = [LINE.fullmatch(line) for line in err.splitlines()]
+    assert out == "" and found and all(found), err
+    assert {match["level"] for match in found} == {"info"} and {match["rank"] for match in found} == {"0"}
+    assert found[-1]["text"].startswith("group closed: 1 calls")
+
+
+def test_a_level_that_is_none_is_refused(alone, monkeypatch):
+    monkeypatch.setenv("RINGLET_LOG", "loud")
+    with pytest.raises(ringlet.InvalidUsage, match='RINGLET_LOG="loud" is not one of off, warning, info, debug'):
+        ringlet.init(0, 1, transport="threads", name="loud")
+
+
+def test_a_file_that_cannot_be_written_is_named(alone, monkeypatch, tmp_path):
+    monkeypatch.setenv("RINGLET_LOG", "info")
+    monkeypatch.setenv("RINGLET_LOG_FILE", str(tmp_path / "absent" / "log"))
+    with pytest.raises(ringlet.SystemError, match=r"RINGLET_LOG_FILE=.*absent/log: No such file"):
+        ringlet.init(0, 1, transport="threads", name="nowhere")
+
+
+# --- what is told
+
+
+def tell_info(rank, world, folder, transport):
+    with logged_group(rank, world, folder, transport=transport):
+        for _ in range(3):
+            ringlet.all_reduce(torch.ones(1000))
+        ringlet.all_reduce(torch.ones(4 << 20), algorithm="ring")
+        ringlet.new_group(range(world)).close()
+    return lines_of(folder, rank)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
+def test_info_tells_who_where_how_and_why(pool, tmp_path, transport):
+    for rank, lines in enumerate(pool.values(tell_info, 2, str(tmp_path), transport, join="nothing")):
+        told = texts(lines)
+        assert len(told) == len(lines)  # nothing but info
+        all_told = "\n".join(told)
+        name = {"mixed": r"shared_memory\+tcp", "tcp": "tcp"}.get(transport, "shared_memory")
+        hosts = r"2 hosts: ranks 0 \| ranks 1" if transport == "mixed" else "one host"
+        assert re.search(rf"group made in [\d.]+ m?s: {name}, {hosts}; rules: .*built-in", all_told), all_told
+        assert {line["group"] for line in lines if line["group"]} == {"logged", "logged/0"}
+        chosen = [text for text in told if text.startswith("all_reduce of")]
+        assert len(chosen) == 2, chosen  # the first of each size
+        assert re.fullmatch(r"all_reduce of 3.9 KiB: \w+ \(the built-in rules: all_reduce .*\), .*", chosen[0])
+        assert chosen[1].startswith("all_reduce of 16 MiB: ring (named by the caller), "), chosen[1]
+        assert re.search(r"\d+ segments of ", chosen[1])
+        assert re.search(r"group closed: 4 calls, [\d.]+ MiB received", all_told)
+        if transport == "mixed":
+            assert {line["host"] for line in lines} == {f"h{rank}"}
+        if transport != "shared_memory":
+            assert re.search(r"listens at .*, port \d+", all_told)
+            made = r"(connected to|accepted a connection from) rank \d \(collectives\): \S+:\d+ (->|<-) \S+:\d+"
+            assert re.search(made, all_told), all_told
+
+
+def tell_debug(rank, world, folder):
+    with logged_group(rank, world, folder, level="debug"):
+        ringlet.all_reduce(torch.ones(10))
+        peer = 1 - rank
+        ringlet.send(torch.ones(4), peer) if rank == 0 else ringlet.recv(torch.ones(4), peer)
+        ringlet.recv(torch.ones(5), peer, async_op=True).wait() if rank == 0 else ringlet.send(torch.ones(5), peer)
+        (call,) = ringlet.current().calls()
+    return texts(lines_of(folder, rank), "debug"), call
+
+
+def test_debug_tells_every_call_and_message(pool, tmp_path):
+    for rank, (told, call) in enumerate(pool.values(tell_debug, 2, str(tmp_path), join="nothing")):
+        assert "all_reduce #0 (auto, sum, float32, 10 elements) begins" in told
+        assert any(re.fullmatch(r"all_reduce #0 done in [\d.]+ m?[us]s?: 40 B, \w+, 1 segment", text) for text in told)
+        first = "send to rank 1" if rank == 0 else "recv from rank 0"
+        assert f"{first} (float32, 4 elements) begins" in told and f"{first} (float32, 4 elements) done" in told
+        if rank == 0:
+            assert "recv from rank 1 (float32, 5 elements) is posted" in told
+            assert "recv from rank 1 (float32, 5 elements) done" in told
+        assert call["seconds"] > 0 and call["done"]
+
+
+def warn(rank, world, folder):
+    refused = pytest.raises(ringlet.InvalidUsage, match="do not match")
+    with logged_group(rank, world, folder, level="warning"), refused:
+        ringlet.all_reduce(torch.ones(3 + rank))
+    return texts(lines_of(folder, rank), "warning"), len(lines_of(folder, rank))
+
+
+def test_a_failure_is_told_once(pool, tmp_path):
+    for told, lines in pool.values(warn, 2, str(tmp_path), join="nothing"):
+        assert lines == 1 and told[0].startswith("InvalidUsage: ") and "calls do not match" in told[0]
+
+
+# --- Python's logging
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def test_python_logging_gets_the_events(alone):
+    logger, handler = logging.getLogger("ringlet"), Kept()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+
+        def main(rank):
+            ringlet.all_reduce(torch.ones(3))
+
+        ringlet.spawn(main, 2, transport="threads")
+        with alone("the last"):
+            pass
+        arrived = threading.Event()
+        for _ in range(1000):  # a thread of its own hands them over
+            if any(" the last] group closed" in record.getMessage() for record in handler.records):
+                break
+            arrived.wait(0.01)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    levels = {record.levelno for record in handler.records}
+    assert levels == {logging.INFO, logging.DEBUG}
+    debug = [record for record in handler.records if "all_reduce #0" in record.getMessage()]
+    assert {record.rank for record in debug} == {0, 1} and all(record.world == 2 for record in debug)
+    assert all(re.match(r"\[rank \d/\d", record.getMessage()) for record in handler.records)
+
+
+# --- the last calls
+
+
+def fail_after_calls(rank, world, what, stamp):
+    for _ in range(5):
+        ringlet.all_reduce(torch.ones(3))
+    ringlet.barrier()
+    if rank == 1:
+        while what == "stuck" and not os.path.exists(stamp):
+            time.sleep(0.01)
+        return None
+    kind = {"stuck": ringlet.Timeout, "left": ringlet.PeerLost}[what]
+    with pytest.raises(kind) as caught:
+        ringlet.broadcast(torch.ones(7), 1)
+    pathlib.Path(stamp).touch()
+    with pytest.raises(kind, match=r"this group failed before: .*last calls: #6 broadcast"):
+        ringlet.barrier()
+    return str(caught.value), ringlet.current().calls()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
+@pytest.mark.parametrize("what", ["left", "stuck"])
+def test_errors_end_with_the_last_calls(pool, tmp_path, transport, what):
+    (text, calls), _ = pool.values(fail_after_calls, 2, what, str(tmp_path / "stamp"), join=transport, timeout=2)
+    ended = text[text.index("; last calls: ") :]
+    assert ended == (
+        "; last calls: #6 broadcast (auto, float32, 7 elements, root 1) unfinished; #5 barrier (auto) done; "
+        "#0..#4 all_reduce (auto, sum, float32, 3 elements) done"
+    )
+    assert text.count("last calls") == 1
+    assert [call["sequence"] for call in calls] == [0, 1, 2, 3, 4, 5, 6]
+    assert [call["done"] for call in calls] == 6 * [True] + [False]
+    assert calls[0]["op"] == "sum" and calls[0]["algorithm"] is not None and calls[0]["named"] is None
+    assert calls[6]["root"] == 1 and calls[6]["op"] is None and calls[6]["count"] == 7
+
+
+def many_calls(rank, world):
+    for count in range(1, 31):
+        ringlet.all_reduce(torch.ones(count))
+    return ringlet.current().calls()
+
+
+def test_sixteen_calls_are_kept(everyone):
+    for calls in everyone(many_calls):
+        assert [call["sequence"] for call in calls] == list(range(14, 30))
+        assert [call["count"] for call in calls] == list(range(15, 31))
+
+
+# --- torch.profiler
+
+
+def profiled(rank, world, path):
+    small, large = torch.ones(10), torch.ones(1 << 20)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        ringlet.all_reduce(small)
+        ringlet.all_reduce(large, algorithm="ring", async_op=True).wait()
+        ringlet.all_gather([torch.ones(2) for _ in range(world)], torch.ones(2))
+        ringlet.send(small, 1) if rank == 0 else ringlet.recv(small, 0)
+    profiler.export_chrome_trace(f"{path}/{rank}.json")
+    with open(f"{path}/{rank}.json", encoding="utf-8") as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("name", "").startswith("ringlet:")]
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+def test_calls_are_in_a_trace(pool, tmp_path, transport):
+    for rank, events in enumerate(pool.values(profiled, 2, str(tmp_path), join=transport)):
+        named = {}
+        for event in events:
+            named.setdefault(event["name"], []).append(event)
+        calls = named["ringlet:all_reduce"]
+        assert [event["args"]["Input Dims"][0] for event in calls] == [[10], [1 << 20]]
+        assert {"ringlet:all_gather", "ringlet:send" if rank == 0 else "ringlet:recv"} <= named.keys()
+        how = "in messages" if transport == "tcp" else "staged"
+        (ring,) = named[f"ringlet:ring, {how}"]
+        call = calls[1]
+        assert call["ts"] <= ring["ts"] and ring["ts"] + ring["dur"] <= call["ts"] + call["dur"] + 1
+        assert ring["tid"] != call["tid"]  # the group's own thread ran it
+
+
+def profiled_backend(rank, world, path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        dist.all_reduce(torch.ones(10))
+        dist.all_reduce(torch.ones(1 << 20), async_op=True).wait()
+    profiler.export_chrome_trace(f"{path}/{rank}.json")
+    with open(f"{path}/{rank}.json", encoding="utf-8") as file:
+        return [event["name"] for event in json.load(file)["traceEvents"] if "ringlet:" in event.get("name", "")]
+
+
+def test_calls_of_torch_distributed_are_in_a_trace(pool, tmp_path):
+    for names in pool.values(profiled_backend, 2, str(tmp_path), join="dist:ringlet"):
+        assert names.count("ringlet:all_reduce") == 2
+        assert sum(name.endswith(", staged") for name in names) == 2, names
+
+
+# --- reducers
+
+
+def reduce_logged(rank, world, folder):
+    with environment(RINGLET_LOG="info", RINGLET_LOG_FILE=f"{folder}/%h.%p"):
+        dist.init_process_group("ringlet", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
+        try:
+            model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+            ringlet.GradientReducer(model, bucket_mb=0.3, first_bucket_mb=0.1)
+            for _ in range(2):
+                model(torch.ones(2, 300)).sum().backward()
+        finally:
+            dist.destroy_process_group()
+    return texts(lines_of(folder, rank))
+
+
+def test_a_reducer_tells_its_buckets(pool, tmp_path):
+    for told in pool.values(reduce_logged, 2, str(tmp_path), join="nothing"):
+        buckets = [text for text in told if text.startswith("GradientReducer: 4 parameters in buckets")]
+        assert [re.search(r"buckets (.*): [\d., ]+ MiB$", text)[1] for text in buckets] == [
+            "by size",
+            "in the order of arrival",
+        ]
