@@ -52,22 +52,21 @@ class AddressableEngine final : public Engine {
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
 
   void abort(const std::string& reason) override {
-    leave_now();  // first: waits that end let go of tensors that peers may be reading
+    {
+      const ToldFirst told;
+      waiter_.leave();  // first: waits that end let go of tensors that peers may be reading
+    }
     waiter_.abort(reason);
   }
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
     // Peers that are still reading this rank's stages need them a moment longer; if they take too long, the stages stay.
     if (quiet && lanes_.all_taken() && pull_.quiesce(patience)) transport_->retire();
-    leave_now();
+    const ToldFirst told;
+    waiter_.depart();
   }
 
  private:
-  void leave_now() {
-    const ToldFirst told;
-    transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
-  }
-
   std::unique_ptr<Transport> transport_;
   const Selector selector_;
   Waiter waiter_;

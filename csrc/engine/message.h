@@ -137,6 +137,7 @@ class MessageEngine final : public Engine {
   std::vector<std::unique_ptr<Link>> links_;  // by peer, where there is a pipe; guarded by pipes_
   Scratch scratch_;
   std::vector<MessageSlab> slabs_;  // a ring of those under way
+  bool left_ = false;              // the pipes have ended; guarded by pipes_
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
   std::optional<Reported> reported_{};

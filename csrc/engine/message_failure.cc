@@ -106,7 +106,7 @@ void MessageEngine::hear_others() {
 
 void MessageEngine::look_around() {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
-  if (hold.lock) look_at_others();
+  if (hold.lock && !left_) look_at_others();
 }
 
 /// Takes what is no message; false while it has not arrived whole.
@@ -246,6 +246,7 @@ void MessageEngine::tell() {
 }
 
 void MessageEngine::say_to_all(const std::shared_ptr<Word>& word) {
+  if (left_) return;
   word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
   if (word->header.kind == FrameKind::error) last_words_ = word;
   for (int peer = 0; peer < world_; ++peer) {
@@ -292,6 +293,7 @@ void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   post(bye);
   tell();
   wires_->close(Deadline::after(patience));
+  left_ = true;
 }
 
 std::string MessageEngine::story() const {

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <utility>
+
 namespace ringlet {
 
 thread_local const RuntimeHooks* runtime_hooks = nullptr;
@@ -49,7 +51,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
   if (const int q = rank_that_failed(); q >= 0) {
     if (waiting.reached()) return;
-    pass_on(q, waiting.story());
+    const auto [kind, text] = reported(q, waiting.story());
+    fail(kind, text);
   }
   if (waiting.check) waiting.check();
   bool left = true;
@@ -89,20 +92,31 @@ int Waiter::rank_that_failed() const {
   return -1;
 }
 
-void Waiter::pass_on(int failed, const std::string& story) {
+std::pair<ErrorKind, std::string> Waiter::reported(int failed, const std::string& story) const {
   const Control& control = transport_.control(failed);
   const auto kind = static_cast<ErrorKind>(control.failed.load(std::memory_order_acquire) - 1);
-  fail(kind, story + ": rank " + std::to_string(failed) + " reported: " + control.message);
+  return {kind, story + ": rank " + std::to_string(failed) + " reported: " + control.message};
 }
 
 void Waiter::look_around() {
+  std::optional<std::pair<ErrorKind, std::string>> found;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!departed_) found = trouble();
+  }
+  if (found) fail(found->first, found->second);
+}
+
+/// What a peer has told of an error, or its end without a word.
+std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
   const std::string self = "rank " + std::to_string(transport_.rank());
-  if (const int q = rank_that_failed(); q >= 0) pass_on(q, self);
+  if (const int q = rank_that_failed(); q >= 0) return reported(q, self);
   for (int q = 0; q < transport_.world(); ++q) {
     if (q == transport_.rank() || !is_gone(q)) continue;
-    fail(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
-                                   " is gone; look at that rank's own output for the cause");
+    return std::pair(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
+                                               " is gone; look at that rank's own output for the cause");
   }
+  return std::nullopt;
 }
 
 void Waiter::fail(ErrorKind kind, const std::string& message) {
@@ -113,7 +127,8 @@ void Waiter::fail(ErrorKind kind, const std::string& message) {
       failure_ = {kind, told};
       calls_.failed(kind, told);
     }
-    transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
+    // The peers' words, which two threads of this rank may have.
+    if (!departed_) transport_.control().fail(kind, message.c_str());
   }
   failed_.store(true, std::memory_order_release);
   rethrow(kind, told);
@@ -130,6 +145,18 @@ void Waiter::abort(const std::string& reason) {
   if (!failure_) failure_ = {ErrorKind::peer_lost, reason};
   aborted_.store(true, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
+}
+
+void Waiter::leave() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (departed_) return;
+  transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+}
+
+void Waiter::depart() noexcept {
+  leave();
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(departed_, true)) transport_.depart();
 }
 
 }  // namespace ringlet

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/deadline.h"
 #include "engine/call_log.h"
@@ -112,6 +113,11 @@ class Waiter {
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
 
+  /// Tells the peers that this rank takes no part any more.
+  void leave() noexcept;
+  /// The same for good, when all waits have ended: no region is looked at afterwards, whoever calls what (transport.h).
+  void depart() noexcept;
+
  private:
   static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
@@ -120,8 +126,9 @@ class Waiter {
   bool has_left(int q) const;
   bool is_gone(int q) const;
   int rank_that_failed() const;
-  [[noreturn]] void pass_on(int failed, const std::string& story);
+  std::pair<ErrorKind, std::string> reported(int failed, const std::string& story) const;
   [[noreturn]] void raise();
+  std::optional<std::pair<ErrorKind, std::string>> trouble() const;
 
   Transport& transport_;
   CallLog& calls_;
@@ -130,6 +137,7 @@ class Waiter {
   mutable std::mutex mutex_;
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // guarded by mutex_
   std::string abort_reason_;                                  // guarded by mutex_
+  bool departed_ = false;                                     // guarded by mutex_
 };
 
 }  // namespace ringlet

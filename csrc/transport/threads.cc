@@ -50,6 +50,10 @@ class Threads final : public Transport {
     return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null: an address is its own offset
   }
   bool alive(int) const noexcept override { return true; }  // a thread cannot go without its communicator going
+  void depart() noexcept override {
+    Transport::depart();
+    hub_.reset();
+  }
 
  private:
   std::shared_ptr<Hub> hub_;
@@ -87,7 +91,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
     if (deadline.passed()) {
       const std::string missing = missing_ranks(*hub);
       hub->joined[rank] = false;  // it may try again
-      --hub->count;
+      if (--hub->count == 0) hubs().erase(name);
       throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing +
                     " to join the group \"" + name + "\"");
     }

@@ -330,7 +330,9 @@ void Wires::close(const Deadline& deadline) noexcept {
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
   state_->sockets.store(0, std::memory_order_relaxed);
-  if (delivered && state_->setup.local) state_->setup.local->retire();
+  if (!state_->setup.local) return;
+  if (delivered) state_->setup.local->retire();
+  state_->setup.local->depart();
 }
 
 }  // namespace ringlet
