@@ -101,6 +101,23 @@ void closed_groups_make_room(bool rings) {
   });
 }
 
+/// What a rank that has closed left behind is there while the other may look at it, and goes with that one's end.
+void a_rank_that_stays_keeps_what_it_reads() {
+  const auto& heap = Heap::process();
+  const size_t region = RegionLayout(2).bytes();
+  std::unique_ptr<Communicator> groups[2];
+  cycles("stays-", 1, false,
+         [&](int rank, int, std::unique_ptr<Communicator> group) { groups[rank] = std::move(group); });
+  const size_t both = heap->allocated_bytes();
+  groups[0].reset();
+  cycles("beside-", 10, false, [](int, int, std::unique_ptr<Communicator> group) { group.reset(); });
+  CHECK(heap->allocated_bytes() >= both);
+  const std::string seen = CHECK_THROWS(PeerLost, use(*groups[1]));
+  CHECK(seen.find("rank 0 left the group") != std::string::npos);
+  groups[1].reset();
+  CHECK(heap->allocated_bytes() <= both - 2 * region);
+}
+
 /// A group that was closed holds nothing, although somebody still holds it; and does nothing to what is there now.
 void closed_groups_that_are_kept() {
   std::vector<std::unique_ptr<Communicator>> kept[2];
@@ -134,6 +151,7 @@ int main() {
   ::setenv("RINGLET_HEAP_MIB", "64", 1);
   closed_groups_make_room(false);
   closed_groups_make_room(true);
+  a_rank_that_stays_keeps_what_it_reads();
   closed_groups_that_are_kept();
   return check_result("groups");
 }
