@@ -18,6 +18,7 @@ constexpr int kLooks = 120;
 constexpr int kLooksOfThePatient = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
 constexpr auto kSilence = 50ms;     // after which the peers are told what this rank is in, and whom it waits for
+constexpr size_t kMostText = 600;   // of what other ranks wait in
 constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
@@ -74,7 +75,7 @@ void MessageEngine::examine() {
     fail(ErrorKind::timeout,
          story() + ": Timed out having waited " + in_seconds(run_->call.timeout) + " for " + peer +
              "; furthest behind is " + peer +
-             (last.in_call ? ", which is in this call" : ", which has not made this call") +
+             (last.in_call ? ", which is in this call" : ", which has not made this call") + waiting_as_well(rank_) +
              "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
   if (waited > std::min<Deadline::Clock::duration>(kSilence, run_->call.timeout / 4)) tell_suspicion();
@@ -127,9 +128,11 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
     if (run_ == nullptr || word.call <= calls_) pass_on();
   }
   if (word.kind == FrameKind::bye) link.left = true;
+  if (word.kind == FrameKind::in_message) link.in_message = link.text;
   if (word.kind == FrameKind::waiting) {
     if (run_ != nullptr && word.call <= calls_) compare(link, word);
     link.heard = word.call;
+    link.in_collective = word.detail < 0 ? "" : link.story(word);
     link.suspects = {static_cast<int>(word.detail), word.index != 0};
   }
   return true;
@@ -181,12 +184,49 @@ void MessageEngine::say_suspicion(const Suspect& last) {
   header.kind = FrameKind::waiting;
   header.detail = last.rank;
   header.index = last.in_call ? 1 : 0;
-  const auto word = std::make_shared<const Word>(Word{header, ""});
+  say(std::make_shared<const Word>(Word{header, ""}));
+}
+
+/// Beside what else goes on, to those to whom a pipe stands.
+void MessageEngine::say(const std::shared_ptr<const Word>& word) {
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr || each->left) continue;
+    if (!each || each->pipe == nullptr || each->left || each->mute) continue;
     each->say(word);
     while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
   }
+}
+
+void MessageEngine::tell_message(const std::string& story) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_ || run_ != nullptr || story == told_message_) return;
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer != rank_ && wires_->find(peer, Lane::collectives) != nullptr) link(peer).find(*wires_);
+  }
+  told_message_ = story;
+  FrameHeader header;
+  header.kind = FrameKind::in_message;
+  header.bytes = std::min(story.size(), FrameHeader::kMostText);
+  header.call = calls_;
+  say(std::make_shared<const Word>(Word{header, story.substr(0, header.bytes)}));
+}
+
+/// A peer that is in a call may have sent its first message of it, behind which stands all that it says.
+std::string MessageEngine::waiting_as_well(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_) return "";
+  std::string text;
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    std::string in_collective = each->in_collective;
+    if (const FrameHeader* header = each->receiving < 0 ? each->next() : nullptr) {
+      if (header->kind == FrameKind::data && header->call > calls_) in_collective = each->story(*header);
+    }
+    if (each->peer != peer && peer >= 0) in_collective.clear();
+    for (const std::string& in : {in_collective, each->in_message}) {
+      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    }
+  }
+  return text;
 }
 
 /// A pipe may end once its peer said bye and nothing of it is needed any more. Frames of later calls may have been read

@@ -19,6 +19,7 @@ constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
 // At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
 constexpr auto kCourtesy = 100ms;
+constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
 
 }  // namespace
 
@@ -28,6 +29,7 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
   auto looked = Deadline::Clock::now();
   // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
   const auto yield_until = looked + kProcessCheckEvery;
+  bool told = false;
   for (int i = 0; i < (patient ? 0 : kYields) && Deadline::Clock::now() < yield_until; ++i) {
     if (waiting.reached()) return;
     ::sched_yield();
@@ -36,11 +38,13 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
     const auto now = Deadline::Clock::now();
     const bool look = now - looked >= kProcessCheckEvery;
     if (look) looked = now;
+    if (look && !std::exchange(told, true)) transport_.control().in_collective.set(waiting.story());
     examine(waiting, deadline, look);
     transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
     waiting.sleep(kSleepNanoseconds);
   }
   transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
+  if (told) transport_.control().in_collective.set("");
 }
 
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
@@ -73,8 +77,24 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   if (deadline.passed()) {
     fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
                                  peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
+                                 waiting_as_well(waiting) +
                                  "; is it in other work, or stuck? (timeout= raises the limit)");
   }
+}
+
+/// Messages and collectives never meet: a rank that waits in the one for a rank in the other has to say so.
+std::string Waiter::waiting_as_well(const Waiting& waiting) const {
+  std::string text;
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == transport_.rank()) continue;
+    const Control& control = transport_.control(q);
+    const bool asked = q == waiting.peer || waiting.peer < 0;
+    for (const std::string& in :
+         {waiting.message && asked ? control.in_collective.get() : "", control.in_message.get()}) {
+      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    }
+  }
+  return text;
 }
 
 bool Waiter::has_left(int q) const {

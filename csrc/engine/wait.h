@@ -51,6 +51,7 @@ struct Waiting {
   std::function<void(int64_t)> sleep;   ///< at most that many nanoseconds, until something may have changed
   std::function<void()> check;          ///< throws if the peer turns out to be in another call; may be empty
   std::function<std::string()> behind;  ///< "; furthest behind is rank 3, which ..."; may be empty
+  bool message = false;                 ///< of a message; else of a collective
   std::function<std::string()> story;   ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
 
@@ -113,6 +114,9 @@ class Waiter {
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
 
+  /// Tells the peers in which message this rank has waited for long; "": in none.
+  void tell_message(const std::string& story) noexcept { transport_.control().in_message.set(story); }
+
   /// Tells the peers that this rank takes no part any more.
   void leave() noexcept;
   /// The same for good, when all waits have ended: no region is looked at afterwards, whoever calls what (transport.h).
@@ -126,6 +130,7 @@ class Waiter {
   bool has_left(int q) const;
   bool is_gone(int q) const;
   int rank_that_failed() const;
+  std::string waiting_as_well(const Waiting& waiting) const;
   std::pair<ErrorKind, std::string> reported(int failed, const std::string& story) const;
   [[noreturn]] void raise();
   std::optional<std::pair<ErrorKind, std::string>> trouble() const;

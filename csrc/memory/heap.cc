@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kCounters = 512;  // made at once
+constexpr size_t kCounters = 512;                  // made at once
 constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from here on go back to the system at once
 
 size_t default_heap_bytes() {

@@ -74,7 +74,7 @@ class Heap {
   int owner_;  // the process that may allocate
   Ranges ranges_;
   std::mutex mutex_;
-  std::vector<Retired> retired_;                 // guarded by mutex_
+  std::vector<Retired> retired_;                  // guarded by mutex_
   std::vector<std::atomic<uint64_t>*> counters_;  // not in use; guarded by mutex_
 };
 

@@ -105,7 +105,6 @@ class SharedMemory final : public Transport {
   }
   void retire() noexcept override { heap_->discard(region_ + layout_.stages(), layout_.bytes() - layout_.stages()); }
 
-
   void depart() noexcept override {
     if (region_ == nullptr) return;
     Transport::depart();
