@@ -4,8 +4,8 @@
     benchmarks/groups.py [--kind init new_group ...] [--world 2] [--cycles 20000] [--json FILE]
 
 In every cycle all ranks make a group, run an all-reduce and a message on it, and close it. Rank 0 prints, ten times in
-the run: resident memory, file descriptors and threads of its process, bytes of the registered heap that are taken, keys in the
-store, and Python objects that the collector knows. Exit codes: 0 flat, 1 something grew.
+the run: resident memory, file descriptors and threads of its process, bytes of the registered heap that are taken, keys
+in the store, and Python objects that the collector knows. Exit codes: 0 flat, 1 something grew.
 
 Kinds: init (ringlet.init and finalize), new_group; tcp and mixed (the same as init, over TCP, and on two hosts, for
 which --world should be 4); threads; c10d (init_process_group and destroy_process_group), c10d_groups (dist.new_group).

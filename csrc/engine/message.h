@@ -57,6 +57,8 @@ class MessageEngine final : public Engine {
 
   Wires& wires() { return *wires_; }
   void look_around() override;
+  /// Throws what a peer that is gone reported, behind whatever it sent before; nothing that it sent is of use afterwards.
+  void hear_last_words(int peer);
   /// As Lanes::tell_waiting, to those to whom a pipe stands; a call in progress tells of itself instead.
   void tell_message(const std::string& story);
   /// In what other ranks have waited for long, for an error: in which messages, as far as they said so, and in which

@@ -110,6 +110,24 @@ void MessageEngine::look_around() {
   if (hold.lock && !left_) look_at_others();
 }
 
+/// Before its error or its goodbye there may be messages of a call that this rank has not made, and never will.
+void MessageEngine::hear_last_words(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_ || run_ != nullptr || !link(peer).find(*wires_)) return;
+  Link& gone = link(peer);
+  std::vector<std::byte> unwanted;
+  while (const FrameHeader* header = gone.next()) {
+    if (header->kind != FrameKind::data) {
+      if (!take_word(gone, *header)) return;
+      continue;
+    }
+    if (header->bytes > kScratchBytes) return;  // no such message
+    unwanted.resize(header->bytes);
+    const iovec piece{unwanted.data(), unwanted.size()};
+    if (!gone.reader->payload({&piece, unwanted.empty() ? size_t{0} : size_t{1}})) return;
+  }
+}
+
 /// Takes what is no message; false while it has not arrived whole.
 bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
   if (header.bytes > FrameHeader::kMostText) {
@@ -132,7 +150,7 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
   if (word.kind == FrameKind::waiting) {
     if (run_ != nullptr && word.call <= calls_) compare(link, word);
     link.heard = word.call;
-    link.in_collective = word.detail < 0 ? "" : link.story(word);
+    link.in_collective = word.detail < 0 ? "" : link.story(word, world_);
     link.suspects = {static_cast<int>(word.detail), word.index != 0};
   }
   return true;
@@ -219,7 +237,7 @@ std::string MessageEngine::waiting_as_well(int peer) {
     if (!each || each->pipe == nullptr) continue;
     std::string in_collective = each->in_collective;
     if (const FrameHeader* header = each->receiving < 0 ? each->next() : nullptr) {
-      if (header->kind == FrameKind::data && header->call > calls_) in_collective = each->story(*header);
+      if (header->kind == FrameKind::data && header->call > calls_) in_collective = each->story(*header, world_);
     }
     if (each->peer != peer && peer >= 0) in_collective.clear();
     for (const std::string& in : {in_collective, each->in_message}) {

@@ -45,8 +45,9 @@ struct MessageEngine::Link {
   }
 
   /// What the peer is in.
-  std::string story(const FrameHeader& of) const {
-    return "rank " + std::to_string(peer) + " in " + describe({of.signature, of.count}, of.sequence);
+  std::string story(const FrameHeader& of, int world) const {
+    return "rank " + std::to_string(peer) + " of " + std::to_string(world) + " in " +
+           describe({of.signature, of.count}, of.sequence);
   }
 
   /// Puts a word before all that is not on its way yet.

@@ -127,6 +127,9 @@ void StreamLanes::check_alive(const Waiting& waiting) {
   }
   if (!all || waiting.reached()) return;
   engine_.look_around();  // the last words may have come with the end
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.hear_last_words(peer);
+  }
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
   fail(ErrorKind::peer_lost,
        waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
