@@ -171,6 +171,7 @@ class _Lead:
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:
             raise InvalidUsage(self._refusal)
+        store.delete_key(f"{self._name}/hello/0")
         return self._key
 
     def _serve(self, rank: int) -> None:
