@@ -114,7 +114,7 @@ void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pend
 }
 
 void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) {
-  --moving_;
+  if (--moving_ == 0 && std::exchange(told_, false)) lanes_.tell_waiting("");
   completed_.emplace_back(std::move(pending), error);
 }
 
@@ -221,6 +221,7 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   Waiting waiting;
   waiting.peer = pending.message.peer;
   waiting.timeout = pending.message.timeout;
+  waiting.message = true;
   waiting.reached = [&] { return changed = changed || move(); };
   waiting.story = [&] { return story(pending, moved); };
   lanes_.examine(waiting, pending.deadline, look_at_process);
@@ -233,7 +234,11 @@ bool Messenger::examine() {
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
-  const auto changed = [&](const Pending& pending, size_t moved) { return examine(pending, moved, look_at_process); };
+  bool tell = look_at_process;  // the first of all that are pending: it stands for them
+  const auto changed = [&](const Pending& pending, size_t moved) {
+    if (std::exchange(tell, false)) lanes_.tell_waiting(story(pending, moved)), told_ = true;
+    return examine(pending, moved, look_at_process);
+  };
   for (const auto& queue : outgoing_) {
     if (!queue.empty() && changed(*queue.front(), queue.front()->moved.bytes)) return true;
   }

@@ -94,6 +94,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   size_t pending_ = 0;                                                             // not yet told
   size_t moving_ = 0;                                                              // of them, still to be moved
   int assistants_ = 0;  // while there are any, the thread rests
+  bool told_ = false;   // the peers know what this rank waits in
   bool ended_ = false;
   Deadline::Clock::time_point looked_{};
   std::thread thread_;  // made when first needed

@@ -52,7 +52,10 @@ class AddressableEngine final : public Engine {
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
 
   void abort(const std::string& reason) override {
-    leave_now();  // first: waits that end let go of tensors that peers may be reading
+    {
+      const ToldFirst told;
+      waiter_.leave();  // first: waits that end let go of tensors that peers may be reading
+    }
     waiter_.abort(reason);
   }
 
@@ -63,16 +66,14 @@ class AddressableEngine final : public Engine {
   }
 
  private:
-  /// Leaves at the end of its scope, which may be an interrupt.
+  /// Departs at the end of its scope, which may be an interrupt.
   struct Leaving {
-    ~Leaving() { engine.leave_now(); }
+    ~Leaving() {
+      const ToldFirst told;
+      engine.waiter_.depart();
+    }
     AddressableEngine& engine;
   };
-
-  void leave_now() {
-    const ToldFirst told;
-    transport_->control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
-  }
 
   std::unique_ptr<Transport> transport_;
   const Selector selector_;

@@ -15,11 +15,12 @@
 namespace ringlet {
 
 enum class FrameKind : uint32_t {
-  data,     ///< a step of a collective
-  message,  ///< a point-to-point message
-  error,    ///< why rank `index` gave the group up: `detail` is the ErrorKind, the payload its text
-  bye,      ///< the sender left the group
-  waiting,  ///< the sender has waited for long: `detail` is the rank that it takes for the one to blame
+  data,        ///< a step of a collective
+  message,     ///< a point-to-point message
+  error,       ///< why rank `index` gave the group up: `detail` is the ErrorKind, the payload its text
+  bye,         ///< the sender left the group
+  waiting,     ///< the sender has waited for long: `detail` is the rank that it takes for the one to blame
+  in_message,  ///< the sender has waited for long in the message that the payload names; none: it does no more
 };
 
 struct FrameHeader {

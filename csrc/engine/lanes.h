@@ -81,6 +81,9 @@ class Lanes {
   virtual void watch(int peer, bool sending, Watchlist& list) = 0;
   virtual void sleep(const Watchlist& list, int64_t nanoseconds) = 0;
 
+  /// Tells the peers in which message this rank has waited for long; "": in none. Best effort.
+  virtual void tell_waiting(const std::string& story) = 0;
+
   /// Throws what ends a wait, if something does. `closely`: even what takes system calls to find out.
   virtual void examine(const Waiting& waiting, const Deadline& deadline, bool closely) = 0;
   virtual void raise_if_failed() = 0;

@@ -246,6 +246,8 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   const int message = link.receiving;
   link.receiving = -1;
   link.suspects = {};
+  link.in_collective.clear();
+  link.in_message.clear();
   MessageSlab& slab = slabs_[index % run.window];
   const bool was_complete = slab.complete();
   slab.arrived(message);

@@ -57,6 +57,13 @@ class MessageEngine final : public Engine {
 
   Wires& wires() { return *wires_; }
   void look_around() override;
+  /// Throws what a peer that is gone reported, behind whatever it sent before; nothing that it sent is of use afterwards.
+  void hear_last_words(int peer);
+  /// As Lanes::tell_waiting, to those to whom a pipe stands; a call in progress tells of itself instead.
+  void tell_message(const std::string& story);
+  /// In what other ranks have waited for long, for an error: in which messages, as far as they said so, and in which
+  /// collective `peer` is (negative: each).
+  std::string waiting_as_well(int peer);
 
  private:
   struct Link;
@@ -111,6 +118,7 @@ class MessageEngine final : public Engine {
   void examine();
   void tell_suspicion();
   void say_suspicion(const Suspect& last);
+  void say(const std::shared_ptr<const Word>& word);
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_slab(size_t index);
@@ -141,12 +149,14 @@ class MessageEngine final : public Engine {
   std::vector<std::unique_ptr<Link>> links_;  // by peer, where there is a pipe; guarded by pipes_
   Scratch scratch_;
   std::vector<MessageSlab> slabs_;  // a ring of those under way
+  bool left_ = false;               // the pipes have ended; guarded by pipes_
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
   std::optional<Reported> reported_{};
   std::shared_ptr<const Word> last_words_;  // of an error, for those who are connected only now; guarded by pipes_
   Made made_, made_before_;                 // the calls calls_ and calls_ - 1
   Run* run_ = nullptr;                      // the call in progress
+  std::string told_message_;                // guarded by pipes_
   std::mutex words_;
   std::deque<std::shared_ptr<Word>> untold_;  // what all peers are to be told; guarded by words_
   StreamLanes lanes_{*this};

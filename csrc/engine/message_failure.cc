@@ -18,6 +18,7 @@ constexpr int kLooks = 120;
 constexpr int kLooksOfThePatient = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
 constexpr auto kSilence = 50ms;     // after which the peers are told what this rank is in, and whom it waits for
+constexpr size_t kMostText = 600;   // of what other ranks wait in
 constexpr auto kLastWords = 250ms;  // for telling the peers why, before they would find out by themselves
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
@@ -75,7 +76,7 @@ void MessageEngine::examine() {
     fail(ErrorKind::timeout,
          story() + ": Timed out having waited " + in_seconds(run_->call.timeout) + " for " + peer +
              "; furthest behind is " + peer +
-             (last.in_call ? ", which is in this call" : ", which has not made this call") +
+             (last.in_call ? ", which is in this call" : ", which has not made this call") + waiting_as_well(rank_) +
              "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
   if (waited > std::min<Deadline::Clock::duration>(kSilence, run_->call.timeout / 4)) tell_suspicion();
@@ -107,7 +108,25 @@ void MessageEngine::hear_others() {
 
 void MessageEngine::look_around() {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
-  if (hold.lock) look_at_others();
+  if (hold.lock && !left_) look_at_others();
+}
+
+/// Before its error or its goodbye there may be messages of a call that this rank has not made, and never will.
+void MessageEngine::hear_last_words(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_ || run_ != nullptr || !link(peer).find(*wires_)) return;
+  Link& gone = link(peer);
+  std::vector<std::byte> unwanted;
+  while (const FrameHeader* header = gone.next()) {
+    if (header->kind != FrameKind::data) {
+      if (!take_word(gone, *header)) return;
+      continue;
+    }
+    if (header->bytes > kScratchBytes) return;  // no such message
+    unwanted.resize(header->bytes);
+    const iovec piece{unwanted.data(), unwanted.size()};
+    if (!gone.reader->payload({&piece, unwanted.empty() ? size_t{0} : size_t{1}})) return;
+  }
 }
 
 /// Takes what is no message; false while it has not arrived whole.
@@ -128,9 +147,11 @@ bool MessageEngine::take_word(Link& link, const FrameHeader& header) {
     if (run_ == nullptr || word.call <= calls_) pass_on();
   }
   if (word.kind == FrameKind::bye) link.left = true;
+  if (word.kind == FrameKind::in_message) link.in_message = link.text;
   if (word.kind == FrameKind::waiting) {
     if (run_ != nullptr && word.call <= calls_) compare(link, word);
     link.heard = word.call;
+    link.in_collective = word.detail < 0 ? "" : link.story(word, world_);
     link.suspects = {static_cast<int>(word.detail), word.index != 0};
   }
   return true;
@@ -182,12 +203,49 @@ void MessageEngine::say_suspicion(const Suspect& last) {
   header.kind = FrameKind::waiting;
   header.detail = last.rank;
   header.index = last.in_call ? 1 : 0;
-  const auto word = std::make_shared<const Word>(Word{header, ""});
+  say(std::make_shared<const Word>(Word{header, ""}));
+}
+
+/// Beside what else goes on, to those to whom a pipe stands.
+void MessageEngine::say(const std::shared_ptr<const Word>& word) {
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr || each->left) continue;
+    if (!each || each->pipe == nullptr || each->left || each->mute) continue;
     each->say(word);
     while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
   }
+}
+
+void MessageEngine::tell_message(const std::string& story) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_ || run_ != nullptr || story == told_message_) return;
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer != rank_ && wires_->find(peer, Lane::collectives) != nullptr) link(peer).find(*wires_);
+  }
+  told_message_ = story;
+  FrameHeader header;
+  header.kind = FrameKind::in_message;
+  header.bytes = std::min(story.size(), FrameHeader::kMostText);
+  header.call = calls_;
+  say(std::make_shared<const Word>(Word{header, story.substr(0, header.bytes)}));
+}
+
+/// A peer that is in a call may have sent its first message of it, behind which stands all that it says.
+std::string MessageEngine::waiting_as_well(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || left_) return "";
+  std::string text;
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    std::string in_collective = each->in_collective;
+    if (const FrameHeader* header = each->receiving < 0 ? each->next() : nullptr) {
+      if (header->kind == FrameKind::data && header->call > calls_) in_collective = each->story(*header, world_);
+    }
+    if (each->peer != peer && peer >= 0) in_collective.clear();
+    for (const std::string& in : {in_collective, each->in_message}) {
+      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    }
+  }
+  return text;
 }
 
 /// A pipe may end once its peer said bye and nothing of it is needed any more. Frames of later calls may have been read
@@ -259,6 +317,7 @@ void MessageEngine::tell() {
 }
 
 void MessageEngine::say_to_all(const std::shared_ptr<Word>& word) {
+  if (left_) return;
   word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
   if (word->header.kind == FrameKind::error) last_words_ = word;
   for (int peer = 0; peer < world_; ++peer) {
@@ -304,6 +363,7 @@ void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   wires_->retire(last_words_ ? packed(last_words_->header, last_words_->text) : packed(bye, ""));
   post(bye);
   tell();
+  left_ = true;
   wires_->close(Deadline::after(patience));
 }
 

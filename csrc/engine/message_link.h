@@ -44,6 +44,12 @@ struct MessageEngine::Link {
     return std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
   }
 
+  /// What the peer is in.
+  std::string story(const FrameHeader& of, int world) const {
+    return "rank " + std::to_string(peer) + " of " + std::to_string(world) + " in " +
+           describe({of.signature, of.count}, of.sequence);
+  }
+
   /// Puts a word before all that is not on its way yet.
   void say(const std::shared_ptr<const Word>& word) {
     queue.insert(queue.begin() + (writer->midway() ? 1 : 0), {0, -1, word});
@@ -71,15 +77,16 @@ struct MessageEngine::Link {
   std::optional<FrameWriter> writer{};
   std::optional<FrameReader> reader{};
   std::deque<Queued> queue{};
-  FrameHeader header{};          // of the message being sent
-  std::vector<iovec> sending{};  // its payload
-  int receiving = -1;            // which of plan.received is being taken
-  std::vector<iovec> pieces{};   // where it goes
-  std::string text{};            // of an error being taken
-  bool left = false;             // the peer said bye
-  bool mute = false;             // nothing can follow what is out by half
-  uint64_t heard = 0;            // the last call in which it was heard
-  Suspect suspects{};            // whom it waits for
+  FrameHeader header{};                       // of the message being sent
+  std::vector<iovec> sending{};               // its payload
+  int receiving = -1;                         // which of plan.received is being taken
+  std::vector<iovec> pieces{};                // where it goes
+  std::string text{};                         // of an error being taken
+  bool left = false;                          // the peer said bye
+  bool mute = false;                          // nothing can follow what is out by half
+  uint64_t heard = 0;                         // the last call in which it was heard
+  Suspect suspects{};                         // whom it waits for
+  std::string in_collective{}, in_message{};  // what it has waited in for long
 
  private:
   bool attach(Pipe* found) {

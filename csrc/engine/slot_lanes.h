@@ -23,6 +23,7 @@ class SlotLanes final : public Lanes {
   void watch(int peer, bool sending, Watchlist& list) override;
   void sleep(const Watchlist& list, int64_t nanoseconds) override;
 
+  void tell_waiting(const std::string& story) override { waiter_.tell_message(story); }
   void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override;
   void raise_if_failed() override;
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;

@@ -101,6 +101,8 @@ void StreamLanes::sleep(const Watchlist& list, int64_t nanoseconds) {
   engine_.wires().sleep(Lane::incoming, list.pipes, nanoseconds);
 }
 
+void StreamLanes::tell_waiting(const std::string& story) { engine_.tell_message(story); }
+
 void StreamLanes::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
   if (closely) {
     engine_.look_around();
@@ -110,6 +112,7 @@ void StreamLanes::examine(const Waiting& waiting, const Deadline& deadline, bool
     const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
     fail(ErrorKind::timeout,
          waiting.story() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " + peer +
+             engine_.waiting_as_well(waiting.peer) +
              "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
   }
 }
@@ -124,6 +127,9 @@ void StreamLanes::check_alive(const Waiting& waiting) {
   }
   if (!all || waiting.reached()) return;
   engine_.look_around();  // the last words may have come with the end
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.hear_last_words(peer);
+  }
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
   fail(ErrorKind::peer_lost,
        waiting.story() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");

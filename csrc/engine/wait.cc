@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <utility>
+
 namespace ringlet {
 
 namespace {
@@ -15,6 +17,7 @@ constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
 // At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
 constexpr auto kCourtesy = 100ms;
+constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
 
 }  // namespace
 
@@ -24,6 +27,7 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
   auto looked = Deadline::Clock::now();
   // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
   const auto yield_until = looked + kProcessCheckEvery;
+  bool told = false;
   for (int i = 0; i < (patient ? 0 : kYields) && Deadline::Clock::now() < yield_until; ++i) {
     if (waiting.reached()) return;
     ::sched_yield();
@@ -33,11 +37,13 @@ void Waiter::wait(const Waiting& waiting, bool patient) {
     const auto now = Deadline::Clock::now();
     const bool look = now - looked >= kProcessCheckEvery;
     if (look) looked = now;
+    if (look && !std::exchange(told, true)) transport_.control().in_collective.set(waiting.story());
     examine(waiting, deadline, look);
     transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
     waiting.sleep(kSleepNanoseconds);
   }
   transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
+  if (told) transport_.control().in_collective.set("");
 }
 
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
@@ -48,7 +54,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
   if (const int q = rank_that_failed(); q >= 0) {
     if (waiting.reached()) return;
-    pass_on(q, waiting.story());
+    const auto [kind, text] = reported(q, waiting.story());
+    fail(kind, text);
   }
   if (waiting.check) waiting.check();
   bool left = true;
@@ -69,8 +76,24 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   if (deadline.passed()) {
     fail(ErrorKind::timeout, waiting.story() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
                                  peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
+                                 waiting_as_well(waiting) +
                                  "; is it in other work, or stuck? (timeout= raises the limit)");
   }
+}
+
+/// Messages and collectives never meet: a rank that waits in the one for a rank in the other has to say so.
+std::string Waiter::waiting_as_well(const Waiting& waiting) const {
+  std::string text;
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == transport_.rank()) continue;
+    const Control& control = transport_.control(q);
+    const bool asked = q == waiting.peer || waiting.peer < 0;
+    for (const std::string& in :
+         {waiting.message && asked ? control.in_collective.get() : "", control.in_message.get()}) {
+      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    }
+  }
+  return text;
 }
 
 bool Waiter::has_left(int q) const {
@@ -88,20 +111,31 @@ int Waiter::rank_that_failed() const {
   return -1;
 }
 
-void Waiter::pass_on(int failed, const std::string& story) {
+std::pair<ErrorKind, std::string> Waiter::reported(int failed, const std::string& story) const {
   const Control& control = transport_.control(failed);
   const auto kind = static_cast<ErrorKind>(control.failed.load(std::memory_order_acquire) - 1);
-  fail(kind, story + ": rank " + std::to_string(failed) + " reported: " + control.message);
+  return {kind, story + ": rank " + std::to_string(failed) + " reported: " + control.message};
 }
 
 void Waiter::look_around() {
+  std::optional<std::pair<ErrorKind, std::string>> found;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!departed_) found = trouble();
+  }
+  if (found) fail(found->first, found->second);
+}
+
+/// What a peer has told of an error, or its end without a word.
+std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
   const std::string self = "rank " + std::to_string(transport_.rank());
-  if (const int q = rank_that_failed(); q >= 0) pass_on(q, self);
+  if (const int q = rank_that_failed(); q >= 0) return reported(q, self);
   for (int q = 0; q < transport_.world(); ++q) {
     if (q == transport_.rank() || !is_gone(q)) continue;
-    fail(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
-                                   " is gone; look at that rank's own output for the cause");
+    return std::pair(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
+                                               " is gone; look at that rank's own output for the cause");
   }
+  return std::nullopt;
 }
 
 std::string Waiter::poison(ErrorKind kind, const std::string& message) {
@@ -111,7 +145,8 @@ std::string Waiter::poison(ErrorKind kind, const std::string& message) {
     failure_ = {kind, told};
     calls_.failed(kind, told);
   }
-  transport_.control().fail(kind, message.c_str());  // the peers' words, which two threads of this rank may have
+  // The peers' words, which two threads of this rank may have.
+  if (!departed_) transport_.control().fail(kind, message.c_str());
   failed_.store(true, std::memory_order_release);
   return told;
 }
@@ -129,6 +164,18 @@ void Waiter::abort(const std::string& reason) {
   if (!failure_) failure_ = {ErrorKind::peer_lost, reason};
   aborted_.store(true, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
+}
+
+void Waiter::leave() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (departed_) return;
+  transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+}
+
+void Waiter::depart() noexcept {
+  leave();
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(departed_, true)) transport_.depart();
 }
 
 }  // namespace ringlet

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/deadline.h"
 #include "base/runtime.h"
@@ -27,6 +28,7 @@ struct Waiting {
   std::function<void(int64_t)> sleep;   ///< at most that many nanoseconds, until something may have changed
   std::function<void()> check;          ///< throws if the peer turns out to be in another call; may be empty
   std::function<std::string()> behind;  ///< "; furthest behind is rank 3, which ..."; may be empty
+  bool message = false;                 ///< of a message; else of a collective
   std::function<std::string()> story;   ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
 
@@ -97,6 +99,14 @@ class Waiter {
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
 
+  /// Tells the peers in which message this rank has waited for long; "": in none.
+  void tell_message(const std::string& story) noexcept { transport_.control().in_message.set(story); }
+
+  /// Tells the peers that this rank takes no part any more.
+  void leave() noexcept;
+  /// The same for good, when all waits have ended: no region is looked at afterwards, whoever calls what (transport.h).
+  void depart() noexcept;
+
  private:
   static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
@@ -105,8 +115,10 @@ class Waiter {
   bool has_left(int q) const;
   bool is_gone(int q) const;
   int rank_that_failed() const;
-  [[noreturn]] void pass_on(int failed, const std::string& story);
+  std::string waiting_as_well(const Waiting& waiting) const;
+  std::pair<ErrorKind, std::string> reported(int failed, const std::string& story) const;
   [[noreturn]] void raise();
+  std::optional<std::pair<ErrorKind, std::string>> trouble() const;
 
   Transport& transport_;
   CallLog& calls_;
@@ -115,6 +127,7 @@ class Waiter {
   mutable std::mutex mutex_;
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // guarded by mutex_
   std::string abort_reason_;                                  // guarded by mutex_
+  bool departed_ = false;                                     // guarded by mutex_
 };
 
 }  // namespace ringlet

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/error.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kCounters = 512;                  // made at once
 constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from here on go back to the system at once
 
 size_t default_heap_bytes() {
@@ -52,9 +55,54 @@ Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  if (const std::optional<size_t> offset = ranges_.take(wanted, alignment)) return map_.base() + *offset;
+  if (const std::optional<size_t> offset = take(wanted, alignment)) return map_.base() + *offset;
   throw SystemError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
                     std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
+}
+
+std::optional<size_t> Heap::take(size_t bytes, size_t alignment) {
+  const std::optional<size_t> offset = ranges_.take(bytes, alignment);
+  return offset || !free_unused() ? offset : ranges_.take(bytes, alignment);
+}
+
+/// Whether there was any.
+bool Heap::free_unused() noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::erase_if(retired_, [this](const Retired& each) {
+           if (!each.unused()) return false;
+           free(each.pointer);
+           return true;
+         }) > 0;
+}
+
+void Heap::free_when(std::byte* pointer, std::function<bool()> unused) noexcept {
+  if (owner_ != ::getpid()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    retired_.push_back({pointer, std::move(unused)});
+  }
+  free_unused();
+}
+
+std::atomic<uint64_t>& Heap::take_counter() {
+  using Counter = std::atomic<uint64_t>;
+  std::unique_lock lock(mutex_);
+  while (counters_.empty()) {
+    lock.unlock();
+    std::byte* made = allocate(kCounters * sizeof(Counter));  // never freed
+    lock.lock();
+    for (size_t i = 0; i < kCounters; ++i) counters_.push_back(new (made + i * sizeof(Counter)) Counter(0));
+  }
+  Counter& counter = *counters_.back();
+  counters_.pop_back();
+  return counter;
+}
+
+void Heap::drop_counter(std::atomic<uint64_t>& counter) noexcept {
+  if (owner_ != ::getpid()) return;
+  counter.fetch_add(1, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  counters_.push_back(&counter);
 }
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {

@@ -6,10 +6,14 @@
 // gives it a heap of its own. Thread safety: all calls may come from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <vector>
 
 #include "memory/mapping.h"
 #include "memory/ranges.h"
@@ -27,6 +31,15 @@ class Heap {
   /// At least `bytes`, zeroed where never used before, aligned to 64 (to 2 MiB from 2 MiB on). Throws SystemError when full.
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer) noexcept;
+
+  /// Frees a block once `unused` says that no peer reads it any more. Nobody waits for that: the heap asks again when the next
+  /// such block comes, and when it is full. `unused` must not call the heap.
+  void free_when(std::byte* pointer, std::function<bool()> unused) noexcept;
+
+  /// A counter in the heap whose place only ever holds counters (type-stable memory), and which no value is given twice: who
+  /// reads it after drop_counter() finds that it has moved on, and never other data.
+  std::atomic<uint64_t>& take_counter();
+  void drop_counter(std::atomic<uint64_t>& counter) noexcept;
 
   /// Gives the pages of a range back to the system; the range stays allocated and reads as zeros.
   void discard(std::byte* pointer, size_t bytes) noexcept;
@@ -47,11 +60,22 @@ class Heap {
   size_t allocated_bytes() const { return ranges_.taken_bytes(); }
 
  private:
+  struct Retired {
+    std::byte* pointer;
+    std::function<bool()> unused;
+  };
+
+  std::optional<size_t> take(size_t bytes, size_t alignment);
+  bool free_unused() noexcept;
+
   Descriptor file_;
   Mapping map_;
   uint64_t id_;
   int owner_;  // the process that may allocate
   Ranges ranges_;
+  std::mutex mutex_;
+  std::vector<Retired> retired_;                  // guarded by mutex_
+  std::vector<std::atomic<uint64_t>*> counters_;  // not in use; guarded by mutex_
 };
 
 }  // namespace ringlet

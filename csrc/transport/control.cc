@@ -9,6 +9,8 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <iterator>
 
 namespace ringlet {
 namespace {
@@ -28,6 +30,18 @@ void futex_sleep(const uint32_t* word, uint32_t seen, int64_t nanoseconds) {
 void futex_wake(const uint32_t* word) { ::syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0); }
 
 }  // namespace
+
+void SharedText::set(std::string_view text) noexcept {
+  uint64_t copy[std::size(words_)] = {};
+  std::memcpy(copy, text.data(), std::min(text.size(), sizeof copy - 1));
+  for (size_t i = 0; i < std::size(words_); ++i) words_[i].store(copy[i], std::memory_order_relaxed);
+}
+
+std::string SharedText::get() const {
+  uint64_t copy[std::size(words_) + 1] = {};
+  for (size_t i = 0; i < std::size(words_); ++i) copy[i] = words_[i].load(std::memory_order_relaxed);
+  return reinterpret_cast<const char*>(copy);
+}
 
 void Control::fail(ErrorKind kind, const char* text) noexcept {
   if (failed.load(std::memory_order_relaxed) != 0) return;

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -36,6 +38,16 @@ struct AnnouncementDetail {
   Announcement previous;  // the call before, for the message where ranks parted there
 };
 
+/// Words that their owner changes while others read them, for people: who reads meanwhile may get some of both.
+class SharedText {
+ public:
+  void set(std::string_view text) noexcept;  // cut to what there is room for
+  std::string get() const;
+
+ private:
+  std::atomic<uint64_t> words_[32];
+};
+
 enum class Presence : uint32_t { starting, present, left };
 
 struct Control {
@@ -52,6 +64,8 @@ struct Control {
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
+  // What this rank has waited in for long; empty: it does not.
+  SharedText in_collective, in_message;
 
   void fail(ErrorKind kind, const char* text) noexcept;  // first call wins
 };

@@ -24,6 +24,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x524e474c;  // "RNGL"
 constexpr uint32_t kVersion = 1;
+constexpr std::chrono::milliseconds kNow{0};
 
 struct Hello {
   uint32_t magic;
@@ -197,10 +198,24 @@ std::string Handshake::missing(const std::vector<Introduced>& met) const {
   return text;
 }
 
-std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::span<const int> handed,
-                                        const Deadline& deadline) {
-  std::vector<Introduced> met(world_);
+void Handshake::meet(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
+                     const Deadline& deadline) {
   std::vector<Descriptor> calls;
+  try {
+    meet_all(peers, handed, met, calls, deadline);
+  } catch (...) {
+    for (size_t q = 0; q < calls.size(); ++q) {
+      if (!calls[q].valid()) continue;
+      ::shutdown(calls[q].get(), SHUT_RD);  // who has not answered by now cannot any more
+      std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), Deadline::after(kNow));
+      if (received) met[q] = watched(std::move(calls[q]), std::move(received->handed));
+    }
+    throw;
+  }
+}
+
+void Handshake::meet_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
+                         std::vector<Descriptor>& calls, const Deadline& deadline) const {
   const auto fail = [&] { throw Timeout(not_met(rank_, world_, missing(met))); };
   for (int q = 0; q < rank_; ++q) {
     calls.push_back(call(peers[q], handed, deadline));
@@ -227,7 +242,6 @@ std::vector<Introduced> Handshake::meet(const std::vector<Peer>& peers, std::spa
     }
     met[q] = watched(std::move(calls[q]), std::move(received->handed));
   }
-  return met;
 }
 
 }  // namespace ringlet

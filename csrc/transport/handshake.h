@@ -41,11 +41,15 @@ class Handshake {
 
   static constexpr size_t kMostHanded = 8;
 
-  /// Meets every other rank; `peers` is indexed by rank. `handed` are the descriptors that they get: the heap's, then
-  /// bells, as many on every rank. Throws Timeout naming the ranks that did not come, PeerLost, SystemError.
-  std::vector<Introduced> meet(const std::vector<Peer>& peers, std::span<const int> handed, const Deadline& deadline);
+  /// Meets every other rank; `peers` and `met` are indexed by rank. `handed` are the descriptors that they get: the heap's,
+  /// then bells, as many on every rank. Throws Timeout naming the ranks that did not come, PeerLost, SystemError; `met` then
+  /// has all that may count this rank as met.
+  void meet(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
+            const Deadline& deadline);
 
  private:
+  void meet_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
+                std::vector<Descriptor>& calls, const Deadline& deadline) const;
   /// None where the peer's socket had no room until the deadline.
   Descriptor call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const;
   bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,

@@ -1,7 +1,7 @@
 // Ranks as processes of one host: each maps the others' heaps read-only and watches their processes.
 //
-// Ownership: the region is part of this process's heap; its control page is never used again, so that peers that look
-// late still see that this rank left. Thread safety: connect from one thread per group.
+// Ownership: the region is part of this process's heap, and stays one until every peer has departed too, or its process is
+// gone: peers that look late still see that this rank left. Thread safety: connect from one thread per group.
 #pragma once
 
 #include <memory>

@@ -52,6 +52,10 @@ class Threads final : public Transport {
     return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null: an address is its own offset
   }
   bool alive(int) const noexcept override { return true; }  // a thread cannot go without its communicator going
+  void depart() noexcept override {
+    Transport::depart();
+    hub_.reset();
+  }
 
  private:
   std::shared_ptr<Hub> hub_;
@@ -67,9 +71,9 @@ std::string missing_ranks(const Hub& hub) {
 }
 
 /// It may try again.
-void withdraw(Hub& hub, int rank) {
+void withdraw(const std::string& name, Hub& hub, int rank) {
   hub.joined[rank] = false;
-  --hub.count;
+  if (--hub.count == 0) hubs().erase(name);
 }
 
 }  // namespace
@@ -94,7 +98,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   while (hub->count < world) {
     if (deadline.passed()) {
       const std::string missing = missing_ranks(*hub);
-      withdraw(*hub, rank);
+      withdraw(name, *hub, rank);
       throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing +
                     " to join the group \"" + name + "\"");
     }
@@ -104,7 +108,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
       check_interrupts();
     } catch (const Interrupted&) {
       lock.lock();
-      if (hub->count < world) withdraw(*hub, rank);
+      if (hub->count < world) withdraw(name, *hub, rank);
       throw;
     }
     lock.lock();

@@ -74,6 +74,10 @@ class Transport {
   /// must still see that this rank left.
   virtual void retire() noexcept {}
 
+  /// The last call but for name() and locate(), while no other is made: this rank looks at no region any more, nor at its
+  /// own, which stays as it is until all peers have done the same or their processes are gone.
+  virtual void depart() noexcept { links_.assign(links_.size(), Link{}); }
+
   /// Ranks' waits should yield at once: there are more of them here than processors.
   bool oversubscribed() const { return oversubscribed_; }
 

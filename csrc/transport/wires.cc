@@ -338,7 +338,10 @@ void Wires::close(const Deadline& deadline) {
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
   state_->sockets.store(0, std::memory_order_relaxed);
-  if (delivered && state_->setup.local) state_->setup.local->retire();
+  if (state_->setup.local) {
+    if (delivered) state_->setup.local->retire();
+    state_->setup.local->depart();
+  }
   if (interrupted) std::rethrow_exception(interrupted);
 }
 

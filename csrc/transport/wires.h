@@ -81,8 +81,9 @@ class Wires {
   /// From now on no pipe is made. Who still opens one to this rank, on lane `collectives`, reads `last_words` there and
   /// then the end, or is told that this rank has left where there are none.
   void retire(std::vector<std::byte> last_words) noexcept;
-  /// Ends all pipes: what was written still arrives, if the peers read it before `deadline`. An interrupt cuts that short,
-  /// and is thrown when all have ended; not where the deadline has passed already.
+  /// Ends all pipes: what was written still arrives, if the peers read it before `deadline`. Nothing is asked of them any
+  /// more but how much went through. An interrupt cuts that short, and is thrown when all have ended; not where the
+  /// deadline has passed already.
   void close(const Deadline& deadline);
 
  private:

@@ -8,6 +8,7 @@ each of them came. So ranks agree on what is new:
               number, says that it has it
     rank 0:   draws a key, answers every number that it finds with it, or with why that rank cannot be of its group,
               until all ranks have said that they have their answer; says so to all
+    the last rank to hear it: takes back what the key stands before
 
 An old number gets an answer that nobody reads. The processes of before must be gone, which elastic sees to; so a rank
 whose hello was written over knows that two processes say that they are that rank.
@@ -99,6 +100,9 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
     if refusal:
         raise InvalidUsage(refusal)
     store.delete_key(f"{name}/hello/{claim.rank}")  # rank 0 does not look at it any more
+    if store.add(f"{told}/heard", 1) == claim.world - 1:
+        for used in ("all", "absent", "heard"):
+            store.delete_key(f"{told}/{used}")
     return told
 
 
@@ -160,6 +164,7 @@ class _Lead:
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:
             raise InvalidUsage(self._refusal)
+        store.delete_key(f"{self._name}/hello/0")
         return self._key
 
     def _serve(self, rank: int) -> None:

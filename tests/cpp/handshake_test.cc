@@ -47,7 +47,9 @@ struct Ranks {
   std::vector<Introduced> meet(int own, const Deadline& deadline) {
     const std::vector<Handshake::Peer> peers{{rank[0].name(), rank[0].token()}, {rank[1].name(), rank[1].token()}};
     const int handed[] = {heap.get()};
-    return rank[own].meet(peers, handed, deadline);
+    std::vector<Introduced> met(2);
+    rank[own].meet(peers, handed, met, deadline);
+    return met;
   }
 };
 

@@ -55,6 +55,31 @@ void freed_memory_goes_back() {
   CHECK_EQ(static_cast<int>(heap.allocate(size_t{40} << 20)[0]), 0);
 }
 
+void blocks_in_use_are_freed_later() {
+  Heap heap(kHeapBytes);
+  bool used = true;
+  std::byte* block = heap.allocate(kHeapBytes / 2);
+  heap.free_when(block, [&] { return !used; });
+  CHECK_THROWS(SystemError, heap.allocate(kHeapBytes));
+  CHECK_EQ(heap.allocated_bytes(), kHeapBytes / 2);
+  used = false;
+  CHECK_EQ(heap.allocate(kHeapBytes), block);  // one that is full asks again
+}
+
+void counters_never_repeat() {
+  Heap heap(kHeapBytes);
+  std::vector<std::pair<std::atomic<uint64_t>*, uint64_t>> dropped;
+  for (int i = 0; i < 2000; ++i) {
+    std::atomic<uint64_t>& counter = heap.take_counter();
+    dropped.emplace_back(&counter, counter.load());
+    if (i % 2 == 0) heap.take_counter();  // stays in use
+    heap.drop_counter(counter);
+    heap.free(heap.allocate(100));
+  }
+  for (const auto& [counter, value] : dropped) CHECK(counter->load() > value);
+  CHECK(heap.allocated_bytes() < size_t{32} << 10);
+}
+
 void peers_cannot_write() {
   Heap heap(kHeapBytes);
   heap.allocate(64)[0] = std::byte{42};
@@ -103,6 +128,8 @@ int main() {
   sizes_from_the_environment();
   blocks_do_not_overlap();
   freed_memory_goes_back();
+  blocks_in_use_are_freed_later();
+  counters_never_repeat();
   peers_cannot_write();
   a_forked_child_has_its_own();
   return check_result("memory");

@@ -222,6 +222,47 @@ def test_stalled_sender_times_out(pool, tmp_path, transport):
     times_out(pool, tmp_path, 2, "recv", "", transport, lambda rank, text: text.startswith(said))
 
 
+def message_against_collective(rank, world, verb, first):
+    """Rank 0 waits in a message with rank 1, which waits for it in a collective; `first` has the shorter timeout."""
+    ringlet.all_reduce(torch.ones(10))
+    limit = 0.6 if rank == first else 20
+    with pytest.raises(ringlet.Timeout) as caught:
+        if rank == 0:
+            getattr(ringlet, verb)(torch.ones(8 << 20), 1, timeout=limit)
+        else:
+            ringlet.all_reduce(torch.ones(1000), timeout=limit)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("verb", "where"), [("send", "in send to"), ("recv", "in recv from")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_message_against_a_collective_names_both(pool, transport, verb, where, first):
+    message, collective = f"rank 0 of 2 {where} rank 1 (8388608 elements of float32)", "rank 1 of 2 in all_reduce #1 ("
+    for text in pool.values(message_against_collective, 2, verb, first, join=transport):
+        assert message in text and collective in text, text
+
+
+def answered_after_a_while(rank, world):
+    """A message that waited for long and then came is no longer what a rank waits in."""
+    message = torch.zeros(10)
+    if rank == 0:
+        ringlet.recv(message, 1)
+        time.sleep(1.5)  # "in other work", while the other's call ends at its deadline
+        return ""
+    time.sleep(0.3)
+    ringlet.send(message, 0)
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.all_reduce(torch.ones(1000), timeout=0.6)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_message_that_came_is_not_named(pool, transport):
+    for text in pool.values(answered_after_a_while, 2, join=transport):
+        assert "in recv" not in text, text
+
+
 def wait_briefly(rank, world, store):
     others = dist.FileStore(store, world)
     if rank == 0:

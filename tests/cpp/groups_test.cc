@@ -1,0 +1,157 @@
+// Groups made and closed over and over, in a heap that has room for a few: what a group took is there for the next one.
+#include <algorithm>
+#include <barrier>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "check.h"
+#include "comm/communicator.h"
+#include "engine/addressable.h"
+#include "engine/message.h"
+#include "memory/heap.h"
+#include "wires_group.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr int kCycles = kSanitized ? 60 : 300;
+constexpr auto kSoon = std::chrono::seconds(60);
+
+size_t descriptors() {
+  const auto open = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(open), end(open)));
+}
+
+/// A group in shared memory, all of it, or that of one host between whose ranks are rings.
+std::unique_ptr<Communicator> join(Store& store, const std::string& name, int rank, bool rings) {
+  const Deadline soon = Deadline::after(kSoon);
+  std::unique_ptr<Engine> engine;
+  if (!rings) {
+    engine = std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, 2, soon));
+  } else {
+    Wires::Setup setup{.rank = rank, .world = 2, .cards = {Wires::card(), Wires::card()}, .hosts = {0, 0}};
+    std::copy_n(name.begin(), std::min(name.size(), setup.key.size()), setup.key.begin());
+    setup.local = connect_with_bells(store, name, rank, 2, soon);
+    std::vector<int> hosts{0, 0};
+    Topology topology(hosts);
+    engine = std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+                                             std::move(topology), "rings");
+  }
+  return std::make_unique<Communicator>(std::move(engine), kSoon);
+}
+
+void use(Communicator& group) {
+  std::vector<float> data(1000, 1.0f), other(1000);
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  group.run(Call{.collective = Collective::all_reduce,
+                 .dtype = DType::float32,
+                 .count = data.size(),
+                 .input = bytes,
+                 .output = bytes});
+  CHECK_EQ(data[999], 2.0f);
+  const int peer = 1 - group.rank();
+  auto* into = reinterpret_cast<std::byte*>(other.data());
+  const auto sent = group.start(Message{peer, true, DType::float32, data.size(), bytes, {}}, nullptr);
+  group.run(Message{peer, false, DType::float32, other.size(), into, {}});
+  sent->wait(kSoon);
+  CHECK_EQ(other[999], 2.0f);
+}
+
+/// Both ranks; what they throw is a failed check. `body(rank, cycle, group)` ends the group or keeps it.
+void cycles(const std::string& name, int count, bool rings,
+            const std::function<void(int, int, std::unique_ptr<Communicator>)>& body) {
+  ThreadStore store;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        for (int cycle = 0; cycle < count; ++cycle) {
+          auto group = join(store, name + std::to_string(cycle), rank, rings);
+          use(*group);
+          body(rank, cycle, std::move(group));
+        }
+      } catch (const std::exception& error) {
+        check_report(false, __FILE__, __LINE__, error.what());
+        std::_Exit(1);  // the other would wait for this one
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+void closed_groups_make_room(bool rings) {
+  const auto& heap = Heap::process();
+  size_t early = 0, open_early = 0;
+  std::barrier<> both(2);
+  cycles(rings ? "rings-" : "closed-", kCycles, rings, [&](int rank, int cycle, std::unique_ptr<Communicator> group) {
+    group.reset();
+    both.arrive_and_wait();
+    if (rank == 0 && cycle == 10) {
+      early = heap->allocated_bytes();
+      open_early = descriptors();
+    }
+    if (rank == 0 && cycle > 10) {
+      CHECK(heap->allocated_bytes() <= early + 2 * RegionLayout(2).bytes());
+      CHECK(descriptors() <= open_early + 16);
+    }
+    both.arrive_and_wait();
+  });
+}
+
+/// What a rank that has closed left behind is there while the other may look at it, and goes with that one's end.
+void a_rank_that_stays_keeps_what_it_reads() {
+  const auto& heap = Heap::process();
+  const size_t region = RegionLayout(2).bytes();
+  std::unique_ptr<Communicator> groups[2];
+  cycles("stays-", 1, false,
+         [&](int rank, int, std::unique_ptr<Communicator> group) { groups[rank] = std::move(group); });
+  const size_t both = heap->allocated_bytes();
+  groups[0].reset();
+  cycles("beside-", 10, false, [](int, int, std::unique_ptr<Communicator> group) { group.reset(); });
+  CHECK(heap->allocated_bytes() >= both);
+  const std::string seen = CHECK_THROWS(PeerLost, use(*groups[1]));
+  CHECK(seen.find("rank 0 left the group") != std::string::npos);
+  groups[1].reset();
+  CHECK(heap->allocated_bytes() <= both - 2 * region);
+}
+
+/// A group that was closed holds nothing, although somebody still holds it; and does nothing to what is there now.
+void closed_groups_that_are_kept() {
+  std::vector<std::unique_ptr<Communicator>> kept[2];
+  cycles("kept-", 30, false, [&](int rank, int, std::unique_ptr<Communicator> group) {
+    group->close(kSoon);
+    kept[rank].push_back(std::move(group));
+  });
+  const auto& heap = Heap::process();
+  std::byte* mine = heap->allocate(heap->bytes() / 2);
+  std::memset(mine, 7, heap->bytes() / 2);
+  for (auto& groups : kept) {
+    for (auto& group : groups) {
+      group->abort("late");
+      group->poison(Timeout("late"));
+      CHECK_THROWS(Error, group->look_around());
+      CHECK_THROWS(Error, use(*group));
+    }
+  }
+  for (size_t i = 0; i < heap->bytes() / 2; ++i) {
+    if (mine[i] != std::byte{7}) {
+      CHECK_EQ(i, heap->bytes());
+      break;
+    }
+  }
+  heap->free(mine);
+}
+
+}  // namespace
+
+int main() {
+  ::setenv("RINGLET_HEAP_MIB", "64", 1);
+  closed_groups_make_room(false);
+  closed_groups_make_room(true);
+  a_rank_that_stays_keeps_what_it_reads();
+  closed_groups_that_are_kept();
+  return check_result("groups");
+}
