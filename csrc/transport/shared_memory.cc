@@ -68,7 +68,7 @@ struct Peer {
   }
 };
 
-/// A region is given back once no peer reads it any more (docs/decisions/0041). What tells so must outlive the region, which
+/// A region is given back once no peer reads it any more (docs/decisions/0042). What tells so must outlive the region, which
 /// another group's may follow at the same place: a counter that this rank moves on when it departs.
 class SharedMemory final : public Transport {
  public:
