@@ -83,13 +83,7 @@ void PullEngine::run(const Call& call, bool patient) {
   const bool divided = is_divided(call.collective);
   const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
   const bool small = whole <= small_bytes(world_);
-  // A rank that has no input or no output, of a rooted collective, is in nobody's way.
-  const auto reachable = [&](const std::byte* pointer, size_t elements) {
-    return elements == 0 || transport_.locate(pointer, elements * size).has_value();
-  };
-  const bool registered = !small && call.blocks == nullptr && call.op != ReduceOp::premul_sum &&
-                          reachable(call.input, input_elements(call, rank_, world_)) &&
-                          reachable(call.output, output_elements(call, rank_, world_));
+  const bool registered = !small && readable_in_place(call);
   first_epoch_ = epoch_ + 1;
   const Announcement previous = announcement_;
   announcement_ = {signature_of(call, registered, history_), announced_count(call)};
@@ -123,6 +117,17 @@ void PullEngine::run(const Call& call, bool patient) {
   }
   call_ = nullptr;
   waiter_.calls().end();
+}
+
+/// Whether peers can read this rank's tensors where they lie. A rank that has no input or no output, of a rooted
+/// collective, is in nobody's way.
+bool PullEngine::readable_in_place(const Call& call) const {
+  const auto reachable = [&](const std::byte* pointer, size_t elements) {
+    return elements == 0 || transport_.locate(pointer, elements * element_size(call.dtype)).has_value();
+  };
+  return call.blocks == nullptr && call.op != ReduceOp::premul_sum &&
+         reachable(call.input, input_elements(call, rank_, world_)) &&
+         reachable(call.output, output_elements(call, rank_, world_));
 }
 
 /// `limit`: bytes of a slab.

@@ -56,6 +56,7 @@ class PullEngine {
   void tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit);
   void begin_epoch();
   void announce(const Call& call, bool registered, const Announcement& previous);
+  bool readable_in_place(const Call& call) const;
   bool agree_on_place();
   void bind(const Plan& plan, bool in_place);
   void run_slab(const Plan& plan, const Slab& slab, bool last);

@@ -248,17 +248,24 @@ def warn_of_table() -> None:
 
 
 def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
-    """The key of the default group. Where ranks are missing it looks for them under other names."""
+    """The key of the default group. Where ranks are missing it looks for them under other names, or in a group of
+    another world that is made already."""
     with asked():
         store.set(f"ringlet/name/{claim.rank}", name)
+        store.set(f"ringlet/world/{claim.rank}", str(claim.world))
     try:
         return meeting_key(store, f"ringlet/{name}", claim, timeout)
     except Timeout as late:
         with asked():
             names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}
+            world = peek(store, "ringlet/world/0")
         others = "".join(
             f'; rank {rank} says name="{said}"' for rank, said in names.items() if said not in (None, name)
         )
+        if not others and world not in (None, str(claim.world)) and "says world" not in str(late):
+            raise Timeout(
+                f"{late} (rank 0 says world {world}, rank {claim.rank} says world {claim.world}; all ranks must agree)"
+            ) from None
         if not others:
             raise
         raise Timeout(f'{late} (name="{name}"{others}; all ranks must agree)') from None

@@ -139,7 +139,8 @@ def test_ranks_of_two_users(pool):
 # --- ranks that fail alone ------------------------------------------------------------------------------------------
 
 
-def test_what_one_rank_lacks_is_told_to_all(joined):
+def test_what_one_rank_lacks_is_told_to_all(pool, joined):
+    pool.end()  # a process looks at its interfaces once
     wrong = {"transport": "tcp", "env": {"RINGLET_INTERFACE": "nope0"}}
     first, second, third = joined({"transport": "tcp"}, {"transport": "tcp"}, wrong)
     assert first == second == f"InvalidUsage: rank 2 reported: {third.removeprefix('InvalidUsage: ')}"
