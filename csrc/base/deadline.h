@@ -1,6 +1,7 @@
 // A point in time by which a wait must end. Absolute, so that it can be handed down through calls unchanged.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -13,15 +14,15 @@ inline std::string in_seconds(std::chrono::steady_clock::duration duration) {
   return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
 }
 
+// 100 years. A longer timeout counts as this one, which can be added to any clock's time.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 36500);
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
   static Deadline after(std::chrono::milliseconds timeout) {
-    const auto now = Clock::now();
-    // A timeout too large to add (torch's "no timeout" is huge) means: never.
-    const auto most = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::time_point::max() - now);
-    return timeout > most ? Deadline(Clock::time_point::max()) : Deadline(now + timeout);
+    return Deadline(Clock::now() + std::clamp(timeout, -kLongestTimeout, kLongestTimeout));
   }
 
   bool passed() const { return Clock::now() >= at_; }

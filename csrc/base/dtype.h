@@ -23,8 +23,11 @@ enum class DType : uint8_t {
   boolean,
   complex64,
   complex128,
+  uint16,
+  uint32,
+  uint64,
 };
-inline constexpr int kDTypes = 14;
+inline constexpr int kDTypes = 17;
 
 enum class ReduceOp : uint8_t { sum, avg, product, min, max, band, bor, bxor, premul_sum };
 inline constexpr int kReduceOps = 9;
@@ -34,12 +37,12 @@ const char* name(DType dtype) noexcept;  ///< torch's names: "float32", "bfloat1
 const char* name(ReduceOp op) noexcept;  ///< "sum", "avg", "product", ...
 
 bool is_floating(DType dtype) noexcept;  ///< float64 down to float8; not complex
-bool is_integral(DType dtype) noexcept;  ///< int8..int64, uint8; not bool
+bool is_integral(DType dtype) noexcept;  ///< signed and unsigned; not bool
 bool is_complex(DType dtype) noexcept;
 
 /// Whether `op` is defined on `dtype`: sum and product everywhere (on bool: or, and); avg on all but bool
 /// (integers truncate towards zero); min and max on all but complex; band, bor, bxor on integers and bool;
-/// premul_sum on floating and complex types.
+/// premul_sum on floating and complex types. uint16, uint32 and uint64 are copied only: they have none.
 bool supports(DType dtype, ReduceOp op) noexcept;
 
 }  // namespace ringlet

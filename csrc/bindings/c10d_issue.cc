@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "bindings/profiled.h"
@@ -38,18 +39,32 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   step.call.collective = collective;
   step.call.count = static_cast<size_t>(count);
   step.call.timeout = timeout;
-  const auto bind = [&](const at::Tensor& tensor, const char* role) -> std::byte* {
+  for (const at::Tensor* tensor : {&output, &input}) {
+    if (tensor->defined()) check_dense(*tensor, title, tensor == &output ? "output" : "input");
+  }
+  // Elementwise, any order of the elements will do that all ranks share: channels_last, for one.
+  const auto dense = [&](const at::Tensor& tensor) {
+    return !tensor.defined() || (is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format()));
+  };
+  at::Tensor from = input, to = output;
+  if (!dense(output) || !dense(input)) {
+    const at::NoGradGuard no_grad;
+    if (output.defined()) check_apart({output}, title);
+    if (output.defined() && input.defined() && output.is_same(input)) {
+      from = to = staging.in_place(output);
+    } else {
+      if (input.defined()) from = staging.readable(input);
+      if (output.defined()) to = staging.writable(output);
+    }
+  }
+  const auto bind = [&](const at::Tensor& tensor) -> std::byte* {
     if (!tensor.defined()) return nullptr;
-    check_dense(tensor, title, role);
-    // Elementwise, any order of the elements will do that all ranks share: channels_last, for one.
-    const bool dense = is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format());
-    if (!dense) check_tensor(tensor, title, role);
     step.call.dtype = dtype_of(tensor);
     keep.push_back(tensor);
     return data_of(tensor);
   };
-  step.call.input = bind(input, "input");
-  step.call.output = bind(output, "output");
+  step.call.input = bind(from);
+  step.call.output = bind(to);
   if (input.defined()) {
     profiled.push_back(input);
     if (output.defined()) check_dtype(output, dtype_of(input));
@@ -65,6 +80,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   Step& step = steps.emplace_back();
   step.blocks = std::make_unique<Blocks>();
   Blocks& blocks = *step.blocks;
+  check_outputs(outputs);
   const DType dtype = dtype_of(inputs.empty() ? outputs.at(0) : inputs[0]);
   for (const at::Tensor& input : inputs) blocks.inputs.push_back(readable(input, dtype));
   for (const at::Tensor& output : outputs) blocks.outputs.push_back(writable(output, dtype));
@@ -83,6 +99,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
 /// On a GPU equal blocks travel in one tensor: lists are packed into one, and unpacked from it.
 C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs) {
+  check_outputs(outputs);
   const DType dtype = dtype_of(inputs.empty() ? outputs[0] : inputs[0]);
   const int64_t block = (inputs.empty() ? outputs[0] : inputs[0]).numel();
   const at::Tensor input = packed(inputs, dtype, /*received=*/false);
@@ -108,7 +125,7 @@ at::Tensor C10dBackend::Issue::packed(const Tensors& tensors, DType dtype, bool 
     offset += tensor.numel();
     keep.push_back(tensor);
     if (received) {
-      copies.emplace_back(place, tensor);
+      staging.add(place, tensor);
     } else {
       place.copy_(tensor);
     }
@@ -121,11 +138,16 @@ void C10dBackend::Issue::set(const Reduction& reduction) {
   steps.back().call.scale = reduction.scale;
 }
 
-void C10dBackend::Issue::set_root(int64_t root) { steps.back().call.root = static_cast<int>(root); }
+void C10dBackend::Issue::set_root(int64_t root) {
+  if (root < 0 || root > std::numeric_limits<int>::max()) {
+    throw InvalidUsage(std::string(title) + ": root " + std::to_string(root) + " is no rank of any group");
+  }
+  steps.back().call.root = static_cast<int>(root);
+}
 
-void C10dBackend::Issue::deliver() const {
-  const at::NoGradGuard no_grad;
-  for (const auto& [from, to] : copies) to.copy_(from);
+void C10dBackend::Issue::check_outputs(const Tensors& outputs) const {
+  for (const at::Tensor& output : outputs) check_dense(output, title, "output");
+  check_apart(outputs, title);
 }
 
 void C10dBackend::Issue::check_dtype(const at::Tensor& tensor, DType dtype) const {
@@ -137,20 +159,20 @@ void C10dBackend::Issue::check_dtype(const at::Tensor& tensor, DType dtype) cons
 std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
   check_dense(tensor, title, "input");
   check_dtype(tensor, dtype);
-  keep.push_back(tensor.contiguous());
+  keep.push_back(staging.readable(tensor));
   return data_of(keep.back());
 }
 
 std::byte* C10dBackend::Issue::writable(const at::Tensor& tensor, DType dtype) {
-  check_dense(tensor, title, "output");
   check_dtype(tensor, dtype);
-  const auto elsewhere = [&] {
-    return tensor.is_cpu() ? empty_registered(tensor.sizes(), tensor.scalar_type())
-                           : at::empty(tensor.sizes(), tensor.options());
-  };
-  keep.push_back(tensor.is_contiguous() ? tensor : elsewhere());
-  if (!tensor.is_contiguous()) copies.emplace_back(keep.back(), tensor);
+  keep.push_back(staging.writable(tensor));
   return data_of(keep.back());
+}
+
+MemoryHold C10dBackend::Issue::hold() const {
+  Tensors tensors = staging.originals();
+  tensors.insert(tensors.end(), keep.begin(), keep.end());
+  return MemoryHold(tensors);
 }
 
 C10dBackend::Handle C10dBackend::issue(Issue issue) {
@@ -167,30 +189,35 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   const auto profiled =
       profiling() ? std::make_shared<Profiled>(nullptr, Tensors{}) : nullptr;  // the handle's is around
   for (Issue::Step& step : held->steps) step.call.observer = profiled.get();
-  const bool single = held->steps.size() == 1;
+  const bool single = held->steps.size() == 1 && !held->staging.collects();
   if (!held->job) {
-    held->job = [steps = &held->steps](const std::function<void(Call)>& run) {
-      for (const Issue::Step& step : *steps) run(step.call);
+    held->job = [issue = held.get()](const std::function<void(Call)>& run) {
+      issue->staging.collect();
+      for (const Issue::Step& step : issue->steps) run(step.call);
     };
   }
   if (!held->async) {
+    const MemoryHold hold = held->hold();
     single ? group_->run(held->steps[0].call) : group_->run(held->job);
     if (profiled) profiled->end();
-    held->deliver();
+    held->staging.deliver();
     handle->complete(nullptr);
     return handle;
   }
-  auto work = single ? group_->start(held->steps[0].call, held) : group_->start(held->job, held);
+  auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
+  auto work = single ? group_->start(held->steps[0].call, std::move(keep)) : group_->start(held->job, std::move(keep));
   if (profiled) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
-  C10dWork::follow(handle, std::move(work), [held] { held->deliver(); });
+  C10dWork::follow(handle, std::move(work), [held] { held->staging.deliver(); });
   return remember(std::move(handle));
 }
 
 /// The host only puts the calls on a stream: what follows there is in order, whether or not it is asynchronous.
 C10dBackend::Handle C10dBackend::issue_on(const c10::Device& device, Issue issue) {
   DeviceCalls calls{.device = device, .tensors = issue.keep, .async = issue.async};
+  for (const at::Tensor& original : issue.staging.originals()) calls.tensors.push_back(original);
   for (const Issue::Step& step : issue.steps) calls.calls.push_back(step.call);
-  if (!issue.copies.empty()) calls.deliver = [&issue] { issue.deliver(); };
+  if (issue.staging.collects()) calls.collect = [&issue] { issue.staging.collect(); };
+  if (!issue.staging.empty()) calls.deliver = [&issue] { issue.staging.deliver(); };
   const Title title{issue.type, issue.title, group_->sequence()};
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled, device);
   C10dWork::follow(handle, enqueue(*group_, calls));

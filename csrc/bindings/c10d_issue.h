@@ -6,7 +6,9 @@
 #include <deque>
 
 #include "bindings/c10d_backend.h"
+#include "bindings/hold.h"
 #include "bindings/on_device.h"
+#include "bindings/staging.h"
 
 namespace ringlet {
 
@@ -36,8 +38,8 @@ struct C10dBackend::Issue {
     timeout = options.timeout;
     async = options.asyncOp;
   }
-  /// Writes to where the caller wants what was received elsewhere.
-  void deliver() const;
+  /// Of all memory that the calls name.
+  MemoryHold hold() const;
   c10::Device device() const { return common_device(keep, title); }
 
   c10d::OpType type;
@@ -48,7 +50,7 @@ struct C10dBackend::Issue {
   Tensors profiled{};  ///< whose shapes profilers show
   std::deque<Step> steps{};
   Tensors keep{};
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies{};  ///< from, to
+  Staging staging{};
   /// Instead of steps: calls with work between them.
   Communicator::Job job{};
 
@@ -58,6 +60,7 @@ struct C10dBackend::Issue {
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);
   void check_dtype(const at::Tensor& tensor, DType dtype) const;
+  void check_outputs(const Tensors& outputs) const;
 };
 
 }  // namespace ringlet

@@ -21,6 +21,11 @@ void bind_c10d(py::module_& m) {
       .def(py::init<std::string, std::string>(), py::arg("algorithm") = "auto", py::arg("transport") = "auto")
       .def_readwrite("algorithm", &Options::algorithm)
       .def_readwrite("transport", &Options::transport)
+      .def("__repr__",
+           [](const Options& options) {
+             return "<ringlet.BackendOptions: algorithm '" + options.algorithm + "', transport '" + options.transport +
+                    "'>";
+           })
       // split_group copies its parent's.
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); });

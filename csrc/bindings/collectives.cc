@@ -1,21 +1,27 @@
 // The calls themselves, written against CPython's vectorcall: a 4-byte all-reduce costs less than a general binding's
 // argument handling. Python's functions in ringlet/collectives.py are the public face; these take positional arguments:
 //
-//   collective(group, output, input, op, algorithm, root, timeout_ms, scale, async_op)
+//   collective(group, output, input, op, algorithm, root, timeout, scale, async_op)
 //       output and input may be None, or lists (bindings/lists.h)
-//   message(group, tensor, peer, sending, timeout_ms, async_op)
+//   message(group, tensor, peer, sending, timeout, async_op)
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 
+#include "bindings/arguments.h"
 #include "bindings/errors.h"
+#include "bindings/hold.h"
 #include "bindings/lists.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
 #include "bindings/profiled.h"
+#include "bindings/staging.h"
 #include "bindings/tensors.h"
 #include "comm/communicator.h"
 #include "engine/selector.h"
@@ -28,30 +34,14 @@ namespace {
 using std::chrono::milliseconds;
 using Tensors = std::vector<at::Tensor>;
 
-std::string_view text_of(PyObject* object, const char* what) {
-  Py_ssize_t length = 0;
-  const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : nullptr;
-  if (text == nullptr) throw InvalidUsage(std::string(what) + " must be a string");
-  return {text, static_cast<size_t>(length)};
-}
-
-ReduceOp parse_op(PyObject* object) {
-  const std::string_view text = text_of(object, "op");
-  std::string known;
-  for (int i = 0; i < kReduceOps; ++i) {
-    const auto op = static_cast<ReduceOp>(i);
-    if (text == name(op)) return op;
-    known += std::string(i ? ", " : "") + name(op);
-  }
-  throw InvalidUsage("op \"" + std::string(text) + "\" is not one of " + known);
-}
+constexpr Py_ssize_t kArguments = 9;  // of a collective
 
 /// Null for None.
 const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role) {
   if (object == Py_None) return nullptr;
   if (!THPVariable_Check(object)) throw InvalidUsage(std::string(call) + ": the " + role + " is not a tensor");
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  check_tensor(tensor, call, role);
+  check_dense(tensor, call, role);
   return &tensor;
 }
 
@@ -76,14 +66,29 @@ Tensors tensors_of(PyObject* object, const char* call, const char* role) {
 
 std::string elements(size_t count) { return std::to_string(count) + " elements"; }
 
+/// What a call reads and writes; null where it has none.
+struct Bound {
+  const at::Tensor* output;
+  const at::Tensor* input;
+};
+
+/// Which of them a call needs on this rank.
+struct Needs {
+  bool output, input;
+};
+
+Needs needs_of(const Call& call, const Communicator& group) {
+  const Call unit{.collective = call.collective, .root = call.root, .count = 1};
+  return {output_elements(unit, group.rank(), group.world()) > 0,
+          input_elements(unit, group.rank(), group.world()) > 0};
+}
+
 /// Checks both tensors against the collective's shape and fills the call's count, dtype and pointers.
-void bind_tensors(Call& call, const Communicator& group, const at::Tensor* output, const at::Tensor* input) {
+void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
   const char* what = name(call.collective);
   const int rank = group.rank(), world = group.world();
-  const bool wants_input =
-      input_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
-  const bool wants_output =
-      output_elements({.collective = call.collective, .root = call.root, .count = 1}, rank, world) > 0;
+  const auto [wants_output, wants_input] = needs_of(call, group);
+  const auto [output, input] = bound;
   if (wants_input && input == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an input tensor");
   if (wants_output && output == nullptr)
     throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
@@ -116,28 +121,61 @@ void bind_tensors(Call& call, const Communicator& group, const at::Tensor* outpu
   call.output = wants_output ? data_of(*output) : nullptr;
 }
 
+/// None for null.
 PyObject* as_python(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
-
-using Kept = std::array<at::Tensor, 2>;
 
 /// Small calls keep the GIL until a wait gives the processor up: letting it go and taking it again costs more than most
 /// of them do. Ranks that are threads must let it go at once, since the rank they wait for needs it.
 constexpr size_t kKeepGilBytes = size_t{64} << 10;
 
-void run(Communicator& group, const Call& call) {
-  static const RuntimeHooks hooks{[]() -> void* { return PyEval_SaveThread(); },
-                                  [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
+/// Lets go of the GIL where a wait gives the processor up. From then on other threads could take the memory away.
+struct LetGoOfGil final : RuntimeHooks {
+  explicit LetGoOfGil(const Bound& bound) : RuntimeHooks{&leave, &enter}, bound(bound) { runtime_hooks = this; }
+  ~LetGoOfGil() { runtime_hooks = nullptr; }
+  LetGoOfGil(const LetGoOfGil&) = delete;
+
+  static void* leave() {
+    const auto& self = *static_cast<const LetGoOfGil*>(runtime_hooks);
+    if (!self.hold) self.hold.emplace({self.bound.output, self.bound.input});
+    return PyEval_SaveThread();
+  }
+  static void enter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+  const Bound bound;
+  mutable std::optional<MemoryHold> hold{};
+};
+
+void run(Communicator& group, const Call& call, const Bound& bound) {
   const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(group.world());
   if (group.ranks_are_threads() || call.count * element_size(call.dtype) * blocks > kKeepGilBytes) {
+    const MemoryHold hold({bound.output, bound.input});
     const py::gil_scoped_release unlocked;
     group.run(call);
     return;
   }
-  struct Reset {
-    ~Reset() { runtime_hooks = nullptr; }
-  } reset;
-  runtime_hooks = &hooks;
+  const LetGoOfGil unlocking(bound);
   group.run(call);
+}
+
+/// The call on stand-ins of tensors that are not contiguous; null where it was waited for.
+std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const Staging& staging,
+                                 std::shared_ptr<void> keep, bool async) {
+  group.check(call);
+  keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<void>>>(staging.originals(), std::move(keep));
+  const Communicator::Job job = [call, staging](const std::function<void(Call)>& run_call) {
+    staging.collect();
+    run_call(call);
+    staging.deliver();
+  };
+  if (!async) {
+    const py::gil_scoped_release unlocked;
+    group.run(job);
+    return nullptr;
+  }
+  const Announcement announcement = announcement_of(call);
+  auto work = group.start(job, std::move(keep));
+  work->set_title([announcement, sequence = group.sequence() - 1] { return describe(announcement, sequence); });
+  return work;
 }
 
 PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
@@ -149,64 +187,132 @@ PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   Py_RETURN_NONE;
 }
 
+/// The tensors of a call on lists, each contiguous.
+struct Lists {
+  Tensors outputs, inputs;
+  Staging staging;
+};
+
+Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
+  Lists lists;
+  lists.outputs = tensors_of(outputs, call, "output");
+  check_apart(lists.outputs, call);
+  for (at::Tensor& output : lists.outputs) output = lists.staging.writable(output);
+  lists.inputs = tensors_of(inputs, call, "input");
+  for (at::Tensor& input : lists.inputs) input = lists.staging.readable(input);
+  return lists;
+}
+
 /// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay: that
 /// this rank's are equal does not say that all are.
-PyObject* on_packed_lists(Communicator& group, Call call, const Tensors& outputs, const Tensors& inputs, bool async) {
+PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
   const at::NoGradGuard no_grad;
-  const at::Tensor output = packed(outputs, /*received=*/true), input = packed(inputs, /*received=*/false);
-  bind_tensors(call, group, &output, &input);
+  lists.staging.collect();
+  const at::Tensor output = packed(lists.outputs, /*received=*/true), input = packed(lists.inputs, /*received=*/false);
+  bind_tensors(call, group, {&output, &input});
   DeviceCalls calls{.device = output.device(), .calls = {call}, .tensors = {output, input}, .async = async};
-  if (outputs.size() > 1) calls.deliver = [&] { unpack(output, outputs); };
+  for (const at::Tensor& original : lists.staging.originals()) calls.tensors.push_back(original);
+  calls.deliver = [&] {
+    if (lists.outputs.size() > 1) unpack(output, lists.outputs);
+    lists.staging.deliver();
+  };
   return on_device(group, calls);
 }
 
+/// Null stays null.
 std::shared_ptr<Work> watched(std::shared_ptr<Work> work, const std::shared_ptr<Profiled>& profiled) {
-  if (profiled) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
+  if (profiled && work) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
   return work;
 }
 
-PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args) {
+PyObject* issue_lists(Communicator& group, const Call& given, const Lists& lists, bool async) {
+  const auto made = list_call(given, lists.outputs, lists.inputs, group.rank(), group.world());
+  const c10::Device device = common_device(made->tensors, name(given.collective));
+  if (!device.is_cpu()) {
+    const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
+    if (pack) return on_packed_lists(group, given, lists, async);
+    DeviceCalls calls{.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async};
+    calls.collect = [&] { lists.staging.collect(); };
+    calls.deliver = [&] { lists.staging.deliver(); };
+    for (const at::Tensor& original : lists.staging.originals()) calls.tensors.push_back(original);
+    return on_device(group, calls);
+  }
+  auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<ListCall>>>(made->tensors, made);
+  const auto profiled = profile(made->call, first(lists.outputs), first(lists.inputs));
+  if (!lists.staging.empty()) {
+    return as_python(watched(run_staged(group, made->call, lists.staging, std::move(keep), async), profiled));
+  }
+  if (async) return as_python(watched(group.start(made->call, std::move(keep)), profiled));
+  run(group, made->call, {});
+  Py_RETURN_NONE;
+}
+
+PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args, bool async) {
   const char* what = name(given.collective);
-  const Tensors outputs = tensors_of(args[1], what, "output"), inputs = tensors_of(args[2], what, "input");
-  const auto made = list_call(given, outputs, inputs, group.rank(), group.world());
-  const c10::Device device = common_device(made->tensors, what);
-  const bool async = args[8] == Py_True;
-  const auto issued = [&]() -> PyObject* {
-    if (!device.is_cpu()) {
-      const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
-      if (pack) return on_packed_lists(group, given, outputs, inputs, async);
-      return on_device(group, {.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async});
-    }
-    const auto profiled = profile(made->call, first(outputs), first(inputs));
-    if (async) return as_python(watched(group.start(made->call, made), profiled));
-    run(group, made->call);
-    Py_RETURN_NONE;
-  };
-  PyObject* const result = issued();
-  for (const at::Tensor& output : outputs) mark_written(output);
+  PyObject* const result = issue_lists(group, given, lists_of(args[1], args[2], what), async);
+  for (const at::Tensor& output : tensors_of(args[1], what, "output")) mark_written(output);
   return result;
 }
 
-/// A work, None where it was waited for.
-PyObject* issue(Communicator& group, Call& call, const at::Tensor* output, const at::Tensor* input, bool async) {
-  const auto profiled = profile(call, output, input);
+/// A work, None where it was waited for. `staging`: null where the caller's own tensors are bound.
+PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Staging* staging, bool async) {
+  const auto profiled = profile(call, bound.output, bound.input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
-  if (elsewhere(output) || elsewhere(input)) {
-    std::vector<at::Tensor> tensors;
-    for (const at::Tensor* tensor : {output, input}) {
-      if (tensor != nullptr) tensors.push_back(*tensor);
+  if (elsewhere(bound.output) || elsewhere(bound.input)) {
+    DeviceCalls calls{.device = c10::kCPU, .calls = {call}, .async = async};
+    for (const at::Tensor* tensor : {bound.output, bound.input}) {
+      if (tensor != nullptr) calls.tensors.push_back(*tensor);
     }
-    const c10::Device device = common_device(tensors, name(call.collective));
-    return on_device(group, {.device = device, .calls = {call}, .tensors = std::move(tensors), .async = async});
+    calls.device = common_device(calls.tensors, name(call.collective));
+    if (staging != nullptr) {
+      calls.collect = [&] { staging->collect(); };
+      calls.deliver = [&] { staging->deliver(); };
+      for (const at::Tensor& original : staging->originals()) calls.tensors.push_back(original);
+    }
+    return on_device(group, calls);
   }
-  if (async) {
-    auto keep = std::make_shared<Kept>();
-    if (output != nullptr) (*keep)[0] = *output;
-    if (input != nullptr) (*keep)[1] = *input;
-    return as_python(watched(group.start(call, std::move(keep)), profiled));
+  if (async || staging != nullptr) {
+    auto keep = std::make_shared<MemoryHold>(std::initializer_list{bound.output, bound.input});
+    if (staging == nullptr) return as_python(watched(group.start(call, std::move(keep)), profiled));
+    return as_python(watched(run_staged(group, call, *staging, std::move(keep), async), profiled));
   }
-  run(group, call);
+  run(group, call, bound);
   Py_RETURN_NONE;
+}
+
+/// The call on contiguous stand-ins for what this rank reads and writes.
+PyObject* issue_strided(Communicator& group, Call call, const Bound& given, bool async) {
+  const at::NoGradGuard no_grad;
+  const Needs needs = needs_of(call, group);
+  Staging staging;
+  at::Tensor input, output;
+  if (needs.output && given.output != nullptr) check_apart({*given.output}, name(call.collective));
+  if (needs.input && needs.output && given.output == given.input && given.input != nullptr) {
+    input = output = staging.in_place(*given.input);
+  } else {
+    if (needs.input && given.input != nullptr) input = staging.readable(*given.input);
+    if (needs.output && given.output != nullptr) output = staging.writable(*given.output);
+  }
+  const Bound bound{output.defined() ? &output : nullptr, input.defined() ? &input : nullptr};
+  bind_tensors(call, group, bound);
+  return issue(group, call, bound, &staging, async);
+}
+
+bool requires_grad(PyObject* object) {
+  if (is_list(object)) {
+    const auto list = py::reinterpret_borrow<py::sequence>(object);
+    return std::any_of(list.begin(), list.end(), [](py::handle one) { return requires_grad(one.ptr()); });
+  }
+  return THPVariable_Check(object) && THPVariable_Unpack(object).requires_grad();
+}
+
+PyObject* differentiable_collective = nullptr;  // Python's, which takes a collective's name and arguments
+
+PyObject* differentiable(Collective which, PyObject* const* args) {
+  const auto call = py::reinterpret_steal<py::object>(PyUnicode_FromString(name(which)));
+  std::array<PyObject*, kArguments + 1> all{call.ptr()};
+  std::copy(args, args + kArguments, all.begin() + 1);
+  return PyObject_Vectorcall(differentiable_collective, all.data(), all.size(), nullptr);
 }
 
 PyObject* collective(PyObject* const* args, Collective which) {
@@ -214,22 +320,31 @@ PyObject* collective(PyObject* const* args, Collective which) {
   const char* what = name(which);
   Call call;
   call.collective = which;
-  call.root = static_cast<int>(PyLong_AsLong(args[5]));
+  call.root = integer_of(args[5], "root");
   call.op = parse_op(args[3]);
   call.algorithm = named_algorithm(which, text_of(args[4], "algorithm"));
-  call.timeout = milliseconds(PyLong_AsLongLong(args[6]));
-  call.scale = PyFloat_AsDouble(args[7]);
-  if (PyErr_Occurred()) return nullptr;
+  call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
+  call.scale = number_of(args[7], "scale");
+  const bool async = truth_of(args[8]);
   if (call.root < 0 || call.root >= group.world()) {
     throw InvalidUsage(std::string(what) + ": root " + std::to_string(call.root) + " is not a rank of a group of " +
                        std::to_string(group.world()));
   }
-  if (is_list(args[1]) || is_list(args[2])) return on_lists(group, call, args);
-  const at::Tensor* output = tensor_of(args[1], what, "output");
-  const at::Tensor* input = tensor_of(args[2], what, "input");
-  bind_tensors(call, group, output, input);
-  PyObject* const result = issue(group, call, output, input, args[8] == Py_True);
-  if (call.output != nullptr && !(which == Collective::broadcast && call.root == group.rank())) mark_written(*output);
+  if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {
+    return differentiable(which, args);
+  }
+  if (is_list(args[1]) || is_list(args[2])) return on_lists(group, call, args, async);
+  const Bound bound{tensor_of(args[1], what, "output"), tensor_of(args[2], what, "input")};
+  const auto contiguous = [](const at::Tensor* tensor) { return tensor == nullptr || tensor->is_contiguous(); };
+  PyObject* result = nullptr;
+  if (contiguous(bound.output) && contiguous(bound.input)) [[likely]] {
+    bind_tensors(call, group, bound);
+    result = issue(group, call, bound, nullptr, async);
+  } else {
+    result = issue_strided(group, call, bound, async);
+  }
+  const bool only_read = which == Collective::broadcast && call.root == group.rank();
+  if (bound.output != nullptr && needs_of(call, group).output && !only_read) mark_written(*bound.output);
   return result;
 }
 
@@ -239,8 +354,12 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
   }
   const char* const title = message.sending ? "ringlet:send" : "ringlet:recv";
   const auto profiled = profiling() ? std::make_shared<Profiled>(title, Tensors{tensor}) : nullptr;
-  if (async) return as_python(watched(group.start(message, std::make_shared<Kept>(Kept{tensor, {}})), profiled));
+  if (async) {
+    auto keep = std::make_shared<MemoryHold>(std::initializer_list{&tensor});
+    return as_python(watched(group.start(message, std::move(keep)), profiled));
+  }
   {
+    const MemoryHold hold({&tensor});
     const py::gil_scoped_release unlocked;
     group.run(message);
   }
@@ -250,15 +369,32 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
 PyObject* message(PyObject* const* args) {
   auto& group = *py::handle(args[0]).cast<Communicator*>();
   const bool sending = args[3] == Py_True;
-  const at::Tensor* tensor = tensor_of(args[1], sending ? "send" : "recv", "given");
-  if (tensor == nullptr) throw InvalidUsage(std::string(sending ? "send" : "recv") + ": no tensor given");
+  const char* what = sending ? "send" : "recv";
+  const at::Tensor* tensor = tensor_of(args[1], what, "given");
+  if (tensor == nullptr) throw InvalidUsage(std::string(what) + ": no tensor given");
+  check_tensor(*tensor, what, "given");
+  if (!sending && at::GradMode::is_enabled() && tensor->grad_fn() != nullptr) {
+    throw InvalidUsage(
+        "recv: the given tensor is the result of operations that autograd follows, which it would lose; "
+        "pass one that is not, or call it under torch.no_grad()");
+  }
   const Message message{
-      static_cast<int>(PyLong_AsLong(args[2])), sending,          dtype_of(*tensor),
-      static_cast<size_t>(tensor->numel()),     data_of(*tensor), milliseconds(PyLong_AsLongLong(args[4]))};
-  if (PyErr_Occurred()) return nullptr;
-  PyObject* const result = issue(group, message, *tensor, args[5] == Py_True);
+      integer_of(args[2], "peer"),          sending,          dtype_of(*tensor),
+      static_cast<size_t>(tensor->numel()), data_of(*tensor), timeout_of(args[4]).value_or(milliseconds(0))};
+  PyObject* const result = issue(group, message, *tensor, truth_of(args[5]));
   if (!sending) mark_written(*tensor);
   return result;
+}
+
+/// Throws InvalidUsage where torch would let no operation write into one of the tensors in place, or they overlap.
+void check_written(const Tensors& tensors, const char* call) {
+  check_apart(tensors, call);
+  try {
+    for (const at::Tensor& tensor : tensors) torch::autograd::check_inplace(tensor, /*requires_grad=*/true);
+  } catch (const c10::Error& error) {
+    throw InvalidUsage(std::string(call) + ": " + error.what_without_backtrace() +
+                       " Pass an output that does not require grad, or call it under torch.no_grad()");
+  }
 }
 
 template <typename Act>
@@ -297,8 +433,9 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
     }
   }
   const at::Tensor& tensor = THPVariable_Unpack(args[0]);
-  check_tensor(tensor, "all_reduce", "given");
-  if (!tensor.is_cpu()) return false;
+  check_dense(tensor, "all_reduce", "given");
+  if (!tensor.is_cpu() || !tensor.is_contiguous()) return false;
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) return false;
   Call call;
   call.collective = Collective::all_reduce;
   call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;
@@ -308,7 +445,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.input = call.output = data_of(tensor);
   const auto profiled = profile(call, &tensor, &tensor);
   const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
-  run(*kept.cast<Communicator*>(), call);
+  run(*kept.cast<Communicator*>(), call, {&tensor, &tensor});
   mark_written(tensor);
   return true;
 }
@@ -344,7 +481,7 @@ py::object with_shortcut(const py::function& function) {
 
 template <Collective which>
 PyObject* entry(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  return guarded(given, 9, [&] { return collective(args, which); });
+  return guarded(given, kArguments, [&] { return collective(args, which); });
 }
 
 PyObject* message_entry(PyObject*, PyObject* const* args, Py_ssize_t given) {
@@ -374,6 +511,13 @@ void bind_collectives(py::module_& m) {
   };
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
   m.def("with_shortcut", &with_shortcut);
+  m.def("set_differentiable", [](py::object function) { differentiable_collective = function.release().ptr(); });
+  m.def("check_written", &check_written, py::arg("tensors"), py::arg("call"));
+  m.def("milliseconds", [](const py::object& timeout) {
+    const auto limit = timeout_of(timeout.ptr());
+    if (!limit) throw InvalidUsage("timeout must be seconds or a timedelta, not None");
+    return limit->count();
+  });
   m.def(
       "set_default",
       [](const py::handle& group, bool of_thread) {

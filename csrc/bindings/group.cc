@@ -3,11 +3,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cmath>
-#include <optional>
-#include <variant>
-
 #include "base/error.h"
+#include "bindings/arguments.h"
 #include "bindings/group_end.h"
 #include "bindings/log.h"
 #include "bindings/module.h"
@@ -38,13 +35,9 @@ void check_place(int rank, int world) {
   }
 }
 
-/// A timedelta, or seconds as float or int; none: never.
-using Limit = std::optional<std::variant<milliseconds, double>>;
-
-milliseconds milliseconds_of(const Limit& limit) {
-  if (!limit) return milliseconds::max();
-  if (const auto* exact = std::get_if<milliseconds>(&*limit)) return *exact;
-  return milliseconds(std::llround(std::get<double>(*limit) * 1000));
+/// None: for as long as it takes.
+milliseconds wait_limit(const py::object& timeout) {
+  return timeout_of(timeout.ptr(), /*may_be_zero=*/true).value_or(kLongestTimeout);
 }
 
 std::shared_ptr<Communicator> own(std::unique_ptr<Engine> engine, milliseconds timeout) {
@@ -78,23 +71,31 @@ std::string algorithm_for(const Communicator& group, const std::string& collecti
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
       .def("done", &Work::done, "Whether the call is complete (well or not).")
+      .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
       .def(
           "wait",
-          [](Work& work, const Limit& timeout) {
+          [](Work& work, const py::object& timeout) {
+            const milliseconds limit = wait_limit(timeout);
             const py::gil_scoped_release unlocked;
-            work.wait(milliseconds_of(timeout));
+            work.wait(limit);
           },
           py::arg("timeout") = py::none(),
           "Returns when the call is complete and raises its error, if any. timeout: datetime.timedelta or seconds; "
           "Timeout if it passes first (the call goes on).");
   py::class_<Enqueued, std::shared_ptr<Enqueued>>(m, "DeviceWork", "Handle of an asynchronous call on a GPU's tensors.")
+      .def("__repr__",
+           [](const Enqueued& call) {
+             return "<ringlet.DeviceWork on " + call.stream.device().str() + ": " + call.work->describe() + ">";
+           })
       .def(
           "done", [](const Enqueued& call) { return call.work->done(); }, "Whether the device is done with the call.")
       .def(
           "wait",
-          [](const Enqueued& call, const Limit& timeout) {
+          [](const Enqueued& call, const py::object& timeout) {
+            const milliseconds limit = wait_limit(timeout);
+            const bool given = !timeout.is_none();
             const py::gil_scoped_release unlocked;
-            if (timeout) call.work->wait(milliseconds_of(timeout));
+            if (given) call.work->wait(limit);
             call.wait();
           },
           py::arg("timeout") = py::none(),
@@ -122,6 +123,11 @@ void bind_group(py::module_& m) {
       .def("calls", [](const Communicator& group) { return past_calls(group); })
       .def("tell_made", &Communicator::tell_made, py::arg("seconds"))
       .def_property_readonly("sequence", &Communicator::sequence)
+      .def_property_readonly("failure",
+                             [](const Communicator& group) {
+                               const std::optional<ErrorKind> kind = group.failure();
+                               return kind ? std::optional<std::string>(name(*kind)) : std::nullopt;
+                             })
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
@@ -130,6 +136,7 @@ void bind_group(py::module_& m) {
   m.def(
       "empty",
       [](const std::vector<int64_t>& sizes, py::object dtype, const c10::Device& device) {
+        if (!THPDtype_Check(dtype.ptr())) throw InvalidUsage("empty: dtype must be a torch.dtype");
         return empty_registered(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, device);
       },
       py::arg("sizes"), py::arg("dtype"), py::arg("device"));

@@ -76,6 +76,10 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
     ready.block(stream);
   }
   Enqueued enqueued{nullptr, stream, nullptr};
+  if (calls.collect) {
+    const c10::StreamGuard on(stream);
+    calls.collect();
+  }
   for (const Call& call : calls.calls) enqueued.work = gpu.run(call, stream.native_handle());
   if (!calls.messages.empty()) enqueued.work = gpu.exchange(calls.messages, stream.native_handle());
   if (calls.deliver) {

@@ -30,8 +30,9 @@ struct DeviceCalls {
   c10::Device device;
   std::vector<Call> calls{};
   std::vector<Message> messages{};    ///< that move together, after the calls
-  std::vector<at::Tensor> tensors{};  ///< that the calls and `deliver` read or write
-  std::function<void()> deliver{};    ///< torch's operations that come after
+  std::vector<at::Tensor> tensors{};  ///< that the calls, `collect` and `deliver` read or write
+  std::function<void()> collect{};    ///< torch's operations that come before
+  std::function<void()> deliver{};    ///< ... and after
   bool async = false;
 };
 

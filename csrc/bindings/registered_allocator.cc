@@ -71,7 +71,7 @@ c10::DataPtr RegisteredAllocator::allocate(size_t bytes) {
 }
 
 std::byte* RegisteredAllocator::take(size_t bytes) {
-  const size_t size = size_class(bytes);
+  const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // which the heap refuses
   std::byte* pointer = nullptr;
   size_t total = 0;
   {

@@ -34,6 +34,9 @@ constexpr Row kRows[] = {
     {c10::ScalarType::Bool, DType::boolean},
     {c10::ScalarType::ComplexFloat, DType::complex64},
     {c10::ScalarType::ComplexDouble, DType::complex128},
+    {c10::ScalarType::UInt16, DType::uint16},
+    {c10::ScalarType::UInt32, DType::uint32},
+    {c10::ScalarType::UInt64, DType::uint64},
 };
 
 }  // namespace
@@ -45,7 +48,7 @@ DType dtype_of(const at::Tensor& tensor) {
   throw InvalidUsage(
       std::string("ringlet has no dtype ") + c10::toString(tensor.scalar_type()) +
       "; view the tensor as one it has (float64/32/16, bfloat16, float8_e4m3fn, float8_e5m2, int64/32/16/8, "
-      "uint8, bool, complex64, complex128)");
+      "uint64/32/16/8, bool, complex64, complex128)");
 }
 
 c10::ScalarType scalar_type_of(DType dtype) noexcept {
@@ -57,13 +60,20 @@ c10::ScalarType scalar_type_of(DType dtype) noexcept {
 
 namespace {
 
-/// Whether all elements of a contiguous tensor lie in memory.
+/// Whether all of a tensor's elements lie in memory.
 bool is_in_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return true;
   if (!tensor.has_storage()) return false;
   const c10::Storage& storage = tensor.storage();
-  const size_t end = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
-  return storage.data() != nullptr && end <= storage.nbytes();
+  int64_t span = tensor.numel();
+  if (!tensor.is_contiguous()) {
+    span = 1;
+    for (int64_t d = 0; d < tensor.dim(); ++d) span += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  int64_t end = 0;
+  if (__builtin_add_overflow(tensor.storage_offset(), span, &end)) return false;
+  if (__builtin_mul_overflow(end, static_cast<int64_t>(tensor.itemsize()), &end)) return false;
+  return storage.data() != nullptr && static_cast<size_t>(end) <= storage.nbytes();
 }
 
 }  // namespace
@@ -81,7 +91,7 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   if (!tensor.is_cpu() && !is_served(tensor.device())) {
     refuse("is on " + tensor.device().str() + "; ringlet moves host memory and CUDA tensors");
   }
-  if (tensor.is_contiguous() && !is_in_memory(tensor)) {
+  if (!is_in_memory(tensor)) {
     refuse("has no memory for its elements: it is fake, of vmap, a zero tensor, or its storage was resized");
   }
 }
@@ -153,15 +163,18 @@ at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options
 }  // namespace
 
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device) {
-  size_t bytes = c10::elementSize(dtype);
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : sizes) {
     if (size < 0) throw InvalidUsage("empty: negative size " + std::to_string(size));
-    bytes *= static_cast<size_t>(size);
+    if (!__builtin_mul_overflow(bytes, size, &bytes)) continue;
+    std::ostringstream text;
+    text << "empty: a tensor of sizes " << sizes << " and " << c10::toString(dtype) << " is larger than any memory";
+    throw InvalidUsage(text.str());
   }
   const auto options = at::TensorOptions().dtype(dtype);
-  if (!device.is_cpu()) return empty_on_gpu(sizes, options.device(device), bytes);
+  if (!device.is_cpu()) return empty_on_gpu(sizes, options.device(device), static_cast<size_t>(bytes));
   const std::shared_ptr<Heap> heap = Heap::process();
-  std::byte* memory = heap->allocate(bytes);
+  std::byte* memory = heap->allocate(static_cast<size_t>(bytes));
   return at::from_blob(memory, sizes, [heap](void* pointer) { heap->free(static_cast<std::byte*>(pointer)); }, options);
 }
 

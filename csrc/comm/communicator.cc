@@ -193,11 +193,15 @@ void Communicator::run(Call call) {
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
+  Announcement announcement;
   const auto prepared = [&]() -> std::function<void()> {
     prepare(call);
+    announcement = announcement_of(call);  // now: what `keep` holds may be gone when the call was given
     return [this, call] { run_now(call, true); };
   };
-  return give(prepared, std::move(keep));
+  auto work = give(prepared, std::move(keep));
+  work->set_title([announcement, sequence = call.sequence] { return describe(announcement, sequence); });
+  return work;
 }
 
 void Communicator::run(const Job& job) {
@@ -372,12 +376,15 @@ void Communicator::run(Message message) {
 
 std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::shared_ptr<void> keep) {
   prepare(message);
-  if (!logging(LogLevel::debug)) return messenger_->post(message, std::move(keep), false);
-  const LogSource source = engine_->calls().source();
-  tell(message, source, "is posted");
+  const bool told = logging(LogLevel::debug);
+  if (told) tell(message, engine_->calls().source(), "is posted");
   auto ticket = messenger_->post(message, std::move(keep), false);
-  ticket->then(
-      [source, message](const std::exception_ptr& error) { tell(message, source, error ? "failed" : "done"); });
+  ticket->set_title([message] { return describe(message); });
+  if (told) {
+    ticket->then([source = engine_->calls().source(), message](const std::exception_ptr& error) {
+      tell(message, source, error ? "failed" : "done");
+    });
+  }
   return ticket;
 }
 

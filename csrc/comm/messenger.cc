@@ -22,6 +22,12 @@ std::string elements(DType dtype, uint64_t count) { return std::to_string(count)
 
 }  // namespace
 
+std::string describe(const Message& message) {
+  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
+  return (message.sending ? "send to " : "recv from ") + peer + " (" + elements(message.dtype, message.count) +
+         (message.tag != 0 ? ", tag " + std::to_string(message.tag) : "") + ")";
+}
+
 struct Messenger::Pending {
   Message message;
   std::shared_ptr<void> keep;
@@ -207,11 +213,8 @@ void Messenger::check(const Pending& pending, int peer, const MessageTitle& titl
 
 std::string Messenger::story(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
-  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
-  return "rank " + std::to_string(lanes_.rank()) + " of " + std::to_string(lanes_.world()) +
-         (message.sending ? " in send to " : " in recv from ") + peer + " (" + elements(message.dtype, message.count) +
-         (message.tag != 0 ? ", tag " + std::to_string(message.tag) : "") + "), " + std::to_string(moved) + " of " +
-         std::to_string(message.bytes()) + " bytes done";
+  return "rank " + std::to_string(lanes_.rank()) + " of " + std::to_string(lanes_.world()) + " in " +
+         describe(message) + ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) + " bytes done";
 }
 
 /// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found something,

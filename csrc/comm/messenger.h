@@ -22,6 +22,9 @@
 
 namespace ringlet {
 
+/// "send to rank 1 (8 elements of float32)"
+std::string describe(const Message& message);
+
 class Messenger : public std::enable_shared_from_this<Messenger> {
  public:
   /// The handle of one message.

@@ -57,6 +57,19 @@ void Work::wait(std::chrono::milliseconds timeout) {
   raise_if_failed();
 }
 
+std::string Work::describe() const {
+  const std::string title = title_ ? title_() : "call";
+  if (!done()) return title + ": pending for " + in_seconds(Deadline::Clock::now() - started_);
+  try {
+    raise_if_failed();
+  } catch (const Error& error) {
+    return title + ": failed: " + name(error.kind()) + ": " + error.what();
+  } catch (const std::exception& error) {
+    return title + ": failed: " + error.what();
+  }
+  return title + ": complete";
+}
+
 void Work::then(Callback callback) {
   {
     const std::lock_guard lock(mutex_);

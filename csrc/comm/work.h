@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/deadline.h"
@@ -36,6 +37,11 @@ class Work {
 
   void complete(std::exception_ptr error);
 
+  /// What it is a handle of, for people. Given by whoever made it, before others see it.
+  void set_title(std::function<std::string()> title) { title_ = std::move(title); }
+  /// "all_reduce #3 (ring, sum, float32, 8 elements): pending for 0.2 s".
+  std::string describe() const;
+
  protected:
   /// What the waiting thread can do towards completion; it may return early.
   virtual void assist(const Deadline& deadline) { static_cast<void>(deadline); }
@@ -44,6 +50,8 @@ class Work {
   const int owner_ = this_process();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  const Deadline::Clock::time_point started_ = Deadline::Clock::now();
+  std::function<std::string()> title_;
   bool done_ = false;            // guarded by mutex_, like the rest
   std::function<void()> raise_;  // throws the error; empty without one
   std::vector<Callback> callbacks_;

@@ -26,6 +26,9 @@
 
 namespace ringlet {
 
+inline constexpr char kMemoryGone[] =
+    "the memory of this call's tensor is gone: it was unmapped or freed while the call used it";
+
 class MessageEngine final : public Engine {
  public:
   static constexpr size_t kScratchBytes = size_t{64} << 20;

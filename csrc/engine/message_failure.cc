@@ -256,6 +256,7 @@ void MessageEngine::heed_end(const Link& link) {
 }
 
 void MessageEngine::lost(const Link& link) {
+  if (link.pipe->memory_gone()) fail(ErrorKind::invalid_usage, story() + ": " + kMemoryGone);
   hear_others();             // somebody may have said why
   if (reported_) pass_on();  // of a later call, and yet something of this one is missing
   const std::string peer = "rank " + std::to_string(link.peer);

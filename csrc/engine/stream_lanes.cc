@@ -35,6 +35,7 @@ bool StreamLanes::send(const Message& message, Moved& moved) {
   header.detail = message.tag;
   const iovec payload{message.data, message.bytes()};
   const bool complete = out->writer.write(header, {&payload, payload.iov_len > 0 ? size_t{1} : size_t{0}});
+  if (out->pipe->memory_gone()) fail_for_memory("send to", message.peer);
   moved.started = complete || out->writer.midway();
   moved.bytes = complete ? message.bytes() : out->writer.done() - std::min(out->writer.done(), sizeof header);
   return complete;
@@ -85,9 +86,15 @@ bool StreamLanes::receive(int peer, std::byte* to, size_t bytes, Moved& moved) {
   Incoming* const in = incoming(peer);
   const iovec payload{to, bytes};
   const bool complete = in->reader.payload({&payload, bytes > 0 ? size_t{1} : size_t{0}});
+  if (in->pipe->memory_gone()) fail_for_memory("recv from", peer);
   moved.started = true;
   moved.bytes = complete ? bytes : in->reader.taken();
   return complete;
+}
+
+void StreamLanes::fail_for_memory(const char* call, int peer) {
+  fail(ErrorKind::invalid_usage, "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in " + call +
+                                     " rank " + std::to_string(peer) + ": " + kMemoryGone);
 }
 
 void StreamLanes::watch(int peer, bool sending, Watchlist& list) {

@@ -45,6 +45,7 @@ class StreamLanes final : public Lanes {
   Pipe* open(int peer);
   Incoming* incoming(int peer);
   void check_alive(const Waiting& waiting);
+  [[noreturn]] void fail_for_memory(const char* call, int peer);
 
   MessageEngine& engine_;
   std::vector<std::optional<Outgoing>> outgoing_;  // by peer

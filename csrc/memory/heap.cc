@@ -54,8 +54,10 @@ Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
 
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-  const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  if (const std::optional<size_t> offset = take(wanted, alignment)) return map_.base() + *offset;
+  if (bytes <= map_.bytes()) {
+    const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
+    if (const std::optional<size_t> offset = take(wanted, alignment)) return map_.base() + *offset;
+  }
   throw SystemError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
                     std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
 }

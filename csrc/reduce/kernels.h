@@ -273,6 +273,9 @@ ReduceKernel find_kernel(DType dtype, ReduceOp op) {
     case DType::boolean: return boolean<Machine>(op);
     case DType::complex64: return complex<Machine, float>(op);
     case DType::complex128: return complex<Machine, double>(op);
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64: break;
   }
   return nullptr;
 }

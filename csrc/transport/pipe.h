@@ -29,6 +29,8 @@ class Pipe {
   /// The peer closed it or is gone, and all that arrived before has been read. Then why, for people.
   virtual bool ended() const noexcept = 0;
   virtual std::string why_ended() const = 0;
+  /// It ended on this side: the memory that it was to take bytes from, or to put them into, is not there.
+  virtual bool memory_gone() const noexcept { return false; }
 
   /// Nothing more will be written or read: the peer reads what was, then sees the end; what it still writes goes nowhere,
   /// and it need not wait for that.

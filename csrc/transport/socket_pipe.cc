@@ -57,6 +57,10 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   const ssize_t bytes = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   // The kernel tells a cause once; EPIPE is none, only its echo.
   if (bytes < 0 && !transient(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
+  if (bytes < 0 && errno == EFAULT) {
+    end(EFAULT);
+    finish();  // nothing can follow what is out by half: the peer must not wait for the rest
+  }
   if (bytes <= 0) return 0;
   written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
   return static_cast<size_t>(bytes);
@@ -91,6 +95,8 @@ std::string SocketPipe::why_ended() const {
     default: return std::strerror(code);
   }
 }
+
+bool SocketPipe::memory_gone() const noexcept { return end_.load(std::memory_order_relaxed) == EFAULT; }
 
 void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
 

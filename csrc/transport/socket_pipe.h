@@ -21,6 +21,7 @@ class SocketPipe final : public Pipe {
   size_t read(const iovec* pieces, int n) noexcept override;
   bool ended() const noexcept override;
   std::string why_ended() const override;
+  bool memory_gone() const noexcept override;
   void finish() noexcept override;
   void close() noexcept override;
   int descriptor() const noexcept override { return socket_.get(); }

@@ -33,6 +33,11 @@ from ringlet.zero import Offload, Zero
 
 _backend.register()
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __version__ = "0.1.0"
 
 __all__ = [

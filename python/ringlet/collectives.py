@@ -1,8 +1,17 @@
-"""The collectives, on torch CPU tensors and numpy arrays: contiguous, of a dtype of csrc/base/dtype.h.
+"""The collectives, on torch CPU tensors and numpy arrays of a dtype of csrc/base/dtype.h.
+
+Contiguous ones are read and written where they lie. Others are read from a copy, and written to one that is copied
+back; an output of which two elements lie at one place (an expanded one) is refused. send and recv take contiguous ones
+only. uint16, uint32 and uint64 are copied but not reduced.
+
+On tensors that require grad, when grad mode is on, the collectives are differentiable: all but gather, and of the
+reductions those by sum, avg and premul_sum. Every rank's backward then makes a call on the group. send and recv are not
+differentiable.
 
 Shared: `group` is the default group where not given. `algorithm` is a name of `ringlet.schedule.algorithms()`, or
-"auto". `timeout` (seconds or timedelta) is the group's where not given. With `async_op=True` a call returns a Work at
-once; the tensors must not be touched until its wait() has returned. Every rank of the group makes the same calls
+"auto". `timeout` (seconds or timedelta; infinity for as long as it takes) is the group's where not given. With
+`async_op=True` a call returns a Work at once; the tensors must not be touched until its wait() has returned, and torch
+refuses to resize their storages meanwhile. Every rank of the group makes the same calls
 in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both), PeerLost,
 Timeout, SystemError; the first error that involves other ranks poisons the group, and later calls raise it again.
 Ops: sum, avg, product, min, max, band, bor, bxor, premul_sum (which multiplies this rank's input by `scale` first).
@@ -14,16 +23,17 @@ ranks must give the same sizes, in all_to_all the two ranks between which a bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 
-from ringlet import _C
+from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
-from ringlet.group import Group, as_timedelta, current, has_default
+from ringlet.group import Group, current, has_default
 
 Array = Any  # torch.Tensor or numpy.ndarray
 Arrays = Any  # an Array, or a sequence of one for each rank
@@ -49,8 +59,7 @@ def all_reduce(
     if type(tensor) is not torch.Tensor:
         tensor = as_tensor(tensor)
     target = tensor if output is None else as_tensor(output)
-    limit = 0 if timeout is None else _milliseconds(timeout)
-    work = _C.all_reduce((group or current()).handle, target, tensor, op, algorithm, 0, limit, scale, async_op)
+    work = _C.all_reduce(_handle(group), target, tensor, op, algorithm, 0, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -284,11 +293,16 @@ def empty(
     SystemError when the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage where the device has
     none, DeviceError where torch has no such device.
     """
-    sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    where = torch.device(device)
+    sizes = size[0] if len(size) == 1 and isinstance(size[0], Iterable) else size
+    try:
+        where, counts = torch.device(device), [operator.index(one) for one in sizes]  # type: ignore[arg-type]
+    except (TypeError, RuntimeError) as error:
+        raise InvalidUsage(f"empty: {error}") from error
+    if any(count >= 1 << 63 for count in counts):
+        raise InvalidUsage(f"empty: a tensor of sizes {counts} is larger than any memory")
     if where.type == "cuda" and torch.cuda.is_available():
         torch.cuda.init()  # what torch does where it makes a tensor itself
-    return _C.empty(list(sizes), dtype or torch.get_default_dtype(), where)  # type: ignore[arg-type]
+    return _C.empty(counts, torch.get_default_dtype() if dtype is None else dtype, where)
 
 
 def is_registered(tensor: Array) -> bool:
@@ -302,19 +316,26 @@ def as_tensor(array: Array) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, numpy.ndarray):
-        if not array.flags.c_contiguous:
-            raise InvalidUsage(f"array of shape {array.shape} is not C-contiguous; pass numpy.ascontiguousarray(it)")
         if not array.flags.writeable:
             raise InvalidUsage("array is read-only; pass a copy")
+        if not array.dtype.isnative:
+            raise InvalidUsage(
+                f"array of dtype {array.dtype.str} has another byte order than this machine; "
+                "pass .astype(array.dtype.newbyteorder('='))"
+            )
         try:
             return torch.from_numpy(array)
-        except TypeError as error:
-            raise InvalidUsage(f"array of dtype {array.dtype}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise InvalidUsage(f"array of dtype {array.dtype}, strides {array.strides}: {error}") from error
     raise InvalidUsage(f"a {type(array).__name__} is neither a torch tensor nor a numpy array")
 
 
-def _milliseconds(timeout: float | timedelta) -> int:
-    return max(1, round(as_timedelta(timeout).total_seconds() * 1000))
+def _handle(group: Group | None) -> _C.Group:
+    if group is None:
+        return current().handle
+    if isinstance(group, Group):
+        return group.handle
+    raise InvalidUsage(f"group must be a ringlet.Group, not {group!r}")
 
 
 def _call(
@@ -331,8 +352,7 @@ def _call(
     scale: float = 1.0,
 ) -> Any:
     target, source = _as_tensors(output), _as_tensors(input)
-    limit = 0 if timeout is None else _milliseconds(timeout)
-    work = entry((group or current()).handle, target, source, op, algorithm, root, limit, scale, bool(async_op))
+    work = entry(_handle(group), target, source, op, algorithm, root, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -344,6 +364,5 @@ def _as_tensors(arrays: Arrays | None) -> torch.Tensor | list[torch.Tensor] | No
 
 def _message(tensor: Array, peer: int, *, sending: bool, group: Group | None, async_op: bool, timeout: Timeout) -> Any:
     array = as_tensor(tensor)
-    limit = 0 if timeout is None else _milliseconds(timeout)
-    work = _C.message((group or current()).handle, array, peer, sending, limit, bool(async_op))
+    work = _C.message(_handle(group), array, peer, sending, timeout, async_op)
     return work if async_op else array

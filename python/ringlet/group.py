@@ -113,7 +113,9 @@ class Group:
         return self.handle.connections
 
     def __repr__(self) -> str:
-        return f"<ringlet.Group {self.name!r}: rank {self.rank} of {self.world}, {self.transport}>"
+        failure = self.handle.failure
+        state = ", closed" if self._closed else f", failed ({failure})" if failure else ""
+        return f"<ringlet.Group {self.name!r}: rank {self.rank} of {self.world}, {self.transport}{state}>"
 
 
 class _Default(threading.local):
@@ -234,11 +236,8 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
-    """Seconds or timedelta as timedelta; InvalidUsage for one that is not positive."""
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    if limit <= timedelta(0):
-        raise InvalidUsage(f"timeout {timeout!r} is not positive")
-    return limit
+    """Seconds or timedelta as timedelta, 100 years for infinity; InvalidUsage for what is not positive, or no time."""
+    return timedelta(milliseconds=_C.milliseconds(timeout))
 
 
 def warn_of_table() -> None:

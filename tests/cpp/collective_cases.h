@@ -47,6 +47,9 @@ inline void put_number(DType dtype, Bytes& bytes, size_t i, int value, int imagi
     case DType::complex64:
       return put(bytes, i, std::complex<float>(static_cast<float>(value), static_cast<float>(imaginary)));
     case DType::complex128: return put(bytes, i, std::complex<double>(value, imaginary));
+    case DType::uint16: return put(bytes, i, static_cast<uint16_t>(value));
+    case DType::uint32: return put(bytes, i, static_cast<uint32_t>(value));
+    case DType::uint64: return put(bytes, i, static_cast<uint64_t>(value));
   }
 }
 

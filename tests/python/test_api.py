@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -11,6 +12,7 @@ from datetime import timedelta
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 import ringlet
 from exact_data import DTYPES
@@ -162,6 +164,39 @@ def world_of_one(rank: int, world: int) -> None:
 @pytest.mark.parametrize("transport", ["shared_memory", "threads"])
 def test_world_of_one(pool, transport):
     pool.values(world_of_one, 1, join=transport)
+
+
+def what_handles_say(rank: int, world: int, store: str) -> None:
+    group = ringlet.current()
+    if rank == 1:
+        dist.FileStore(store, world).wait(["said"])
+    work = ringlet.all_reduce(torch.ones(4), "max", async_op=True)
+    transfer = ringlet.recv if rank else ringlet.send
+    message = transfer(torch.ones(2), 1 - rank, async_op=True)
+    if rank == 0:
+        said = repr(work)
+        assert re.fullmatch(
+            r"<ringlet.Work all_reduce #0 \(auto, max, float32, 4 elements\): pending for \d+\.\d s>", said
+        ), said
+        dist.FileStore(store, world).set("said", "")
+    work.wait()
+    message.wait()
+    assert repr(work) == "<ringlet.Work all_reduce #0 (auto, max, float32, 4 elements): complete>"
+    assert repr(message).endswith("(2 elements of float32): complete>")
+    wrong = ringlet.all_reduce(torch.ones(4 + rank), async_op=True)
+    with pytest.raises(ringlet.InvalidUsage):
+        wrong.wait()
+    assert ": failed: InvalidUsage: " in repr(wrong) and repr(group).endswith(", failed (InvalidUsage)>")
+
+
+def test_handles_tell_their_state(pool, tmp_path):
+    pool.values(what_handles_say, 2, str(tmp_path / "store"))
+    options = ringlet.BackendOptions(algorithm="ring")
+    assert repr(options) == "<ringlet.BackendOptions: algorithm 'ring', transport 'auto'>"
+
+
+def test_dir_shows_the_public_names_only():
+    assert dir(ringlet) == sorted(ringlet.__all__)
 
 
 def what_calls_return(rank: int, world: int) -> None:

@@ -89,11 +89,24 @@ def refusal(call: Callable[[], object]) -> str:
     return "not refused"
 
 
+def root_of(options: object) -> object:
+    options.rootRank = 2**32 + 1  # type: ignore[attr-defined]
+    return options
+
+
 def wrong_tensors(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
     several = torch.empty(3 * world)
     cases = (
-        (lambda: dist.broadcast(torch.ones(4, 6)[:, ::2], 0), "not contiguous"),
+        (lambda: dist.broadcast(torch.ones(1).expand(4), 0), "elements of an output tensor lie at one place"),
+        (lambda: dist.all_gather([block] * world, torch.ones(3)), "two of the output tensors overlap"),
+        (
+            lambda: dist.all_gather([several[q : q + 3] for q in range(world)], block),
+            "two of the output tensors overlap",
+        ),
+        (lambda: dist.group.WORLD.broadcast([block], root_of(dist.BroadcastOptions())), "root 4294967297 is no rank"),
+        (lambda: dist.group.WORLD.reduce([block], root_of(dist.ReduceOptions())), "root 4294967297 is no rank"),
+        (lambda: dist.all_reduce(block.to(torch.uint32)), "sum is not defined for uint32"),
         (lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - rank), "not contiguous"),
         (lambda: dist.all_to_all_single(torch.empty(2, 2), torch.ones(2, 2).t()), "not contiguous"),
         (lambda: dist.all_gather([meta] * world, block), "meta"),
@@ -120,6 +133,46 @@ def tensors_with_gaps(rank: int, world: int) -> None:
 
 def test_tensors_with_gaps_in_lists(pool):
     pool.values(tensors_with_gaps, 2, join="dist:ringlet")
+
+
+def strided(rank: int, world: int) -> None:
+    """Single tensors too: what lies between their elements stays."""
+    for async_op in (False, True):
+
+        def finished(call: Callable[..., object], *args: object, async_op: bool = async_op) -> None:
+            work = call(*args, async_op=async_op)
+            if work is not None:
+                work.wait()  # type: ignore[attr-defined]
+
+        full = torch.full((3, 4), float(rank + 1))
+        left, total = full[:, ::2], world * (world + 1) / 2
+        finished(dist.all_reduce, left)
+        assert left.unique().tolist() == [total] and full[:, 1::2].unique().tolist() == [rank + 1]
+        left.fill_(rank + 1)
+        finished(dist.broadcast, left.t(), 1)
+        assert left.unique().tolist() == [2] and full[:, 1::2].unique().tolist() == [rank + 1]
+        left.fill_(rank + 1)
+        finished(dist.reduce, left, 0)
+        assert left.unique().tolist() == [total if rank == 0 else rank + 1]
+        finished(dist.all_gather_into_tensor, whole := torch.zeros(3 * world, 2)[:, 0], full[:, 1])
+        assert whole.tolist() == [q + 1 for q in range(world) for _ in range(3)]
+        part = torch.zeros(3, 2)
+        finished(dist.reduce_scatter_tensor, part[:, 0], torch.ones(1).expand(3 * world))
+        assert part.tolist() == [[world, 0]] * 3
+        gathered = [torch.zeros(3, 2)[:, 1] for _ in range(world)] if rank == 0 else None
+        finished(dist.gather, full[:, 1], gathered, 0)
+        assert rank != 0 or [block.tolist() for block in gathered] == [[q + 1] * 3 for q in range(world)]
+        finished(dist.scatter, part[:, 1], [full[:, 1]] * world if rank == 0 else None, 0)
+        assert part.tolist() == [[world, 1]] * 3
+    works = [dist.all_reduce(left.fill_(1) if i == 0 else left, async_op=True) for i in range(3)]
+    dist.all_reduce(left)
+    for work in works:
+        work.wait()
+    assert left.unique().tolist() == [world**4]
+
+
+def test_strided_tensors(pool):
+    pool.values(strided, 2, join="dist:ringlet")
 
 
 def shared_until_written(rank: int, world: int) -> None:

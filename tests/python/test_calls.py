@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pathlib
+from datetime import timedelta
 
 import numpy
 import pytest
@@ -30,6 +32,78 @@ def numpy_arrays(rank: int, world: int) -> None:
 
 def test_numpy_arrays(everyone):
     everyone(numpy_arrays)
+
+
+def only_copied(rank: int, world: int) -> None:
+    """Unsigned integers of more than a byte, as tensors and arrays, beyond what a signed one holds."""
+    for code in ("uint16", "uint32", "uint64"):
+        most = numpy.iinfo(code).max
+        mine = numpy.full(3, most - rank, code)
+        wanted = [[most - q] * 3 for q in range(world)]
+        assert ringlet.all_gather(torch.zeros(world, 3, dtype=getattr(torch, code)), mine).tolist() == wanted
+        assert ringlet.broadcast(torch.from_numpy(mine.copy()), world - 1).tolist() == wanted[-1]
+        whole = ringlet.gather(numpy.zeros((world, 3), code) if rank == 0 else None, mine)
+        assert rank != 0 or whole.tolist() == wanted
+        part = ringlet.scatter(numpy.zeros(3, code), numpy.array(wanted, code) if rank == 0 else None)
+        assert part.tolist() == wanted[rank]
+        sent = numpy.repeat(mine[:1], world)
+        assert ringlet.all_to_all(numpy.zeros(world, code), sent).tolist() == [row[0] for row in wanted]
+        sending = ringlet.send(mine, (rank + 1) % world, async_op=True) if world > 1 else None
+        if sending is not None:
+            assert ringlet.recv(numpy.zeros(3, code), (rank - 1) % world).tolist() == wanted[rank - 1]
+            sending.wait()
+
+
+def test_wide_unsigned_integers_are_copied(everyone):
+    everyone(only_copied)
+
+
+def strided(rank: int, world: int) -> None:
+    """What is not contiguous is copied: what lies between stays."""
+    for async_op in (False, True):
+        for tensor in (torch.zeros(3, 4), numpy.zeros((3, 4))):
+            tensor[:] = rank + 1
+            total = world * (world + 1) / 2
+            work = ringlet.all_reduce(tensor[:, ::2].T, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, ::2].tolist() == [[total] * 2] * 3 and tensor[:, 1::2].tolist() == [[rank + 1] * 2] * 3
+            work = ringlet.broadcast(tensor[:, 1], world - 1, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, 1].tolist() == [world] * 3 and tensor[:, 3].tolist() == [rank + 1] * 3
+            work = ringlet.reduce(tensor[:, 3], 0, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, 3].tolist() == [total if rank == 0 else rank + 1] * 3
+            whole = numpy.zeros((3 * world, 2))
+            source = torch.full((1,), float(rank), dtype=torch.float64).expand(3)
+            work = ringlet.all_gather(whole[:, 0], source, async_op=async_op)
+            work.wait() if async_op else None
+            assert whole.tolist() == [[q, 0] for q in range(world) for _ in range(3)]
+    columns = torch.ones(300, 2).t()
+    for _ in range(3):
+        ringlet.all_reduce(columns, async_op=True)  # the next one's input
+    ringlet.all_reduce(columns)
+    assert columns.unique().tolist() == [world**4]
+    ringlet.gather(None if rank else torch.zeros(world, 2)[:, 0], torch.ones(1))
+    assert ringlet.gather(torch.zeros(2, 2).t()[0] if rank else torch.zeros(world), torch.ones(1)) is not None
+
+
+def test_strided_tensors_and_arrays(everyone):
+    everyone(strided)
+
+
+def long_timeouts(rank: int, world: int) -> None:
+    for timeout in (math.inf, 1e30, 10**400, timedelta.max, numpy.float32(5), 1e-9 if world == 1 else 5):
+        assert ringlet.all_reduce(torch.ones(2), timeout=timeout).tolist() == [world] * 2
+        work = ringlet.all_reduce(torch.ones(2), async_op=True)
+        work.wait(timeout if timeout != 1e-9 else 5)
+    for wrong, says in ((math.nan, "not nan"), ("x", "not 'x'"), (-1, "timeout -1 is negative")):
+        with pytest.raises(ringlet.InvalidUsage, match=says):
+            work.wait(wrong)
+    work.wait(0)
+
+
+def test_timeouts_longer_than_a_clock(everyone):
+    everyone(long_timeouts)
 
 
 def many_in_flight(rank: int, world: int) -> None:

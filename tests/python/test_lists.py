@@ -99,6 +99,51 @@ def exchanges(rank: int, world: int) -> None:
     checks.conclude()
 
 
+def overlapping(rank: int, world: int) -> None:
+    """Whichever block came last would stand there."""
+    flat, block = torch.zeros(5 * world), torch.ones(5)
+    matrix = flat.view(5, world)
+    shifted = [flat[4 * q : 4 * q + 5] for q in range(world)]  # each begins with the last element of the one before
+    crossed = [*(torch.empty(5) for _ in range(world - 2)), matrix[:, 0], matrix[:1].expand(5, world)[:, 0]]
+    rows = [*(torch.empty(world) for _ in range(world - 2)), matrix[0], matrix[:, 0][:world]]
+    for call in (
+        lambda: ringlet.all_gather([block] * world, torch.ones(5)),
+        lambda: ringlet.all_gather(shifted, block),
+        lambda: ringlet.all_gather(crossed, block),
+        lambda: ringlet.all_gather(rows, torch.ones(world)),
+        lambda: ringlet.all_gather([matrix[:, 0]] * world, block),
+        lambda: ringlet.gather(shifted, block, rank),
+        lambda: ringlet.all_to_all(shifted, [block] * world, async_op=True),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=r"two of the output tensors overlap|lie at one place"):
+            call()
+    ringlet.barrier()
+
+
+def of_any_layout(rank: int, world: int) -> None:
+    """Columns, blocks of columns, every second row and transposed blocks, which lie between one another."""
+    for make in (
+        lambda: torch.zeros(3, 2 * world).chunk(world, dim=1),
+        lambda: torch.zeros(3, world, 2).unbind(1),
+        lambda: torch.zeros(2 * world, 3).view(2, world, 3).unbind(1),
+        lambda: torch.zeros(world, 2, 3).transpose(1, 2).unbind(0),
+    ):
+        blocks, wanted = list(make()), list(make())
+        for q, block in enumerate(wanted):
+            block.copy_(torch.arange(block.numel()).view(block.shape) + 100 * q)
+        for async_op in (False, True):
+            finish(ringlet.all_gather(blocks, wanted[rank], async_op=async_op), async_op)
+            assert all(map(torch.equal, blocks, wanted))
+            exchanged = list(make())
+            finish(ringlet.all_to_all(exchanged, [wanted[rank]] * world, async_op=async_op), async_op)
+            assert all(map(torch.equal, exchanged, wanted))
+            mine = make()[0]
+            finish(ringlet.reduce_scatter(mine, wanted, async_op=async_op), async_op)
+            assert torch.equal(mine, world * wanted[rank])
+            for block in blocks:
+                block.zero_()
+
+
 def in_groups_and_arrays(rank: int, world: int) -> None:
     group = ringlet.new_group(list(reversed(range(world))))
     blocks = [numpy.zeros((q + 1, 2), numpy.float32) for q in range(world)]
@@ -121,7 +166,10 @@ def refused(rank: int, world: int) -> None:
         f"a list of 1 tensors for {world} ranks": lambda: ringlet.all_to_all(one, several),
         "output and input overlap": lambda: ringlet.all_to_all(several, several),
         "tensors of Float and Double in one call": lambda: ringlet.all_gather(several, one.double()),
-        "not contiguous": lambda: ringlet.all_gather(several, torch.zeros(2, 4)[:, :2]),
+        "two of the output tensors overlap": lambda: ringlet.all_gather([one] * world, one.clone()),
+        "elements of an output tensor lie at one place": lambda: ringlet.all_gather(
+            [*several[1:], torch.zeros(1).expand(4)], one
+        ),
         "a float is neither a torch tensor nor a numpy array": lambda: ringlet.all_gather([1.0] * world, one),
         "broadcast takes one tensor, not a list": lambda: ringlet.broadcast(several),
         "reduce takes one tensor, not a list": lambda: ringlet.reduce(several),
@@ -157,6 +205,13 @@ def test_exchanges(everyone):
 
 def test_groups_and_arrays(everyone):
     everyone(in_groups_and_arrays)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
+def test_layouts_and_overlaps(pool, transport, world):
+    pool.values(overlapping, world, join=transport)
+    pool.values(of_any_layout, world, join=transport)
 
 
 @pytest.mark.parametrize("world", [2, 3])

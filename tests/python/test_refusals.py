@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import pathlib
@@ -23,8 +24,12 @@ ONES = torch.ones(6)
 
 # (what, call of (rank, world), what the message says); every one of InvalidUsage, with a group of two
 REFUSED = [
-    ("not contiguous", lambda r, w: ringlet.all_reduce(torch.ones(4, 4).t()), r"not contiguous \(sizes .*\.contiguous"),
-    ("every second", lambda r, w: ringlet.all_reduce(torch.ones(9)[::2]), "not contiguous"),
+    (
+        "expanded",
+        lambda r, w: ringlet.all_reduce(torch.ones(1).expand(4)),
+        "elements of an output tensor lie at one pl",
+    ),
+    ("overlapping", lambda r, w: ringlet.all_gather(ONES.as_strided((2, 2), (1, 1)), ONES[:2]), "lie at one place"),
     ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta; ringlet moves"),
     ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse; make it dense"),
     ("conjugate", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
@@ -33,11 +38,19 @@ REFUSED = [
     ("fake", lambda r, w: ringlet.all_reduce(FakeTensorMode().from_tensor(ONES)), "has no memory"),
     ("storage freed", lambda r, w: ringlet.all_reduce(resized(0)), "has no memory"),
     ("storage cut", lambda r, w: ringlet.all_reduce(resized(8)), "has no memory"),
+    ("strided, cut", lambda r, w: ringlet.all_reduce(resized(8, every=2)), "has no memory"),
     ("vmap", lambda r, w: torch.vmap(ringlet.all_reduce)(torch.ones(3, 4)), "has no memory"),
-    ("dtype", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "ringlet has no dtype UInt16"),
+    ("dtype", lambda r, w: ringlet.broadcast(torch.ones(4, dtype=torch.complex32)), "ringlet has no dtype ComplexHalf"),
+    ("uint16", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "sum is not defined for uint16"),
+    ("uint64", lambda r, w: ringlet.reduce(torch.ones(4, dtype=torch.uint64), 0, "bor"), "bor is not defined for uint"),
     ("list", lambda r, w: ringlet.all_reduce([1.0, 2.0]), "a list is neither a torch tensor nor a numpy array"),
     ("none", lambda r, w: ringlet.all_reduce(None), "a NoneType is neither"),
-    ("numpy strided", lambda r, w: ringlet.all_reduce(numpy.ones((4, 4)).T), "not C-contiguous; pass numpy.ascontig"),
+    ("numpy backwards", lambda r, w: ringlet.all_reduce(numpy.ones(4)[::-1]), r"strides \(-8,\): .*negative"),
+    ("numpy big-endian", lambda r, w: ringlet.all_reduce(numpy.ones(4, ">f4")), "array of dtype >f4 has another byte"),
+    ("numpy objects", lambda r, w: ringlet.all_reduce(numpy.array([None])), "array of dtype object"),
+    ("numpy records", lambda r, w: ringlet.all_reduce(numpy.zeros(2, [("a", "f4"), ("b", "i2")])), "array of dtype "),
+    ("numpy longdouble", lambda r, w: ringlet.all_reduce(numpy.zeros(2, numpy.longdouble)), "array of dtype "),
+    ("numpy in steps", lambda r, w: ringlet.all_reduce(numpy.zeros(2, "i1,i4")["f1"]), "array of dtype int32, strides"),
     ("numpy read-only", lambda r, w: ringlet.all_reduce(read_only()), "read-only; pass a copy"),
     ("numpy dtype", lambda r, w: ringlet.all_reduce(numpy.array(["a"])), "array of dtype <U1"),
     (
@@ -55,6 +68,20 @@ REFUSED = [
     ("op number", lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
     ("root", lambda r, w: ringlet.broadcast(ONES, 2), "root 2 is not a rank of a group of 2"),
     ("root below", lambda r, w: ringlet.reduce(ONES, -1), "root -1 is not a rank"),
+    ("root far out", lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root 4294967297 is no rank of any group"),
+    ("root farther out", lambda r, w: ringlet.reduce(ONES, -(2**70)), "root -1180591620717411303424 is no rank"),
+    ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "root must be an integer, not 'a'"),
+    ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "root must be an integer, not 0.0"),
+    ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, not 'x'"),
+    ("group", lambda r, w: ringlet.all_reduce(ONES, group="x"), "group must be a ringlet.Group, not 'x'"),
+    ("group zero", lambda r, w: ringlet.barrier(group=0), "group must be a ringlet.Group, not 0"),
+    (
+        "timeout text",
+        lambda r, w: ringlet.all_reduce(ONES, timeout="x"),
+        "must be seconds or a timedelta, not 'x'",
+    ),
+    ("timeout nan", lambda r, w: ringlet.barrier(timeout=math.nan), "timeout must be seconds or a timedelta, not nan"),
+    ("timeout below all", lambda r, w: ringlet.recv(ONES, 1 - r, timeout=-math.inf), "timeout -inf is not positive"),
     ("timeout", lambda r, w: ringlet.all_reduce(ONES, timeout=0), "timeout 0 is not positive"),
     ("timeout below", lambda r, w: ringlet.barrier(timeout=-1.5), "timeout -1.5 is not positive"),
     ("overlap", lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input overlap"),
@@ -81,13 +108,26 @@ REFUSED = [
     ("scatter nothing", lambda r, w: ringlet.scatter(ONES, None, r), "scatter: this rank must give an input tensor"),
     ("to itself", lambda r, w: ringlet.send(ONES, r), r"send to rank \d: rank \d of 2 has no such peer"),
     ("from nobody", lambda r, w: ringlet.recv(ONES, 5), "recv from rank 5: rank . of 2 has no such peer"),
+    ("to far out", lambda r, w: ringlet.send(ONES, 2**32 + 1 - r), "peer 429496729. is no rank of any group"),
+    ("to text", lambda r, w: ringlet.send(ONES, "b"), "peer must be an integer, not 'b'"),
+    ("from none", lambda r, w: ringlet.recv(ONES, None), "peer must be an integer, not None"),
     ("message strided", lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
     ("init again", lambda r, w: ringlet.init(r, w, dist.HashStore()), "init.. was called before; ringlet.finalize"),
     ("group twice", lambda r, w: ringlet.new_group([0, 0]), "not distinct ranks of a group of 2"),
     ("group of nobody", lambda r, w: ringlet.new_group([]), "not distinct ranks"),
     ("group outside", lambda r, w: ringlet.new_group([0, 2]), "not distinct ranks"),
+    ("group far out", lambda r, w: ringlet.new_group([0, 2**32 + 1]), "a rank is 4294967297, more than there can"),
+    ("group of text", lambda r, w: ringlet.new_group(["a"]), "a rank is 'a'; pass a whole number"),
+    ("group of none", lambda r, w: ringlet.new_group(None), "new_group: ranks is None; pass a list"),
     ("group timeout", lambda r, w: ringlet.new_group([0, 1], timeout=0), "timeout 0 is not positive"),
     ("empty", lambda r, w: ringlet.empty(-3), "negative"),
+    ("empty of 4 bytes", lambda r, w: ringlet.empty((1 << 62) + 1), "larger than any memory"),
+    ("empty of rows", lambda r, w: ringlet.empty(1 << 31, 1 << 31, 2, dtype=torch.float64), "larger than any memory"),
+    ("empty of no int64", lambda r, w: ringlet.empty(1 << 64), "larger than any memory"),
+    ("empty of text", lambda r, w: ringlet.empty("a"), "empty: 'str' object cannot be interpreted as an integer"),
+    ("empty of a float", lambda r, w: ringlet.empty(2.5), "empty: 'float' object cannot be interpreted"),
+    ("empty dtype", lambda r, w: ringlet.empty(3, dtype="float32"), "empty: dtype must be a torch.dtype"),
+    ("empty device", lambda r, w: ringlet.empty(3, device="moon"), "empty: "),
 ]
 
 
@@ -97,8 +137,8 @@ def read_only() -> numpy.ndarray:
     return array
 
 
-def resized(nbytes: int) -> torch.Tensor:
-    tensor = torch.ones(50)
+def resized(nbytes: int, every: int = 1) -> torch.Tensor:
+    tensor = torch.ones(50)[::every]
     tensor.untyped_storage().resize_(nbytes)
     return tensor
 
@@ -132,6 +172,9 @@ def around_a_group(rank: int, world: int, store: str) -> None:
         ({"rank": -1, "world": 2}, "rank -1 of world 2 does not exist"),
         ({"rank": 0, "world": 0}, "rank 0 of world 0 does not exist"),
         ({"rank": 0, "world": 2, "timeout": 0}, "timeout 0 is not positive"),
+        ({"rank": 0, "world": 2, "timeout": math.nan}, "timeout must be seconds or a timedelta, not nan"),
+        ({"rank": "a", "world": 2}, "rank is 'a'; pass a whole number"),
+        ({"rank": 0, "world": 2**32 + 2}, "world is 4294967298, more than there can be"),
         (
             {"rank": 0, "world": 2, "transport": "pigeon"},
             'transport "pigeon" is not one of auto, shared_memory, tcp, threads',
@@ -145,8 +188,10 @@ def around_a_group(rank: int, world: int, store: str) -> None:
         ringlet.init(0, 2)
     group = ringlet.init(rank, world, dist.FileStore(store, world))
     assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
+    assert not group.handle.failure
     work = ringlet.all_reduce(torch.ones(4), async_op=True)
     ringlet.finalize()
+    assert repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory, closed>"
     work.wait()
     for act in (lambda: ringlet.all_reduce(ONES, group=group), lambda: ringlet.send(ONES, 1 - rank, group=group)):
         with pytest.raises(ringlet.InvalidUsage, match="on a group that was closed"):

@@ -1,0 +1,105 @@
+#include "bindings/arguments.h"
+
+#include <datetime.h>
+#include <pybind11/pybind11.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/error.h"
+
+namespace py = pybind11;
+
+namespace ringlet {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string shown(PyObject* object) {
+  PyErr_Clear();
+  const auto text = py::reinterpret_steal<py::object>(PyObject_Repr(object));
+  if (text) return text.cast<std::string>();
+  PyErr_Clear();
+  return std::string("a ") + Py_TYPE(object)->tp_name;
+}
+
+/// Infinite where Python's integer is too large for a double; none for what is no number.
+std::optional<double> number_of(PyObject* object) {
+  const double number = PyFloat_AsDouble(object);
+  if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
+  const bool large = PyErr_ExceptionMatches(PyExc_OverflowError) && PyLong_Check(object);
+  PyErr_Clear();
+  if (!large) return std::nullopt;
+  const double infinity = std::numeric_limits<double>::infinity();
+  return PyObject_RichCompareBool(object, Py_False, Py_GT) == 1 ? infinity : -infinity;
+}
+
+/// Of a timedelta or a number; none for anything else.
+std::optional<double> seconds_of(PyObject* object) {
+  if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
+  if (PyDateTimeAPI == nullptr) throw py::error_already_set();
+  if (!PyDelta_Check(object)) return number_of(object);
+  return PyDateTime_DELTA_GET_DAYS(object) * 86400.0 + PyDateTime_DELTA_GET_SECONDS(object) +
+         PyDateTime_DELTA_GET_MICROSECONDS(object) * 1e-6;
+}
+
+}  // namespace
+
+std::string_view text_of(PyObject* object, const char* what) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : nullptr;
+  if (text == nullptr) throw InvalidUsage(std::string(what) + " must be a string, not " + shown(object));
+  return {text, static_cast<size_t>(length)};
+}
+
+ReduceOp parse_op(PyObject* object) {
+  const std::string_view text = text_of(object, "op");
+  std::string known;
+  for (int i = 0; i < kReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    if (text == name(op)) return op;
+    known += std::string(i ? ", " : "") + name(op);
+  }
+  throw InvalidUsage("op \"" + std::string(text) + "\" is not one of " + known);
+}
+
+int integer_of(PyObject* object, const char* what) {
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
+  if (!index) throw InvalidUsage(std::string(what) + " must be an integer, not " + shown(object));
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow == 0 && value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max()) {
+    return static_cast<int>(value);
+  }
+  throw InvalidUsage(std::string(what) + " " + shown(index.ptr()) + " is no rank of any group");
+}
+
+double number_of(PyObject* object, const char* what) {
+  const std::optional<double> number = number_of(object);
+  if (!number) throw InvalidUsage(std::string(what) + " must be a number, not " + shown(object));
+  return *number;
+}
+
+bool truth_of(PyObject* object) {
+  const int truth = PyObject_IsTrue(object);
+  if (truth < 0) throw py::error_already_set();
+  return truth != 0;
+}
+
+std::optional<milliseconds> timeout_of(PyObject* object, bool may_be_zero) {
+  if (object == Py_None) return std::nullopt;
+  const std::optional<double> seconds = seconds_of(object);
+  if (!seconds || std::isnan(*seconds)) {
+    throw InvalidUsage("timeout must be seconds or a timedelta, not " + shown(object));
+  }
+  if (may_be_zero && *seconds == 0) return milliseconds(0);
+  if (*seconds <= 0) {
+    throw InvalidUsage("timeout " + shown(object) + " is " + (may_be_zero ? "negative" : "not positive"));
+  }
+  const auto longest = static_cast<double>(kLongestTimeout.count());
+  return milliseconds(std::max(1LL, std::llround(std::min(*seconds * 1000, longest))));
+}
+
+}  // namespace ringlet

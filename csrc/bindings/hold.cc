@@ -1,0 +1,61 @@
+#include "bindings/hold.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace ringlet {
+namespace {
+
+/// The storages that would be resizable were it not for the holds of them.
+class Holds {
+ public:
+  /// Never destroyed: calls may end after everything else.
+  static Holds& of_process() {
+    static Holds* const one = [] {
+      auto* made = new Holds;
+      ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                       [] { of_process().mutex_.unlock(); });
+      return made;
+    }();
+    return *one;
+  }
+
+  /// Whether release() is to be called: not where the storage is one that cannot be resized at all.
+  bool take(c10::StorageImpl& storage) {
+    const std::lock_guard lock(mutex_);
+    if (!storage.resizable() && counts_.find(&storage) == counts_.end()) return false;
+    storage.set_resizable(false);
+    ++counts_[&storage];
+    return true;
+  }
+
+  void release(c10::StorageImpl& storage) {
+    const std::lock_guard lock(mutex_);
+    const auto found = counts_.find(&storage);
+    if (--found->second > 0) return;
+    counts_.erase(found);
+    storage.set_resizable(true);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<c10::StorageImpl*, size_t> counts_;  // guarded by mutex_
+};
+
+}  // namespace
+
+void MemoryHold::add(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage()) return;
+  const c10::Storage& storage = tensor.storage();
+  held_.push_back({storage, Holds::of_process().take(*storage.unsafeGetStorageImpl())});
+}
+
+MemoryHold::~MemoryHold() {
+  for (const Held& held : held_) {
+    if (held.counted) Holds::of_process().release(*held.storage.unsafeGetStorageImpl());
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,40 @@
+// Keeps the memory of tensors where it is while a call reads or writes it.
+//
+// Contract: while a hold lives, its tensors' storages live, whatever the tensors are given instead (set_, .data =), and
+// torch refuses to resize them. Several holds of one storage nest. Of host memory only: a GPU's is kept by its stream.
+// Thread safety: different holds, all from any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <initializer_list>
+#include <vector>
+
+namespace ringlet {
+
+class MemoryHold {
+ public:
+  explicit MemoryHold(const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& tensor : tensors) add(tensor);
+  }
+  /// Null for none.
+  explicit MemoryHold(std::initializer_list<const at::Tensor*> tensors) {
+    for (const at::Tensor* tensor : tensors) {
+      if (tensor != nullptr) add(*tensor);
+    }
+  }
+  ~MemoryHold();
+  MemoryHold(MemoryHold&&) = default;
+  MemoryHold& operator=(MemoryHold&&) = delete;
+
+ private:
+  void add(const at::Tensor& tensor);
+  struct Held {
+    c10::Storage storage;
+    bool counted;
+  };
+  c10::SmallVector<Held, 2> held_;
+};
+
+}  // namespace ringlet

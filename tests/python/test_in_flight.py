@@ -1,0 +1,143 @@
+"""What a call reads or writes stays where it is until the call is complete, whatever the program does to the tensor."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+
+LIMIT_SECONDS = 60
+
+
+def refuses_to_resize(tensor: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="not resizable"):
+        tensor.detach().resize_(1 << 22)  # which torch leaves with those sizes
+    with pytest.raises(RuntimeError, match="not resizable"):
+        tensor.untyped_storage().resize_(0)
+
+
+def exchange(tensor: torch.Tensor, how: str) -> None:
+    if how == "data":
+        tensor.data = torch.zeros(5)
+    else:
+        tensor.set_(torch.zeros(5))
+
+
+def asynchronous(rank: int, world: int, folder: str) -> None:
+    """Rank 0's calls are under way, and wait for the others, while it tries to take the memory away."""
+    store = dist.FileStore(f"{folder}/store", world)
+    for how, count, copies in (("data", 100, False), ("set", 1 << 18, False), ("data", 1 << 10, True)):
+        key = f"{how} {count} {copies}"
+        whole = torch.full((2 * count,), float(rank + 1))
+        tensor = whole[::2] if copies else whole[:count]
+        peer = torch.full((count,), float(rank + 1))
+        view, received = tensor.detach(), peer.detach()
+        if rank > 0:
+            store.wait([key])
+        works = [ringlet.all_reduce(tensor, async_op=True)]
+        works += [ringlet.broadcast(tensor, 0, async_op=True)]
+        transfer = ringlet.send if rank else ringlet.recv
+        works += [transfer(peer, 1 - rank, async_op=True), transfer(peer, 1 - rank, async_op=True)]
+        if rank == 0:
+            refuses_to_resize(view)
+            refuses_to_resize(peer)
+            if not copies:
+                exchange(tensor, how)
+            exchange(peer, how)
+            store.set(key, "")
+        for work in works:
+            work.wait()
+        assert view.unique().tolist() == [world * (world + 1) / 2] and received.unique().tolist() == [2]
+        whole.resize_(1 << 22)  # the caller's again when wait() has returned
+
+
+def of_another_thread(rank: int, world: int, folder: str) -> None:
+    """The same of a call that its own thread waits for."""
+    store = dist.FileStore(f"{folder}/store", world)
+    calls: dict[str, tuple[int, Callable[[torch.Tensor], object]]] = {
+        "small": (10, ringlet.all_reduce),
+        "large": (1 << 18, ringlet.all_reduce),
+        "list": (10, lambda tensor: ringlet.all_gather(list(tensor.view(world, -1)), torch.ones(10 // world))),
+        "message": (10, lambda tensor: ringlet.send(tensor, 0) if rank else ringlet.recv(tensor, 1)),
+    }
+    for key, (count, call) in calls.items():
+        tensor = torch.ones(count)
+        if rank == 0:
+            thread = threading.Thread(target=call, args=(tensor,))
+            thread.start()
+            until = time.monotonic() + LIMIT_SECONDS
+            while tensor.untyped_storage().resizable() and time.monotonic() < until:
+                pass
+            refuses_to_resize(tensor)
+            store.set(key, "")
+            thread.join()
+        else:
+            store.wait([key])
+            call(tensor)
+        tensor.resize_(1 << 20)
+
+
+def through_torch(rank: int, world: int, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store", world)
+    tensor, blocks, peer = torch.ones(100), [torch.zeros(3) for _ in range(world)], torch.ones(7)
+    if rank > 0:
+        store.wait(["tried"])
+    works = [dist.all_reduce(tensor, async_op=True), dist.all_gather(blocks, torch.ones(3), async_op=True)]
+    works += [dist.irecv(peer, 1) if rank == 0 else dist.isend(peer, 0)]
+    if rank == 0:
+        for one in (tensor, blocks[1], peer):
+            refuses_to_resize(one)
+        store.set("tried", "")
+    for work in works:
+        work.wait()
+    assert tensor.unique().tolist() == [world]
+    for one in (tensor, *blocks, peer):
+        one.resize_(1000)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+@pytest.mark.parametrize("program", [asynchronous, of_another_thread])
+def test_memory_in_flight(pool, tmp_path, transport, program):
+    pool.values(program, 2, str(tmp_path), join=transport)
+
+
+def test_memory_in_flight_through_torch(pool, tmp_path):
+    pool.values(through_torch, 2, str(tmp_path), join="dist:ringlet")
+
+
+def protect(tensor: torch.Tensor, access: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel()), access) == 0
+
+
+def memory_that_went(rank: int, world: int, collective: bool) -> str:
+    """The kernel, which is to send from it, finds nothing there."""
+    tensor = torch.frombuffer(mmap.mmap(-1, 4 << 20), dtype=torch.uint8)
+    if rank == 0:
+        protect(tensor, 0)
+    try:
+        with pytest.raises((ringlet.InvalidUsage, ringlet.PeerLost)) as caught:
+            if collective:
+                ringlet.broadcast(tensor, 0)
+                ringlet.barrier()
+            else:
+                ringlet.send(tensor, 1) if rank == 0 else ringlet.recv(tensor, 0)
+    finally:
+        protect(tensor, mmap.PROT_READ | mmap.PROT_WRITE)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_memory_that_is_gone_is_told_at_once(pool, collective):
+    outcomes = pool.run(memory_that_went, 2, collective, join="tcp", timeout=LIMIT_SECONDS)
+    assert [outcome.kind for outcome in outcomes] == [None, None], "\n".join(map(str, outcomes))
+    assert "the memory of this call's tensor is gone" in outcomes[0].value
+    assert "rank 0" in outcomes[1].value
