@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <utility>

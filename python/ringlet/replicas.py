@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from .errors import InvalidUsage
 
@@ -42,11 +42,6 @@ def describe(module: torch.nn.Module) -> list[str]:
     for name, b in buffers_of(module):
         lines.append(f"buffer {name} {_layout_of(b)}")
     return lines
-
-
-def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether it belongs to a lazy module that has not seen an input, and has no shape yet."""
-    return isinstance(tensor, UninitializedTensorMixin)
 
 
 def _layout_of(tensor: torch.Tensor) -> str:

@@ -32,7 +32,13 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "rank. When a rank fails the others are ended; the exit code is that rank's.",
     )
     parser.add_argument(
-        "-n", "--nproc", "--world", type=values.whole(1, values.MOST_WORLD), required=True, metavar="N", help="how many ranks"
+        "-n",
+        "--nproc",
+        "--world",
+        type=values.whole(1, values.MOST_WORLD),
+        required=True,
+        metavar="N",
+        help="how many ranks",
     )
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")

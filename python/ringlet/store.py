@@ -32,9 +32,7 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     _reach(address, port, f"rank {rank} of {world}", timeout, serve)
     try:
         # Who has not come is told by meeting.py; TCPStore would only count them.
-        store = interruptible.call(
-            lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False)
-        )
+        store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
         if not serve:

@@ -62,7 +62,7 @@ def _reduces_by_itself(module: torch.nn.Module) -> bool:
 def _refuse_tensor(name: str, tensor: torch.Tensor) -> None:
     """What has no values to copy to the other ranks, or none that can be written in place."""
     wrong = ""
-    if replicas.is_lazy(tensor):
+    if torch.nn.parameter.is_lazy(tensor):
         wrong = "has no shape yet: run a forward of the lazy module first"
     elif tensor.is_meta:
         wrong = "is on the meta device and has no values: initialise the module first (to_empty, then its weights)"

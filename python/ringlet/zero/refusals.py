@@ -95,7 +95,9 @@ def wrapped(module: nn.Module) -> str | None:
     return None
 
 
-def shared_with_ddp(wrapper: nn.Module, parameters: list[tuple[str, nn.Parameter]]) -> str | None:
+def shared_with_ddp(
+    wrapper: nn.parallel.DistributedDataParallel, parameters: list[tuple[str, nn.Parameter]]
+) -> str | None:
     """What is wrong where `wrapper`, a DistributedDataParallel in whose forward this is asked, averages some of the
     parameters. What is inside of it cannot see it earlier."""
     left_out = getattr(wrapper, "parameters_to_ignore", ())
