@@ -11,8 +11,9 @@ namespace py = pybind11;
 
 namespace ringlet {
 
-void bind_c10d(py::module_& m) {
-  py::module_::import("torch.distributed");  // its classes must be registered before ours names one as its base
+namespace {
+
+void bind_options(py::module_& m) {
   using Options = C10dBackend::GroupOptions;
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
       m, "BackendOptions",
@@ -29,6 +30,13 @@ void bind_c10d(py::module_& m) {
       // split_group copies its parent's.
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); });
+}
+
+}  // namespace
+
+void bind_c10d(py::module_& m) {
+  py::module_::import("torch.distributed");  // its classes must be registered before ours names one as its base
+  bind_options(m);
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")

@@ -47,7 +47,7 @@ def _load() -> None:
         torch._register_device_module(DEVICE, module)
         sys.modules[module.__name__] = module
         probe = _C.Group.threads("live gpu", 0, 1, 60.0)
-        _C.all_reduce(probe, *[torch.zeros(1, device=DEVICE)] * 2, "sum", "auto", 0, 0, 1.0, False)
+        _C.all_reduce(probe, *[torch.zeros(1, device=DEVICE)] * 2, "sum", "auto", 0, None, 1.0, False)
         probe.close(1.0)
     finally:
         for name in VARIABLES:
