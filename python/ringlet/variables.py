@@ -15,6 +15,7 @@ import ringlet
 from ringlet import _C
 from ringlet.cli.parser import did_you_mean
 
+LOG_LEVELS = ("off", "warning", "info", "debug")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
 
 
@@ -78,6 +79,8 @@ VARIABLES = {
     "RINGLET_HEAP_MIB": Variable("a number of MiB from 16 up", _from(16)),
     "RINGLET_HOST_ID": Variable("any name", bool),
     "RINGLET_INTERFACE": Variable("the name of an interface with an address", _has_address),
+    "RINGLET_LOG": Variable(f"one of {', '.join(LOG_LEVELS)}", lambda value: value.lower() in LOG_LEVELS),
+    "RINGLET_LOG_FILE": Variable("a file in a folder that is there", lambda value: Path(value).parent.is_dir()),
     "RINGLET_NCCL_LIBRARY": Variable("the path of an NCCL library", lambda value: Path(value).is_file()),
     "RINGLET_PEER_MEMORY_BYTES": Variable("a number of bytes", _from(0)),
     "RINGLET_TABLE": Variable("the path of a table", _accepted(_table)),

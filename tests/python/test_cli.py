@@ -162,6 +162,8 @@ WRONG = {
     "RINGLET_GPU_HEAP_MIB": ("-1", "a number of MiB"),
     "RINGLET_PEER_MEMORY_BYTES": ("1K", "a number of bytes"),
     "RINGLET_CUDA_LIBRARY": ("/missing.so", "the path of a CUDA library"),
+    "RINGLET_LOG": ("loud", "one of off, warning, info, debug"),
+    "RINGLET_LOG_FILE": ("/missing/log", "a folder that is there"),
     "RINGLET_NCCL_LIBRARY": ("/missing.so", "the path of an NCCL library"),
 }
 
