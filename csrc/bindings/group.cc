@@ -143,6 +143,7 @@ void bind_group(py::module_& m) {
   m.def("is_registered", &is_registered);
   m.def("heap", [] {
     const auto& heap = Heap::process();
+    heap->free_unused();
     return py::dict(py::arg("bytes") = heap->bytes(), py::arg("allocated_bytes") = heap->allocated_bytes());
   });
   m.def("cpu_kernels", &cpu_kernels);

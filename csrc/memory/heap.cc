@@ -67,7 +67,6 @@ std::optional<size_t> Heap::take(size_t bytes, size_t alignment) {
   return offset || !free_unused() ? offset : ranges_.take(bytes, alignment);
 }
 
-/// Whether there was any.
 bool Heap::free_unused() noexcept {
   const std::lock_guard lock(mutex_);
   return std::erase_if(retired_, [this](const Retired& each) {

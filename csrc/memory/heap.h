@@ -36,6 +36,9 @@ class Heap {
   /// such block comes, and when it is full. `unused` must not call the heap.
   void free_when(std::byte* pointer, std::function<bool()> unused) noexcept;
 
+  /// Asks now, of all such blocks. Whether one was freed.
+  bool free_unused() noexcept;
+
   /// A counter in the heap whose place only ever holds counters (type-stable memory), and which no value is given twice: who
   /// reads it after drop_counter() finds that it has moved on, and never other data.
   std::atomic<uint64_t>& take_counter();
@@ -66,7 +69,6 @@ class Heap {
   };
 
   std::optional<size_t> take(size_t bytes, size_t alignment);
-  bool free_unused() noexcept;
 
   Descriptor file_;
   Mapping map_;

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import threading
+import time
 
 import numpy
 import pytest
@@ -321,6 +322,15 @@ def mappings() -> int:
     return sum("ringlet-heap" in line for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
 
 
+def wait_until_all_have_left(store: dist.Store, world: int) -> None:
+    """A rank that leaves keeps its region, and sees its peers, until they have left too; the heap then lets go of it."""
+    store.add("left", 1)
+    until = time.monotonic() + 60
+    while store.add("left", 0) < world and time.monotonic() < until:
+        time.sleep(0.001)
+    _C.heap()
+
+
 def come_and_go(rank: int, world: int, folder: str, how: str) -> None:
     """Groups made and left again and again, in good order or not; what the process holds stays as after the first."""
     held = []
@@ -344,6 +354,7 @@ def come_and_go(rank: int, world: int, folder: str, how: str) -> None:
                     ringlet.all_reduce(torch.ones(50_000 + rank), timeout=20)
             ringlet.finalize()
             del part, work
+        wait_until_all_have_left(store, world)
         del store
         if cycle in (1, 19):
             gc.collect()
