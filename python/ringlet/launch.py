@@ -23,7 +23,7 @@ import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from ringlet import group as groups
-from ringlet.errors import InvalidUsage
+from ringlet.errors import InvalidUsage, SystemError
 
 GRACE_S = 5.0
 """Seconds that ranks get to end by themselves, once they are told to."""
@@ -168,7 +168,10 @@ class _Ranks:
             for rank in range(self._job.world):
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_rank_main, args=(rank, self._job, theirs), name=f"rank {rank}")
-                process.start()
+                try:
+                    process.start()
+                except OSError as error:
+                    raise _not_started(rank, self._job.world, error) from error
                 theirs.close()
                 self._processes.append(process)
                 self._pipes[ours] = rank
@@ -244,6 +247,10 @@ class _Ranks:
         return None
 
 
+def _not_started(rank: int, world: int, error: Exception) -> SystemError:
+    return SystemError(f"spawn: rank {rank} of {world} cannot be started: {error}; is there a limit (ulimit -u, -v)?")
+
+
 def interrupt_once(number: int, frame: FrameType | None) -> None:
     """Handles SIGINT: a terminal's Ctrl-C reaches every process of the job, and then the parent sends its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -280,9 +287,15 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
     def note(rank: int, error: BaseException) -> None:
         failures.append((rank, error, traceback.format_exc()))
 
+    # Not join(): CPython takes a thread whose join() a signal interrupts for ended (bpo-45274).
+    ended = [threading.Event() for _ in range(world)]
+
     def run(rank: int) -> None:
-        with contextlib.suppress(KeyboardInterrupt):  # which the caller has, and which may find a rank on its way out
-            take_part(rank)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):  # which the caller has, and which may find a rank on its way out
+                take_part(rank)
+        finally:
+            ended[rank].set()
 
     def take_part(rank: int) -> None:
         try:
@@ -298,20 +311,26 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
             groups.finalize()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world)]
-    for thread in threads:
-        thread.start()
+    started: list[threading.Thread] = []
     try:
         for thread in threads:
-            thread.join()
-    except BaseException:
-        _interrupt(threads)
+            thread.start()
+            started.append(thread)
+        for event in ended:
+            event.wait()
+    except BaseException as error:
+        _interrupt(started, ended[: len(started)])
+        if len(started) < world and isinstance(error, RuntimeError):
+            raise _not_started(len(started), world, error) from error
         raise
+    for thread in threads:
+        thread.join()
     if failures:
         rank, error, text = failures[0]
         raise RuntimeError(f"rank {rank} of {world} (a thread) failed:\n\n{text}") from error
 
 
-def _interrupt(threads: list[threading.Thread]) -> None:
+def _interrupt(threads: list[threading.Thread], ended: list[threading.Event]) -> None:
     """Raises KeyboardInterrupt in threads that run Python or wait in ringlet, and waits until they have ended."""
     for thread in threads:
         if thread.ident is not None:
@@ -319,5 +338,6 @@ def _interrupt(threads: list[threading.Thread]) -> None:
                 ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt)
             )
     until = time.monotonic() + GRACE_S
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+    for thread, event in zip(threads, ended, strict=True):
+        if event.wait(max(0.0, until - time.monotonic())):
+            thread.join()
