@@ -82,6 +82,9 @@ void bind_doctor(py::module_& m) {
   m.def("addresses", &addresses, py::arg("interfaces"),
         "Where peers reach this process, best first. interfaces: as RINGLET_INTERFACE; empty for automatic choice.");
   m.def(
+      "find_congestion_control", [] { return find_congestion_control(); },
+      "What RINGLET_TCP_CONGESTION and the machine ask for now. InvalidUsage where it cannot be had.");
+  m.def(
       "congestion_control", [] { return congestion_control(); },
       "Of ringlet's TCP connections, by the kernel's name. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION.");
   m.def("gpu_status", &gpu,

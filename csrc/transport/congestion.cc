@@ -26,7 +26,9 @@ std::string current(int socket) {
   return {name, ::strnlen(name, sizeof name)};
 }
 
-std::string decide() {
+}  // namespace
+
+std::string find_congestion_control() {
   Socket probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!probe.valid()) probe = Socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!probe.valid()) throw_errno("cannot make a TCP socket");
@@ -44,10 +46,8 @@ std::string decide() {
   return machines;
 }
 
-}  // namespace
-
 const std::string& congestion_control() {
-  static const std::string chosen = decide();
+  static const std::string chosen = find_congestion_control();
   return chosen;
 }
 

@@ -292,7 +292,8 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
 
     def run(rank: int) -> None:
         try:
-            with contextlib.suppress(KeyboardInterrupt):  # which the caller has, and which may find a rank on its way out
+            # The caller has it, and it may find a rank on its way out.
+            with contextlib.suppress(KeyboardInterrupt):
                 take_part(rank)
         finally:
             ended[rank].set()

@@ -85,7 +85,7 @@ VARIABLES = {
     "RINGLET_PEER_MEMORY_BYTES": Variable("a number of bytes", _from(0)),
     "RINGLET_TABLE": Variable("the path of a table", _accepted(_table)),
     "RINGLET_TCP_CONGESTION": Variable(
-        "a congestion control of this kernel, or system", _accepted(_C.congestion_control)
+        "a congestion control of this kernel, or system", _accepted(_C.find_congestion_control)
     ),
     "RINGLET_TOPOLOGY": Variable("ignore", _among("ignore")),
     "RINGLET_TRANSPORT": Variable(f"one of {', '.join(TRANSPORTS)}", _among(*TRANSPORTS)),

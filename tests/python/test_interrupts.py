@@ -226,9 +226,12 @@ def groups_with_a_missing_rank(rank: int, world: int, path: str, port: int) -> N
     with interrupted():
         ringlet.init(0, 2, transport="threads", timeout=TIMEOUT_S, name="interrupted")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    for number in range(2):  # which makes the store, or looks for it
-        with interrupted():
-            ringlet.init(number, 2, timeout=TIMEOUT_S)
+    try:
+        for number in range(2):  # which makes the store, or looks for it
+            with interrupted():
+                ringlet.init(number, 2, timeout=TIMEOUT_S)
+    finally:
+        del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]  # the process stays for other tests
     with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
         ringlet.current()
 

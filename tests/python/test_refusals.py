@@ -323,7 +323,7 @@ def mappings() -> int:
 
 
 def wait_until_all_have_left(store: dist.Store, world: int) -> None:
-    """A rank that leaves keeps its region, and sees its peers, until they have left too; the heap then lets go of it."""
+    """A rank that leaves keeps its region, and sees its peers, until they have left; the heap then lets go of it."""
     store.add("left", 1)
     until = time.monotonic() + 60
     while store.add("left", 0) < world and time.monotonic() < until:
