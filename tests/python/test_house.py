@@ -351,13 +351,16 @@ def test_readme_names_the_two_commands():
 
 
 def test_decisions_are_numbered_and_those_cited_exist():
-    decisions = [path for path in tracked() if path.parts[:2] == ("docs", "decisions")]
+    folder = pathlib.Path("docs", "decisions")
+    decisions = [path for path in tracked() if path.parent == folder and path.name != "README.md"]
     violations = [f"{p}: not NNNN-title.md" for p in decisions if not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", p.name)]
     violations += [
         f"{p}: does not open with '# {p.name[:4]}: '"
         for p in decisions
         if not text_of(p).startswith(f"# {p.name[:4]}: ")
     ]
+    index = text_of(folder / "README.md")
+    violations += [f"{p}: not in docs/decisions/README.md" for p in decisions if f"]({p.name})" not in index]
     numbers = [path.name[:4] for path in decisions]
     violations += [
         f"two decisions are numbered {number}" for number in sorted({n for n in numbers if numbers.count(n) > 1})
