@@ -319,10 +319,10 @@ def _spawn_threads(main: Callable[..., Any], world: int, args: tuple[Any, ...], 
             started.append(thread)
         for event in ended:
             event.wait()
-    except BaseException as error:
+    except BaseException as cause:
         _interrupt(started, ended[: len(started)])
-        if len(started) < world and isinstance(error, RuntimeError):
-            raise _not_started(len(started), world, error) from error
+        if len(started) < world and isinstance(cause, RuntimeError):
+            raise _not_started(len(started), world, cause) from cause
         raise
     for thread in threads:
         thread.join()
