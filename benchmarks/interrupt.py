@@ -95,8 +95,8 @@ def child(act: Callable[[], None], group: int) -> int:
     """Forks a process that acts, and ends as Python does; its pid."""
     pid = os.fork()
     if pid:
+        os.setpgid(pid, group or pid)  # before the next one joins the group
         return pid
-    os.setpgid(0, group)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the traceback
     act()
     sys.exit()

@@ -189,7 +189,7 @@ void Communicator::run(Call call) {
     }
   }
   const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
-  await_own(*start(call, nullptr), name(call.collective));
+  await_own(*start(call, nullptr), [&] { return std::string(name(call.collective)); });
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
@@ -214,16 +214,16 @@ void Communicator::run(const Job& job) {
     }
   }
   const OutsideRuntime outside;
-  await_own(*start(job, nullptr), "a call");
+  await_own(*start(job, nullptr), [] { return std::string("a call"); });
 }
 
 /// Of a call on tensors that are the caller's again afterwards: an interrupt gives it up, and goes on once nothing moves
 /// in them any more.
-void Communicator::await_own(Work& work, const std::string& what) {
+void Communicator::await_own(Work& work, const std::function<std::string()>& what) {
   try {
     work.await(Deadline::after(kForAsLongAsItTakes));
   } catch (const Interrupted& interrupted) {
-    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what +
+    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what() +
                     ": interrupted (" + interrupted.by + ")"));
     const Uninterrupted rest;
     work.await(Deadline::after(kForAsLongAsItTakes));
@@ -369,8 +369,7 @@ void Communicator::run(Message message) {
   prepare(message);
   const bool told = logging(LogLevel::debug);
   if (told) tell(message, engine_->calls().source(), "begins");
-  const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
-  await_own(*messenger_->post(message, nullptr, true), (message.sending ? "send to " : "recv from ") + peer);
+  await_own(*messenger_->post(message, nullptr, true), [&] { return describe(message); });
   if (told) tell(message, engine_->calls().source(), "done");
 }
 

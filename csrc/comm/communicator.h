@@ -113,7 +113,7 @@ class Communicator {
   std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
   bool at_once() const;
   bool await_turn(std::chrono::milliseconds most);
-  void await_own(Work& work, const std::string& what);
+  void await_own(Work& work, const std::function<std::string()>& what);
   bool completing() const;
   uint64_t number();
   void prepare(Call& call);
