@@ -1,4 +1,4 @@
-# One door to everything. The environment goes to .venv, builds to build/, results to out/; a second run does only what changed.
+# The entry to everything. The environment goes to .venv, builds to build/, results to out/; a second run does only what changed.
 #   PYTHON=python3.12 make test     another interpreter (after `make clean`)
 #   JOBS=1 make test                fewer compilers at once
 SHELL := /bin/bash
@@ -29,7 +29,7 @@ FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
 .PHONY: help demo test conformance bench check peers lint format docs-pictures clean
-.PHONY: extension install live-device gpu-check cpp-test python-test sanitizers asan tsan
+.PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
@@ -152,10 +152,10 @@ gpu-check:
 	@$(PYTHON) tests/gpu/check.py
 
 # What the Python tests have for a GPU.
-live-device: extension
-	@$(INSIDE) cmake --build $(BUILD) --target live_device
+emulated-device: extension
+	@$(INSIDE) cmake --build $(BUILD) --target emulated_device
 
-python-test: install live-device $(STAMPS)/machine-code
+python-test: install emulated-device $(STAMPS)/machine-code
 	$(SAY) "Python tests"
 	@$(INSIDE) python -m pytest --maxfail=10
 

@@ -43,7 +43,7 @@ Loss = Callable[[nn.Module, int], torch.Tensor]
 
 
 @dataclass
-class Lane:
+class Way:
     """One of the compared ways: what it trains, and of each turn the medians over its timed steps, in seconds."""
 
     name: str
@@ -116,60 +116,60 @@ MODELS = {"many tiny layers": many_tiny_layers, "one huge layer": one_huge_layer
 
 
 def of_reducer(rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> list[dict[str, Any]]:
-    lanes = []
+    ways = []
     for name, backend in (("reducer", "ringlet"), ("DDP", "ringlet"), ("DDP", "gloo")):
         torch.manual_seed(1)
         model, loss = transformer(options, rank)
         caps = {"bucket_mb": DEMO_BUCKET_MB, "first_bucket_mb": DEMO_BUCKET_MB}
         if name == "DDP":
             called = DistributedDataParallel(model, process_group=groups[backend], bucket_cap_mb=DEMO_BUCKET_MB)
-            lanes.append(Lane(f"{name} on {backend}", called, loss))
+            ways.append(Way(f"{name} on {backend}", called, loss))
         else:
             reducer = ringlet.GradientReducer(model, process_group=groups[backend], **caps)
-            lanes.append(Lane(f"{name} on {backend}", model, loss, reducer))
-    take_turns(lanes, options.turns, groups["gloo"], rank)
-    return rows("reducer", "transformer", "ringlet", lanes)
+            ways.append(Way(f"{name} on {backend}", model, loss, reducer))
+    take_turns(ways, options.turns, groups["gloo"], rank)
+    return rows("reducer", "transformer", "ringlet", ways)
 
 
 def of_merging(rank: int, options: argparse.Namespace, groups: dict[str, dist.ProcessGroup]) -> list[dict[str, Any]]:
     found = []
     for backend in options.merging_backends:
         for model_name, make in MODELS.items():
-            lanes = []
+            ways = []
             for name, cap in (("measured", "measured"), ("25 MiB", 25)):
                 torch.manual_seed(1)
                 model, loss = make(options, rank)
                 reducer = ringlet.GradientReducer(model, process_group=groups[backend], bucket_mb=cap)
-                lanes.append(Lane(name, model, loss, reducer))
+                ways.append(Way(name, model, loss, reducer))
             for step in range(DECIDED):
-                for lane in lanes:
-                    lane.step(step)
-            take_turns(lanes, options.turns, groups["gloo"], rank)
-            found += rows("merging", model_name, backend, lanes)
+                for way in ways:
+                    way.step(step)
+            take_turns(ways, options.turns, groups["gloo"], rank)
+            found += rows("merging", model_name, backend, ways)
     return found
 
 
-def take_turns(lanes: list[Lane], turns: int, group: dist.ProcessGroup, rank: int) -> None:
+def take_turns(ways: list[Way], turns: int, group: dist.ProcessGroup, rank: int) -> None:
     for turn in range(turns):
-        for place in range(len(lanes)):
-            lanes[(place + turn) % len(lanes)].turn(turn * TURN_STEPS, group)
+        for place in range(len(ways)):
+            ways[(place + turn) % len(ways)].turn(turn * TURN_STEPS, group)
         if rank == 0 and sys.stderr.isatty():
             print(f"\r  turn {turn + 1} of {turns}  ", end="", file=sys.stderr, flush=True)
 
 
-def rows(comparison: str, model: str, backend: str, lanes: list[Lane]) -> list[dict[str, Any]]:
-    """One row a lane. Ratios: how many times as long the lane takes as the first one, the median over turns."""
+def rows(comparison: str, model: str, backend: str, ways: list[Way]) -> list[dict[str, Any]]:
+    """One row a way. Ratios: how many times as long the way takes as the first one, the median over turns."""
     found = []
-    for lane in lanes:
-        row: dict[str, Any] = {"comparison": comparison, "model": model, "backend": backend, "way": lane.name}
-        row["step_ms"] = 1e3 * statistics.median(lane.step_s)
-        row["exposed_ms"] = 1e3 * statistics.median(lane.exposed_s)
+    for way in ways:
+        row: dict[str, Any] = {"comparison": comparison, "model": model, "backend": backend, "way": way.name}
+        row["step_ms"] = 1e3 * statistics.median(way.step_s)
+        row["exposed_ms"] = 1e3 * statistics.median(way.exposed_s)
         for key in ("step_s", "exposed_s"):
-            pairs = zip(getattr(lane, key), getattr(lanes[0], key), strict=True)
+            pairs = zip(getattr(way, key), getattr(ways[0], key), strict=True)
             row[f"{key[:-2]}_ratio"] = statistics.median(mine / first for mine, first in pairs)
-        row["turns"] = len(lane.step_s)
-        if lane.reducer is not None:
-            stats = lane.reducer.stats()
+        row["turns"] = len(way.step_s)
+        if way.reducer is not None:
+            stats = way.reducer.stats()
             row["buckets"], row["merging"] = len(stats["bucket_bytes"]), stats["merging"]
         found.append(row)
     return found
@@ -223,7 +223,7 @@ def markdown(found: list[dict[str, Any]], meta: dict[str, Any], world: int) -> s
 
 
 def told(found: list[dict[str, Any]]) -> list[list[str]]:
-    """Of each measured lane alpha and beta, and milliseconds of a backward on both layouts."""
+    """Of each measured way alpha and beta, and milliseconds of a backward on both layouts."""
     head = ["model", "backend", "alpha us", "beta ns/KiB"]
     lines = [[*head, "predicted plain", "merged", "measured plain", "merged", "kept"]]
     for row in found:

@@ -2,7 +2,7 @@
 
     make docs-pictures          (or: python docs/generate.py)
 
-Deterministic: the same schedules give the same bytes. tests/python/test_docs.py compares what is committed with it.
+Deterministic: the same schedules give the same bytes. tests/tools/test_docs.py compares what is committed with it.
 """
 
 from __future__ import annotations
@@ -32,43 +32,67 @@ UPLINKS = ("4x2", "4x4", "8x2", "4x8")  # hosts x ranks of the table of loads
 MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
 # Constants that a user may want to know: name, file in csrc/, what it limits.
 LIMITS = [
-    ("kSmallBytes", "engine/pull.h", "up to this size every message is staged, also in registered memory"),
-    ("kSmallBytesOfTwo", "engine/pull.h", "the same in a world of two"),
-    ("kStagedSlabBytes", "engine/pull.cc", "a slab, where stages are used"),
-    ("kStagedSlabBytesInTurns", "engine/pull.cc", "the same where ranks outnumber processors"),
-    ("kInPlaceSlabBytes", "engine/pull.cc", "a slab in place, where no rank uses a stage"),
-    ("kStreamingBytes", "engine/pull.cc", "from this size on, results that nobody reads again bypass the cache"),
+    (
+        "kSmallBytes",
+        "engine/pull/pull_executor.h",
+        "up to this size every message is staged, also in registered memory",
+    ),
+    ("kSmallBytesOfTwo", "engine/pull/pull_executor.h", "the same in a world of two"),
+    ("kStagedSegmentBytes", "engine/pull/pull_executor.cc", "a segment, with staging buffers"),
+    ("kStagedSegmentBytesInTurns", "engine/pull/pull_executor.cc", "the same where ranks outnumber processors"),
+    ("kInPlaceSegmentBytes", "engine/pull/pull_executor.cc", "a segment in place, if no rank uses a staging buffer"),
+    (
+        "kStreamingBytes",
+        "engine/pull/pull_executor.cc",
+        "from this size on, results that nobody reads again bypass the cache",
+    ),
     (
         "kDemoteBytes",
         "reduce/kernels.h",
         "up to this size, what a peer reads next is pushed to the cache that cores share",
     ),
     ("kSideBySideBytes", "reduce/level.h", "from this size on, a reduction or copy goes over several parts at once"),
-    ("kStageBytes", "transport/transport.h", "room for the stages of one rank of one group"),
-    ("kMessageBytes", "transport/transport.h", "a point-to-point slab; two for each peer"),
-    ("kInPlaceBytes", "engine/slot_lanes.cc", "from this size on, a registered tensor is sent without a copy"),
-    ("kSlabBytes", "engine/message.cc", "the most that a slab of the message engine has"),
-    ("kLeastSlabBytes", "engine/message.cc", "the least, where there are several"),
-    ("kSlabsWanted", "engine/message.cc", "slabs of a message of a size between"),
-    ("kMostSlabsUnderWay", "engine/message.cc", "slabs under way at once; at least 2"),
-    ("kScratchBytes", "engine/message.h", "scratch that slabs under way may need; where it is short they are fewer"),
+    ("kStagingBytes", "transport/transport.h", "room for the staging buffers of one rank of one group"),
+    ("kMessageBytes", "transport/transport.h", "a point-to-point segment; two for each peer"),
+    ("kInPlaceBytes", "engine/shared_memory_p2p.cc", "from this size on, a registered tensor is sent without a copy"),
+    ("kSegmentBytes", "engine/message/message_engine.cc", "the most that a segment of the message engine has"),
+    ("kLeastSegmentBytes", "engine/message/message_engine.cc", "the least, where there are several"),
+    ("kSegmentsWanted", "engine/message/message_engine.cc", "segments of a message of a size between"),
+    ("kMostSegmentsUnderWay", "engine/message/message_engine.cc", "segments under way at once; at least 2"),
+    (
+        "kScratchBytes",
+        "engine/message/message_engine.h",
+        "scratch that segments under way may need; where it is short they are fewer",
+    ),
     ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
-    ("kSpins", "engine/wait.h", "looks before a wait yields"),
-    ("kSpinsWhenShared", "engine/wait.h", "the same where ranks outnumber processors, and on progress threads"),
-    ("kYields", "engine/wait.cc", "yields before a wait sleeps"),
-    ("kSleepNanoseconds", "engine/wait.cc", "the longest sleep at a stretch"),
-    ("kCourtesy", "engine/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
-    ("kProcessCheckEvery", "engine/wait.cc", "how often a waiting rank asks whether its peers' processes are there"),
-    ("kGlances", "engine/message.cc", "looks, of a call that is one slab, at the pipes of its round only"),
-    ("kLooks", "engine/message_failure.cc", "looks at all pipes, each with a yield, before a wait on pipes sleeps"),
-    ("kLastWords", "engine/message_failure.cc", "what a rank that fails gives its pipes to take the error"),
-    ("kExamineEvery", "transport/wires.cc", "how often a sleeper asks the system about silent connections"),
+    ("kSpins", "engine/pull/wait.h", "looks before a wait yields"),
+    ("kSpinsWhenShared", "engine/pull/wait.h", "the same where ranks outnumber processors, and on progress threads"),
+    ("kYields", "engine/pull/wait.cc", "yields before a wait sleeps"),
+    ("kSleepNanoseconds", "engine/pull/wait.cc", "the longest sleep at a stretch"),
+    ("kBlameGrace", "engine/pull/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
+    (
+        "kProcessCheckEvery",
+        "engine/pull/wait.cc",
+        "how often a waiting rank asks whether its peers' processes are there",
+    ),
+    (
+        "kGlances",
+        "engine/message/message_engine.cc",
+        "looks, of a call that is one segment, at the pipes of its round only",
+    ),
+    (
+        "kLooks",
+        "engine/message/message_failure.cc",
+        "looks at all pipes, each with a yield, before a wait on pipes sleeps",
+    ),
+    ("kFinalErrorTime", "engine/message/message_failure.cc", "what a rank that fails gives its pipes to take the error"),
+    ("kExamineEvery", "transport/mesh.cc", "how often a sleeper asks the system about silent connections"),
     ("kSilenceMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
-    ("kPerAddress", "transport/dial.cc", "what one address gets to answer"),
-    ("kWhole", "transport/dial.cc", "what a dial gets to find an address that answers"),
-    ("kStrangers", "transport/door.cc", "connections at once that have not named the door"),
-    ("kPatience", "transport/visitor.cc", "what each of them gets"),
-    ("kParting", "transport/door.cc", "what a peer gets to read the last words of a rank that has left"),
+    ("kPerAddress", "transport/connector.cc", "what one address gets to answer"),
+    ("kWhole", "transport/connector.cc", "what a connector gets to find an address that answers"),
+    ("kMostUnauthenticated", "transport/listener.cc", "connections at once that have not named the listener"),
+    ("kPatience", "transport/incoming_connection.cc", "what each of them gets"),
+    ("kGoodbyeTime", "transport/listener.cc", "what a peer gets to read the final error of a rank that has left"),
 ]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"

@@ -1,9 +1,9 @@
 // What happens, told in lines, rank first: RINGLET_LOG=warning, info or debug; nothing by default.
 //
 // Contract: whoever has something to tell asks logging(level) first: one load and one branch, and no text is made when
-// nobody listens. Two listeners, each with its own level: standard error (or RINGLET_LOG_FILE), which gets a line by one
-// write(2), and a queue that Python's logging reads. No caller ever waits for a listener or needs Python's lock: the
-// queue has a bound and counts what it drops.
+// nobody listens. Two listeners, each with its own level: standard error (or RINGLET_LOG_FILE), which gets a line by
+// one write(2), and a queue that Python's logging reads. No caller ever waits for a listener or needs Python's lock:
+// the queue has a bound and counts what it drops.
 // Thread safety: all calls from any thread. A forked child writes lines, and leaves its parent's queue alone.
 #pragma once
 
@@ -38,8 +38,8 @@ struct LogSource {
 /// One event, one line: line breaks in `text` become spaces. Loses it if there is no memory.
 void log(LogLevel level, const LogSource& source, std::string_view text) noexcept;
 
-/// Takes RINGLET_LOG and RINGLET_LOG_FILE from the environment, and the level of the queue. Throws InvalidUsage for a level
-/// that is none, SystemError for a file that cannot be written.
+/// Takes RINGLET_LOG and RINGLET_LOG_FILE from the environment, and the level of the queue. Throws InvalidUsage for a
+/// level that is none, SystemError for a file that cannot be written.
 void configure_log(LogLevel queue);
 
 struct LogEvent {

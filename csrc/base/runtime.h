@@ -1,9 +1,10 @@
-// What a waiting thread owes the runtime of its program (Python): to let go of the runtime's lock, and to notice signals.
+// What a waiting thread owes the runtime of its program (Python): to let go of the runtime's lock, and to notice
+// signals.
 //
 // Contract: every loop that sleeps calls check_interrupts() between two sleeps of at most kInterruptCheckEvery, with no
 // lock of this library held: the runtime may run a signal handler, and that may call this library. Where the runtime
-// raises, the check throws what is both the runtime's own exception and Interrupted; a wait that ends so in the middle of
-// a call gives the call up, and poisons its group. Without a runtime nothing is checked.
+// raises, the check throws what is both the runtime's own exception and Interrupted; a wait that ends so in the middle
+// of a call gives the call up, and poisons its group. Without a runtime nothing is checked.
 // Thread safety: all calls from any thread.
 #pragma once
 

@@ -25,8 +25,8 @@ double number_of(PyObject* object, const char* what);
 
 bool truth_of(PyObject* object);
 
-/// Seconds or datetime.timedelta; none for None. At least 1 ms where it is positive; infinity and what is too long for a
-/// clock mean kLongestTimeout. InvalidUsage for NaN, what is negative, and zero unless `may_be_zero`.
+/// Seconds or datetime.timedelta; none for None. At least 1 ms where it is positive; infinity and what is too long for
+/// a clock mean kLongestTimeout. InvalidUsage for NaN, what is negative, and zero unless `may_be_zero`.
 std::optional<std::chrono::milliseconds> timeout_of(PyObject* object, bool may_be_zero = false);
 
 }  // namespace ringlet

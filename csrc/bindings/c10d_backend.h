@@ -3,7 +3,8 @@
 // Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
 // issue order on the group's progress thread; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
 // and written where they lie, contiguous ones without a copy; a GPU's of one size are packed into one. Between
-// startCoalescing and endCoalescing calls start as ever, but a GPU's messages together at the end, whose Work stands for all.
+// startCoalescing and endCoalescing calls start as ever, but a GPU's messages together at the end, whose Work stands
+// for all.
 // Thread safety: as c10d demands: one thread issues calls, any waits.
 #pragma once
 
@@ -68,7 +69,8 @@ class C10dBackend final : public c10d::Backend {
   Handle recv(Tensors& tensors, int peer, int tag) override;
   Handle recvAnysource(Tensors& tensors, int tag) override;
   Handle barrier(const c10d::BarrierOptions& options) override;
-  /// Names the ranks that do not come. Goes through the store, so that it works when the group is stuck, and does not poison it.
+  /// Names the ranks that do not come. Goes through the store, so that it works when the group is stuck, and does not
+  /// poison it.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
 
   bool supportsCoalescing() const override { return true; }
@@ -127,7 +129,7 @@ class C10dBackend final : public c10d::Backend {
   std::vector<CoalescedMessage> coalesced_messages_;      // of a GPU, not yet given
 };
 
-/// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/meeting.py).
+/// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/rendezvous.py).
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 

@@ -27,7 +27,8 @@ struct C10dBackend::Issue {
 
   Issue(c10d::OpType type, const char* title) : type(type), title(title) {}
 
-  /// The next collective. Tensors may be undefined where this rank has none; `count`: elements of the buffer, or of a block.
+  /// The next collective. Tensors may be undefined where this rank has none; `count`: elements of the buffer, or of a
+  /// block.
   Step& add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count);
   /// The next collective, on blocks: of one dtype, `counts` by the schedule's chunk.
   Step& add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);

@@ -19,7 +19,8 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
   return lists[0];
 }
 
-/// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do not fit.
+/// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do
+/// not fit.
 std::vector<size_t> split_counts(const std::vector<int64_t>& splits, const at::Tensor& tensor, int world,
                                  const char* role) {
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : tensor.numel();

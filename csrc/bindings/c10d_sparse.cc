@@ -1,5 +1,5 @@
-// All-reduce of sparse COO tensors: every rank gathers all entries and adds them up in rank order, so that all ranks get
-// the same bits. Costs what the entries of all ranks cost, at every rank.
+// All-reduce of sparse COO tensors: every rank gathers all entries and adds them up in rank order, so that all ranks
+// get the same bits. Costs what the entries of all ranks cost, at every rank.
 #include <ATen/ATen.h>
 
 #include "base/error.h"

@@ -76,9 +76,9 @@ void C10dWork::assist(const Deadline& deadline) {
 }
 
 int C10dWork::sourceRank() const {
-  const auto* ticket = dynamic_cast<const Messenger::Ticket*>(work_.get());
-  if (ticket == nullptr) return c10d::Work::sourceRank();
-  return ticket->peer();
+  const auto* request = dynamic_cast<const Messenger::Request*>(work_.get());
+  if (request == nullptr) return c10d::Work::sourceRank();
+  return request->peer();
 }
 
 void C10dWork::complete(std::exception_ptr error) {

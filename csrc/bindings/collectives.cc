@@ -172,9 +172,9 @@ std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const St
     group.run(job);
     return nullptr;
   }
-  const Announcement announcement = announcement_of(call);
+  const CallSignature signature = call_signature(call);
   auto work = group.start(job, std::move(keep));
-  work->set_title([announcement, sequence = group.sequence() - 1] { return describe(announcement, sequence); });
+  work->set_title([signature, sequence = group.sequence() - 1] { return describe(signature, sequence); });
   return work;
 }
 
@@ -203,8 +203,8 @@ Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
   return lists;
 }
 
-/// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay: that
-/// this rank's are equal does not say that all are.
+/// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay:
+/// that this rank's are equal does not say that all are.
 PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
   const at::NoGradGuard no_grad;
   lists.staging.collect();

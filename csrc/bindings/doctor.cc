@@ -8,11 +8,11 @@
 
 #include "base/error.h"
 #include "bindings/module.h"
-#include "engine/gpu.h"
+#include "gpu/gpu.h"
+#include "gpu/nccl_api.h"
 #include "reduce/level.h"
 #include "transport/address.h"
 #include "transport/congestion.h"
-#include "transport/nccl_api.h"
 
 namespace py = pybind11;
 

@@ -12,10 +12,10 @@
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
-#include "comm/given_table.h"
 #include "comm/join.h"
-#include "engine/addressable.h"
+#include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
+#include "gpu/given_table.h"
 #include "memory/heap.h"
 #include "reduce/level.h"
 #include "reduce/reduce.h"
@@ -57,7 +57,7 @@ std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, in
   if (!table.problem.empty()) throw InvalidUsage(table.problem);
   Selector selector(table.text, table.origin);
   auto transport = join_threads(name, rank, world, Deadline::after(timeout));
-  auto engine = std::make_unique<AddressableEngine>(std::move(transport), std::move(selector));
+  auto engine = std::make_unique<PullEngine>(std::move(transport), std::move(selector));
   engine->calls().set_source({rank, world, name});
   return own(std::move(engine), timeout);
 }

@@ -1,8 +1,8 @@
-// Lists of tensors, one for each rank, in place of one tensor with a block for each: of different sizes, where all ranks
-// can know them.
+// Lists of tensors, one for each rank, in place of one tensor with a block for each: of different sizes, where all
+// ranks can know them.
 //
-// Contract: all_gather takes a list of outputs, reduce_scatter of inputs, all_to_all both. Gather and scatter, of which only
-// the root sees the list, take one of equal sizes. Thread safety: pure.
+// Contract: all_gather takes a list of outputs, reduce_scatter of inputs, all_to_all both. Gather and scatter, of which
+// only the root sees the list, take one of equal sizes. Thread safety: pure.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@ std::vector<size_t> counts_of(const std::vector<at::Tensor>& list);
 /// This rank's own block, whose length it knows from two sides.
 void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call);
 
-/// Elements by the schedule's chunk, of a rank that sees the list. Throws InvalidUsage where the tensors are not what the
-/// collective takes.
+/// Elements by the schedule's chunk, of a rank that sees the list. Throws InvalidUsage where the tensors are not what
+/// the collective takes.
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs, int rank, int world);
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "comm/gpu_group.h"
-#include "engine/gpu.h"
+#include "gpu/gpu.h"
 
 namespace ringlet {
 namespace {

@@ -1,8 +1,8 @@
 // Calls on tensors of a GPU, in c10's own words for devices, streams and events: no CUDA header is needed to build.
 //
-// Contract: a call comes behind what the caller's current stream has been given. Done at once (async false) it is on that
-// stream; asynchronously it is on a stream that the group keeps for it, and the caller's must be made to wait for `done`.
-// The host waits for nothing but, in a group's first call, for the other ranks. Thread safety: as Communicator.
+// Contract: a call comes behind what the caller's current stream has been given. Done at once (async false) it is on
+// that stream; asynchronously it is on a stream that the group keeps for it, and the caller's must be made to wait for
+// `done`. The host waits for nothing but, in a group's first call, for the other ranks. Thread safety: as Communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace ringlet {
 
-/// Whether the CUDA library (engine/gpu.h) reaches the device's memory. Where there is none CUDA counts as served: the
+/// Whether the CUDA library (gpu/gpu.h) reaches the device's memory. Where there is none CUDA counts as served: the
 /// first call then tells all ranks what is missing.
 bool is_served(const c10::Device& device);
 

@@ -1,8 +1,8 @@
-// What torch.profiler sees of a call: an event over the call, and inside it one that bears the algorithm's name and begins
-// when the ranks have agreed on it. The time between the two beginnings is the wait for ranks that came late.
+// What torch.profiler sees of a call: an event over the call, and inside it one that bears the algorithm's name and
+// begins when the ranks have agreed on it. The time between the two beginnings is the wait for ranks that came late.
 //
-// Contract: where nobody profiles, profile() is one question to torch, and gives null. The first event is of the thread that
-// makes the call, the second of the thread that runs it.
+// Contract: where nobody profiles, profile() is one question to torch, and gives null. The first event is of the thread
+// that makes the call, the second of the thread that runs it.
 // Thread safety: those two threads may differ; they do not meet in here.
 #pragma once
 

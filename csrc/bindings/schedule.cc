@@ -74,12 +74,12 @@ py::dict schedule_of_all_ranks(const std::string& algorithm, const std::string& 
   py::list ranks, inputs, outputs;
   int parts = 0;
   for (int rank = 0; rank < world; ++rank) {
-    const Place place{rank, world, root, &topology};
-    const Schedule schedule = schedule_of(found, place);
+    const RankInfo info{rank, world, root, &topology};
+    const Schedule schedule = schedule_of(found, info);
     parts = schedule.parts;
     ranks.append(rounds_of(schedule));
-    inputs.append(pair(input_chunks(found.collective, place, parts)));
-    outputs.append(pair(output_chunks(found.collective, place, parts)));
+    inputs.append(pair(input_chunks(found.collective, info, parts)));
+    outputs.append(pair(output_chunks(found.collective, info, parts)));
   }
   py::dict result;
   result["parts"] = parts;

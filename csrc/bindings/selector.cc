@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "bindings/module.h"
-#include "comm/given_table.h"
-#include "engine/pull.h"
+#include "engine/pull/pull_executor.h"
+#include "gpu/given_table.h"
 
 namespace py = pybind11;
 
@@ -49,7 +49,7 @@ void bind_selector(py::module_& m) {
         py::arg("table") = "",
         "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts, apart, peers or "
         "nccl.");
-  m.def("small_bytes", &PullEngine::small_bytes, py::arg("world"),
+  m.def("small_bytes", &PullExecutor::small_bytes, py::arg("world"),
         "Up to this size messages go through stages even if tensors are registered.");
 }
 

@@ -31,8 +31,8 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
 }
 
-/// Whether `distance` is a sum of steps along spans[i...], the largest strides first. Gives up, with true, when `tries` are
-/// used up: there are layouts for which nothing but trying is known.
+/// Whether `distance` is a sum of steps along spans[i...], the largest strides first. Gives up, with true, when `tries`
+/// are used up: there are layouts for which nothing but trying is known.
 bool reachable(const Spans& spans, size_t i, int64_t distance, int& tries) {
   if (--tries < 0) return true;
   if (i == spans.size()) return distance == 0;
@@ -65,7 +65,7 @@ void sort(Spans& spans) {
 }
 
 /// Whether an element of one may lie where one of the other does. Their extents overlap.
-bool meet(const at::Tensor& a, const at::Tensor& b) {
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_contiguous() && b.is_contiguous()) return true;
   const int64_t size = static_cast<int64_t>(a.itemsize());
   const int64_t bytes =
@@ -158,7 +158,7 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
             [](const Placed& a, const Placed& b) { return a.extent.begin < b.extent.begin; });
   for (size_t i = 0; i < placed.size(); ++i) {
     for (size_t j = i + 1; j < placed.size() && placed[j].extent.begin < placed[i].extent.end; ++j) {
-      if (!meet(*placed[i].tensor, *placed[j].tensor)) continue;
+      if (!overlap(*placed[i].tensor, *placed[j].tensor)) continue;
       throw InvalidUsage(std::string(call) + ": two of the output tensors overlap; give each memory of its own");
     }
   }

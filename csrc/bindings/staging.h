@@ -1,8 +1,9 @@
 // Contiguous stand-ins for tensors that are not: an input is read from a copy, an output is written to one and copied
 // back.
 //
-// Contract: contiguous tensors stand for themselves. `collect` comes right before the call and `deliver` right after it,
-// in its turn: an asynchronous call before it may still write to the same tensors. Thread safety: none; handed over whole.
+// Contract: contiguous tensors stand for themselves. `collect` comes right before the call and `deliver` right after
+// it, in its turn: an asynchronous call before it may still write to the same tensors. Thread safety: none; handed over
+// whole.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +39,8 @@ class Staging {
   Copies delivered_;
 };
 
-/// Throws InvalidUsage, naming `call`, where two elements of the outputs lie at one place: what came last would stand there.
+/// Throws InvalidUsage, naming `call`, where two elements of the outputs lie at one place: what came last would stand
+/// there.
 void check_apart(const std::vector<at::Tensor>& outputs, const char* call);
 
 }  // namespace ringlet

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "bindings/on_device.h"
-#include "comm/gpu_heap.h"
-#include "engine/gpu.h"
+#include "gpu/gpu.h"
+#include "gpu/gpu_heap.h"
 #include "memory/heap.h"
 
 namespace ringlet {
@@ -120,8 +120,8 @@ GpuHeap* heap_of(const c10::Device& device) {
   return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
 }
 
-/// Returns when the device has done all it was given. False, for one that cannot be waited for: the current stream is being
-/// captured, or the process ends.
+/// Returns when the device has done all it was given. False, for one that cannot be waited for: the current stream is
+/// being captured, or the process ends.
 bool wait_for(const c10::Device& device) {
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());

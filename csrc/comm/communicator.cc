@@ -128,7 +128,7 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::millisec
       owner_(this_process()),
       timeout_(timeout),
       collectives_(std::make_unique<ProgressThread>()),
-      messenger_(std::make_shared<Messenger>(engine_->lanes())) {}
+      messenger_(std::make_shared<Messenger>(engine_->p2p())) {}
 
 Communicator::~Communicator() {
   const Uninterrupted whole;  // nobody would get the exception
@@ -193,14 +193,14 @@ void Communicator::run(Call call) {
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
-  Announcement announcement;
+  CallSignature signature;
   const auto prepared = [&]() -> std::function<void()> {
     prepare(call);
-    announcement = announcement_of(call);  // now: what `keep` holds may be gone when the call was given
+    signature = call_signature(call);  // now: what `keep` holds may be gone when the call was given
     return [this, call] { run_now(call, true); };
   };
   auto work = give(prepared, std::move(keep));
-  work->set_title([announcement, sequence = call.sequence] { return describe(announcement, sequence); });
+  work->set_title([signature, sequence = call.sequence] { return describe(signature, sequence); });
   return work;
 }
 
@@ -217,8 +217,8 @@ void Communicator::run(const Job& job) {
   await_own(*start(job, nullptr), [] { return std::string("a call"); });
 }
 
-/// Of a call on tensors that are the caller's again afterwards: an interrupt gives it up, and goes on once nothing moves
-/// in them any more.
+/// Of a call on tensors that are the caller's again afterwards: an interrupt gives it up, and goes on once nothing
+/// moves in them any more.
 void Communicator::await_own(Work& work, const std::function<std::string()>& what) {
   try {
     work.await(Deadline::after(kForAsLongAsItTakes));
@@ -262,38 +262,38 @@ uint64_t Communicator::number() {
   return sequence_++;
 }
 
-void Communicator::run_now(const Job& job, uint64_t sequence, bool patient) {
+void Communicator::run_now(const Job& job, uint64_t sequence, bool background) {
   job([&](Call call) {
     check(call);
     if (call.timeout.count() <= 0) call.timeout = timeout_;
     call.sequence = sequence;
-    run_now(call, patient);
+    run_now(call, background);
   });
 }
 
-void Communicator::run_now(const Call& call, bool patient) {
+void Communicator::run_now(const Call& call, bool background) {
   if (call.collective == Collective::all_to_all && call.blocks != nullptr) {
     Blocks agreed = *call.blocks;
-    agree_on_blocks(call, agreed, patient);
+    agree_on_blocks(call, agreed, background);
     Call even = call;
     even.blocks = &agreed;
     even.count = agreed.longest;
-    carry_out(even, patient);
+    carry_out(even, background);
   } else {
-    carry_out(call, patient);
+    carry_out(call, background);
   }
 }
 
-void Communicator::carry_out(const Call& call, bool patient) {
-  if (world_ > 1) return engine_->run(call, patient);
-  engine_->calls().begin(announcement_of(call), call.sequence);
+void Communicator::carry_out(const Call& call, bool background) {
+  if (world_ > 1) return engine_->run(call, background);
+  engine_->calls().begin(call_signature(call), call.sequence);
   run_alone(call);
   engine_->calls().end();
 }
 
-/// Of an all-to-all a rank knows its own row and column only: pairs compare what they are about to exchange, and all find
-/// out how long the longest block is, which decides how the call is cut into slabs.
-void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patient) {
+/// Of an all-to-all a rank knows its own row and column only: pairs compare what they are about to exchange, and all
+/// find out how long the longest block is, which decides how the call is cut into segments.
+void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool background) {
   const size_t world = static_cast<size_t>(world_);
   blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
   blocks.uneven = false;  // what a rank sees of the blocks tells nothing about the others'
@@ -308,7 +308,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool patien
   lengths.count = 2;
   lengths.input = reinterpret_cast<const std::byte*>(mine.data());
   lengths.output = reinterpret_cast<std::byte*>(theirs.data());
-  run_now(lengths, patient);
+  run_now(lengths, background);
   for (size_t q = 0; q < world; ++q) {
     blocks.longest = std::max(blocks.longest, static_cast<size_t>(theirs[2 * q + 1]));
     const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
@@ -373,18 +373,18 @@ void Communicator::run(Message message) {
   if (told) tell(message, engine_->calls().source(), "done");
 }
 
-std::shared_ptr<Messenger::Ticket> Communicator::start(Message message, std::shared_ptr<void> keep) {
+std::shared_ptr<Messenger::Request> Communicator::start(Message message, std::shared_ptr<void> keep) {
   prepare(message);
   const bool told = logging(LogLevel::debug);
   if (told) tell(message, engine_->calls().source(), "is posted");
-  auto ticket = messenger_->post(message, std::move(keep), false);
-  ticket->set_title([message] { return describe(message); });
+  auto request = messenger_->post(message, std::move(keep), false);
+  request->set_title([message] { return describe(message); });
   if (told) {
-    ticket->then([source = engine_->calls().source(), message](const std::exception_ptr& error) {
+    request->then([source = engine_->calls().source(), message](const std::exception_ptr& error) {
       tell(message, source, error ? "failed" : "done");
     });
   }
-  return ticket;
+  return request;
 }
 
 GpuGroup& Communicator::on_gpu(int device) {
@@ -397,7 +397,7 @@ GpuGroup& Communicator::on_gpu(int device) {
   }
   std::unique_ptr<GpuGroup> made;
   try {
-    made = std::make_unique<GpuGroup>(*this, GpuEngines::find(device));  // meets the other ranks
+    made = std::make_unique<GpuGroup>(*this, GpuExecutors::find(device));  // meets the other ranks
   } catch (const Interrupted& interrupted) {
     poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in its first call on a GPU: interrupted (" + interrupted.by + ")"));

@@ -45,9 +45,9 @@ class Communicator {
   /// Throws it.
   void raise_if_failed() { engine_->raise_if_failed(); }
   /// Throws that, or what a peer has told of an error or of its end: for what waits beside the engine.
-  void look_around() {
+  void poll_failures() {
     engine_->raise_if_failed();
-    engine_->look_around();
+    engine_->poll_failures();
   }
   /// Poisons the group and tells the peers, for what went wrong beside the engine.
   void poison(const Error& error) noexcept;
@@ -66,10 +66,10 @@ class Communicator {
   std::shared_ptr<Work> start(Job job, std::shared_ptr<void> keep);
 
   void run(Message message);
-  std::shared_ptr<Messenger::Ticket> start(Message message, std::shared_ptr<void> keep);
+  std::shared_ptr<Messenger::Request> start(Message message, std::shared_ptr<void> keep);
 
-  /// The group's part for tensors on that GPU of this rank, made by all ranks together when each first asks for its own.
-  /// DeviceError on all of them where one lacks something; asked again they look again.
+  /// The group's part for tensors on that GPU of this rank, made by all ranks together when each first asks for its
+  /// own. DeviceError on all of them where one lacks something; asked again they look again.
   GpuGroup& on_gpu(int device);
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
@@ -118,10 +118,10 @@ class Communicator {
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
-  void run_now(const Call& call, bool patient);
-  void run_now(const Job& job, uint64_t sequence, bool patient);
-  void agree_on_blocks(const Call& call, Blocks& blocks, bool patient);
-  void carry_out(const Call& call, bool patient);
+  void run_now(const Call& call, bool background);
+  void run_now(const Job& job, uint64_t sequence, bool background);
+  void agree_on_blocks(const Call& call, Blocks& blocks, bool background);
+  void carry_out(const Call& call, bool background);
   void run_alone(const Call& call) const;
   void tell_end() const;
 

@@ -1,5 +1,5 @@
-// Marks the thread that runs what follows a call's completion: such code may let go of the group whose call it was, and a
-// group cannot wait for the thread it is ended on. Thread safety: each thread sees its own marks.
+// Marks the thread that runs what follows a call's completion: such code may let go of the group whose call it was, and
+// a group cannot wait for the thread it is ended on. Thread safety: each thread sees its own marks.
 #pragma once
 
 namespace ringlet {

@@ -10,11 +10,11 @@ namespace {
 
 constexpr std::chrono::milliseconds kGlance{1};      // between two looks at what is pending
 constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
-constexpr std::chrono::seconds kFarewell{2};
+constexpr std::chrono::seconds kGoodbye{2};
 
 }  // namespace
 
-GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts)
+GpuGroup::GpuGroup(Communicator& host, const GpuExecutors::Parts& parts)
     : host_(host), engines_(std::in_place, host, parts) {
   watch_ = start_thread("calls on a GPU", [this] {
     engines_->device().use(engines_->number());  // or looking at an event would make this thread a place on device 0
@@ -27,7 +27,7 @@ GpuGroup::GpuGroup(Communicator& host, const GpuEngines::Parts& parts)
 GpuGroup::~GpuGroup() {
   {
     const std::lock_guard lock(mutex_);
-    stop_ = Deadline::after(kFarewell);
+    stop_ = Deadline::after(kGoodbye);
     changed_.notify_all();
   }
   watch_.join();
@@ -59,7 +59,7 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
 }
 
 /// What is refused leaves all as it was; what fails later ends the group. All calls use the same scratch, or the same
-/// stages: on another stream than the last call's, a call waits for that.
+/// staging buffers: on another stream than the last call's, a call waits for that.
 std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds timeout,
                                      const std::function<void()>& enqueue) {
   auto work = std::make_shared<Work>();
@@ -94,8 +94,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   return work;
 }
 
-/// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and the
-/// watch may be in what runs when a call is complete, which may need what the caller holds.
+/// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and
+/// the watch may be in what runs when a call is complete, which may need what the caller holds.
 void GpuGroup::abort(const std::string& reason) {
   start_thread("the end of calls on a GPU", [&] {
     const std::lock_guard lock(mutex_);
@@ -180,7 +180,7 @@ void GpuGroup::look_at_peers() {
   if (!next_look_.passed()) return;
   next_look_ = Deadline::after(kLookEvery);
   try {
-    host_.look_around();
+    host_.poll_failures();
   } catch (const Error& error) {
     rethrow(error.kind(), pending_.front().what + " on a GPU: " + error.what());
   }

@@ -1,12 +1,12 @@
 // A group's calls on tensors of one GPU of this rank: order, deadlines, and Works that complete.
 //
-// Contract: the constructor is a collective of the host's group (comm/gpu_engines.h); where it throws the host's group
-// goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before, and
-// returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that is
-// not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done at its
-// deadline: then that Work, and every later call, throws Timeout.
-// All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which names both;
-// NCCL compares nothing, so there they end with a Timeout.
+// Contract: the constructor is a collective of the host's group (comm/gpu_executors.h); where it throws the host's
+// group goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before,
+// and returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that
+// is not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done
+// at its deadline: then that Work, and every later call, throws Timeout.
+// All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which
+// names both; NCCL compares nothing, so there they end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
 // current in the constructor and run(). Thread safety: from any thread; one call at a time.
 #pragma once
@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/gpu_engines.h"
+#include "comm/gpu_executors.h"
 #include "comm/work.h"
 
 namespace ringlet {
@@ -30,7 +30,7 @@ class Communicator;
 
 class GpuGroup {
  public:
-  GpuGroup(Communicator& host, const GpuEngines::Parts& parts);
+  GpuGroup(Communicator& host, const GpuExecutors::Parts& parts);
   /// Pending calls get a moment to be done, then they are ended.
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
@@ -38,13 +38,14 @@ class GpuGroup {
 
   /// call.timeout zero: the group's. A call that becomes part of a CUDA graph is complete at once, and has no deadline.
   std::shared_ptr<Work> run(Call call, void* stream);
-  /// Point-to-point messages that move together, as GpuMessageEngine::exchange; none has a tag, or any source.
+  /// Point-to-point messages that move together, as GpuMessageExecutor::exchange; none has a tag, or any source.
   std::shared_ptr<Work> exchange(std::vector<Message> messages, void* stream);
 
   /// Ends pending and later calls with that reason; from any device.
   void abort(const std::string& reason);
 
-  /// For who makes the calls: the stream on which it puts those that shall not be on the caller's, by a number of its own.
+  /// For who makes the calls: the stream on which it puts those that shall not be on the caller's, by a number of its
+  /// own.
   std::optional<int64_t>& side_stream() { return side_stream_; }
 
   /// Whether this is the thread that completes calls.
@@ -76,7 +77,7 @@ class GpuGroup {
   void device_call(int code, const char* what) const;
 
   Communicator& host_;
-  std::optional<GpuEngines> engines_;  // ends in the thread that is on the device
+  std::optional<GpuExecutors> engines_;  // ends in the thread that is on the device
   std::optional<int64_t> side_stream_;
 
   std::mutex mutex_;  // guards all that follows, and the engines

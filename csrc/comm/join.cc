@@ -9,14 +9,14 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/given_table.h"
-#include "engine/addressable.h"
-#include "engine/message.h"
+#include "engine/message/message_engine.h"
+#include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
+#include "gpu/given_table.h"
 #include "transport/address.h"
+#include "transport/mesh.h"
 #include "transport/shared_memory.h"
 #include "transport/token.h"
-#include "transport/wires.h"
 
 namespace ringlet {
 namespace {
@@ -30,9 +30,9 @@ std::string own_host() {
   return given != nullptr && *given != '\0' ? given : std::to_string(host_identity());
 }
 
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(Store& store, const std::string& name, const Member& member, const Deadline& deadline)
+  Rendezvous(Store& store, const std::string& name, const Member& member, const Deadline& deadline)
       : store_(store), name_(name), member_(member), deadline_(deadline) {}
 
   /// What all ranks say to one question, by rank.
@@ -118,7 +118,7 @@ Agreed agreed(std::string told) {
   return {!wish.empty(), Selector(told, origin)};
 }
 
-/// The group's name for people: without what makes a rendezvous a new one (ringlet/meeting.py).
+/// The group's name for people: without what makes a rendezvous a new one (ringlet/rendezvous.py).
 std::string title_of(const std::string& name) {
   constexpr std::string_view kPrefix = "ringlet/", kDigits = "0123456789abcdef";
   std::string title = name.substr(name.starts_with(kPrefix) ? kPrefix.size() : 0);
@@ -161,7 +161,7 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
   }
   if (local_world == 1) return nullptr;
   const std::string host = name + "/host/" + std::to_string(hosts[rank]);
-  return connect_with_bells(store, host, local_rank, local_world, deadline);
+  return connect_with_wakeups(store, host, local_rank, local_world, deadline);
 }
 
 }  // namespace
@@ -176,8 +176,8 @@ Carrier parse_carrier(std::string_view name) {
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
                              const Deadline& deadline) {
   const auto [rank, world] = member;
-  Meeting meeting(store, name, member, deadline);
-  std::vector<std::string> told = meeting.exchange("introduction", introduction(rank)), names, users;
+  Rendezvous rendezvous(store, name, member, deadline);
+  std::vector<std::string> told = rendezvous.exchange("introduction", introduction(rank)), names, users;
   for (std::string& each : told) {
     names.push_back(take_part(each));
     users.push_back(take_part(each));
@@ -189,23 +189,23 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
       if (carrier != Carrier::tcp) check_users(hosts, users);
       return agreed(told[0]);
     } catch (const InvalidUsage&) {  // on all ranks alike
-      meeting.part();
+      rendezvous.part();
       throw;
     }
   }();
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
     auto transport = connect_shared_memory(store, name, rank, world, deadline);
-    return titled(std::make_unique<AddressableEngine>(std::move(transport), std::move(selector)), title_of(name));
+    return titled(std::make_unique<PullEngine>(std::move(transport), std::move(selector)), title_of(name));
   }
-  Wires::Setup setup;
+  Mesh::Setup setup;
   setup.group = title_of(name);
   setup.rank = rank;
   setup.world = world;
   const Token token = rank == 0 ? random_token() : Token{};
   const std::string key(token.begin(), token.end());
-  setup.cards = meeting.exchange("card", key + Wires::card());
-  std::copy_n(setup.cards[0].begin(), setup.key.size(), setup.key.begin());
-  for (std::string& card : setup.cards) card.erase(0, setup.key.size());
+  setup.addresses = rendezvous.exchange("address", key + Mesh::address());
+  std::copy_n(setup.addresses[0].begin(), setup.key.size(), setup.key.begin());
+  for (std::string& address : setup.addresses) address.erase(0, setup.key.size());
   if (carrier == Carrier::automatic) {
     setup.local = connect_host(store, name, hosts, rank, deadline);
     setup.hosts = hosts;
@@ -215,7 +215,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
   Topology topology(topology_ignored ? each_apart(world) : hosts);
   const std::string title = setup.group;
-  return titled(std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+  return titled(std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
                                                 std::move(topology), transport, std::move(selector)),
                 title);
 }

@@ -1,7 +1,8 @@
 // How a group of processes comes together: finds out which ranks share a host, takes over rank 0's table of rules
-// (comm/given_table.h), and makes the engine that fits.
+// (gpu/given_table.h), and makes the engine that fits.
 //
-// Contract: every rank calls join() with the same store, name, world and carrier; `name` is new (ringlet/meeting.py).
+// Contract: every rank calls join() with the same store, name, world and carrier; `name` is new
+// (ringlet/rendezvous.py).
 // Thread safety: one call per group; groups may be joined from several threads.
 #pragma once
 

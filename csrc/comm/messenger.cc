@@ -31,54 +31,54 @@ std::string describe(const Message& message) {
 struct Messenger::Pending {
   Message message;
   std::shared_ptr<void> keep;
-  std::shared_ptr<Ticket> ticket;
+  std::shared_ptr<Request> request;
   Deadline deadline;
-  Moved moved{};  // of one that is sent
+  MessageProgress progress{};  // of one that is sent
 };
 
 /// A message taken before a receive wanted it.
-struct Messenger::Stray {
+struct Messenger::UnexpectedMessage {
   int peer;
-  MessageTitle title;
+  Envelope envelope;
   std::vector<std::byte> data;
   bool complete = false;
   std::shared_ptr<Pending> wanted{};  // by a receive posted since it began to arrive
 };
 
-struct Messenger::Inbox {
+struct Messenger::Incoming {
   struct Taking {
     std::byte* to;
     size_t bytes;
-    Moved moved{};
+    MessageProgress progress{};
   };
   std::optional<Taking> taking{};
   std::shared_ptr<Pending> receive{};
-  Stray* stray = nullptr;  // where no receive was posted
+  UnexpectedMessage* unexpected = nullptr;  // where no receive was posted
 
   void clear() {
     taking.reset();
     receive.reset();
-    stray = nullptr;
+    unexpected = nullptr;
   }
 };
 
-Messenger::Messenger(Lanes& lanes) : lanes_(lanes), outgoing_(lanes.world()), inboxes_(lanes.world()) {}
+Messenger::Messenger(P2pTransport& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
 
 Messenger::~Messenger() { end(); }
 
-std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::shared_ptr<void> keep, bool awaited) {
-  auto ticket = std::make_shared<Ticket>(weak_from_this());
+std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std::shared_ptr<void> keep, bool awaited) {
+  auto request = std::make_shared<Request>(weak_from_this());
   {
     const std::lock_guard lock(mutex_);
     if (ended_) throw InvalidUsage("send or recv on a group that was closed");
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
-        std::make_shared<Pending>(Pending{message, std::move(keep), ticket, Deadline::after(message.timeout)});
+        std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});
     ++pending_, ++moving_;
     if (message.sending) {
-      ticket->peer_.store(message.peer, std::memory_order_release);
+      request->peer_.store(message.peer, std::memory_order_release);
       outgoing_[message.peer].push_back(std::move(pending));
-    } else if (!take_stray(pending)) {
+    } else if (!take_unexpected(pending)) {
       receives_.push_back(std::move(pending));
     }
     for (int i = 0; i < kFirstLooks; ++i) {
@@ -86,41 +86,41 @@ std::shared_ptr<Messenger::Ticket> Messenger::post(const Message& message, std::
     }
   }
   finish();
-  if (awaited || ticket->done()) return ticket;
+  if (awaited || request->done()) return request;
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
-  return ticket;
+  return request;
 }
 
-bool Messenger::take_stray(const std::shared_ptr<Pending>& pending) {
+bool Messenger::take_unexpected(const std::shared_ptr<Pending>& pending) {
   const Message& message = pending->message;
-  const auto stray = std::find_if(strays_.begin(), strays_.end(), [&](const Stray& s) {
-    return !s.wanted && s.title.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
+  const auto unexpected = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& s) {
+    return !s.wanted && s.envelope.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
   });
-  if (stray == strays_.end()) return false;
-  if (stray->complete) {
-    deliver(*stray, pending);
-    strays_.erase(stray);
+  if (unexpected == unexpected_.end()) return false;
+  if (unexpected->complete) {
+    deliver(*unexpected, pending);
+    unexpected_.erase(unexpected);
   } else {
-    stray->wanted = pending;
+    unexpected->wanted = pending;
   }
   return true;
 }
 
-void Messenger::deliver(const Stray& stray, const std::shared_ptr<Pending>& pending) {
+void Messenger::deliver(const UnexpectedMessage& unexpected, const std::shared_ptr<Pending>& pending) {
   std::exception_ptr error;
   try {
-    check(*pending, stray.peer, stray.title);
-    if (!stray.data.empty()) copy_bytes(pending->message.data, stray.data.data(), stray.data.size());
+    check(*pending, unexpected.peer, unexpected.envelope);
+    if (!unexpected.data.empty()) copy_bytes(pending->message.data, unexpected.data.data(), unexpected.data.size());
   } catch (...) {
     error = std::current_exception();
   }
-  pending->ticket->peer_.store(stray.peer, std::memory_order_release);
+  pending->request->peer_.store(unexpected.peer, std::memory_order_release);
   complete(pending, error);
 }
 
 void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) {
-  if (--moving_ == 0 && std::exchange(told_, false)) lanes_.tell_waiting("");
+  if (--moving_ == 0 && std::exchange(told_, false)) p2p_.tell_waiting("");
   completed_.emplace_back(std::move(pending), error);
 }
 
@@ -137,10 +137,10 @@ bool Messenger::look(bool closely) {
 
 bool Messenger::move() {
   bool moved = false;
-  for (int peer = 0; peer < lanes_.world(); ++peer) {
-    if (peer == lanes_.rank()) continue;
+  for (int peer = 0; peer < p2p_.world(); ++peer) {
+    if (peer == p2p_.rank()) continue;
     if (!outgoing_[peer].empty()) moved |= send_some(peer);
-    if (inboxes_[peer].taking || wanted(peer)) moved |= receive_some(peer);
+    if (incoming_[peer].taking || wanted(peer)) moved |= receive_some(peer);
   }
   return moved;
 }
@@ -148,9 +148,9 @@ bool Messenger::move() {
 bool Messenger::send_some(int peer) {
   auto& queue = outgoing_[peer];
   const std::shared_ptr<Pending> first = queue.front();
-  const Moved before = first->moved;
-  if (!lanes_.send(first->message, first->moved)) {
-    return first->moved.bytes != before.bytes || first->moved.started != before.started;
+  const MessageProgress before = first->progress;
+  if (!p2p_.send(first->message, first->progress)) {
+    return first->progress.bytes != before.bytes || first->progress.started != before.started;
   }
   queue.pop_front();
   complete(first, nullptr);
@@ -158,21 +158,21 @@ bool Messenger::send_some(int peer) {
 }
 
 bool Messenger::receive_some(int peer) {
-  Inbox& inbox = inboxes_[peer];
-  if (!inbox.taking && !begin_receive(peer)) return false;
-  Inbox::Taking& taking = *inbox.taking;
-  const size_t before = taking.moved.bytes;
-  if (!lanes_.receive(peer, taking.to, taking.bytes, taking.moved)) return taking.moved.bytes != before;
-  if (inbox.receive) {
-    inbox.receive->ticket->peer_.store(peer, std::memory_order_release);
-    complete(std::move(inbox.receive), nullptr);
-  } else if (inbox.stray->wanted) {
-    deliver(*inbox.stray, inbox.stray->wanted);
-    strays_.remove_if([&](const Stray& stray) { return &stray == inbox.stray; });
+  Incoming& incoming = incoming_[peer];
+  if (!incoming.taking && !begin_receive(peer)) return false;
+  Incoming::Taking& taking = *incoming.taking;
+  const size_t before = taking.progress.bytes;
+  if (!p2p_.receive(peer, taking.to, taking.bytes, taking.progress)) return taking.progress.bytes != before;
+  if (incoming.receive) {
+    incoming.receive->request->peer_.store(peer, std::memory_order_release);
+    complete(std::move(incoming.receive), nullptr);
+  } else if (incoming.unexpected->wanted) {
+    deliver(*incoming.unexpected, incoming.unexpected->wanted);
+    unexpected_.remove_if([&](const UnexpectedMessage& unexpected) { return &unexpected == incoming.unexpected; });
   } else {
-    inbox.stray->complete = true;
+    incoming.unexpected->complete = true;
   }
-  inbox.clear();
+  incoming.clear();
   return true;
 }
 
@@ -184,41 +184,42 @@ bool Messenger::wanted(int peer) const {
 }
 
 bool Messenger::begin_receive(int peer) {
-  const std::optional<MessageTitle> title = lanes_.next(peer);
-  if (!title) return false;
+  const std::optional<Envelope> envelope = p2p_.next(peer);
+  if (!envelope) return false;
   const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const auto& pending) {
     const Message& message = pending->message;
-    return message.tag == title->tag && (message.peer == peer || message.peer == kAnySource);
+    return message.tag == envelope->tag && (message.peer == peer || message.peer == kAnySource);
   });
-  Inbox& inbox = inboxes_[peer];
+  Incoming& incoming = incoming_[peer];
   if (match != receives_.end()) {
-    check(**match, peer, *title);
-    inbox.receive = *match;
+    check(**match, peer, *envelope);
+    incoming.receive = *match;
     receives_.erase(match);
-    inbox.taking = {inbox.receive->message.data, inbox.receive->message.bytes()};
+    incoming.taking = {incoming.receive->message.data, incoming.receive->message.bytes()};
     return true;
   }
-  inbox.stray = &strays_.emplace_back(Stray{peer, *title, std::vector<std::byte>(title->bytes())});
-  inbox.taking = {inbox.stray->data.data(), inbox.stray->data.size()};
+  incoming.unexpected =
+      &unexpected_.emplace_back(UnexpectedMessage{peer, *envelope, std::vector<std::byte>(envelope->bytes())});
+  incoming.taking = {incoming.unexpected->data.data(), incoming.unexpected->data.size()};
   return true;
 }
 
-void Messenger::check(const Pending& pending, int peer, const MessageTitle& title) {
+void Messenger::check(const Pending& pending, int peer, const Envelope& envelope) {
   const Message& message = pending.message;
-  if (title.dtype == message.dtype && title.count == message.count) return;
-  lanes_.fail(ErrorKind::invalid_usage,
-              "calls do not match: rank " + std::to_string(peer) + " sends " + elements(title.dtype, title.count) +
-                  ", rank " + std::to_string(lanes_.rank()) + " receives " + elements(message.dtype, message.count));
+  if (envelope.dtype == message.dtype && envelope.count == message.count) return;
+  p2p_.fail(ErrorKind::invalid_usage,
+            "calls do not match: rank " + std::to_string(peer) + " sends " + elements(envelope.dtype, envelope.count) +
+                ", rank " + std::to_string(p2p_.rank()) + " receives " + elements(message.dtype, message.count));
 }
 
-std::string Messenger::story(const Pending& pending, size_t moved) const {
+std::string Messenger::context(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
-  return "rank " + std::to_string(lanes_.rank()) + " of " + std::to_string(lanes_.world()) + " in " +
-         describe(message) + ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) + " bytes done";
+  return "rank " + std::to_string(p2p_.rank()) + " of " + std::to_string(p2p_.world()) + " in " + describe(message) +
+         ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) + " bytes done";
 }
 
-/// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found something,
-/// after which the lists are others.
+/// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found
+/// something, after which the lists are others.
 bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_process) {
   bool changed = false;
   Waiting waiting;
@@ -226,33 +227,33 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   waiting.timeout = pending.message.timeout;
   waiting.message = true;
   waiting.reached = [&] { return changed = changed || move(); };
-  waiting.story = [&] { return story(pending, moved); };
-  lanes_.examine(waiting, pending.deadline, look_at_process);
+  waiting.context = [&] { return context(pending, moved); };
+  p2p_.examine(waiting, pending.deadline, look_at_process);
   return changed;
 }
 
 /// Throws what ends the wait of a pending message, if something does; whether something moved instead.
 bool Messenger::examine() {
-  lanes_.raise_if_failed();
+  p2p_.raise_if_failed();
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
   bool tell = look_at_process;  // the first of all that are pending: it stands for them
   const auto changed = [&](const Pending& pending, size_t moved) {
-    if (std::exchange(tell, false)) lanes_.tell_waiting(story(pending, moved)), told_ = true;
+    if (std::exchange(tell, false)) p2p_.tell_waiting(context(pending, moved)), told_ = true;
     return examine(pending, moved, look_at_process);
   };
   for (const auto& queue : outgoing_) {
-    if (!queue.empty() && changed(*queue.front(), queue.front()->moved.bytes)) return true;
+    if (!queue.empty() && changed(*queue.front(), queue.front()->progress.bytes)) return true;
   }
   for (const auto& pending : receives_) {
     if (changed(*pending, 0)) return true;
   }
-  for (const Inbox& inbox : inboxes_) {
-    if (inbox.receive && changed(*inbox.receive, inbox.taking->moved.bytes)) return true;
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.receive && changed(*incoming.receive, incoming.taking->progress.bytes)) return true;
   }
-  for (const Stray& stray : strays_) {
-    if (stray.wanted && changed(*stray.wanted, 0)) return true;
+  for (const UnexpectedMessage& unexpected : unexpected_) {
+    if (unexpected.wanted && changed(*unexpected.wanted, 0)) return true;
   }
   return false;
 }
@@ -263,19 +264,19 @@ void Messenger::give_up(const std::exception_ptr& error) {
     queue.clear();
   }
   for (auto& pending : receives_) complete(std::move(pending), error);
-  for (Inbox& inbox : inboxes_) {
-    if (inbox.receive) complete(std::move(inbox.receive), error);
-    inbox.clear();
+  for (Incoming& incoming : incoming_) {
+    if (incoming.receive) complete(std::move(incoming.receive), error);
+    incoming.clear();
   }
-  for (Stray& stray : strays_) {
-    if (stray.wanted) complete(std::move(stray.wanted), error);
+  for (UnexpectedMessage& unexpected : unexpected_) {
+    if (unexpected.wanted) complete(std::move(unexpected.wanted), error);
   }
   receives_.clear();
-  strays_.clear();
+  unexpected_.clear();
 }
 
-/// Outside the lock: completion runs its waiters' code, which may wait for another message. So nobody takes more than one
-/// at a time: what a thread holds, no other can complete.
+/// Outside the lock: completion runs its waiters' code, which may wait for another message. So nobody takes more than
+/// one at a time: what a thread holds, no other can complete.
 void Messenger::finish() {
   const Completing mark(this);
   std::unique_lock lock(mutex_);
@@ -285,7 +286,7 @@ void Messenger::finish() {
     completed_.pop_front();
     lock.unlock();
     pending->keep.reset();
-    pending->ticket->complete(error);
+    pending->request->complete(error);
     lock.lock();
     --pending_;
   }
@@ -294,20 +295,20 @@ void Messenger::finish() {
 
 Watchlist Messenger::watched() {
   Watchlist list;
-  for (int peer = 0; peer < lanes_.world(); ++peer) {
-    if (peer == lanes_.rank()) continue;
-    if (!outgoing_[peer].empty()) lanes_.watch(peer, true, list);
-    if (inboxes_[peer].taking || wanted(peer)) lanes_.watch(peer, false, list);
+  for (int peer = 0; peer < p2p_.world(); ++peer) {
+    if (peer == p2p_.rank()) continue;
+    if (!outgoing_[peer].empty()) p2p_.watch(peer, true, list);
+    if (incoming_[peer].taking || wanted(peer)) p2p_.watch(peer, false, list);
   }
   return list;
 }
 
-void Messenger::Ticket::assist(const Deadline& deadline) {
+void Messenger::Request::assist(const Deadline& deadline) {
   if (const auto messenger = messenger_.lock()) messenger->assist(*this, deadline);
 }
 
-/// Spins, yields, then sleeps, as PullEngine's waits do, and moves messages all the while.
-void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
+/// Spins, yields, then sleeps, as PullExecutor's waits do, and moves messages all the while.
+void Messenger::assist(const Request& request, const Deadline& deadline) {
   enum class Manner { spin, yield, sleep };
   const auto turn = [&](Manner manner) {  // whether that was enough
     Watchlist list;
@@ -319,14 +320,14 @@ void Messenger::assist(const Ticket& ticket, const Deadline& deadline) {
       over = ended_ || moving_ == 0;
     }
     finish();
-    if (over || ticket.done() || deadline.passed()) return true;
-    if (manner == Manner::sleep && !changed) lanes_.sleep(list, kSleepNanoseconds);
+    if (over || request.done() || deadline.passed()) return true;
+    if (manner == Manner::sleep && !changed) p2p_.sleep(list, kSleepNanoseconds);
     return false;
   };
   if (!begin_assisting()) return finish();
   const Assisting assisting{*this};
   bool enough = false;
-  for (int i = lanes_.spins(false); i > 0 && !enough; --i) {
+  for (int i = p2p_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
     Waiter::relax();
   }
@@ -373,7 +374,7 @@ void Messenger::loop() {
     const bool changed = look(true);
     lock.unlock();
     finish();
-    if (!changed) lanes_.sleep(list, kSleepNanoseconds);
+    if (!changed) p2p_.sleep(list, kSleepNanoseconds);
     lock.lock();
   }
 }
@@ -390,7 +391,7 @@ void Messenger::end() {
     ended_ = true;
     auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
     try {
-      lanes_.raise_if_failed();
+      p2p_.raise_if_failed();
     } catch (...) {
       error = std::current_exception();
     }

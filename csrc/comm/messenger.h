@@ -3,8 +3,8 @@
 // Contract: sends to one peer go out in the order of post(). A receive takes the first message, in order of arrival, of
 // its source (or any) and tag. A message that no posted receive wants stays with its sender, unless it stands in the
 // way of one that is wanted: then it is kept here. Whoever waits for a message moves all of them meanwhile; a thread of
-// the messenger's own moves those that nobody waits for. Errors poison the group (engine/wait.h).
-// Ownership: tensors belong to the caller until the ticket is complete. Thread safety: all calls from any thread.
+// the messenger's own moves those that nobody waits for. Errors poison the group (engine/pull/wait.h).
+// Ownership: tensors belong to the caller until the request is complete. Thread safety: all calls from any thread.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/work.h"
-#include "engine/lanes.h"
+#include "engine/p2p_transport.h"
 
 namespace ringlet {
 
@@ -28,9 +28,9 @@ std::string describe(const Message& message);
 class Messenger : public std::enable_shared_from_this<Messenger> {
  public:
   /// The handle of one message.
-  class Ticket final : public Work {
+  class Request final : public Work {
    public:
-    explicit Ticket(std::weak_ptr<Messenger> messenger) : messenger_(std::move(messenger)) {}
+    explicit Request(std::weak_ptr<Messenger> messenger) : messenger_(std::move(messenger)) {}
     /// The rank that the message came from, or went to; kAnySource while that is open.
     int peer() const { return peer_.load(std::memory_order_acquire); }
 
@@ -43,22 +43,23 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
     std::atomic<int> peer_{kAnySource};
   };
 
-  explicit Messenger(Lanes& lanes);
+  explicit Messenger(P2pTransport& p2p);
   ~Messenger();
 
-  /// Starts a message. `keep` is let go when it is complete. `awaited`: the caller waits for it at once, no thread need.
-  std::shared_ptr<Ticket> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
+  /// Starts a message. `keep` is let go when it is complete. `awaited`: the caller waits for it at once, no thread
+  /// need.
+  std::shared_ptr<Request> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
   /// Until nothing is pending; false where that takes longer than `timeout`.
   bool wait_idle(std::chrono::milliseconds timeout);
   /// Whether some thread waits for a message.
   bool assisted() const;
-  /// Completes what is pending with an error. Nothing is touched afterwards, whoever still holds tickets.
+  /// Completes what is pending with an error. Nothing is touched afterwards, whoever still holds requests.
   void end();
 
  private:
   struct Pending;
-  struct Stray;
-  struct Inbox;
+  struct UnexpectedMessage;
+  struct Incoming;
   /// Ends the assistance with its scope: an interrupt may.
   struct Assisting {
     ~Assisting() { messenger.end_assisting(); }
@@ -71,28 +72,28 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   bool receive_some(int peer);
   bool begin_receive(int peer);
   bool wanted(int peer) const;
-  bool take_stray(const std::shared_ptr<Pending>& pending);
-  void deliver(const Stray& stray, const std::shared_ptr<Pending>& pending);
-  void check(const Pending& pending, int peer, const MessageTitle& title);
+  bool take_unexpected(const std::shared_ptr<Pending>& pending);
+  void deliver(const UnexpectedMessage& unexpected, const std::shared_ptr<Pending>& pending);
+  void check(const Pending& pending, int peer, const Envelope& envelope);
   bool examine();
   bool examine(const Pending& pending, size_t moved, bool look_at_process);
   void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error);
   void give_up(const std::exception_ptr& error);
   void finish();
   Watchlist watched();
-  void assist(const Ticket& ticket, const Deadline& deadline);
+  void assist(const Request& request, const Deadline& deadline);
   bool begin_assisting();
   void end_assisting();
-  std::string story(const Pending& pending, size_t moved) const;
+  std::string context(const Pending& pending, size_t moved) const;
   void loop();
 
-  Lanes& lanes_;
+  P2pTransport& p2p_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::vector<std::deque<std::shared_ptr<Pending>>> outgoing_;  // by peer
   std::list<std::shared_ptr<Pending>> receives_;                // posted and not yet matched, in order
-  std::vector<Inbox> inboxes_;                                  // by peer: the message being taken
-  std::list<Stray> strays_;                                     // in order of arrival
+  std::vector<Incoming> incoming_;                              // by peer: the message being taken
+  std::list<UnexpectedMessage> unexpected_;                     // in order of arrival
   std::deque<std::pair<std::shared_ptr<Pending>, std::exception_ptr>> completed_;  // and not yet told
   size_t pending_ = 0;                                                             // not yet told
   size_t moving_ = 0;                                                              // of them, still to be moved

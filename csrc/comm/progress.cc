@@ -76,8 +76,8 @@ void ProgressThread::run(Job job) {
   } catch (...) {
     error = std::current_exception();
   }
-  // Before anyone can see it complete: what was kept is the caller's again, and a synchronous call that follows a wait()
-  // runs in its own thread.
+  // Before anyone can see it complete: what was kept is the caller's again, and a synchronous call that follows a
+  // wait() runs in its own thread.
   job.keep.reset();
   pending_.fetch_sub(1, std::memory_order_acq_rel);
   job.work->complete(error);

@@ -1,5 +1,5 @@
-// A thread that runs jobs in the order they were given. What runs there when a job is complete may give more of them and
-// may wait for any. Thread safety: all calls from any thread; from its own all but wait_idle.
+// A thread that runs jobs in the order they were given. What runs there when a job is complete may give more of them
+// and may wait for any. Thread safety: all calls from any thread; from its own all but wait_idle.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
 // The handle of an asynchronous call.
 //
-// Contract: completes once, with or without an error; may be dropped unwaited. Thread safety: all calls from any thread.
+// Contract: completes once, with or without an error; may be dropped unwaited. Thread safety: all calls from any
+// thread.
 #pragma once
 
 #include <chrono>
@@ -28,8 +29,8 @@ class Work {
   /// Throws the error that it ended with, if it has: what is thrown is the caller's alone, and is never a part of what
   /// another thread holds.
   void raise_if_failed() const;
-  /// Whether it is complete, at the latest by `deadline`. Throws InvalidUsage only, in a forked child, where a pending call
-  /// is its parent's; and an interrupt (base/runtime.h), after which the call itself goes on.
+  /// Whether it is complete, at the latest by `deadline`. Throws InvalidUsage only, in a forked child, where a pending
+  /// call is its parent's; and an interrupt (base/runtime.h), after which the call itself goes on.
   bool await(const Deadline& deadline);
   /// Returns when complete, throwing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);

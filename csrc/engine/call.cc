@@ -5,8 +5,8 @@ namespace {
 
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
-// Bits of a signature: collective 0-6, uneven blocks 7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history 48-61, valid 62,
-// registered 63.
+// Bits of a signature: collective 0-6, uneven blocks 7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history
+// 48-61, valid 62, registered 63.
 constexpr int kHistoryShift = 48;
 constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 0xff;
@@ -37,8 +37,9 @@ uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexc
          (registered ? kRegistered : 0);
 }
 
-uint64_t announced_count(const Call& call) noexcept {
-  // Pairs of ranks have compared the blocks of an all-to-all before (comm/communicator.cc), and no rank knows all of them.
+uint64_t signature_count(const Call& call) noexcept {
+  // Pairs of ranks have compared the blocks of an all-to-all before (comm/communicator.cc), and no rank knows all of
+  // them.
   if (call.blocks == nullptr || !call.blocks->uneven || call.collective == Collective::all_to_all) return call.count;
   uint64_t total = 0, digest = 0;
   for (const size_t count : call.blocks->counts) {
@@ -50,15 +51,15 @@ uint64_t announced_count(const Call& call) noexcept {
 
 bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }
 
-bool same_call(const Announcement& a, const Announcement& b) noexcept {
+bool same_call(const CallSignature& a, const CallSignature& b) noexcept {
   return ((a.signature ^ b.signature) & ~kRegistered) == 0 && a.count == b.count;
 }
 
-bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept {
+bool same_but_for_history(const CallSignature& a, const CallSignature& b) noexcept {
   return ((a.signature ^ b.signature) & ~(kRegistered | kHistory)) == 0 && a.count == b.count;
 }
 
-uint64_t history_after(uint64_t history, const Announcement& a) noexcept {
+uint64_t history_after(uint64_t history, const CallSignature& a) noexcept {
   const uint64_t mixed = (history ^ (a.signature & ~(kRegistered | kHistory)) ^ a.count << 20) * 0x9e3779b97f4a7c15u;
   return mixed ^ mixed >> 32;
 }
@@ -67,7 +68,7 @@ namespace {
 
 Collective collective_in(uint64_t signature) noexcept { return static_cast<Collective>(signature & 0xff & ~kUneven); }
 
-std::string arguments(const Announcement& a) {
+std::string arguments(const CallSignature& a) {
   const auto field = [&](int shift) { return a.signature >> shift & 0xff; };
   const Collective collective = collective_in(a.signature);
   const bool uneven = (field(0) & kUneven) != 0;
@@ -84,11 +85,11 @@ std::string arguments(const Announcement& a) {
 
 }  // namespace
 
-Announcement announcement_of(const Call& call) noexcept {
-  return {signature_of(call, /*registered=*/false, /*history=*/0), announced_count(call)};
+CallSignature call_signature(const Call& call) noexcept {
+  return {signature_of(call, /*registered=*/false, /*history=*/0), signature_count(call)};
 }
 
-Call call_of(const Announcement& a) noexcept {
+Call call_of(const CallSignature& a) noexcept {
   Call call;
   const uint64_t algorithm = a.signature >> 8 & 0xff;
   call.collective = collective_in(a.signature);
@@ -100,16 +101,16 @@ Call call_of(const Announcement& a) noexcept {
   return call;
 }
 
-std::string describe(const Announcement& a, uint64_t sequence) {
+std::string describe(const CallSignature& a, uint64_t sequence) {
   if ((a.signature & kValid) == 0) return "no call yet";
   return std::string(name(collective_in(a.signature))) + " #" + std::to_string(sequence) + " " + arguments(a);
 }
 
-std::string arguments(const Call& call) { return arguments(announcement_of(call)); }
+std::string arguments(const Call& call) { return arguments(call_signature(call)); }
 
 std::string describe(Call call, const Algorithm* chosen) {
   if (chosen != nullptr) call.algorithm = chosen;
-  return describe(announcement_of(call), call.sequence);
+  return describe(call_signature(call), call.sequence);
 }
 
 }  // namespace ringlet

@@ -56,23 +56,23 @@ size_t input_elements(const Call& call, int rank, int world) noexcept;
 size_t output_elements(const Call& call, int rank, int world) noexcept;
 
 /// Packs collective, algorithm, dtype, op and root; `registered` says that peers may read input and output in place.
-/// `history` stands for all calls before: ranks that parted in a call in which neither needed the other (broadcasts from
-/// two roots) find out in the next one in which they meet.
+/// `history` stands for all calls before: ranks that parted in a call in which neither needed the other (broadcasts
+/// from two roots) find out in the next one in which they meet.
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept;
-uint64_t history_after(uint64_t history, const Announcement& announcement) noexcept;
-/// What stands for the call's size in its announcement: equal on all ranks where their blocks are.
-uint64_t announced_count(const Call& call) noexcept;
+uint64_t history_after(uint64_t history, const CallSignature& signature) noexcept;
+/// What stands for the call's size in its signature: equal on all ranks where their blocks are.
+uint64_t signature_count(const Call& call) noexcept;
 bool registered_in(uint64_t signature) noexcept;
-bool same_call(const Announcement& a, const Announcement& b) noexcept;  ///< all but the memory
-bool same_but_for_history(const Announcement& a, const Announcement& b) noexcept;
+bool same_call(const CallSignature& a, const CallSignature& b) noexcept;  ///< all but the memory
+bool same_but_for_history(const CallSignature& a, const CallSignature& b) noexcept;
 
 /// What was announced: collective, algorithm, dtype, operation, root and count.
-Call call_of(const Announcement& announcement) noexcept;
+Call call_of(const CallSignature& signature) noexcept;
 /// How a call is announced that has no history.
-Announcement announcement_of(const Call& call) noexcept;
+CallSignature call_signature(const Call& call) noexcept;
 
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
-std::string describe(const Announcement& announcement, uint64_t sequence);
+std::string describe(const CallSignature& signature, uint64_t sequence);
 /// The part in parentheses.
 std::string arguments(const Call& call);
 /// Of a call that is run with `chosen` where that is given.

@@ -46,7 +46,7 @@ class CallLog {
   const LogSource& source() const { return source_; }
 
   /// A call that is never ended stays unfinished.
-  void begin(const Announcement& call, uint64_t sequence) {
+  void begin(const CallSignature& call, uint64_t sequence) {
     const uint64_t at = made_.load(std::memory_order_relaxed);
     current_ = &records_[at % kRecords];
     // Release: who sees one of these also sees that so many calls were made before.
@@ -97,8 +97,8 @@ class CallLog {
     std::atomic<uint64_t> signature{0}, count{0}, sequence{0};
     std::atomic<uint64_t> progress{0};  // segments << kSegments, and bits; 0: nothing is chosen yet
     std::atomic<const Algorithm*> chosen{nullptr};
-    // Nanoseconds; began of the steady clock. Of the call of that number, made_ after it began: who listens is asked anew
-    // for each call.
+    // Nanoseconds; began of the steady clock. Of the call of that number, made_ after it began: who listens is asked
+    // anew for each call.
     std::atomic<uint64_t> timed{0};
     std::atomic<int64_t> began{0}, took{0};
   };

@@ -1,4 +1,4 @@
-// Where the chunks of one call lie in the caller's tensors, slab by slab: the same piece of every chunk.
+// Where the chunks of one call lie in the caller's tensors, segment by segment: the same piece of every chunk.
 //
 // Ownership: the call and its plan outlive it. Thread safety: const.
 #pragma once
@@ -7,7 +7,7 @@
 
 #include "base/partition.h"
 #include "engine/call.h"
-#include "engine/message_plan.h"
+#include "engine/message/message_plan.h"
 
 namespace ringlet {
 

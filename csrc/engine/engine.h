@@ -1,8 +1,8 @@
 // What runs a group's collectives, whatever lies between its ranks; and what ended them, if something did.
 //
-// Contract: run() is a collective: all ranks make the same calls in the same order. It returns when this rank's output is
-// complete and its tensors may be written again, or throws: Timeout at the call's deadline, PeerLost, InvalidUsage where
-// ranks call different things, or the error that another rank reported. The first error poisons the group.
+// Contract: run() is a collective: all ranks make the same calls in the same order. It returns when this rank's output
+// is complete and its tensors may be written again, or throws: Timeout at the call's deadline, PeerLost, InvalidUsage
+// where ranks call different things, or the error that another rank reported. The first error poisons the group.
 // Thread safety: run and leave from one thread at a time; the rest from any.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "engine/call.h"
 #include "engine/call_log.h"
-#include "engine/lanes.h"
+#include "engine/p2p_transport.h"
 
 namespace ringlet {
 
@@ -32,8 +32,8 @@ class Engine {
   virtual int rank() const noexcept = 0;
   virtual int world() const noexcept = 0;
 
-  /// `patient`: called from a progress thread, which must not take the processor from the rank's own computation.
-  virtual void run(const Call& call, bool patient) = 0;
+  /// `background`: called from a progress thread, which must not take the processor from the rank's own computation.
+  virtual void run(const Call& call, bool background) = 0;
 
   /// What `auto` means for a message of so many bytes (of the schedule's whole buffer) here: the same on every rank.
   /// `registered`: all ranks' tensors are.
@@ -43,8 +43,8 @@ class Engine {
   virtual const Selector& selector() const noexcept = 0;
   virtual const Topology* topology() const noexcept { return nullptr; }
 
-  /// Its lanes for point-to-point messages.
-  virtual Lanes& lanes() = 0;
+  /// What carries its point-to-point messages.
+  virtual P2pTransport& p2p() = 0;
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   virtual bool registered(const void* pointer, size_t bytes) const noexcept = 0;
@@ -64,13 +64,13 @@ class Engine {
   virtual void raise_if_failed() = 0;
   virtual std::optional<ErrorKind> failure() const = 0;
   /// Outside of any call: throws what a peer has told of an error or of its end, which poisons the group.
-  virtual void look_around() = 0;
+  virtual void poll_failures() = 0;
   /// Poisons the group, tells the peers, and throws.
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
-  /// The last call. `quiet`: nothing is pending; then what peers still need of this rank reaches them within `patience`.
-  /// An interrupt (base/runtime.h) cuts that short, and goes on when this rank has left.
+  /// The last call. `quiet`: nothing is pending; then what peers still need of this rank reaches them within
+  /// `patience`. An interrupt (base/runtime.h) cuts that short, and goes on when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 
  private:

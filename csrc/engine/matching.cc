@@ -16,7 +16,7 @@ struct Position {
 
 bool receives(const Step& step) { return step.verb == Verb::recv || step.verb == Verb::reduce; }
 
-using Lane = std::map<std::pair<int, int>, std::vector<Position>>;  // (from, to) -> steps in order
+using Messages = std::map<std::pair<int, int>, std::vector<Position>>;  // (from, to) -> steps in order
 
 [[noreturn]] void unmatched(int from, int to) {
   throw InvalidUsage("schedule: rank " + std::to_string(from) + "'s sends to rank " + std::to_string(to) +
@@ -45,7 +45,7 @@ void advance(const Schedule& schedule, int rank, int r, const Matches& matches, 
 
 Matches match_steps(const std::vector<Schedule>& schedules) {
   const int world = static_cast<int>(schedules.size());
-  Lane sends, recvs;
+  Messages sends, recvs;
   Matches matches(world);
   for (int rank = 0; rank < world; ++rank) {
     matches[rank].resize(schedules[rank].rounds.size());
@@ -60,9 +60,9 @@ Matches match_steps(const std::vector<Schedule>& schedules) {
   }
   if (sends.size() != recvs.size())
     throw InvalidUsage("schedule: sends and receives do not match; run `ringlet prove`");
-  for (const auto& [lane, out] : sends) {
-    const auto [from, to] = lane;
-    const auto in = recvs.find(lane);
+  for (const auto& [pair, out] : sends) {
+    const auto [from, to] = pair;
+    const auto in = recvs.find(pair);
     if (in == recvs.end() || in->second.size() != out.size()) unmatched(from, to);
     for (size_t k = 0; k < out.size(); ++k) {
       const auto [send_round, send_step] = out[k];

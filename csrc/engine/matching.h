@@ -1,4 +1,4 @@
-// Which send meets which receive, for all ranks of a schedule: the k-th from a to b meets the k-th at b from a.
+// Which send matches which receive, for all ranks of a schedule: the k-th from a to b matches the k-th at b from a.
 #pragma once
 
 #include <vector>

@@ -6,7 +6,7 @@
 // schedule's whole buffer (B, KiB, MiB, GiB), the world (4, 2-4 or 5-, which has no end), and what lies between ranks:
 //   memory      they read each other's memory      network   some reach each other over a network only
 //   registered  ... in tensors that are registered  hosts     ... and some share a host
-//   staged      ... through stages                  apart     ... and none do
+//   staged      ... through staging buffers                  apart     ... and none do
 //   peers       a GPU's kernel reads other GPUs'    nccl      NCCL carries messages between GPUs
 // Pure values. Thread safety: any.
 #pragma once

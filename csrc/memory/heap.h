@@ -1,7 +1,8 @@
 // Registered memory: one sparse memfd per process, which peers map whole and read-only, once.
 //
 // Contract: an address in the heap is named by its offset in every process, so allocating is local: no peer takes
-// part. Pages exist from first touch on. Nothing is ever in /dev/shm: the file has no name and dies with its last process.
+// part. Pages exist from first touch on. Nothing is ever in /dev/shm: the file has no name and dies with its last
+// process.
 // Ownership: allocate/free pairs; a forked child must not allocate from or free into its parent's heap, so process()
 // gives it a heap of its own. Thread safety: all calls may come from any thread.
 #pragma once
@@ -28,19 +29,20 @@ class Heap {
 
   explicit Heap(size_t bytes);
 
-  /// At least `bytes`, zeroed where never used before, aligned to 64 (to 2 MiB from 2 MiB on). Throws SystemError when full.
+  /// At least `bytes`, zeroed where never used before, aligned to 64 (to 2 MiB from 2 MiB on). Throws SystemError when
+  /// full.
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer) noexcept;
 
-  /// Frees a block once `unused` says that no peer reads it any more. Nobody waits for that: the heap asks again when the next
-  /// such block comes, and when it is full. `unused` must not call the heap.
+  /// Frees a block once `unused` says that no peer reads it any more. Nobody waits for that: the heap asks again when
+  /// the next such block comes, and when it is full. `unused` must not call the heap.
   void free_when(std::byte* pointer, std::function<bool()> unused) noexcept;
 
   /// Asks now, of all such blocks. Whether one was freed.
   bool free_unused() noexcept;
 
-  /// A counter in the heap whose place only ever holds counters (type-stable memory), and which no value is given twice: who
-  /// reads it after drop_counter() finds that it has moved on, and never other data.
+  /// A counter in the heap whose place only ever holds counters (type-stable memory), and which no value is given
+  /// twice: who reads it after drop_counter() finds that it has moved on, and never other data.
   std::atomic<uint64_t>& take_counter();
   void drop_counter(std::atomic<uint64_t>& counter) noexcept;
 

@@ -136,8 +136,8 @@ struct Product {
   }
 };
 
-/// Of two floats that are neither less nor greater, the bits' union is right for all: equal numbers are their own union,
-/// of -0 and +0 it is -0, and with a NaN among them it is a NaN.
+/// Of two floats that are neither less nor greater, the bits' union is right for all: equal numbers are their own
+/// union, of -0 and +0 it is -0, and with a NaN among them it is a NaN.
 struct Min {
   template <class E, class V>
   static V apply(V a, V b) {

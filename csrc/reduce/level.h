@@ -13,7 +13,8 @@
 
 namespace ringlet {
 
-/// From this size on a kernel's pass is several passes side by side, a vector of each in turn: more lines are under way at once.
+/// From this size on a kernel's pass is several passes side by side, a vector of each in turn: more lines are under way
+/// at once.
 inline constexpr size_t kSideBySideBytes = 32 << 10;
 
 struct Level {

@@ -4,8 +4,8 @@
 // float32 for float16, bfloat16 and float8 and in the element type otherwise, rounded once. dst may be one of the
 // sources (same address), and dst2, if given, receives the same values; otherwise nothing overlaps. No pointer
 // needs more than its element's alignment. Integers wrap. NaN in any input of min or max gives NaN.
-// n == 1 is a copy (with scale and finish). Thread safety: pure functions; the kernel table is chosen once per process from
-// the processor (or RINGLET_CPU_KERNELS=portable|avx2|avx512) and constant after.
+// n == 1 is a copy (with scale and finish). Thread safety: pure functions; the kernel table is chosen once per process
+// from the processor (or RINGLET_CPU_KERNELS=portable|avx2|avx512) and constant after.
 #pragma once
 
 #include <cstddef>

@@ -14,49 +14,49 @@
 namespace ringlet {
 namespace {
 
-int peer_after(const Place& place, int distance) { return (place.rank + distance) % place.world; }
+int peer_after(const RankInfo& info, int distance) { return (info.rank + distance) % info.world; }
 
 }  // namespace
 
-Schedule one_shot_all_reduce(const Place& place) {
+Schedule one_shot_all_reduce(const RankInfo& info) {
   Schedule schedule(/*parts=*/1);
-  if (place.world == 1) return schedule;
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {0, 1});
-  for (int i = 1; i < place.world; ++i) round.reduce(peer_after(place, i), {0, 1});
+  for (int i = 1; i < info.world; ++i) round.send(peer_after(info, i), {0, 1});
+  for (int i = 1; i < info.world; ++i) round.reduce(peer_after(info, i), {0, 1});
   return schedule;
 }
 
-Schedule two_shot_reduce_scatter(const Place& place) {
-  Schedule schedule(place.world);
-  if (place.world == 1) return schedule;
+Schedule two_shot_reduce_scatter(const RankInfo& info) {
+  Schedule schedule(info.world);
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {peer_after(place, i), 1});
-  for (int i = 1; i < place.world; ++i) round.reduce(peer_after(place, i), {place.rank, 1});
+  for (int i = 1; i < info.world; ++i) round.send(peer_after(info, i), {peer_after(info, i), 1});
+  for (int i = 1; i < info.world; ++i) round.reduce(peer_after(info, i), {info.rank, 1});
   return schedule;
 }
 
-Schedule two_shot_all_gather(const Place& place) {
-  Schedule schedule(place.world);
-  if (place.world == 1) return schedule;
+Schedule two_shot_all_gather(const RankInfo& info) {
+  Schedule schedule(info.world);
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {place.rank, 1});
-  for (int i = 1; i < place.world; ++i) round.recv(peer_after(place, i), {peer_after(place, i), 1});
+  for (int i = 1; i < info.world; ++i) round.send(peer_after(info, i), {info.rank, 1});
+  for (int i = 1; i < info.world; ++i) round.recv(peer_after(info, i), {peer_after(info, i), 1});
   return schedule;
 }
 
-Schedule two_shot_all_reduce(const Place& place) {
-  Schedule schedule = two_shot_reduce_scatter(place);
-  schedule.then(two_shot_all_gather(place));
+Schedule two_shot_all_reduce(const RankInfo& info) {
+  Schedule schedule = two_shot_reduce_scatter(info);
+  schedule.then(two_shot_all_gather(info));
   return schedule;
 }
 
-Schedule pairwise_all_to_all(const Place& place) {
-  Schedule schedule(/*parts=*/2 * place.world);
+Schedule pairwise_all_to_all(const RankInfo& info) {
+  Schedule schedule(/*parts=*/2 * info.world);
   Round& round = schedule.round();
-  for (int i = 1; i < place.world; ++i) round.send(peer_after(place, i), {peer_after(place, i), 1});
-  for (int i = 1; i < place.world; ++i) round.recv(peer_after(place, i), {place.world + peer_after(place, i), 1});
-  round.copy({place.rank, 1}, place.world + place.rank);
+  for (int i = 1; i < info.world; ++i) round.send(peer_after(info, i), {peer_after(info, i), 1});
+  for (int i = 1; i < info.world; ++i) round.recv(peer_after(info, i), {info.world + peer_after(info, i), 1});
+  round.copy({info.rank, 1}, info.world + info.rank);
   return schedule;
 }
 

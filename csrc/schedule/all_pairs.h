@@ -6,10 +6,10 @@
 
 namespace ringlet {
 
-Schedule one_shot_all_reduce(const Place& place);
-Schedule two_shot_reduce_scatter(const Place& place);
-Schedule two_shot_all_gather(const Place& place);
-Schedule two_shot_all_reduce(const Place& place);
-Schedule pairwise_all_to_all(const Place& place);
+Schedule one_shot_all_reduce(const RankInfo& info);
+Schedule two_shot_reduce_scatter(const RankInfo& info);
+Schedule two_shot_all_gather(const RankInfo& info);
+Schedule two_shot_all_reduce(const RankInfo& info);
+Schedule pairwise_all_to_all(const RankInfo& info);
 
 }  // namespace ringlet

@@ -8,13 +8,13 @@
 
 namespace ringlet {
 
-Schedule dissemination_barrier(const Place& place) {
+Schedule dissemination_barrier(const RankInfo& info) {
   constexpr Chunks kNothing{0, 0};
   Schedule schedule(/*parts=*/1);
-  for (int distance = 1; distance < place.world; distance *= 2) {
+  for (int distance = 1; distance < info.world; distance *= 2) {
     schedule.round()
-        .send((place.rank + distance) % place.world, kNothing)
-        .recv((place.rank - distance + place.world) % place.world, kNothing);
+        .send((info.rank + distance) % info.world, kNothing)
+        .recv((info.rank - distance + info.world) % info.world, kNothing);
   }
   return schedule;
 }

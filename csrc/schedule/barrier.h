@@ -6,6 +6,6 @@
 
 namespace ringlet {
 
-Schedule dissemination_barrier(const Place& place);
+Schedule dissemination_barrier(const RankInfo& info);
 
 }  // namespace ringlet

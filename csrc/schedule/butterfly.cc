@@ -15,8 +15,8 @@
 
 namespace ringlet {
 
-Schedule butterfly_all_reduce(const Place& place) {
-  const Fold fold(place);
+Schedule butterfly_all_reduce(const RankInfo& info) {
+  const Fold fold(info);
   Schedule schedule(/*parts=*/1);
   fold.enter(schedule);
   for (int distance = 1; distance < fold.size && !fold.sits_out; distance *= 2) {

@@ -6,6 +6,6 @@
 
 namespace ringlet {
 
-Schedule butterfly_all_reduce(const Place& place);
+Schedule butterfly_all_reduce(const RankInfo& info);
 
 }  // namespace ringlet

@@ -29,12 +29,12 @@ struct Halving {
   int count;     ///< chunks each way
 };
 
-std::vector<Halving> halvings(const Place& place) {
+std::vector<Halving> halvings(const RankInfo& info) {
   std::vector<Halving> rounds;
-  for (int live = place.world; live > 1;) {
+  for (int live = info.world; live > 1;) {
     const int skip = (live + 1) / 2;
-    const int to = (place.rank + skip) % place.world;
-    rounds.push_back({to, (place.rank - skip + place.world) % place.world, to, place.rank, live - skip});
+    const int to = (info.rank + skip) % info.world;
+    rounds.push_back({to, (info.rank - skip + info.world) % info.world, to, info.rank, live - skip});
     live = skip;
   }
   return rounds;
@@ -49,30 +49,30 @@ void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks rang
 
 }  // namespace
 
-Schedule circulant_reduce_scatter(const Place& place) {
-  Schedule schedule(place.world);
-  for (const Halving& h : halvings(place)) {
+Schedule circulant_reduce_scatter(const RankInfo& info) {
+  Schedule schedule(info.world);
+  for (const Halving& h : halvings(info)) {
     Round& round = schedule.round();
-    add(round, &Round::send, h.to, {h.sent, h.count}, place.world);
-    add(round, &Round::reduce, h.from, {h.received, h.count}, place.world);
+    add(round, &Round::send, h.to, {h.sent, h.count}, info.world);
+    add(round, &Round::reduce, h.from, {h.received, h.count}, info.world);
   }
   return schedule;
 }
 
-Schedule circulant_all_gather(const Place& place) {
-  Schedule schedule(place.world);
-  const std::vector<Halving> rounds = halvings(place);
+Schedule circulant_all_gather(const RankInfo& info) {
+  Schedule schedule(info.world);
+  const std::vector<Halving> rounds = halvings(info);
   for (auto h = rounds.rbegin(); h != rounds.rend(); ++h) {
     Round& round = schedule.round();
-    add(round, &Round::send, h->from, {h->received, h->count}, place.world);
-    add(round, &Round::recv, h->to, {h->sent, h->count}, place.world);
+    add(round, &Round::send, h->from, {h->received, h->count}, info.world);
+    add(round, &Round::recv, h->to, {h->sent, h->count}, info.world);
   }
   return schedule;
 }
 
-Schedule circulant_all_reduce(const Place& place) {
-  Schedule schedule = circulant_reduce_scatter(place);
-  schedule.then(circulant_all_gather(place));
+Schedule circulant_all_reduce(const RankInfo& info) {
+  Schedule schedule = circulant_reduce_scatter(info);
+  schedule.then(circulant_all_gather(info));
   return schedule;
 }
 

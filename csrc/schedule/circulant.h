@@ -6,8 +6,8 @@
 
 namespace ringlet {
 
-Schedule circulant_reduce_scatter(const Place& place);
-Schedule circulant_all_gather(const Place& place);
-Schedule circulant_all_reduce(const Place& place);
+Schedule circulant_reduce_scatter(const RankInfo& info);
+Schedule circulant_all_gather(const RankInfo& info);
+Schedule circulant_all_reduce(const RankInfo& info);
 
 }  // namespace ringlet

@@ -34,33 +34,33 @@ bool is_reduction(Collective c) noexcept {
   return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
 }
 
-Chunks input_chunks(Collective collective, const Place& place, int parts) noexcept {
-  const bool at_root = place.rank == place.root;
+Chunks input_chunks(Collective collective, const RankInfo& info, int parts) noexcept {
+  const bool at_root = info.rank == info.root;
   switch (collective) {
     case Collective::all_reduce:
     case Collective::reduce_scatter:
     case Collective::reduce: return {0, parts};
     case Collective::all_gather:
-    case Collective::gather: return {place.rank, 1};
+    case Collective::gather: return {info.rank, 1};
     case Collective::broadcast:
     case Collective::scatter: return at_root ? Chunks{0, parts} : kNone;
-    case Collective::all_to_all: return {0, place.world};
+    case Collective::all_to_all: return {0, info.world};
     case Collective::barrier: return kNone;
   }
   return kNone;
 }
 
-Chunks output_chunks(Collective collective, const Place& place, int parts) noexcept {
-  const bool at_root = place.rank == place.root;
+Chunks output_chunks(Collective collective, const RankInfo& info, int parts) noexcept {
+  const bool at_root = info.rank == info.root;
   switch (collective) {
     case Collective::all_reduce:
     case Collective::all_gather:
     case Collective::broadcast: return {0, parts};
     case Collective::reduce_scatter:
-    case Collective::scatter: return {place.rank, 1};
+    case Collective::scatter: return {info.rank, 1};
     case Collective::reduce:
     case Collective::gather: return at_root ? Chunks{0, parts} : kNone;
-    case Collective::all_to_all: return {place.world, place.world};
+    case Collective::all_to_all: return {info.world, info.world};
     case Collective::barrier: return kNone;
   }
   return kNone;

@@ -48,14 +48,14 @@ bool is_reduction(Collective collective) noexcept;
 
 class Topology;
 
-struct Place {
+struct RankInfo {
   int rank;
   int world;
   int root = 0;
   const Topology* topology = nullptr;  ///< not owned; null: all ranks share a host
 };
 
-Chunks input_chunks(Collective collective, const Place& place, int parts) noexcept;
-Chunks output_chunks(Collective collective, const Place& place, int parts) noexcept;
+Chunks input_chunks(Collective collective, const RankInfo& info, int parts) noexcept;
+Chunks output_chunks(Collective collective, const RankInfo& info, int parts) noexcept;
 
 }  // namespace ringlet

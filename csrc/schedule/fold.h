@@ -16,13 +16,13 @@
 namespace ringlet {
 
 struct Fold {
-  explicit Fold(const Place& place)
-      : size(static_cast<int>(std::bit_floor(static_cast<unsigned>(place.world)))),
-        excess(place.world - size),
-        paired(place.rank < 2 * excess),
-        sits_out(paired && place.rank % 2 == 0),
-        partner(place.rank ^ 1),
-        player(paired ? place.rank / 2 : place.rank - excess) {}
+  explicit Fold(const RankInfo& info)
+      : size(static_cast<int>(std::bit_floor(static_cast<unsigned>(info.world)))),
+        excess(info.world - size),
+        paired(info.rank < 2 * excess),
+        sits_out(paired && info.rank % 2 == 0),
+        partner(info.rank ^ 1),
+        player(paired ? info.rank / 2 : info.rank - excess) {}
 
   int rank_of(int other_player) const { return other_player < excess ? 2 * other_player + 1 : other_player + excess; }
 

@@ -7,9 +7,9 @@
 //                                            rank 2   0 1                     1
 //                                            rank 3       2 3                     3
 //
-// Near first, as above: the largest exchanges are between neighbouring ranks, which share a host when ranks are numbered
-// host after host. Far first: distance 2 comes before 1, the largest exchanges are between ranks half the world apart,
-// which share a host when ranks are numbered round robin over the hosts.
+// Near first, as above: the largest exchanges are between neighbouring ranks, which share a host when ranks are
+// numbered host after host. Far first: distance 2 comes before 1, the largest exchanges are between ranks half the
+// world apart, which share a host when ranks are numbered round robin over the hosts.
 // Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with q the
 // power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
@@ -31,8 +31,8 @@ struct Halves {
   Chunks given;
 };
 
-Schedule exchanged(const Place& place, bool near_first) {
-  const Fold fold(place);
+Schedule exchanged(const RankInfo& info, bool near_first) {
+  const Fold fold(info);
   Schedule schedule(fold.size);
   fold.enter(schedule);
   Chunks left{0, fold.size};
@@ -52,7 +52,7 @@ Schedule exchanged(const Place& place, bool near_first) {
 
 }  // namespace
 
-Schedule halving_doubling_near(const Place& place) { return exchanged(place, true); }
-Schedule halving_doubling_far(const Place& place) { return exchanged(place, false); }
+Schedule halving_doubling_near(const RankInfo& info) { return exchanged(info, true); }
+Schedule halving_doubling_far(const RankInfo& info) { return exchanged(info, false); }
 
 }  // namespace ringlet

@@ -6,7 +6,7 @@
 
 namespace ringlet {
 
-Schedule halving_doubling_near(const Place& place);
-Schedule halving_doubling_far(const Place& place);
+Schedule halving_doubling_near(const RankInfo& info);
+Schedule halving_doubling_far(const RankInfo& info);
 
 }  // namespace ringlet

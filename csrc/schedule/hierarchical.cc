@@ -34,8 +34,8 @@ void across(Schedule& schedule, const Schedule& of_hosts, const Locals& here) {
 
 }  // namespace
 
-Schedule hierarchical_all_reduce(const Place& place) {
-  const Locals here(place);
+Schedule hierarchical_all_reduce(const RankInfo& info) {
+  const Locals here(info);
   const int shards = here.topology.fewest(), hosts = here.topology.hosts();
   const bool owns = here.index < shards;
   const std::vector<int> owners = here.others(shards), served = owns ? here.peers() : std::vector<int>{};
@@ -55,21 +55,21 @@ Schedule hierarchical_all_reduce(const Place& place) {
   return schedule;
 }
 
-Schedule hierarchical_broadcast(const Place& place) {
-  const Locals here(place, /*leader=*/place.root);
-  const int shards = here.topology.fewest(), source = here.topology.host(place.root);
-  const bool owns = here.index < shards, at_root = place.rank == place.root;
+Schedule hierarchical_broadcast(const RankInfo& info) {
+  const Locals here(info, /*leader=*/info.root);
+  const int shards = here.topology.fewest(), source = here.topology.host(info.root);
+  const bool owns = here.index < shards, at_root = info.rank == info.root;
   Schedule schedule(shards);
   if (here.host == source && owns && shards > 1) {
     Round& in = schedule.round();
-    if (!at_root) in.recv(place.root, {here.index, 1});
+    if (!at_root) in.recv(info.root, {here.index, 1});
     for (const int i : here.others(at_root ? shards : 0)) in.send(here.ranks[i], {i, 1});
   }
   if (owns) across(schedule, tree_broadcast({here.host, here.topology.hosts(), source}), here);
   if (!here.alone()) {
     Round& out = schedule.round();
     for (const int peer : owns ? here.peers() : std::vector<int>{}) {
-      if (peer != place.root) out.send(peer, {here.index, 1});
+      if (peer != info.root) out.send(peer, {here.index, 1});
     }
     for (const int i : here.others(at_root ? 0 : shards)) out.recv(here.ranks[i], {i, 1});
   }

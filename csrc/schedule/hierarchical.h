@@ -1,4 +1,4 @@
-// Inside hosts, across them in parallel, inside again: one flat schedule. The only algorithms that read place.topology
+// Inside hosts, across them in parallel, inside again: one flat schedule. The only algorithms that read info.topology
 // themselves. Pure functions of place; see hierarchical.cc and, for the blocked ones, hierarchical_blocks.cc.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace ringlet {
 
-Schedule hierarchical_all_reduce(const Place& place);
-Schedule hierarchical_broadcast(const Place& place);
-Schedule hierarchical_reduce_scatter(const Place& place);
-Schedule hierarchical_all_gather(const Place& place);
+Schedule hierarchical_all_reduce(const RankInfo& info);
+Schedule hierarchical_broadcast(const RankInfo& info);
+Schedule hierarchical_reduce_scatter(const RankInfo& info);
+Schedule hierarchical_all_gather(const RankInfo& info);
 
 }  // namespace ringlet

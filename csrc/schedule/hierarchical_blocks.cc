@@ -42,22 +42,22 @@ std::vector<int> owners_elsewhere(const Locals& here, int block) {
 }
 
 /// The ranks on other hosts whose blocks this rank owns on its own, from the next rank on.
-std::vector<int> served_elsewhere(const Locals& here, const Place& place) {
+std::vector<int> served_elsewhere(const Locals& here, const RankInfo& info) {
   std::vector<int> ranks;
-  for (int i = 1; i < place.world; ++i) {
-    const int block = (place.rank + i) % place.world;
+  for (int i = 1; i < info.world; ++i) {
+    const int block = (info.rank + i) % info.world;
     const bool elsewhere = here.topology.host(block) != here.host;
-    if (elsewhere && owner_on(here.topology, here.host, block) == place.rank) ranks.push_back(block);
+    if (elsewhere && owner_on(here.topology, here.host, block) == info.rank) ranks.push_back(block);
   }
   return ranks;
 }
 
 }  // namespace
 
-Schedule hierarchical_reduce_scatter(const Place& place) {
-  const Locals here(place);
-  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
-  Schedule schedule(place.world);
+Schedule hierarchical_reduce_scatter(const RankInfo& info) {
+  const Locals here(info);
+  const std::vector<Chunks> own = owned_by(here.topology, info.rank);
+  Schedule schedule(info.world);
   if (!here.alone()) {
     Round& in = schedule.round();
     for (const int peer : here.peers()) {
@@ -69,20 +69,20 @@ Schedule hierarchical_reduce_scatter(const Place& place) {
   }
   if (!here.topology.one_host()) {
     Round& across = schedule.round();
-    for (const int peer : served_elsewhere(here, place)) across.send(peer, {peer, 1});
-    for (const int peer : owners_elsewhere(here, place.rank)) across.reduce(peer, {place.rank, 1});
+    for (const int peer : served_elsewhere(here, info)) across.send(peer, {peer, 1});
+    for (const int peer : owners_elsewhere(here, info.rank)) across.reduce(peer, {info.rank, 1});
   }
   return schedule;
 }
 
-Schedule hierarchical_all_gather(const Place& place) {
-  const Locals here(place);
-  const std::vector<Chunks> own = owned_by(here.topology, place.rank);
-  Schedule schedule(place.world);
+Schedule hierarchical_all_gather(const RankInfo& info) {
+  const Locals here(info);
+  const std::vector<Chunks> own = owned_by(here.topology, info.rank);
+  Schedule schedule(info.world);
   if (!here.topology.one_host()) {
     Round& across = schedule.round();
-    for (const int peer : owners_elsewhere(here, place.rank)) across.send(peer, {place.rank, 1});
-    for (const int peer : served_elsewhere(here, place)) across.recv(peer, {peer, 1});
+    for (const int peer : owners_elsewhere(here, info.rank)) across.send(peer, {info.rank, 1});
+    for (const int peer : served_elsewhere(here, info)) across.recv(peer, {peer, 1});
   }
   if (!here.alone()) {
     Round& out = schedule.round();

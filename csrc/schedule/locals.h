@@ -21,12 +21,12 @@ inline std::vector<int> ranks_on(const Topology& topology, int host, int leader)
 struct Locals {
   static constexpr int kNobody = -1;
 
-  explicit Locals(const Place& place, int leader = kNobody)
-      : topology(topology_of(place)),
+  explicit Locals(const RankInfo& info, int leader = kNobody)
+      : topology(topology_of(info)),
         leader(leader),
-        host(topology.host(place.rank)),
+        host(topology.host(info.rank)),
         ranks(ranks_on(topology, host, leader)),
-        index(static_cast<int>(std::find(ranks.begin(), ranks.end(), place.rank) - ranks.begin())) {}
+        index(static_cast<int>(std::find(ranks.begin(), ranks.end(), info.rank) - ranks.begin())) {}
 
   int size() const { return static_cast<int>(ranks.size()); }
   bool alone() const { return size() == 1; }

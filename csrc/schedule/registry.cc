@@ -54,11 +54,11 @@ constexpr Algorithm kAlgorithms[] = {
 
 }  // namespace
 
-Schedule schedule_of(const Algorithm& algorithm, const Place& place) {
-  if (place.topology == nullptr || algorithm.order == Order::none) return algorithm.make(place);
-  const Numbering& positions = algorithm.order == along ? place.topology->along() : place.topology->across();
-  if (positions.identity) return algorithm.make(place);
-  const Place position{positions.position_of[place.rank], place.world, positions.position_of[place.root]};
+Schedule schedule_of(const Algorithm& algorithm, const RankInfo& info) {
+  if (info.topology == nullptr || algorithm.order == Order::none) return algorithm.make(info);
+  const Numbering& positions = algorithm.order == along ? info.topology->along() : info.topology->across();
+  if (positions.identity) return algorithm.make(info);
+  const RankInfo position{positions.position_of[info.rank], info.world, positions.position_of[info.root]};
   return relabelled(algorithm.make(position), algorithm.collective, positions);
 }
 

@@ -22,13 +22,13 @@ enum class Order : uint8_t { none, along, across };
 struct Algorithm {
   const char* name;  ///< "ring"
   Collective collective;
-  Schedule (*make)(const Place& place);  ///< pure; the schedule of the position place.rank
-  const char* summary;                   ///< one line, for people
+  Schedule (*make)(const RankInfo& info);  ///< pure; the schedule of the position info.rank
+  const char* summary;                     ///< one line, for people
   Order order = Order::none;
 };
 
-/// The schedule of place.rank along place.topology. Pure.
-Schedule schedule_of(const Algorithm& algorithm, const Place& place);
+/// The schedule of info.rank along info.topology. Pure.
+Schedule schedule_of(const Algorithm& algorithm, const RankInfo& info);
 
 std::span<const Algorithm> algorithms() noexcept;
 

@@ -4,9 +4,9 @@ namespace ringlet {
 namespace {
 
 /// Chunks that belong to positions; all_to_all has two rows of them.
-class Blocks {
+class BlockOrder {
  public:
-  explicit Blocks(const Numbering& numbering)
+  explicit BlockOrder(const Numbering& numbering)
       : rank_at_(numbering.rank_at), world_(static_cast<int>(numbering.rank_at.size())) {}
 
   int moved(int chunk) const { return chunk < world_ ? rank_at_[chunk] : world_ + rank_at_[chunk - world_]; }
@@ -24,7 +24,7 @@ class Blocks {
 };
 
 /// Appends a step on blocks, cut where they do not stay together.
-void append(std::vector<Step>& steps, const Step& step, const Blocks& blocks) {
+void append(std::vector<Step>& steps, const Step& step, const BlockOrder& blocks) {
   const bool copies = step.verb == Verb::copy;
   for (int i = 0, n = 0; i < step.count; i += n) {
     n = copies ? 1 : blocks.together(step.first + i, step.count - i);
@@ -36,7 +36,7 @@ void append(std::vector<Step>& steps, const Step& step, const Blocks& blocks) {
 
 Schedule relabelled(const Schedule& schedule, Collective collective, const Numbering& numbering) {
   const bool in_blocks = !is_divided(collective) && collective != Collective::barrier;
-  const Blocks blocks(numbering);
+  const BlockOrder blocks(numbering);
   Schedule result(schedule.parts);
   for (const Round& round : schedule.rounds) {
     std::vector<Step>& steps = result.round().steps;

@@ -13,8 +13,8 @@ namespace ringlet {
 namespace {
 
 struct Ring {
-  explicit Ring(const Place& place)
-      : world(place.world), next((place.rank + 1) % world), prev((place.rank + world - 1) % world) {}
+  explicit Ring(const RankInfo& info)
+      : world(info.world), next((info.rank + 1) % world), prev((info.rank + world - 1) % world) {}
 
   /// Chunk `index` of the circle; index >= -world.
   Chunks chunk(int index) const { return {(index + world) % world, 1}; }
@@ -26,27 +26,27 @@ struct Ring {
 
 }  // namespace
 
-Schedule ring_reduce_scatter(const Place& place) {
-  const Ring ring(place);
-  Schedule schedule(place.world);
-  for (int i = 0; i < place.world - 1; ++i) {
-    schedule.round().send(ring.next, ring.chunk(place.rank - 1 - i)).reduce(ring.prev, ring.chunk(place.rank - 2 - i));
+Schedule ring_reduce_scatter(const RankInfo& info) {
+  const Ring ring(info);
+  Schedule schedule(info.world);
+  for (int i = 0; i < info.world - 1; ++i) {
+    schedule.round().send(ring.next, ring.chunk(info.rank - 1 - i)).reduce(ring.prev, ring.chunk(info.rank - 2 - i));
   }
   return schedule;
 }
 
-Schedule ring_all_gather(const Place& place) {
-  const Ring ring(place);
-  Schedule schedule(place.world);
-  for (int i = 0; i < place.world - 1; ++i) {
-    schedule.round().send(ring.next, ring.chunk(place.rank - i)).recv(ring.prev, ring.chunk(place.rank - 1 - i));
+Schedule ring_all_gather(const RankInfo& info) {
+  const Ring ring(info);
+  Schedule schedule(info.world);
+  for (int i = 0; i < info.world - 1; ++i) {
+    schedule.round().send(ring.next, ring.chunk(info.rank - i)).recv(ring.prev, ring.chunk(info.rank - 1 - i));
   }
   return schedule;
 }
 
-Schedule ring_all_reduce(const Place& place) {
-  Schedule schedule = ring_reduce_scatter(place);
-  schedule.then(ring_all_gather(place));
+Schedule ring_all_reduce(const RankInfo& info) {
+  Schedule schedule = ring_reduce_scatter(info);
+  schedule.then(ring_all_gather(info));
   return schedule;
 }
 

@@ -6,8 +6,8 @@
 
 namespace ringlet {
 
-Schedule ring_reduce_scatter(const Place& place);
-Schedule ring_all_gather(const Place& place);
-Schedule ring_all_reduce(const Place& place);
+Schedule ring_reduce_scatter(const RankInfo& info);
+Schedule ring_all_gather(const RankInfo& info);
+Schedule ring_all_reduce(const RankInfo& info);
 
 }  // namespace ringlet

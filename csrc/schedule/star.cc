@@ -20,63 +20,63 @@ constexpr Chunks kWhole{0, 1};
 
 /// Calls act(peer) for every rank but this one, from the next rank on.
 template <typename Act>
-void for_each_peer(const Place& place, Act act) {
-  for (int i = 1; i < place.world; ++i) act((place.rank + i) % place.world);
+void for_each_peer(const RankInfo& info, Act act) {
+  for (int i = 1; i < info.world; ++i) act((info.rank + i) % info.world);
 }
 
 }  // namespace
 
-Schedule star_broadcast(const Place& place) {
+Schedule star_broadcast(const RankInfo& info) {
   Schedule schedule(/*parts=*/1);
-  if (place.world == 1) return schedule;
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  if (place.rank != place.root) {
-    round.recv(place.root, kWhole);
+  if (info.rank != info.root) {
+    round.recv(info.root, kWhole);
   } else {
-    for_each_peer(place, [&](int peer) { round.send(peer, kWhole); });
+    for_each_peer(info, [&](int peer) { round.send(peer, kWhole); });
   }
   return schedule;
 }
 
-Schedule star_reduce(const Place& place) {
+Schedule star_reduce(const RankInfo& info) {
   Schedule schedule(/*parts=*/1);
-  if (place.world == 1) return schedule;
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  if (place.rank != place.root) {
-    round.send(place.root, kWhole);
+  if (info.rank != info.root) {
+    round.send(info.root, kWhole);
   } else {
-    for_each_peer(place, [&](int peer) { round.reduce(peer, kWhole); });
+    for_each_peer(info, [&](int peer) { round.reduce(peer, kWhole); });
   }
   return schedule;
 }
 
-Schedule star_all_reduce(const Place& place) {
-  const Place from_zero{place.rank, place.world, /*root=*/0};
+Schedule star_all_reduce(const RankInfo& info) {
+  const RankInfo from_zero{info.rank, info.world, /*root=*/0};
   Schedule schedule = star_reduce(from_zero);
   schedule.then(star_broadcast(from_zero));
   return schedule;
 }
 
-Schedule linear_gather(const Place& place) {
-  Schedule schedule(place.world);
-  if (place.world == 1) return schedule;
+Schedule linear_gather(const RankInfo& info) {
+  Schedule schedule(info.world);
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  if (place.rank != place.root) {
-    round.send(place.root, {place.rank, 1});
+  if (info.rank != info.root) {
+    round.send(info.root, {info.rank, 1});
   } else {
-    for_each_peer(place, [&](int peer) { round.recv(peer, {peer, 1}); });
+    for_each_peer(info, [&](int peer) { round.recv(peer, {peer, 1}); });
   }
   return schedule;
 }
 
-Schedule linear_scatter(const Place& place) {
-  Schedule schedule(place.world);
-  if (place.world == 1) return schedule;
+Schedule linear_scatter(const RankInfo& info) {
+  Schedule schedule(info.world);
+  if (info.world == 1) return schedule;
   Round& round = schedule.round();
-  if (place.rank != place.root) {
-    round.recv(place.root, {place.rank, 1});
+  if (info.rank != info.root) {
+    round.recv(info.root, {info.rank, 1});
   } else {
-    for_each_peer(place, [&](int peer) { round.send(peer, {peer, 1}); });
+    for_each_peer(info, [&](int peer) { round.send(peer, {peer, 1}); });
   }
   return schedule;
 }

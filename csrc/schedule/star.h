@@ -6,10 +6,10 @@
 
 namespace ringlet {
 
-Schedule star_all_reduce(const Place& place);  ///< through rank 0, whatever place.root says
-Schedule star_broadcast(const Place& place);
-Schedule star_reduce(const Place& place);
-Schedule linear_gather(const Place& place);
-Schedule linear_scatter(const Place& place);
+Schedule star_all_reduce(const RankInfo& info);  ///< through rank 0, whatever info.root says
+Schedule star_broadcast(const RankInfo& info);
+Schedule star_reduce(const RankInfo& info);
+Schedule linear_gather(const RankInfo& info);
+Schedule linear_scatter(const RankInfo& info);
 
 }  // namespace ringlet

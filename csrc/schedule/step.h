@@ -8,7 +8,7 @@
 // Chunks are indices into `parts` parts of the collective's buffer (schedule/collective.h says which of them
 // are a rank's input and output). A round's reads all see the values from before the round; its steps are
 // posted together and complete together. Rounds are each rank's own order, never a global barrier. The k-th
-// send from a to b meets the k-th recv or reduce at b from a. Several reduces into one chunk in one round are
+// send from a to b matches the k-th recv or reduce at b from a. Several reduces into one chunk in one round are
 // one n-ary reduction in ascending rank order, the own value in its own rank's place.
 #pragma once
 

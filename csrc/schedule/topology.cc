@@ -52,9 +52,9 @@ Topology::Topology(std::span<const int> host_of_rank) : host_(numbered_by_first_
   across_ = numbering(std::move(across));
 }
 
-Topology topology_of(const Place& place) {
-  if (place.topology != nullptr) return *place.topology;
-  return Topology(std::vector<int>(place.world, 0));
+Topology topology_of(const RankInfo& info) {
+  if (info.topology != nullptr) return *info.topology;
+  return Topology(std::vector<int>(info.world, 0));
 }
 
 }  // namespace ringlet

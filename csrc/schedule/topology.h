@@ -3,8 +3,9 @@
 //   host of rank 0 .. 5: a b c a a b     along   0 3 4 1 5 2     host after host: the next rank is mostly a neighbour
 //                                        across  0 1 2 3 5 4     round robin over the hosts: the next one is mostly not
 //
-// Hosts are numbered by their first rank, ranks on a host ascend. Where all hosts have as many ranks, `along` is the block
-// numbering of the ranks and `across` the cyclic one. Thread safety: immutable once made; spans live as long as it does.
+// Hosts are numbered by their first rank, ranks on a host ascend. Where all hosts have as many ranks, `along` is the
+// block numbering of the ranks and `across` the cyclic one. Thread safety: immutable once made; spans live as long as
+// it does.
 #pragma once
 
 #include <span>
@@ -12,7 +13,7 @@
 
 namespace ringlet {
 
-struct Place;
+struct RankInfo;
 
 /// The ranks in an order: position -> rank, and back.
 struct Numbering {
@@ -48,6 +49,6 @@ class Topology {
 };
 
 /// The place's own, or all of its ranks on one host where it has none.
-Topology topology_of(const Place& place);
+Topology topology_of(const RankInfo& info);
 
 }  // namespace ringlet

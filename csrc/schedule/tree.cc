@@ -17,8 +17,8 @@ namespace {
 constexpr Chunks kWhole{0, 1};
 
 struct Node {
-  explicit Node(const Place& place)
-      : world(place.world), root(place.root), number((place.rank - place.root + world) % world) {}
+  explicit Node(const RankInfo& info)
+      : world(info.world), root(info.root), number((info.rank - info.root + world) % world) {}
 
   bool has_child(int bit) const { return number + bit < world; }
   bool is_child(int bit) const { return (number & bit) != 0; }
@@ -32,8 +32,8 @@ struct Node {
 
 }  // namespace
 
-Schedule tree_reduce(const Place& place) {
-  const Node node(place);
+Schedule tree_reduce(const RankInfo& info) {
+  const Node node(info);
   Schedule schedule(/*parts=*/1);
   int bit = 1;
   for (; bit < node.world && !node.is_child(bit); bit *= 2) {
@@ -43,8 +43,8 @@ Schedule tree_reduce(const Place& place) {
   return schedule;
 }
 
-Schedule tree_broadcast(const Place& place) {
-  const Node node(place);
+Schedule tree_broadcast(const RankInfo& info) {
+  const Node node(info);
   Schedule schedule(/*parts=*/1);
   int bit = 1;
   while (bit < node.world && !node.is_child(bit)) bit *= 2;

@@ -6,7 +6,7 @@
 
 namespace ringlet {
 
-Schedule tree_broadcast(const Place& place);
-Schedule tree_reduce(const Place& place);
+Schedule tree_broadcast(const RankInfo& info);
+Schedule tree_reduce(const RankInfo& info);
 
 }  // namespace ringlet

@@ -22,7 +22,7 @@ namespace ringlet {
 namespace {
 
 constexpr std::array<uint8_t, 12> kV4Prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-constexpr int kCardVersion = 1;
+constexpr int kPeerAddressVersion = 1;
 
 struct Interface {
   std::string name;
@@ -94,7 +94,7 @@ std::optional<Address> towards_master() {
 }
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw InvalidUsage("a rank published something else than ringlet's address card (" + what + "): another version?");
+  throw InvalidUsage("a rank published something else than ringlet's address (" + what + "): another version?");
 }
 
 }  // namespace
@@ -169,30 +169,33 @@ sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
   return storage;
 }
 
-std::string Card::pack() const {
+std::string PeerAddress::pack() const {
   std::ostringstream text;
-  text << kCardVersion << ' ' << host << ' ' << door << ' ' << port << ' ';
+  text << kPeerAddressVersion << ' ' << host << ' ' << listener << ' ' << port << ' ';
   for (size_t i = 0; i < std::min(addresses.size(), kMostAddresses); ++i) {
     text << (i == 0 ? "" : ",") << addresses[i].text();
   }
   return text.str();
 }
 
-Card Card::unpack(const std::string& text) {
+PeerAddress PeerAddress::unpack(const std::string& text) {
   if (text.size() > kMostBytes) refuse(std::to_string(text.size()) + " bytes");
   std::istringstream stream(text);
   int version = 0;
-  Card card;
+  PeerAddress address;
   std::string list, more;
   if (!(stream >> version)) refuse("no version");
-  if (version != kCardVersion) refuse("version " + std::to_string(version) + ", here " + std::to_string(kCardVersion));
-  if (!(stream >> card.host >> card.door >> card.port >> list) || stream >> more) refuse("not of five fields");
-  for (const std::string& address : split(list, ',')) card.addresses.emplace_back(address);
-  if (card.addresses.empty() || card.addresses.size() > kMostAddresses || card.port == 0) refuse("not reachable");
-  return card;
+  if (version != kPeerAddressVersion)
+    refuse("version " + std::to_string(version) + ", here " + std::to_string(kPeerAddressVersion));
+  if (!(stream >> address.host >> address.listener >> address.port >> list) || stream >> more)
+    refuse("not of five fields");
+  for (const std::string& one : split(list, ',')) address.addresses.emplace_back(one);
+  if (address.addresses.empty() || address.addresses.size() > kMostAddresses || address.port == 0)
+    refuse("not reachable");
+  return address;
 }
 
-std::vector<Address> Card::reachable_from(uint64_t own_host) const {
+std::vector<Address> PeerAddress::reachable_from(uint64_t own_host) const {
   std::vector<Address> order = addresses;
   if (own_host == host) {
     std::stable_partition(order.begin(), order.end(), [](const Address& each) { return each.is_loopback(); });
@@ -217,7 +220,7 @@ std::vector<Address> own_addresses(const std::string& interfaces) {
   for (const bool loopback : {false, true}) {
     for (const Interface& each : all) {
       const bool fits = each.up && !each.address.is_link_local() && each.address.is_loopback() == loopback;
-      if (fits && addresses.size() < Card::kMostAddresses) addresses.push_back(each.address);
+      if (fits && addresses.size() < PeerAddress::kMostAddresses) addresses.push_back(each.address);
     }
   }
   if (const std::optional<Address> first = towards_master()) {

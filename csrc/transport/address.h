@@ -1,4 +1,4 @@
-// Where a process can be reached over TCP: its addresses as others see them, packed into a card for the store.
+// Where a process can be reached over TCP: its addresses as others see them, packed into a address for the store.
 //
 // Which addresses: those of RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME; names, separated by commas), else all global ones
 // of interfaces that are up, the one that leads to MASTER_ADDR first, loopback last. Pure values. Thread safety: any.
@@ -37,18 +37,18 @@ class Address {
 };
 
 /// As text: "1 HOST DOOR PORT ADDRESS,ADDRESS,...".
-struct Card {
+struct PeerAddress {
   static constexpr size_t kMostAddresses = 16;
   static constexpr size_t kMostBytes = 1024;
 
-  uint64_t host = 0;  ///< host_identity() there
-  uint64_t door = 0;  ///< random: who shows it means this process, and not one that a stale address leads to
+  uint64_t host = 0;      ///< host_identity() there
+  uint64_t listener = 0;  ///< random: who shows it means this process, and not one that a stale address leads to
   uint16_t port = 0;
   std::vector<Address> addresses{};
 
   std::string pack() const;
   /// Throws InvalidUsage saying what is wrong with it.
-  static Card unpack(const std::string& text);
+  static PeerAddress unpack(const std::string& text);
 
   /// The addresses worth trying from here, best first: loopback inside a host only, and there before the others.
   std::vector<Address> reachable_from(uint64_t own_host) const;
@@ -58,8 +58,8 @@ struct Card {
 std::string own_end(const Socket& socket);
 std::string other_end(const Socket& socket);
 
-/// The same for two processes exactly where loopback joins them and one can hand the other a descriptor: one kernel, one
-/// network namespace.
+/// The same for two processes exactly where loopback joins them and one can hand the other a descriptor: one kernel,
+/// one network namespace.
 uint64_t host_identity();
 
 /// This process's addresses. `interfaces` as in RINGLET_INTERFACE, empty for automatic choice. Throws InvalidUsage

@@ -10,7 +10,8 @@
 
 namespace ringlet {
 
-/// What the environment asks for now. Throws InvalidUsage where RINGLET_TCP_CONGESTION names one that is not to be had here.
+/// What the environment asks for now. Throws InvalidUsage where RINGLET_TCP_CONGESTION names one that is not to be had
+/// here.
 std::string find_congestion_control();
 
 /// Decided once per process. Throws InvalidUsage where RINGLET_TCP_CONGESTION names one that is not to be had here.

@@ -1,11 +1,11 @@
 // The page by which a rank tells its peers how far it is, what it is calling, and whether it failed.
 //
 // Only its owner writes it; peers map it read-only and poll. `progress` counts for ever upwards:
-//   epoch << 16               every slab before `epoch` is complete
-//   epoch << 16 | kAnnounced  the call's description for `epoch` can be read
+//   epoch << 16               every segment before `epoch` is complete
+//   epoch << 16 | kSignatureReady  the call's description for `epoch` can be read
 //   epoch << 16 | ready(r)    rounds before r of `epoch` are complete and what round r sends can be read
-// An epoch is one slab of one call. A rank starts epoch e only when all peers completed e - 2, so what a slot of
-// parity e % 2 holds (descriptions, stages) is not overwritten while a peer may read it.
+// An epoch is one segment of one call. A rank starts epoch e only when all peers completed e - 2, so what a slot of
+// parity e % 2 holds (descriptions, staging buffers) is not overwritten while a peer may read it.
 #pragma once
 
 #include <atomic>
@@ -20,22 +20,22 @@
 
 namespace ringlet {
 
-inline constexpr uint32_t kAnnounced = 1;
+inline constexpr uint32_t kSignatureReady = 1;
 constexpr uint32_t ready(int round) { return 2 + static_cast<uint32_t>(round); }
 constexpr uint64_t at(uint64_t epoch, uint32_t stage) { return (epoch << 16) + stage; }
 
 /// What a rank is calling: compared by its peers before any data is used.
-struct Announcement {
+struct CallSignature {
   uint64_t signature = 0;  // engine/call.h packs it
   uint64_t count = 0;
 };
 
 /// What goes with it, seldom read.
-struct AnnouncementDetail {
+struct CallDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
   uint64_t output = 0;
-  Announcement previous;  // the call before, for the message where ranks parted there
+  CallSignature previous;  // the call before, for the message where ranks parted there
 };
 
 /// Words that their owner changes while others read them, for people: who reads meanwhile may get some of both.
@@ -55,12 +55,12 @@ struct Control {
 
   // One line: a peer that sees the progress has what it compares at hand.
   alignas(64) std::atomic<uint64_t> progress;
-  Announcement calls[2];  // by parity of the call's first epoch
-  alignas(64) AnnouncementDetail details[2];
+  CallSignature calls[2];  // by parity of the call's first epoch
+  alignas(64) CallDetail details[2];
   // The rest changes seldom, so peers keep its lines in their caches.
-  alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
-  std::atomic<uint32_t> awaiting_messages;        // a thread of this rank sleeps until a slab is put out or taken
-  std::atomic<uint32_t> asleep[kLanes];           // a thread of this rank sleeps until a peer rings that lane's bell
+  alignas(64) std::atomic<uint32_t> sleeping_on;   // 1 + the rank whose progress this rank sleeps on; 0 = awake
+  std::atomic<uint32_t> awaiting_messages;         // a thread of this rank sleeps until a segment is put out or taken
+  std::atomic<uint32_t> asleep[kConnectionKinds];  // a thread of this rank sleeps until its wakeup is signalled
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
@@ -82,14 +82,14 @@ struct RingCounters {
 
 /// Point-to-point traffic with one peer, both directions; the owner of the region writes all of it.
 struct Channel {
-  alignas(64) std::atomic<uint32_t> sent;  // slabs put out for the peer, ever
-  std::atomic<uint32_t> received;          // slabs taken from the peer, ever
-  RingCounters rings[2];                   // in place of slabs where the group has wires: collectives, messages
+  alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer, ever
+  std::atomic<uint32_t> received;          // segments taken from the peer, ever
+  RingCounters rings[2];                   // in place of segments where the group has mesh: collectives, messages
 };
 static_assert(sizeof(Channel) == 64);
 
-/// Stands before each point-to-point slab.
-struct alignas(64) SlabHeader {
+/// Stands before each point-to-point segment.
+struct alignas(64) StagingHeader {
   uint64_t dtype;
   uint64_t count;     // elements of the whole message
   uint64_t in_place;  // 1: the message lies at the registered `address`, whole

@@ -26,7 +26,7 @@ constexpr uint32_t kMagic = 0x524e474c;  // "RNGL"
 constexpr uint32_t kVersion = 1;
 constexpr std::chrono::milliseconds kNow{0};
 
-struct Hello {
+struct RegionHello {
   uint32_t magic;
   uint32_t version;
   int32_t rank;
@@ -71,8 +71,8 @@ bool readable(int socket, const Deadline& deadline) {
   }
 }
 
-bool send_hello(int socket, const Hello& hello, std::span<const int> handed, const Deadline& deadline) {
-  iovec data{const_cast<Hello*>(&hello), sizeof hello};
+bool send_hello(int socket, const RegionHello& hello, std::span<const int> handed, const Deadline& deadline) {
+  iovec data{const_cast<RegionHello*>(&hello), sizeof hello};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
@@ -88,14 +88,14 @@ bool send_hello(int socket, const Hello& hello, std::span<const int> handed, con
 }
 
 struct Received {
-  Hello hello{};
+  RegionHello hello{};
   std::vector<Descriptor> handed;
 };
 
 std::optional<Received> receive_hello(int socket, size_t expected, const Deadline& deadline) {
   if (!readable(socket, deadline)) return std::nullopt;
   Received received;
-  iovec data{&received.hello, sizeof(Hello)};
+  iovec data{&received.hello, sizeof(RegionHello)};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
@@ -110,8 +110,8 @@ std::optional<Received> receive_hello(int socket, size_t expected, const Deadlin
       received.handed.emplace_back(descriptor);
     }
   }
-  const Hello& hello = received.hello;
-  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion ||
+  const RegionHello& hello = received.hello;
+  if (bytes != sizeof(RegionHello) || hello.magic != kMagic || hello.version != kVersion ||
       received.handed.size() != expected) {
     return std::nullopt;
   }
@@ -123,15 +123,15 @@ std::optional<Received> receive_hello(int socket, size_t expected, const Deadlin
 Introduced watched(Descriptor connection, std::vector<Descriptor> handed) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  Introduced met;
-  met.heap = std::move(handed.front());
-  std::move(handed.begin() + 1, handed.end(), std::back_inserter(met.bells));
+  Introduced joined;
+  joined.heap = std::move(handed.front());
+  std::move(handed.begin() + 1, handed.end(), std::back_inserter(joined.wakeups));
   if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
-    met.pid = peer.pid;
-    met.watch = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+    joined.pid = peer.pid;
+    joined.watch = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
   }
-  if (!met.watch.valid()) met.watch = std::move(connection);
-  return met;
+  if (!joined.watch.valid()) joined.watch = std::move(connection);
+  return joined;
 }
 
 bool same_user(int socket) {
@@ -178,45 +178,46 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   return connection;
 }
 
-bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
+bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& joined,
                        const Deadline& deadline) const {
   if (!same_user(connection.get())) return false;
   std::optional<Received> received = receive_hello(connection.get(), handed.size(), deadline);
   if (!received || !same(received->hello.token, token_)) return false;
   const int peer = received->hello.rank;
-  if (peer <= rank_ || peer >= world_ || met[peer].heap.valid()) return false;
+  if (peer <= rank_ || peer >= world_ || joined[peer].heap.valid()) return false;
   if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, handed, deadline)) return false;
-  met[peer] = watched(std::move(connection), std::move(received->handed));
+  joined[peer] = watched(std::move(connection), std::move(received->handed));
   return true;
 }
 
-std::string Handshake::missing(const std::vector<Introduced>& met) const {
+std::string Handshake::missing(const std::vector<Introduced>& joined) const {
   std::string text;
   for (int q = 0; q < world_; ++q) {
-    if (q != rank_ && !met[q].heap.valid()) text += (text.empty() ? "" : ", ") + std::to_string(q);
+    if (q != rank_ && !joined[q].heap.valid()) text += (text.empty() ? "" : ", ") + std::to_string(q);
   }
   return text;
 }
 
-void Handshake::meet(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
-                     const Deadline& deadline) {
+void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
+                         const Deadline& deadline) {
   std::vector<Descriptor> calls;
   try {
-    meet_all(peers, handed, met, calls, deadline);
+    exchange_all(peers, handed, joined, calls, deadline);
   } catch (...) {
     for (size_t q = 0; q < calls.size(); ++q) {
       if (!calls[q].valid()) continue;
       ::shutdown(calls[q].get(), SHUT_RD);  // who has not answered by now cannot any more
       std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), Deadline::after(kNow));
-      if (received) met[q] = watched(std::move(calls[q]), std::move(received->handed));
+      if (received) joined[q] = watched(std::move(calls[q]), std::move(received->handed));
     }
     throw;
   }
 }
 
-void Handshake::meet_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
-                         std::vector<Descriptor>& calls, const Deadline& deadline) const {
-  const auto fail = [&] { throw Timeout(not_met(rank_, world_, missing(met))); };
+void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int> handed,
+                             std::vector<Introduced>& joined, std::vector<Descriptor>& calls,
+                             const Deadline& deadline) const {
+  const auto fail = [&] { throw Timeout(not_joined(rank_, world_, missing(joined))); };
   for (int q = 0; q < rank_; ++q) {
     calls.push_back(call(peers[q], handed, deadline));
     if (!calls.back().valid()) fail();
@@ -227,9 +228,9 @@ void Handshake::meet_all(const std::vector<Peer>& peers, std::span<const int> ha
       continue;
     }
     Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    // A stranger that connects and says nothing costs at most this long.
+    // An unauthenticated connection that connects and says nothing costs at most this long.
     const Deadline patience = Deadline::after(std::min(deadline.left(), std::chrono::milliseconds(1000)));
-    if (connection.valid() && answer(std::move(connection), handed, met, patience)) --waiting;
+    if (connection.valid() && answer(std::move(connection), handed, joined, patience)) --waiting;
   }
   for (int q = 0; q < rank_; ++q) {
     std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), deadline);
@@ -240,7 +241,7 @@ void Handshake::meet_all(const std::vector<Peer>& peers, std::span<const int> ha
                      "user (a user namespace of its own?); here it is user " +
                      std::to_string(::geteuid()));
     }
-    met[q] = watched(std::move(calls[q]), std::move(received->handed));
+    joined[q] = watched(std::move(calls[q]), std::move(received->handed));
   }
 }
 

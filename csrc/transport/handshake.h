@@ -1,7 +1,7 @@
 // How two processes of one host come to trust each other: an abstract unix socket, credentials, a one-time token.
 //
 // Each rank listens under a random name that it tells through the store, with a random token. A peer connects, shows
-// the token, and both hand over a read-only descriptor of their heap, and bells where the group has them. Whoever
+// the token, and both hand over a read-only descriptor of their heap, and wakeups where the group has them. Whoever
 // connects without the same user id and the token is dropped and never noticed by the job. Abstract names leave nothing
 // in the file system.
 // Thread safety: one handshake at a time in one object.
@@ -23,7 +23,7 @@ struct Introduced {
   Descriptor heap;   ///< the peer's heap, read-only
   Descriptor watch;  ///< readable once the peer's process is gone
   int pid = 0;
-  std::vector<Descriptor> bells{};
+  std::vector<Descriptor> wakeups{};
 };
 
 class Handshake {
@@ -41,20 +41,20 @@ class Handshake {
 
   static constexpr size_t kMostHanded = 8;
 
-  /// Meets every other rank; `peers` and `met` are indexed by rank. `handed` are the descriptors that they get: the heap's,
-  /// then bells, as many on every rank. Throws Timeout naming the ranks that did not come, PeerLost, SystemError; `met` then
-  /// has all that may count this rank as met.
-  void meet(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
-            const Deadline& deadline);
+  /// Meets every other rank; `peers` and `joined` are indexed by rank. `handed` are the descriptors that they get: the
+  /// heap's, then wakeups, as many on every rank. Throws Timeout naming the ranks that did not come, PeerLost,
+  /// SystemError; `joined` then has all that may count this rank as joined.
+  void exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
+                const Deadline& deadline);
 
  private:
-  void meet_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& met,
-                std::vector<Descriptor>& calls, const Deadline& deadline) const;
+  void exchange_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
+                    std::vector<Descriptor>& calls, const Deadline& deadline) const;
   /// None where the peer's socket had no room until the deadline.
   Descriptor call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const;
-  bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& met,
+  bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& joined,
               const Deadline& deadline) const;
-  std::string missing(const std::vector<Introduced>& met) const;
+  std::string missing(const std::vector<Introduced>& joined) const;
 
   int rank_;
   int world_;

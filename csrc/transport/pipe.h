@@ -1,7 +1,7 @@
 // A pipe: bytes to and from one peer, in order, both directions at once, never waiting.
 //
 // What is behind it, a socket or a ring in shared memory, makes no difference to those who move bytes through it.
-// Ownership: Wires owns all pipes of a group. Thread safety: one thread at a time per pipe and direction.
+// Ownership: Mesh owns all pipes of a group. Thread safety: one thread at a time per pipe and direction.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,8 +13,8 @@
 namespace ringlet {
 
 /// What a pipe is for: a pair has one of each.
-enum class Lane : uint8_t { collectives, outgoing, incoming };
-inline constexpr int kLanes = 3;
+enum class ConnectionKind : uint8_t { collectives, outgoing, incoming };
+inline constexpr int kConnectionKinds = 3;
 
 class Pipe {
  public:
@@ -32,8 +32,8 @@ class Pipe {
   /// It ended on this side: the memory that it was to take bytes from, or to put them into, is not there.
   virtual bool memory_gone() const noexcept { return false; }
 
-  /// Nothing more will be written or read: the peer reads what was, then sees the end; what it still writes goes nowhere,
-  /// and it need not wait for that.
+  /// Nothing more will be written or read: the peer reads what was, then sees the end; what it still writes goes
+  /// nowhere, and it need not wait for that.
   virtual void finish() noexcept = 0;
 
   /// Whether the peer has all that was written, as far as this side can know, or will never have it.

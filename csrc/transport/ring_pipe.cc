@@ -11,19 +11,20 @@ namespace {
 // Bytes are made known in pieces of at most this, so that the reader copies one while the writer copies the next.
 constexpr size_t kPiece = size_t{64} << 10;
 
-int ring_index(Lane lane) { return lane == Lane::collectives ? 0 : 1; }
+int ring_index(ConnectionKind which) { return which == ConnectionKind::collectives ? 0 : 1; }
 
-Lane facing(Lane lane) {
-  switch (lane) {
-    case Lane::outgoing: return Lane::incoming;
-    case Lane::incoming: return Lane::outgoing;
-    default: return Lane::collectives;
+ConnectionKind facing(ConnectionKind which) {
+  switch (which) {
+    case ConnectionKind::outgoing: return ConnectionKind::incoming;
+    case ConnectionKind::incoming: return ConnectionKind::outgoing;
+    default: return ConnectionKind::collectives;
   }
 }
 
-size_t slot(Lane lane) { return static_cast<size_t>(lane); }
+size_t slot(ConnectionKind which) { return static_cast<size_t>(which); }
 
-/// Copies between the ring and `pieces`, in order, until `most` bytes are moved; `copy(piece, offset in the ring, bytes)`.
+/// Copies between the ring and `pieces`, in order, until `most` bytes are moved; `copy(piece, offset in the ring,
+/// bytes)`.
 template <typename Copy>
 size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
   size_t moved = 0;
@@ -40,39 +41,39 @@ size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
 
 }  // namespace
 
-void strike(int bell) noexcept {
+void strike(int wakeup) noexcept {
   const uint64_t one = 1;
   // Only a full counter refuses it, and then whoever sleeps wakes anyway.
-  [[maybe_unused]] const ssize_t written = ::write(bell, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = ::write(wakeup, &one, sizeof one);
 }
 
-RingPipe::RingPipe(Transport& transport, int peer, Lane lane)
+RingPipe::RingPipe(Transport& transport, int peer, ConnectionKind which)
     : transport_(transport),
       peer_(peer),
-      lane_(lane),
-      size_(static_cast<uint32_t>(transport.layout().ring_bytes(ring_index(lane)))),
-      mine_(transport.channel(peer).rings[ring_index(lane)]),
-      theirs_(transport.channel_of(peer, transport.rank()).rings[ring_index(lane)]),
-      over_(lane == Lane::outgoing ? theirs_.closed : theirs_.finished),
-      outgoing_(transport.region() + transport.layout().ring(peer, ring_index(lane))),
-      incoming_(transport.link(peer).region + transport.layout().ring(transport.rank(), ring_index(lane))),
-      bell_(transport.bell(peer, facing(lane))),
-      asleep_(transport.control(peer).asleep[slot(facing(lane))]) {}
+      which_(which),
+      size_(static_cast<uint32_t>(transport.layout().ring_bytes(ring_index(which)))),
+      mine_(transport.channel(peer).rings[ring_index(which)]),
+      theirs_(transport.channel_of(peer, transport.rank()).rings[ring_index(which)]),
+      over_(which == ConnectionKind::outgoing ? theirs_.closed : theirs_.finished),
+      outgoing_(transport.region() + transport.layout().ring(peer, ring_index(which))),
+      incoming_(transport.link(peer).region + transport.layout().ring(transport.rank(), ring_index(which))),
+      wakeup_(transport.wakeup(peer, facing(which))),
+      asleep_(transport.control(peer).asleep[slot(facing(which))]) {}
 
 /// Both sides first write their own word and then read the other's, in one order for all: no wake-up is missed.
 void RingPipe::publish(std::atomic<uint32_t>& count, uint32_t value) noexcept {
   count.store(value, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst) != 0) strike(bell_);
+  if (asleep_.load(std::memory_order_seq_cst) != 0) strike(wakeup_);
 }
 
 /// A thread that announced its sleep and then found work: peers need not ring any more.
 void RingPipe::awake() noexcept {
-  std::atomic<uint32_t>& asleep = transport_.control().asleep[slot(lane_)];
+  std::atomic<uint32_t>& asleep = transport_.control().asleep[slot(which_)];
   if (asleep.load(std::memory_order_relaxed) != 0) asleep.store(0, std::memory_order_relaxed);
 }
 
 size_t RingPipe::write(const iovec* pieces, int n) noexcept {
-  if (lane_ == Lane::incoming) return 0;
+  if (which_ == ConnectionKind::incoming) return 0;
   uint32_t sent = mine_.sent.load(std::memory_order_relaxed), published = sent;
   const uint32_t unread = sent - theirs_.received.load(std::memory_order_seq_cst);
   // A count that cannot be, in memory that is the peer's to spoil, must not lead outside of the ring.
@@ -93,7 +94,7 @@ size_t RingPipe::write(const iovec* pieces, int n) noexcept {
 }
 
 size_t RingPipe::read(const iovec* pieces, int n) noexcept {
-  if (lane_ == Lane::outgoing) return 0;
+  if (which_ == ConnectionKind::outgoing) return 0;
   uint32_t received = mine_.received.load(std::memory_order_relaxed), published = received;
   const uint32_t unread = theirs_.sent.load(std::memory_order_seq_cst) - received;
   const size_t moved = walk(pieces, n, std::min(unread, size_), [&](std::byte* to, size_t bytes) {
@@ -114,7 +115,7 @@ size_t RingPipe::read(const iovec* pieces, int n) noexcept {
 bool RingPipe::ended() const noexcept {
   // In this order: what was sent before the end is seen with it.
   if (over_.load(std::memory_order_seq_cst) == 0 && transport_.alive(peer_)) return false;
-  return lane_ == Lane::outgoing ||
+  return which_ == ConnectionKind::outgoing ||
          theirs_.sent.load(std::memory_order_seq_cst) == mine_.received.load(std::memory_order_relaxed);
 }
 
@@ -124,12 +125,12 @@ std::string RingPipe::why_ended() const {
 }
 
 void RingPipe::finish() noexcept {
-  if (lane_ != Lane::incoming) publish(mine_.finished, 1);
-  if (lane_ != Lane::outgoing) publish(mine_.closed, 1);
+  if (which_ != ConnectionKind::incoming) publish(mine_.finished, 1);
+  if (which_ != ConnectionKind::outgoing) publish(mine_.closed, 1);
 }
 
 bool RingPipe::delivered() noexcept {
-  return lane_ == Lane::incoming || theirs_.closed.load(std::memory_order_acquire) != 0 ||
+  return which_ == ConnectionKind::incoming || theirs_.closed.load(std::memory_order_acquire) != 0 ||
          theirs_.received.load(std::memory_order_acquire) == mine_.sent.load(std::memory_order_relaxed) ||
          !transport_.alive(peer_);
 }

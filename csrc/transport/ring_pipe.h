@@ -1,7 +1,8 @@
 // A pipe between two processes of one host: a ring of bytes in each one's region, read where it lies.
 //
 // The sender owns the bytes and the count of those sent; the reader keeps the count of those read in its own region, as
-// peers' memory is read-only. Whoever changes a count rings the peer's bell, if the peer has announced that it sleeps.
+// peers' memory is read-only. Whoever changes a count signals the peer's wakeup, if the peer has announced that it
+// sleeps.
 // Ownership: the transport must outlive it. Thread safety: as Pipe; the counters from any thread.
 #pragma once
 
@@ -15,12 +16,12 @@
 namespace ringlet {
 
 /// Wakes who sleeps on an eventfd; nothing where it is -1.
-void strike(int bell) noexcept;
+void strike(int wakeup) noexcept;
 
 class RingPipe final : public Pipe {
  public:
-  /// `peer` is a rank of `transport`, which has bells.
-  RingPipe(Transport& transport, int peer, Lane lane);
+  /// `peer` is a rank of `transport`, which has wakeups.
+  RingPipe(Transport& transport, int peer, ConnectionKind which);
 
   size_t write(const iovec* pieces, int n) noexcept override;
   size_t read(const iovec* pieces, int n) noexcept override;
@@ -33,7 +34,7 @@ class RingPipe final : public Pipe {
   uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
   uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
 
-  Lane lane() const { return lane_; }
+  ConnectionKind which() const { return which_; }
 
  private:
   void publish(std::atomic<uint32_t>& count, uint32_t value) noexcept;
@@ -41,14 +42,14 @@ class RingPipe final : public Pipe {
 
   Transport& transport_;
   const int peer_;
-  const Lane lane_;
+  const ConnectionKind which_;
   const uint32_t size_;
   RingCounters& mine_;
   const RingCounters& theirs_;
   const std::atomic<uint32_t>& over_;  // the peer takes no part any more
   std::byte* const outgoing_;          // this rank's ring to the peer
   const std::byte* const incoming_;    // the peer's to this rank
-  const int bell_;                     // the peer's, of the lane that faces this one
+  const int wakeup_;                   // the peer's, of the kind that faces this one
   const std::atomic<uint32_t>& asleep_;
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> read_{0};

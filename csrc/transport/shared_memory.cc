@@ -23,7 +23,7 @@ namespace {
 constexpr uint32_t kRegionVersion = 3;
 
 /// What a rank tells the others through the store.
-struct Card {
+struct RegionInfo {
   uint32_t version;
   uint64_t host;
   uint64_t heap_id;
@@ -68,29 +68,29 @@ struct Peer {
   }
 };
 
-/// A region is given back once no peer reads it any more (docs/decisions/0042). What tells so must outlive the region, which
-/// another group's may follow at the same place: a counter that this rank moves on when it departs.
+/// A region is given back once no peer reads it any more (docs/decisions/0042). What tells so must outlive the region,
+/// which another group's may follow at the same place: a counter that this rank moves on when it departs.
 class SharedMemory final : public Transport {
  public:
-  SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), peers_(world), bells_(world) {}
+  SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), peers_(world), wakeups_(world) {}
   ~SharedMemory() override { depart(); }
 
-  void connect(Store& store, const std::string& name, bool with_bells, const Deadline& deadline) {
+  void connect(Store& store, const std::string& name, bool with_wakeups, const Deadline& deadline) {
     make_region();
-    for (int lane = 0; with_bells && lane < kLanes; ++lane) {
-      Descriptor bell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-      if (!bell.valid()) throw_errno("eventfd");
-      bells_[rank_].push_back(std::move(bell));
+    for (int which = 0; with_wakeups && which < kConnectionKinds; ++which) {
+      Descriptor wakeup(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+      if (!wakeup.valid()) throw_errno("eventfd");
+      wakeups_[rank_].push_back(std::move(wakeup));
     }
     Handshake handshake(rank_, world_);
-    const Card mine = card(handshake);
-    const std::string place = name + "/card", own_key = place + "/" + std::to_string(rank_);
+    const RegionInfo mine = own_info(handshake);
+    const std::string place = name + "/region", own_key = place + "/" + std::to_string(rank_);
     store.set(own_key, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
     const std::vector<std::string> told = from_all_ranks(store, place, rank_, world_, deadline);
-    std::vector<Card> cards(world_);
-    for (int q = 0; q < world_; ++q) cards[q] = q == rank_ ? mine : read_card(told[q], q, mine.host);
-    meet(handshake, cards, deadline);
-    store.forget(own_key);  // whoever met this rank has read all cards
+    std::vector<RegionInfo> infos(world_);
+    for (int q = 0; q < world_; ++q) infos[q] = q == rank_ ? mine : read_info(told[q], q, mine.host);
+    exchange(handshake, infos, deadline);
+    store.forget(own_key);  // whoever joined this rank has read all infos
     find_oversubscription();
   }
 
@@ -100,10 +100,10 @@ class SharedMemory final : public Transport {
   }
   bool alive(int peer) const noexcept override { return peer == rank_ || !is_readable(peers_[peer].watch); }
   int watch(int peer) const noexcept override { return peers_[peer].watch.get(); }
-  int bell(int peer, Lane lane) const noexcept override {
-    return bells_[peer].empty() ? -1 : bells_[peer][static_cast<size_t>(lane)].get();
+  int wakeup(int peer, ConnectionKind which) const noexcept override {
+    return wakeups_[peer].empty() ? -1 : wakeups_[peer][static_cast<size_t>(which)].get();
   }
-  void retire() noexcept override { heap_->discard(region_ + layout_.stages(), layout_.bytes() - layout_.stages()); }
+  void retire() noexcept override { heap_->discard(region_ + layout_.staging(), layout_.bytes() - layout_.staging()); }
 
   void depart() noexcept override {
     if (region_ == nullptr) return;
@@ -117,35 +117,35 @@ class SharedMemory final : public Transport {
   }
 
  private:
-  Card read_card(const std::string& text, int rank, uint64_t host) const {
-    Card card;
-    if (text.size() != sizeof card) {
+  RegionInfo read_info(const std::string& text, int rank, uint64_t host) const {
+    RegionInfo info;
+    if (text.size() != sizeof info) {
       throw InvalidUsage("rank " + std::to_string(rank) +
-                         " published something else than ringlet's card: another version?");
+                         " published something else than ringlet's info: another version?");
     }
-    std::memcpy(&card, text.data(), sizeof card);
-    if (card.version != kRegionVersion) {
+    std::memcpy(&info, text.data(), sizeof info);
+    if (info.version != kRegionVersion) {
       throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (region " +
-                         std::to_string(card.version) + ", here " + std::to_string(kRegionVersion) + ")");
+                         std::to_string(info.version) + ", here " + std::to_string(kRegionVersion) + ")");
     }
-    if (card.host != host) {
+    if (info.host != host) {
       throw InvalidUsage(
           "rank " + std::to_string(rank) + " and rank " + std::to_string(rank_) +
           " are not on one host (or not in one network namespace); shared_memory joins the ranks of one host");
     }
-    return card;
+    return info;
   }
 
   void make_region() {
     region_ = heap_->allocate(layout_.bytes());
     presence_ = &heap_->take_counter();
     // A used block of the heap holds old bytes; counters must start at zero before any peer looks.
-    std::memset(region_, 0, layout_.stages());
+    std::memset(region_, 0, layout_.staging());
     links_[rank_] = {region_, heap_->base()};
   }
 
-  Card card(const Handshake& handshake) const {
-    Card mine{};
+  RegionInfo own_info(const Handshake& handshake) const {
+    RegionInfo mine{};
     mine.version = kRegionVersion;
     mine.host = host_identity();
     mine.heap_id = heap_->id();
@@ -158,32 +158,32 @@ class SharedMemory final : public Transport {
     return mine;
   }
 
-  void meet(Handshake& handshake, const std::vector<Card>& cards, const Deadline& deadline) {
+  void exchange(Handshake& handshake, const std::vector<RegionInfo>& infos, const Deadline& deadline) {
     std::vector<Handshake::Peer> addresses;
-    for (const Card& each : cards) addresses.push_back({each.socket_name, each.token});
+    for (const RegionInfo& each : infos) addresses.push_back({each.socket_name, each.token});
     const Descriptor own = heap_->read_only_descriptor();
     std::vector<int> handed{own.get()};
-    for (const Descriptor& bell : bells_[rank_]) handed.push_back(bell.get());
-    std::vector<Introduced> met(world_);
+    for (const Descriptor& wakeup : wakeups_[rank_]) handed.push_back(wakeup.get());
+    std::vector<Introduced> joined(world_);
     try {
-      handshake.meet(addresses, handed, met, deadline);
+      handshake.exchange(addresses, handed, joined, deadline);
     } catch (...) {
-      adopt(met, cards);
+      adopt(joined, infos);
       throw;
     }
-    adopt(met, cards);
+    adopt(joined, infos);
   }
 
-  /// From here on those who were met count as readers of this rank's region.
-  void adopt(std::vector<Introduced>& met, const std::vector<Card>& cards) {
-    for (int q = 0; q < world_; ++q) peers_[q].watch = std::move(met[q].watch);
+  /// From here on those who were joined count as readers of this rank's region.
+  void adopt(std::vector<Introduced>& joined, const std::vector<RegionInfo>& infos) {
+    for (int q = 0; q < world_; ++q) peers_[q].watch = std::move(joined[q].watch);
     for (int q = 0; q < world_; ++q) {
-      if (!met[q].heap.valid()) continue;
-      const std::shared_ptr<const Mapping> heap = map_heap(cards[q].heap_id, met[q].heap, cards[q].heap_bytes);
-      peers_[q].presence = reinterpret_cast<const std::atomic<uint64_t>*>(heap->base() + cards[q].presence);
-      peers_[q].present = cards[q].present;
-      bells_[q] = std::move(met[q].bells);
-      links_[q] = {heap->base() + cards[q].region, heap->base()};
+      if (!joined[q].heap.valid()) continue;
+      const std::shared_ptr<const Mapping> heap = map_heap(infos[q].heap_id, joined[q].heap, infos[q].heap_bytes);
+      peers_[q].presence = reinterpret_cast<const std::atomic<uint64_t>*>(heap->base() + infos[q].presence);
+      peers_[q].present = infos[q].present;
+      wakeups_[q] = std::move(joined[q].wakeups);
+      links_[q] = {heap->base() + infos[q].region, heap->base()};
       peers_[q].heap = heap;
     }
   }
@@ -192,7 +192,7 @@ class SharedMemory final : public Transport {
   std::byte* region_ = nullptr;
   std::atomic<uint64_t>* presence_ = nullptr;
   std::vector<Peer> peers_;
-  std::vector<std::vector<Descriptor>> bells_;
+  std::vector<std::vector<Descriptor>> wakeups_;
 };
 
 }  // namespace
@@ -204,8 +204,8 @@ std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string
   return transport;
 }
 
-std::unique_ptr<Transport> connect_with_bells(Store& store, const std::string& name, int rank, int world,
-                                              const Deadline& deadline) {
+std::unique_ptr<Transport> connect_with_wakeups(Store& store, const std::string& name, int rank, int world,
+                                                const Deadline& deadline) {
   auto transport = std::make_unique<SharedMemory>(rank, world);
   transport->connect(store, name, true, deadline);
   return transport;

@@ -17,8 +17,8 @@ namespace {
 
 // Where nothing is in flight: the first probe after 5 s of silence, three of them 2 s apart: 11 s.
 constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
-// Where something is, the kernel itself would go on for a quarter of an hour. TCP_USER_TIMEOUT, made for this, also ends
-// connections to a healthy peer that does not read for that long (its window is shut), so examine() looks itself.
+// Where something is, the kernel itself would go on for a quarter of an hour. TCP_USER_TIMEOUT, made for this, also
+// ends connections to a healthy peer that does not read for that long (its window is shut), so examine() looks itself.
 constexpr uint32_t kSilenceMs = 10'000;
 constexpr uint8_t kUnansweredProbes = 5;  // to a shut window; a healthy host answers each
 
@@ -101,7 +101,8 @@ bool SocketPipe::memory_gone() const noexcept { return end_.load(std::memory_ord
 void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
 
 void SocketPipe::close() noexcept {
-  // A connection closed with bytes unread is reset, which also takes from the peer what it has not read yet: last words.
+  // A connection closed with bytes unread is reset, which also takes from the peer what it has not read yet: final
+  // error.
   socket_.discard();
   ::shutdown(socket_.get(), SHUT_RDWR);
 }

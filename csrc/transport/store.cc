@@ -4,7 +4,7 @@
 
 namespace ringlet {
 
-std::string not_met(int rank, int world, const std::string& absent) {
+std::string not_joined(int rank, int world, const std::string& absent) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " did not meet rank(s) " + absent +
          " in time: have they failed or not started?";
 }
@@ -21,7 +21,7 @@ std::vector<std::string> from_all_ranks(Store& store, const std::string& place, 
       if (!store.has(keys[q])) absent += (absent.empty() ? "" : ", ") + std::to_string(q);
     }
     if (absent.empty()) throw;
-    throw Timeout(not_met(rank, world, absent));
+    throw Timeout(not_joined(rank, world, absent));
   }
 }
 

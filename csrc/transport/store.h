@@ -27,6 +27,6 @@ std::vector<std::string> from_all_ranks(Store& store, const std::string& place, 
                                         const Deadline& deadline);
 
 /// What rank `rank` raises that has waited in vain for `absent`, as "1, 3".
-std::string not_met(int rank, int world, const std::string& absent);
+std::string not_joined(int rank, int world, const std::string& absent);
 
 }  // namespace ringlet

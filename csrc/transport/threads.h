@@ -1,6 +1,7 @@
 // Ranks as threads of one process: every address is every rank's, so all memory counts as registered.
 //
-// Ownership: the hub of a group lives as long as one of its transports. Thread safety: join() from every rank's own thread.
+// Ownership: the hub of a group lives as long as one of its transports. Thread safety: join() from every rank's own
+// thread.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,8 @@
 // How a group's ranks reach each other's memory. The engine above asks nothing per step: all addresses are laid out
 // when the group is made.
 //
-// Every rank owns one region: its control page, a channel per peer, and stages. Peers see it at link(q).region. A
-// *registered address* is a number that, added to link(q).base, is where rank q's memory lies here.
+// Every rank owns one region: its control page, a channel per peer, and staging buffers. Peers see it at
+// link(q).region. A *registered address* is a number that, added to link(q).base, is where rank q's memory lies here.
 // Ownership: the transport keeps all mappings alive. Thread safety: const calls from any thread.
 #pragma once
 
@@ -25,25 +25,26 @@ struct Link {
 
 /// Where things lie in a region; the same for all ranks of a group.
 struct RegionLayout {
-  // Stages of successive slabs follow each other through this many bytes and start again. A stage written over soon
-  // is still in its readers' caches, and taking lines back from there costs twice what taking them from a shared cache does.
-  static constexpr size_t kStageBytes = size_t{4} << 20;
-  static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point slab; two per peer
+  // Staging buffers of successive segments follow each other through this many bytes and start again. A staging buffer
+  // written over soon is still in its readers' caches, and taking lines back from there costs twice what taking them
+  // from a shared cache does.
+  static constexpr size_t kStagingBytes = size_t{4} << 20;
+  static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point segment; two per peer
   static constexpr size_t kControlBytes = 4096;
 
   explicit RegionLayout(int world) : world(world) {}
   size_t channel(int peer) const { return kControlBytes + static_cast<size_t>(peer) * sizeof(Channel); }
-  size_t stages() const { return (channel(world) + 4095) / 4096 * 4096; }
-  size_t message(int peer, int parity) const { return stages() + kStageBytes + (2 * peer + parity) * kMessageBytes; }
+  size_t staging() const { return (channel(world) + 4095) / 4096 * 4096; }
+  size_t message(int peer, int parity) const { return staging() + kStagingBytes + (2 * peer + parity) * kMessageBytes; }
   size_t bytes() const { return message(world, 0); }
 
-  // A group with wires has neither slabs nor stages: its rings lie there. Both sizes are powers of two.
+  // A group with mesh has neither segments nor staging buffers: its rings lie there. Both sizes are powers of two.
   static constexpr size_t kRingBytes = 2 * kMessageBytes;
   size_t ring_bytes(int index) const {
-    return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStageBytes / static_cast<size_t>(world)));
+    return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStagingBytes / static_cast<size_t>(world)));
   }
   size_t ring(int peer, int index) const {
-    return index == 0 ? message(peer, 0) : stages() + static_cast<size_t>(peer) * ring_bytes(index);
+    return index == 0 ? message(peer, 0) : staging() + static_cast<size_t>(peer) * ring_bytes(index);
   }
 
   int world;
@@ -67,15 +68,16 @@ class Transport {
   /// What poll() finds readable once the peer's process is gone; -1 where there is nothing of the kind.
   virtual int watch(int) const noexcept { return -1; }
 
-  /// The eventfd that wakes whoever sleeps on that lane in the peer's process, or in this one; -1 in a transport without.
-  virtual int bell(int, Lane) const noexcept { return -1; }
+  /// The eventfd that wakes whoever sleeps on that kind in the peer's process, or in this one; -1 in a transport
+  /// without.
+  virtual int wakeup(int, ConnectionKind) const noexcept { return -1; }
 
-  /// Gives the stages' memory back once no peer will read them any more. The control page stays: peers that look late
-  /// must still see that this rank left.
+  /// Gives the staging buffers' memory back once no peer will read them any more. The control page stays: peers that
+  /// look late must still see that this rank left.
   virtual void retire() noexcept {}
 
-  /// The last call but for name() and locate(), while no other is made: this rank looks at no region any more, nor at its
-  /// own, which stays as it is until all peers have done the same or their processes are gone.
+  /// The last call but for name() and locate(), while no other is made: this rank looks at no region any more, nor at
+  /// its own, which stays as it is until all peers have done the same or their processes are gone.
   virtual void depart() noexcept { links_.assign(links_.size(), Link{}); }
 
   /// Ranks' waits should yield at once: there are more of them here than processors.

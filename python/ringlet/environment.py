@@ -28,7 +28,7 @@ _MOST = (1 << 31) - 1  # of ranks
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchInfo:
     """A rank's place among the ranks that its launcher started; what it does not tell is None.
 
     job: names the job, the same on all its ranks. address: of rank 0's host, where the launcher tells it.
@@ -43,7 +43,7 @@ class Place:
     address: str | None = None
 
 
-def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") -> Place:
+def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") -> LaunchInfo:
     """This rank's place. Raises InvalidUsage where no launcher's variables are there, or one of them is missing or not
     a number; wanted: what it then says that there is none of."""
     variables = os.environ if environment is None else environment
@@ -94,7 +94,7 @@ def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
     return address, _FIRST_PORT + zlib.crc32(place.job.encode()) % _PORTS
 
 
-def export() -> Place:
+def export() -> LaunchInfo:
     """Sets torchrun's variables in this process to what its launcher tells, for programs that read those: then
     `torch.distributed.init_process_group("ringlet")` works under srun and mpirun. Returns the place."""
     place = find()
@@ -122,7 +122,7 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _slurm(variables: Mapping[str, str]) -> Place:
+def _slurm(variables: Mapping[str, str]) -> LaunchInfo:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
     job = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
     alone = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
@@ -139,7 +139,7 @@ def _place(
     *,
     job: str | None = None,
     address: str | None = None,
-) -> Place:
+) -> LaunchInfo:
     """names: the variables of rank, world, local rank and local world; the first two must be there."""
     rank, world, local_rank, local_world = (
         _number(name, variables[name]) if name in variables else None for name in names
@@ -152,7 +152,7 @@ def _place(
         raise InvalidUsage(f'{names[1]}="{variables[names[1]]}": there is at least one rank')
     if rank >= world:
         raise InvalidUsage(f"{names[0]}={rank} is not a rank of {names[1]}={world}: they count from 0 to {world - 1}")
-    return Place(launcher, rank, world, local_rank, local_world, job, address)
+    return LaunchInfo(launcher, rank, world, local_rank, local_world, job, address)
 
 
 def _number(name: str, text: str, least: int = 0, most: int = _MOST) -> int:

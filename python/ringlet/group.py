@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.meeting import Claim, meeting_key, peek
+from ringlet.rendezvous import Claim, peek, rendezvous_key
 from ringlet.store import asked, from_environment
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
         title = f"{name}/{'.'.join(map(str, members))}"
         handle = log.made(_C.Group.threads(title, place, world, limit), began)
     else:
-        key = meeting_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
+        key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
         handle = log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
     return Group(handle, name, parent.store, members, parent.carrier)
 
@@ -253,7 +253,7 @@ def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
         store.set(f"ringlet/name/{claim.rank}", name)
         store.set(f"ringlet/world/{claim.rank}", str(claim.world))
     try:
-        return meeting_key(store, f"ringlet/{name}", claim, timeout)
+        return rendezvous_key(store, f"ringlet/{name}", claim, timeout)
     except Timeout as late:
         with asked():
             names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}

@@ -27,11 +27,11 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     if world == 1:
         return dist.HashStore()
     address, port = environment.master()
-    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (meeting.py).
+    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (rendezvous.py).
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     _reach(address, port, f"rank {rank} of {world}", timeout, serve)
     try:
-        # Who has not come is told by meeting.py; TCPStore would only count them.
+        # Who has not come is told by rendezvous.py; TCPStore would only count them.
         store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]

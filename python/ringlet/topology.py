@@ -18,13 +18,13 @@ from ringlet.group import Group
 from ringlet.schedule.hosts import ranks_by_host
 
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
-_MOST_BYTES = 4096  # of one rank's card: names of 64 letters, an identity cut short, at most 16 addresses
+_MOST_BYTES = 4096  # of one rank's text: names of 64 letters, an identity cut short, at most 16 addresses
 _IDENTITY_LETTERS = 200
 _LAUNCHES = ("torchrun --nproc-per-node 4 -m ringlet doctor --topology", "srun ringlet doctor --topology")
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class HostAddress:
     """One process's host. identity: equal on ranks that share one. addresses: "eth0 10.0.0.1", best first."""
 
     name: str
@@ -37,13 +37,13 @@ def topology_command() -> int:
     try:
         environment.find()
     except ringlet.InvalidUsage as reason:
-        print("\n".join(_host_lines(own_whereabouts())))
+        print("\n".join(_host_lines(own_host_address())))
         launches = "".join(f"\n  {launch}" for launch in _LAUNCHES)
         print(f"\nThis process is alone ({str(reason).partition(':')[0]}). To see the ranks of a job:{launches}")
         return 0
     group = ringlet.init()
     try:
-        everyone = gathered(own_whereabouts(), group)
+        everyone = gathered(own_host_address(), group)
         if group.rank == 0:
             print(described(group, everyone), flush=True)
     finally:
@@ -51,7 +51,7 @@ def topology_command() -> int:
     return 0
 
 
-def own_whereabouts() -> Whereabouts:
+def own_host_address() -> HostAddress:
     """Of this process."""
     wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     interfaces: dict[str, str] = {}
@@ -60,7 +60,7 @@ def own_whereabouts() -> Whereabouts:
             interfaces |= dict.fromkeys(_C.addresses(name), name)
     addresses = (f"{interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted))
     identity = os.environ.get("RINGLET_HOST_ID") or str(_C.host_identity())
-    return Whereabouts(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))
+    return HostAddress(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))
 
 
 def congestion_controls() -> tuple[str, str]:
@@ -69,16 +69,16 @@ def congestion_controls() -> tuple[str, str]:
     return CONGESTION.read_text().strip() if CONGESTION.exists() else used, used
 
 
-def gathered(own: Whereabouts, group: Group) -> list[Whereabouts]:
+def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
     """By rank; over the group itself, which is tried by it."""
     text = json.dumps(asdict(own)).encode().ljust(_MOST_BYTES)
-    cards = torch.empty(group.world * _MOST_BYTES, dtype=torch.uint8)
-    ringlet.all_gather(cards, torch.frombuffer(bytearray(text), dtype=torch.uint8), group=group)
-    told = (json.loads(bytes(card.tolist())) for card in cards.view(group.world, _MOST_BYTES))
-    return [Whereabouts(one["name"], one["identity"], tuple(one["addresses"])) for one in told]
+    texts = torch.empty(group.world * _MOST_BYTES, dtype=torch.uint8)
+    ringlet.all_gather(texts, torch.frombuffer(bytearray(text), dtype=torch.uint8), group=group)
+    told = (json.loads(bytes(text.tolist())) for text in texts.view(group.world, _MOST_BYTES))
+    return [HostAddress(one["name"], one["identity"], tuple(one["addresses"])) for one in told]
 
 
-def described(group: Group, everyone: Sequence[Whereabouts]) -> str:
+def described(group: Group, everyone: Sequence[HostAddress]) -> str:
     """For people, on rank 0, whose environment counts: hosts with their ranks, what carries bytes, the two orders."""
     hosts = ranks_by_host(group.hosts)
     lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {carriers(group, hosts)}"]
@@ -103,7 +103,7 @@ def carriers(group: Group, hosts: Sequence[Sequence[int]]) -> str:
     return "shared_memory inside hosts, tcp between them"
 
 
-def _host_lines(where: Whereabouts) -> list[str]:
+def _host_lines(where: HostAddress) -> list[str]:
     named = f"{where.name}, identity {where.identity}"
     return [named, *(f"address {address}" for address in where.addresses)]
 

@@ -123,7 +123,7 @@ void closed_by_another_thread(Communicator& group, bool with_messages, std::barr
 /// Whoever was about to post when the end came is told, and does not wait for what nobody moves.
 void after_the_end() {
   const auto engine = make_engine("after the end", 0, 1, Between::stages, {});
-  const auto messenger = std::make_shared<Messenger>(engine->lanes());
+  const auto messenger = std::make_shared<Messenger>(engine->p2p());
   messenger->end();
   int value = 0;
   CHECK_THROWS(InvalidUsage, messenger->post(message(0, false, value), nullptr, true));

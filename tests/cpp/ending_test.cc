@@ -1,5 +1,5 @@
-// How calls end: with errors that are their waiters' own; and groups whose last user is what runs when one of their calls
-// is complete, on a thread that they would have to wait for.
+// How calls end: with errors that are their waiters' own; and groups whose last user is what runs when one of their
+// calls is complete, on a thread that they would have to wait for.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,8 +128,8 @@ void forked(Between between) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-/// Who waits holds its error alone: the completing thread may be the last that knows of the call, and nothing orders what
-/// it drops then after what a waiter reads.
+/// Who waits holds its error alone: the completing thread may be the last that knows of the call, and nothing orders
+/// what it drops then after what a waiter reads.
 void own_errors() {
   auto work = std::make_shared<Work>();
   std::atomic<bool> read{false};
@@ -177,7 +177,7 @@ int main() {
     if (!kSanitized) forked(between);
   }
   int turn = 0;
-  run(Between::tcp, Last::collective, turn++);  // the process's door opens, whose thread stays
+  run(Between::tcp, Last::collective, turn++);  // the process's listener opens, whose thread stays
   int before = 0;
   while (before != threads_of_this_process()) {
     before = threads_of_this_process();

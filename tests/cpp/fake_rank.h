@@ -1,4 +1,4 @@
-// A rank of the message engine on the fakes of fake_nccl.h.
+// A rank of the message engine on the fakes of recording_nccl.h.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "collective_cases.h"
-#include "engine/gpu_message.h"
-#include "fake_nccl.h"
+#include "gpu/gpu_message_executor.h"
+#include "recording_nccl.h"
 
 namespace fake_rank {
 
@@ -25,9 +25,9 @@ struct Rank {
     const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
     communicator =
         std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
-    engine = std::make_unique<GpuMessageEngine>(*communicator, FakeMachine::device(),
-                                                GpuMessageEngine::Limits{c.scratch_bytes, size_t{1} << 20}, Selector(),
-                                                topology);
+    engine = std::make_unique<GpuMessageExecutor>(*communicator, FakeMachine::device(),
+                                                  GpuMessageExecutor::Limits{c.scratch_bytes, size_t{1} << 20},
+                                                  Selector(), topology);
     stream = machine.add_stream();
   }
 
@@ -44,7 +44,7 @@ struct Rank {
   Tensors tensors;
   Call& call;
   std::unique_ptr<NcclCommunicator> communicator;
-  std::unique_ptr<GpuMessageEngine> engine;
+  std::unique_ptr<GpuMessageExecutor> engine;
   FakeStream* stream = nullptr;
 };
 

@@ -1,5 +1,5 @@
 // How calls of a group's GPU part end that are never done, ranks as threads on a GPU and a NCCL of the host that run
-// (live_gpu.cc): deadlines, aborts, peers that fail, and a NCCL that takes for ever over its own end.
+// (emulated_gpu.cc): deadlines, aborts, peers that fail, and a NCCL that takes for ever over its own end.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -14,7 +14,7 @@ using namespace gpu_ranks;
 namespace {
 
 /// A rank that does not come: Timeout at the deadline for this call and those behind it, and for the host's group.
-void timeouts(const GpuEngines::Parts& mine) {
+void timeouts(const GpuExecutors::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -35,7 +35,7 @@ void timeouts(const GpuEngines::Parts& mine) {
 }
 
 /// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
-void endings(const GpuEngines::Parts& mine) {
+void endings(const GpuExecutors::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -63,7 +63,7 @@ void endings(const GpuEngines::Parts& mine) {
 }
 
 /// A rank that waits for another hears at once why that will not come, and not at its own deadline.
-void peers_that_fail(const GpuEngines::Parts& mine) {
+void peers_that_fail(const GpuExecutors::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     const StreamOwner own;
@@ -81,7 +81,7 @@ std::atomic<bool> nccl_may_end{false}, told_before{false};
 std::atomic<Communicator*> host_of_rank_0{nullptr};
 
 /// NCCL's, while a CUDA graph holds one of its calls.
-GpuEngines::Parts that_do_not_end(NcclApi& api) {
+GpuExecutors::Parts that_do_not_end(NcclApi& api) {
   api = *parts().nccl;
   api.comm_abort = [](NcclComm comm) {
     told_before = host_of_rank_0.load()->failure().has_value();
@@ -91,7 +91,7 @@ GpuEngines::Parts that_do_not_end(NcclApi& api) {
   };
   api.comm_finalize = [](NcclComm) { return kNcclInProgress; };
   api.comm_get_async_error = [](NcclComm, int* result) { return *result = kNcclSuccess, kNcclSuccess; };
-  GpuEngines::Parts mine = parts(kNever);
+  GpuExecutors::Parts mine = parts(kNever);
   mine.nccl = &api;
   return mine;
 }
@@ -100,7 +100,7 @@ GpuEngines::Parts that_do_not_end(NcclApi& api) {
 void a_nccl_that_does_not_end() {
   nccl_may_end = false;
   NcclApi api;
-  const GpuEngines::Parts mine = that_do_not_end(api);
+  const GpuExecutors::Parts mine = that_do_not_end(api);
   const auto start = std::chrono::steady_clock::now();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
@@ -113,7 +113,7 @@ void a_nccl_that_does_not_end() {
       return;
     }
     const Deadline deadline = Deadline::after(kSoon);
-    CHECK_THROWS(Timeout, while (!deadline.passed()) host.look_around(););
+    CHECK_THROWS(Timeout, while (!deadline.passed()) host.poll_failures(););
   }));
   CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);

@@ -1,4 +1,5 @@
-// Point-to-point messages of GPUs, and blocks that lie apart or differ in length, in many orders of events (fake_nccl.h).
+// Point-to-point messages of GPUs, and blocks that lie apart or differ in length, in many orders of events
+// (recording_nccl.h).
 #include <algorithm>
 #include <vector>
 

@@ -1,5 +1,5 @@
-// A group's GPU part, ranks as threads on a GPU and a NCCL of the host that run (live_gpu.cc): that ranks find together what they
-// have, and that calls follow streams.
+// A group's GPU part, ranks as threads on a GPU and a NCCL of the host that run (emulated_gpu.cc): that ranks find
+// together what they have, and that calls follow streams.
 #include "comm/gpu_group.h"
 
 #include <atomic>
@@ -12,15 +12,16 @@
 
 #include "check.h"
 #include "collective_cases.h"
+#include "emulated_gpu.h"
 #include "gpu_ranks.h"
-#include "live_gpu.h"
 
 using namespace gpu_ranks;
 using namespace collective_cases;
 
 namespace {
 
-/// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through both.
+/// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through
+/// both.
 void contract(size_t peer_bytes) {
   for (const int world : {1, 2, 3, 4, 5}) {
     if (kSanitized && world != 3) continue;
@@ -57,13 +58,13 @@ void contract(size_t peer_bytes) {
 void lacking() {
   std::atomic<int> told{0};
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
-    const auto refused = [&](const GpuEngines::Parts& mine, const GpuEngines::Parts& others, const char* words) {
+    const auto refused = [&](const GpuExecutors::Parts& mine, const GpuExecutors::Parts& others, const char* words) {
       const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, host.rank() == 1 ? mine : others));
       told += message.find(words) != std::string::npos &&
               message.find("rank " + std::to_string(host.rank()) + " of 3") != std::string::npos;
     };
     refused({.no_device = "no GPU"}, parts(), "rank 1: no GPU");
-    GpuEngines::Parts neither = without_nccl();
+    GpuExecutors::Parts neither = without_nccl();
     neither.peer_bytes = kNever;
     refused(neither, parts(kNever), "NCCL; rank 1: no NCCL: gone fishing. Peers' memory; rank 0: ");
     const std::string differ = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts(host.rank() == 2 ? 7 : 8)));
@@ -117,7 +118,7 @@ void either() {
 void refused_by_nccl() {
   constexpr auto kTimeout = std::chrono::seconds(5);
   const auto body = [&](Communicator& host) {
-    GpuEngines::Parts mine = parts();
+    GpuExecutors::Parts mine = parts();
     NcclApi api = *mine.nccl;
     if (host.rank() == 1) {
       api.comm_init_rank_config = [](NcclComm*, int, NcclUniqueId, int, NcclConfig*) { return 5; };
@@ -139,8 +140,8 @@ void refused_by_nccl() {
 }
 
 /// On device 3, which becomes the thread's.
-GpuEngines::Parts third() {
-  GpuEngines::Parts mine = parts();
+GpuExecutors::Parts third() {
+  GpuExecutors::Parts mine = parts();
   mine.number = 3;
   device().use(mine.number);
   return mine;
@@ -148,12 +149,12 @@ GpuEngines::Parts third() {
 
 /// The thread that completes calls is on the group's device, and on no other; so is all that a group does at its end.
 void on_its_device() {
-  live_gpu_touched();
+  emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     std::optional<GpuGroup> group(std::in_place, host, third());
     Floats floats(host.rank());
     const StreamOwner held;
-    live_gpu_hold(held.stream, true);
+    emulated_gpu_hold(held.stream, true);
     std::promise<int> completed_on;
     std::future<int> number = completed_on.get_future();
     group->run(floats.call, held.stream)->then([&](std::exception_ptr) {
@@ -161,18 +162,18 @@ void on_its_device() {
       device().identity(&here);
       completed_on.set_value(here.number);
     });
-    live_gpu_hold(held.stream, false);
+    emulated_gpu_hold(held.stream, false);
     CHECK(number.wait_for(kLong) == std::future_status::ready && number.get() == 3);
     device().use(0);
     group.reset();
     device().use(3);
   }));
-  CHECK_EQ(live_gpu_touched(), 1u << 3);
+  CHECK_EQ(emulated_gpu_touched(), 1u << 3);
 }
 
 /// Nor does a thread that is elsewhere touch another device by ending the calls, or come to be on another.
 void aborted_from_elsewhere() {
-  live_gpu_touched();
+  emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, third());
     Floats floats(host.rank());
@@ -184,7 +185,7 @@ void aborted_from_elsewhere() {
     device().use(3);
     CHECK_THROWS(PeerLost, group.run(floats.call, nullptr));
   }));
-  CHECK_EQ(live_gpu_touched(), 1u << 3);
+  CHECK_EQ(emulated_gpu_touched(), 1u << 3);
 }
 
 /// Ranks on several hosts have no memory in common.
@@ -235,15 +236,15 @@ void captured() {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
     Floats floats(0);
-    live_gpu_hold(one.stream, true);
+    emulated_gpu_hold(one.stream, true);
     const auto before = group.run(floats.call, one.stream);
-    live_gpu_capture(true);
+    emulated_gpu_capture(true);
     CHECK(group.run(floats.call, two.stream)->done());
-    live_gpu_capture(false);
-    live_gpu_wait(two.stream);
+    emulated_gpu_capture(false);
+    emulated_gpu_wait(two.stream);
     CHECK(!before->done());
     const auto behind = group.run(floats.call, two.stream);
-    live_gpu_hold(one.stream, false);
+    emulated_gpu_hold(one.stream, false);
     behind->wait(kLong);
     CHECK(before->done());
   }));
@@ -304,7 +305,7 @@ void refusals() {
 }  // namespace
 
 int main() {
-  for (const size_t peer_bytes : {GpuEngines::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
+  for (const size_t peer_bytes : {GpuExecutors::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
   lacking();
   either();
   refused_by_nccl();

@@ -1,7 +1,5 @@
-// The GPU's message engine on a NCCL and a device of the host (fake_nccl.h): every algorithm, dtype and operation, in
-// and out of place, whole and in slabs, under many orders of events; and what it says where something refuses.
-#include "engine/gpu_message.h"
-
+// The GPU's message engine on a NCCL and a device of the host (recording_nccl.h): every algorithm, dtype and operation,
+// in and out of place, whole and in segments, under many orders of events; and what it says where something refuses.
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -13,12 +11,14 @@
 #include "base/error.h"
 #include "check.h"
 #include "fake_rank.h"
+#include "gpu/gpu_message_executor.h"
 
 using namespace fake_rank;
 
 namespace {
 
-/// Runs the case and returns how often arithmetic ran beside a transfer. `chosen`: what `auto` is to choose, and does then.
+/// Runs the case and returns how often arithmetic ran beside a transfer. `chosen`: what `auto` is to choose, and does
+/// then.
 int run_case(const Case& c, int calls = 1, const std::optional<Topology>& topology = std::nullopt,
              const char* chosen = nullptr) {
   FakeMachine machine;
@@ -56,7 +56,7 @@ void every_algorithm() {
       if (kSanitized && world == 4) continue;
       for (const size_t count : {0, 1, world - 1, world + 1, 12357}) {
         for (const bool in_place : {false, true}) {
-          // Whole, and in slabs of a few hundred elements.
+          // Whole, and in segments of a few hundred elements.
           for (const size_t scratch : {size_t{1} << 20, size_t{32} << 10}) {
             Case c{&algorithm, world, algorithm.collective == Collective::barrier ? 0 : count};
             c.in_place = in_place;
@@ -141,21 +141,21 @@ void rank_order() {
   CHECK(wanted != reference(c.dtype, ReduceOp::sum, inputs, {}));
 }
 
-void slabs_overlap() {
+void segments_overlap() {
   for (const char* name : {"ring", "halving_doubling", "two_shot"}) {
     Case c{find_algorithm(Collective::all_reduce, name), 4, 12357};
     c.scratch_bytes = size_t{16} << 10;
     CHECK(run_case(c) > 0);
-    c.scratch_bytes = size_t{16} << 20;  // one slab: nothing to overlap with
+    c.scratch_bytes = size_t{16} << 20;  // one segment: nothing to overlap with
     CHECK_EQ(run_case(c), 0);
   }
 }
 
-/// A schedule of which two rounds of rank 1 meet one of rank 0: no common steps, so slabs go one after another.
-Schedule lopsided(const Place& place) {
+/// A schedule of which two rounds of rank 1 meet one of rank 0: no common steps, so segments go one after another.
+Schedule lopsided(const RankInfo& info) {
   Schedule schedule(/*parts=*/2);
-  if (place.rank == 0) schedule.round().send(1, {0, 1}).send(1, {1, 1});
-  if (place.rank == 1) {
+  if (info.rank == 0) schedule.round().send(1, {0, 1}).send(1, {1, 1});
+  if (info.rank == 1) {
     schedule.round().recv(0, {0, 1});
     schedule.round().recv(0, {1, 1});
   }
@@ -163,9 +163,9 @@ Schedule lopsided(const Place& place) {
 }
 
 /// It receives over what it sends.
-Schedule overwriting(const Place& place) {
+Schedule overwriting(const RankInfo& info) {
   Schedule schedule(/*parts=*/1);
-  schedule.round().send(1 - place.rank, {0, 1}).recv(1 - place.rank, {0, 1});
+  schedule.round().send(1 - info.rank, {0, 1}).recv(1 - info.rank, {0, 1});
   return schedule;
 }
 
@@ -191,7 +191,7 @@ void refusals() {
   call.input = nullptr;
   CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"needs an input"}));
   machine.rank = 1;
-  GpuMessageEngine tiny(*rank.communicator, FakeMachine::device(), {256, 512});
+  GpuMessageExecutor tiny(*rank.communicator, FakeMachine::device(), {256, 512});
   CHECK(says(CHECK_THROWS(InvalidUsage, tiny.run(rank.call, rank.stream)), {"bytes of scratch", "budget is 256"}));
   CHECK(machine.messages.empty() && machine.violations.empty());
   rank.engine->run(rank.call, rank.stream);
@@ -285,6 +285,6 @@ int main() {
   every_dtype_and_operation();
   many_orders();
   rank_order();
-  slabs_overlap();
+  segments_overlap();
   return check_result("gpu_message");
 }

@@ -1,8 +1,6 @@
 // The GPU's pull kernel compiled for the host, with a host thread for each block: the same plans, address arithmetic,
 // waits and publications. Every algorithm, staged and in place, in and out of place; under ThreadSanitizer a missing
 // wait is a data race. Some with a host thread for each thread of a block: there a missing barrier is one.
-#include "engine/gpu_pull.h"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "collective_cases.h"
+#include "gpu/gpu_pull_executor.h"
 #include "host_block.h"
 #include "team_block.h"
 
@@ -88,16 +87,16 @@ class Regions {
       addresses_.push_back(storage_.back().data() + (-start % 128));
     }
   }
-  /// Whether a rank has put anything into its stages.
+  /// Whether a rank has put anything into its staging buffers.
   bool staged(int rank) const {
     const std::byte* region = addresses_[static_cast<size_t>(rank)];
-    const size_t stages = cuda::PullLayout{kBlocks, static_cast<int>(addresses_.size()), 0, 0}.stages();
+    const size_t stages = cuda::PullLayout{kBlocks, static_cast<int>(addresses_.size()), 0, 0}.staging();
     return std::any_of(region + stages, region + bytes_, [](std::byte byte) { return byte != std::byte{0}; });
   }
 
   /// `registered`: everything is in a heap that begins at 0.
-  GpuPullEngine::Setup setup(int rank, bool registered = false) const {
-    GpuPullEngine::Setup setup{rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
+  GpuPullExecutor::Setup setup(int rank, bool registered = false) const {
+    GpuPullExecutor::Setup setup{rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
     setup.heaps.assign(addresses_.size(), nullptr);
     setup.heap_bytes = registered ? SIZE_MAX : 0;
     return setup;
@@ -115,7 +114,7 @@ struct Rank {
     tensors.write_input();
   }
   Tensors tensors;
-  GpuPullEngine engine;
+  GpuPullExecutor engine;
 };
 
 /// Which ranks' tensors are in their heaps.
@@ -203,7 +202,8 @@ void every_dtype_and_operation() {
   }
 }
 
-/// A rank that does not come: the others' blocks end within their time, say who was missing, and later ones end at once.
+/// A rank that does not come: the others' blocks end within their time, say who was missing, and later ones end at
+/// once.
 void a_missing_rank() {
   Case c{find_algorithm(Collective::all_reduce, "ring"), 3, 1000};
   const Regions regions(3, size_t{24} << 10);
@@ -223,7 +223,8 @@ void a_missing_rank() {
   CHECK_THROWS(Timeout, zero.engine.check());
 }
 
-/// The root gives up while a peer reads its tensor, and has it back: the peer's call is no success, though all has come.
+/// The root gives up while a peer reads its tensor, and has it back: the peer's call is no success, though all has
+/// come.
 void a_root_that_gives_up() {
   const Case c{find_algorithm(Collective::broadcast, "tree"), 2, 1000};
   const Regions regions(2, size_t{24} << 10);
@@ -243,7 +244,7 @@ void a_root_that_gives_up() {
   CHECK(message.find("rank " + std::to_string(c.root()) + " gave its call up") != std::string::npos);
 }
 
-/// Whole messages are read where they lie if all ranks' can be, and go through stages if one rank's cannot.
+/// Whole messages are read where they lie if all ranks' can be, and go through staging buffers if one rank's cannot.
 void read_in_place() {
   const Case c{find_algorithm(Collective::all_reduce, "one_shot"), 3, 1000};
   for (const bool all : {true, false}) {
@@ -255,13 +256,13 @@ void read_in_place() {
   }
 }
 
-/// Calls of all shapes one after another: what one leaves in its stages must stay until its readers are done.
+/// Calls of all shapes one after another: what one leaves in its staging buffers must stay until its readers are done.
 void one_after_another() {
   constexpr int kWorld = 3;
   const Regions regions(kWorld, size_t{64} << 10);
-  std::vector<std::unique_ptr<GpuPullEngine>> engines;
+  std::vector<std::unique_ptr<GpuPullExecutor>> engines;
   for (int q = 0; q < kWorld; ++q) {
-    engines.push_back(std::make_unique<GpuPullEngine>(host_device(), regions.setup(q)));
+    engines.push_back(std::make_unique<GpuPullExecutor>(host_device(), regions.setup(q)));
   }
   std::vector<std::vector<std::unique_ptr<Tensors>>> all;
   std::vector<Case> cases;
@@ -331,7 +332,7 @@ void cut_for_all_blocks() {
   CHECK_EQ(pieces("one_shot", 0), 1u);
   CHECK_EQ(pieces("one_shot", 1024), 1u);
   CHECK_EQ(pieces("one_shot", 1028), 2u);
-  CHECK_EQ(pieces("one_shot", 10000), 2u);  // 40 KB, with room for 64 in a stage
+  CHECK_EQ(pieces("one_shot", 10000), 2u);  // 40 KB, with room for 64 in a staging buffer
   CHECK_EQ(pieces("two_shot", 10000), 2u);
   CHECK_EQ(pieces("one_shot", 100000), 7u);
 }
@@ -342,9 +343,9 @@ void given_rules() {
   Tensors tensors({find_algorithm(Collective::all_reduce, "ring"), 1, 1000}, 0);
   tensors.call.algorithm = nullptr;
   const auto chosen = [&](const char* table) {
-    GpuPullEngine::Setup setup = regions.setup(0);
+    GpuPullExecutor::Setup setup = regions.setup(0);
     setup.selector = Selector(table, "a test");
-    GpuPullEngine engine(host_device(), setup);
+    GpuPullExecutor engine(host_device(), setup);
     engine.run(tensors.call, nullptr);
     launches.clear();
     return engine.last_call();
@@ -372,12 +373,12 @@ void refusals() {
   Rank rank(c, 0, regions);
   const std::string message = CHECK_THROWS(InvalidUsage, rank.engine.run(rank.tensors.call, nullptr));
   CHECK(message.find("regions of at least") != std::string::npos);
-  GpuPullEngine::Setup crowded = regions.setup(0);
+  GpuPullExecutor::Setup crowded = regions.setup(0);
   crowded.world = cuda::kMostRanks + 1;
-  CHECK_THROWS(InvalidUsage, GpuPullEngine(host_device(), crowded));
-  GpuPullEngine::Setup narrow = regions.setup(0);
+  CHECK_THROWS(InvalidUsage, GpuPullExecutor(host_device(), crowded));
+  GpuPullExecutor::Setup narrow = regions.setup(0);
   narrow.blocks = 100;
-  CHECK_THROWS(InvalidUsage, GpuPullEngine(host_device(), narrow));
+  CHECK_THROWS(InvalidUsage, GpuPullExecutor(host_device(), narrow));
   CHECK(launches.empty());
 }
 

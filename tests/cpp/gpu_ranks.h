@@ -1,4 +1,4 @@
-// Groups on the GPU and the NCCL of the host that run (live_gpu.cc); ranks are threads.
+// Groups on the GPU and the NCCL of the host that run (emulated_gpu.cc); ranks are threads.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ using namespace ringlet;
 inline const RingletCudaDevice& device() { return *ringlet_cuda_device(); }
 
 /// Up to so many bytes go through peers' memory.
-inline GpuEngines::Parts parts(size_t peer_bytes = GpuEngines::kPeerBytes) {
-  static const NcclApi api = open_nccl({{LIVE_GPU}});
+inline GpuExecutors::Parts parts(size_t peer_bytes = GpuExecutors::kPeerBytes) {
+  static const NcclApi api = open_nccl({{EMULATED_GPU}});
   return {.device = &device(), .nccl = &api, .peer_bytes = peer_bytes};
 }
 
-inline GpuEngines::Parts without_nccl() { return {.device = &device(), .no_nccl = "no NCCL: gone fishing"}; }
+inline GpuExecutors::Parts without_nccl() { return {.device = &device(), .no_nccl = "no NCCL: gone fishing"}; }
 
 inline constexpr size_t kAlways = SIZE_MAX, kNever = 0;
 

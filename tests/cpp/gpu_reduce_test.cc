@@ -3,8 +3,8 @@
 #include <sstream>
 
 #include "check.h"
-#include "reduce/cuda_cast.h"
-#include "reduce/cuda_table.h"
+#include "cuda/cast.h"
+#include "cuda/table.h"
 #include "reduce_cases.h"
 
 using namespace ringlet;

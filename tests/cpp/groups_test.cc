@@ -8,10 +8,10 @@
 
 #include "check.h"
 #include "comm/communicator.h"
-#include "engine/addressable.h"
-#include "engine/message.h"
+#include "engine/message/message_engine.h"
+#include "engine/pull/pull_engine.h"
 #include "memory/heap.h"
-#include "wires_group.h"
+#include "mesh_group.h"
 
 using namespace ringlet;
 
@@ -30,14 +30,14 @@ std::unique_ptr<Communicator> join(Store& store, const std::string& name, int ra
   const Deadline soon = Deadline::after(kSoon);
   std::unique_ptr<Engine> engine;
   if (!rings) {
-    engine = std::make_unique<AddressableEngine>(connect_shared_memory(store, name, rank, 2, soon));
+    engine = std::make_unique<PullEngine>(connect_shared_memory(store, name, rank, 2, soon));
   } else {
-    Wires::Setup setup{.rank = rank, .world = 2, .cards = {Wires::card(), Wires::card()}, .hosts = {0, 0}};
+    Mesh::Setup setup{.rank = rank, .world = 2, .addresses = {Mesh::address(), Mesh::address()}, .hosts = {0, 0}};
     std::copy_n(name.begin(), std::min(name.size(), setup.key.size()), setup.key.begin());
-    setup.local = connect_with_bells(store, name, rank, 2, soon);
+    setup.local = connect_with_wakeups(store, name, rank, 2, soon);
     std::vector<int> hosts{0, 0};
     Topology topology(hosts);
-    engine = std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+    engine = std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
                                              std::move(topology), "rings");
   }
   return std::make_unique<Communicator>(std::move(engine), kSoon);
@@ -132,7 +132,7 @@ void closed_groups_that_are_kept() {
     for (auto& group : groups) {
       group->abort("late");
       group->poison(Timeout("late"));
-      CHECK_THROWS(Error, group->look_around());
+      CHECK_THROWS(Error, group->poll_failures());
       CHECK_THROWS(Error, use(*group));
     }
   }

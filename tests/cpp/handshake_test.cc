@@ -44,16 +44,17 @@ struct Ranks {
   Handshake rank[2] = {Handshake(0, 2), Handshake(1, 2)};
   Descriptor heap{::eventfd(0, EFD_CLOEXEC)};
 
-  std::vector<Introduced> meet(int own, const Deadline& deadline) {
+  std::vector<Introduced> exchange(int own, const Deadline& deadline) {
     const std::vector<Handshake::Peer> peers{{rank[0].name(), rank[0].token()}, {rank[1].name(), rank[1].token()}};
     const int handed[] = {heap.get()};
-    std::vector<Introduced> met(2);
-    rank[own].meet(peers, handed, met, deadline);
-    return met;
+    std::vector<Introduced> joined(2);
+    rank[own].exchange(peers, handed, joined, deadline);
+    return joined;
   }
 };
 
-/// Strangers that came and went, as many as a rank's socket lets wait: who comes after them waits in connect().
+/// UnauthenticatedClient connections that came and went, as many as a rank's socket lets wait: who comes after them
+/// waits in connect().
 void crowd(const Handshake& before) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -61,16 +62,16 @@ void crowd(const Handshake& before) {
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + before.name().size());
   int result = 0;
   for (int i = 0; i < 100 && result == 0; ++i) {
-    const Descriptor stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    result = ::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address), length);
+    const Descriptor client(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    result = ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), length);
   }
   CHECK_EQ(result, -1);
 }
 
-/// What the meeting of rank `own` says of its end: "" where it met the other.
+/// What the meeting of rank `own` says of its end: "" where it joined the other.
 std::string outcome(Ranks& ranks, int own, const Deadline& deadline) {
   try {
-    CHECK_EQ(ranks.meet(own, deadline)[1 - own].pid, ::getpid());
+    CHECK_EQ(ranks.exchange(own, deadline)[1 - own].pid, ::getpid());
   } catch (const Error& error) {
     return std::string(name(error.kind())) + ": " + error.what();
   }

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "reduce/cuda_pull.h"
-#include "reduce/cuda_table.h"
+#include "cuda/pull.h"
+#include "cuda/table.h"
 
 namespace host_block {
 

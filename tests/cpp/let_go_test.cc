@@ -18,7 +18,7 @@ namespace {
 
 enum class End { abort, poison, timeout };
 
-constexpr size_t kBlock = size_t{6} << 20;  // more than one slab
+constexpr size_t kBlock = size_t{6} << 20;  // more than one segment
 constexpr size_t kPage = 4096;
 
 // Rank 1 reads on past the trap only when rank 0 has let go.

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "wires_group.h"
+#include "mesh_group.h"
 
 using namespace ringlet;
 using namespace std::chrono_literals;
@@ -49,25 +49,25 @@ class PairStore final : public Store {
 
 constexpr size_t kBytes = 100'000;
 
-std::unique_ptr<Wires> join(int rank, PairStore& store, const Token& key, bool one_host) {
+std::unique_ptr<Mesh> join(int rank, PairStore& store, const Token& key, bool one_host) {
   const Deadline deadline = Deadline::after(60s);
-  std::vector<std::string> cards(2);
-  store.set("card-" + std::to_string(rank), Wires::card());
-  for (int q = 0; q < 2; ++q) cards[q] = store.get("card-" + std::to_string(q), deadline);
-  return std::make_unique<Wires>(
-      Wires::Setup{.rank = rank,
-                   .world = 2,
-                   .key = key,
-                   .cards = cards,
-                   .hosts = one_host ? Hosts{0, 0} : Hosts{0, 1},
-                   .local = one_host ? connect_with_bells(store, "pair", rank, 2, deadline) : nullptr});
+  std::vector<std::string> addresses(2);
+  store.set("address-" + std::to_string(rank), Mesh::address());
+  for (int q = 0; q < 2; ++q) addresses[q] = store.get("address-" + std::to_string(q), deadline);
+  return std::make_unique<Mesh>(
+      Mesh::Setup{.rank = rank,
+                  .world = 2,
+                  .key = key,
+                  .addresses = addresses,
+                  .hosts = one_host ? Hosts{0, 0} : Hosts{0, 1},
+                  .local = one_host ? connect_with_wakeups(store, "pair", rank, 2, deadline) : nullptr});
 }
 
 /// The rank that will be killed: sends, forks a child that does nothing, and tells the child's pid.
 [[noreturn]] void victim(int end, const Token& key, bool one_host) {
   PairStore store(end);
-  const std::unique_ptr<Wires> wires = join(1, store, key, one_host);
-  write_all(*wires, *wait_for(*wires, 0, Lane::collectives), pattern(kBytes, 1, 0));
+  const std::unique_ptr<Mesh> mesh = join(1, store, key, one_host);
+  write_all(*mesh, *wait_for(*mesh, 0, ConnectionKind::collectives), pattern(kBytes, 1, 0));
   const pid_t child = ::fork();
   if (child == 0) {
     for (;;) ::pause();
@@ -83,14 +83,14 @@ void a_killed_process_is_seen(bool one_host) {
   const pid_t pid = ::fork();
   if (pid == 0) victim(ends[1], key, one_host);
   PairStore store(ends[0]);
-  const std::unique_ptr<Wires> wires = join(0, store, key, one_host);
-  Pipe* pipe = wait_for(*wires, 1, Lane::collectives);
+  const std::unique_ptr<Mesh> mesh = join(0, store, key, one_host);
+  Pipe* pipe = wait_for(*mesh, 1, ConnectionKind::collectives);
   const pid_t child = static_cast<pid_t>(std::stol(store.get("child", Deadline::after(60s))));
   CHECK(!pipe->ended());
   ::kill(pid, SIGKILL);
   CHECK(::waitpid(pid, nullptr, 0) == pid);
-  CHECK(read_all(*wires, *pipe, kBytes) == pattern(kBytes, 1, 0));
-  sleep_until(*wires, *pipe, [&] { return pipe->ended(); });
+  CHECK(read_all(*mesh, *pipe, kBytes) == pattern(kBytes, 1, 0));
+  sleep_until(*mesh, *pipe, [&] { return pipe->ended(); });
   if (one_host) CHECK_EQ(pipe->why_ended(), "its process is gone");
   ::kill(child, SIGKILL);
   ::close(ends[0]);
@@ -100,7 +100,7 @@ void a_killed_process_is_seen(bool one_host) {
 }  // namespace
 
 int main() {
-  // Each in a process of its own: a process that has threads, as the door's is one, had better not fork.
+  // Each in a process of its own: a process that has threads, as the listener's is one, had better not fork.
   for (const bool one_host : {false, true}) {
     const pid_t pid = ::fork();
     if (pid == 0) {

@@ -1,5 +1,5 @@
-// How the message engine waits, and tells of failures: what happens just between two of its steps, which the system calls
-// below, the engine's own, make happen there.
+// How the message engine waits, and tells of failures: what happens just between two of its steps, which the system
+// calls below, the engine's own, make happen there.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/uio.h>
@@ -55,7 +55,7 @@ struct Pair {
   }
 
   /// One message, from `root` to the other rank.
-  void broadcast(int rank, int root, bool patient, std::chrono::milliseconds timeout = 60s) {
+  void broadcast(int rank, int root, bool background, std::chrono::milliseconds timeout = 60s) {
     float value = 1.0f;
     const auto bytes = reinterpret_cast<std::byte*>(&value);
     ranks[rank]->run({.collective = Collective::broadcast,
@@ -65,7 +65,7 @@ struct Pair {
                       .input = rank == root ? bytes : nullptr,
                       .output = bytes,
                       .timeout = timeout},
-                     patient);
+                     background);
   }
 
   std::unique_ptr<Engine> ranks[2];
@@ -98,7 +98,8 @@ void a_frame_at_hand_is_not_slept_upon() {
 
 enum class Holder { call, look };
 
-/// Another thread of rank 0 fails while rank 0 moves bytes, which ends before it notices: rank 1 hears of it all the same.
+/// Another thread of rank 0 fails while rank 0 moves bytes, which ends before it notices: rank 1 hears of it all the
+/// same.
 void a_failure_beside_is_told(Holder holder, const std::function<void(Engine&)>& failing, const std::string& told) {
   Pair pair;
   std::string heard;
@@ -116,7 +117,7 @@ void a_failure_beside_is_told(Holder holder, const std::function<void(Engine&)>&
     failed = true;
     std::thread([&] { failing(*pair.ranks[0]); }).join();
   };
-  holder == Holder::call ? pair.broadcast(0, 1, false) : pair.ranks[0]->look_around();
+  holder == Holder::call ? pair.broadcast(0, 1, false) : pair.ranks[0]->poll_failures();
   after_read = nullptr;
   peer.join();
   CHECK(failed);

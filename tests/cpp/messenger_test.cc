@@ -46,7 +46,7 @@ Message message_of(const Planned& planned, bool sending, std::vector<int>& data)
 struct Receive {
   const Planned* planned;
   std::vector<int> data;
-  std::shared_ptr<Messenger::Ticket> ticket{};
+  std::shared_ptr<Messenger::Request> request{};
 };
 
 void play(Communicator& group, const std::vector<Planned>& all, uint32_t seed, bool dropped) {
@@ -64,7 +64,7 @@ void play(Communicator& group, const std::vector<Planned>& all, uint32_t seed, b
   const auto post_some = [&](size_t some) {
     for (; some > 0 && posted < receives.size(); --some, ++posted) {
       Receive& receive = receives[posted];
-      receive.ticket = group.start(message_of(*receive.planned, false, receive.data), nullptr);
+      receive.request = group.start(message_of(*receive.planned, false, receive.data), nullptr);
     }
   };
   for (const Planned& planned : all) {
@@ -78,14 +78,14 @@ void play(Communicator& group, const std::vector<Planned>& all, uint32_t seed, b
     group.run({.collective = Collective::barrier});
   }
   for (Receive& receive : receives) {
-    receive.ticket->wait(std::chrono::milliseconds::max());
+    receive.request->wait(std::chrono::milliseconds::max());
     if (receive.planned->any_source) {
       const auto same = [&](const Planned& p) { return p.any_source && p.number == receive.data[0]; };
       const auto whose = std::find_if(all.begin(), all.end(), same);
-      CHECK(whose != all.end() && whose->to == group.rank() && whose->from == receive.ticket->peer());
+      CHECK(whose != all.end() && whose->to == group.rank() && whose->from == receive.request->peer());
     } else {
       CHECK(receive.data == std::vector<int>(receive.planned->count, receive.planned->number));
-      CHECK_EQ(receive.ticket->peer(), receive.planned->from);
+      CHECK_EQ(receive.request->peer(), receive.planned->from);
     }
   }
   for (const auto& send : sends) send->wait(std::chrono::milliseconds::max());
@@ -117,8 +117,8 @@ void waits_of_many_threads(Communicator& group) {
   std::vector<std::vector<int>> received(kWaiting, std::vector<int>(50'000, -1));
   std::vector<std::thread> threads;
   for (int64_t tag = 0; tag < kWaiting; ++tag) {
-    const auto ticket = group.start(message(from, false, received[tag], tag), nullptr);
-    threads.emplace_back([ticket] { ticket->wait(std::chrono::milliseconds::max()); });
+    const auto request = group.start(message(from, false, received[tag], tag), nullptr);
+    threads.emplace_back([request] { request->wait(std::chrono::milliseconds::max()); });
   }
   for (int64_t tag = kWaiting - 1; tag >= 0; --tag) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));  // longer than waits yield

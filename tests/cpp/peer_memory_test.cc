@@ -1,6 +1,6 @@
-// Memory that peers' GPUs reach, on a GPU of the host (live_gpu.cc): regions that serve again, registered heaps, and what is
-// opened of other processes.
-#include "comm/peer_memory.h"
+// Memory that peers' GPUs reach, on a GPU of the host (emulated_gpu.cc): regions that serve again, registered heaps,
+// and what is opened of other processes.
+#include "gpu/peer_memory.h"
 
 #include <chrono>
 #include <cstdlib>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/gpu_heap.h"
+#include "emulated_gpu.h"
+#include "gpu/gpu_heap.h"
 #include "gpu_ranks.h"
-#include "live_gpu.h"
 
 using namespace gpu_ranks;
 
@@ -19,7 +19,7 @@ namespace {
 /// Regions of groups that ended well serve the next ones.
 void regions() {
   const auto allocated_by = [](int groups, bool well) {
-    const int before = live_gpu_allocations();
+    const int before = emulated_gpu_allocations();
     for (int i = 0; i < groups; ++i) {
       no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
         Floats floats(host.rank());
@@ -31,7 +31,7 @@ void regions() {
         if (!well) CHECK_THROWS(PeerLost, group.run(floats.call, nullptr)->wait(kLong));
       }));
     }
-    return live_gpu_allocations() - before;
+    return emulated_gpu_allocations() - before;
   };
   CHECK_EQ(allocated_by(3, true), 2 + 3 * 2);  // two regions, and room for each engine's plans
   CHECK_EQ(allocated_by(1, false), 2);
@@ -50,7 +50,7 @@ void heaps() {
   CHECK(heap->holds(heap->base(), heap->bytes()) && !heap->holds(heap->base() + 1, heap->bytes()));
   const std::string full = CHECK_THROWS(SystemError, heap->allocate((size_t{1} << 20) + 1));
   CHECK(full.find("RINGLET_GPU_HEAP_MIB") != std::string::npos);
-  const int before = live_gpu_in_place();
+  const int before = emulated_gpu_in_place();
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     std::byte* memory = heap->allocate(4000);
@@ -68,39 +68,39 @@ void heaps() {
     }
     heap->free(memory);
   }));
-  CHECK_EQ(live_gpu_in_place() - before, 3 + 1);
+  CHECK_EQ(emulated_gpu_in_place() - before, 3 + 1);
 }
 
 /// As between processes: memory is opened where it was shared, and closed at the end; with a heap, that too.
 void other_processes(int each) {
   PeerMemory mine(device()), other(device());
-  std::vector<PeerMemory::Card> cards = {mine.card(), other.card()};
-  cards[1].process[0] ^= 1;
-  cards[1].address = nullptr;
+  std::vector<PeerMemory::Offer> offers = {mine.offer(), other.offer()};
+  offers[1].process[0] ^= 1;
+  offers[1].address = nullptr;
   {
     PeerMemory third(device());
-    cards[0] = third.card();
-    third.open(cards, 0);
-    const size_t before = PeerMemory::kFarewells;
-    CHECK(third.regions() == (std::vector<std::byte*>{cards[0].address + before, other.card().address + before}));
-    CHECK_EQ(live_gpu_opened(), each);
-    CHECK(third.heaps() == (std::vector<std::byte*>{cards[0].heap, cards[1].heap}) &&
-          (each == 2) == (cards[1].heap != nullptr));
+    offers[0] = third.offer();
+    third.open(offers, 0);
+    const size_t before = PeerMemory::kGoodbyes;
+    CHECK(third.regions() == (std::vector<std::byte*>{offers[0].address + before, other.offer().address + before}));
+    CHECK_EQ(emulated_gpu_opened(), each);
+    CHECK(third.heaps() == (std::vector<std::byte*>{offers[0].heap, offers[1].heap}) &&
+          (each == 2) == (offers[1].heap != nullptr));
     constexpr auto kPatience = std::chrono::milliseconds(50);
     const auto start = std::chrono::steady_clock::now();
     third.leave(kPatience);  // the other is of another process, and has not left: its kernels may look here
     CHECK(std::chrono::steady_clock::now() - start >= kPatience);
   }
-  CHECK_EQ(live_gpu_opened(), 0);
+  CHECK_EQ(emulated_gpu_opened(), 0);
   PeerMemory before_all_left(device());
-  CHECK(before_all_left.card().address != cards[0].address);  // where the other may still look, or write
-  other.open(cards, 1);
+  CHECK(before_all_left.offer().address != offers[0].address);  // where the other may still look, or write
+  other.open(offers, 1);
   other.leave(std::chrono::seconds(0));
   PeerMemory again(device());
-  CHECK(again.card().address == cards[0].address);
-  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 4);
-  cards[1].device.uuid[0] = 1;
-  CHECK_EQ(PeerMemory::processors({cards[0], cards[1]}), 8);
+  CHECK(again.offer().address == offers[0].address);
+  CHECK_EQ(PeerMemory::processors({offers[0], offers[1]}), 4);
+  offers[1].device.uuid[0] = 1;
+  CHECK_EQ(PeerMemory::processors({offers[0], offers[1]}), 8);
   for (PeerMemory* memory : {&mine, &before_all_left, &again}) memory->give_up();
 }
 

@@ -1,7 +1,7 @@
 // Plans under every order of events that their waits allow: ranks take steps in random order on a model of memory whose
-// cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed. As a GPU
-// takes plans, too (engine/pull_program.h): there steps that can be taken side by side are in an order of their own.
-#include "engine/plan.h"
+// cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed. As a
+// GPU takes plans, too (gpu/pull_program.h): there steps that can be taken side by side are in an order of their own.
+#include "engine/pull/plan.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/pull_program.h"
+#include "gpu/pull_program.h"
 #include "schedule/registry.h"
 #include "schedule/topology.h"
 #include "transport/control.h"
@@ -25,12 +25,12 @@ using Value = std::vector<int>;  // by (rank, chunk of its input): how often it 
 struct Rank {
   Plan plan;
   size_t next = 0;
-  uint32_t progress = kAnnounced;
+  uint32_t progress = kSignatureReady;
   std::map<std::pair<int, int>, Value> memory;  // (tensor 0, stage a 1, stage b 2; chunk)
   bool done() const { return next == plan.steps.size(); }
 };
 
-int area(Space space) { return space == Space::stage_a ? 1 : space == Space::stage_b ? 2 : 0; }
+int area(Space space) { return space == Space::staging_a ? 1 : space == Space::staging_b ? 2 : 0; }
 
 /// The rank's plan in an order that a GPU might take it in.
 Plan as_on_gpu(const Plan& plan, int rank, std::mt19937& random) {
@@ -45,7 +45,7 @@ Plan as_on_gpu(const Plan& plan, int rank, std::mt19937& random) {
     for (int k = 0; k < flat.steps[i].together; ++k) {
       const cuda::PullStep& s = flat.steps[i + static_cast<size_t>(k)];
       taken.steps.push_back({static_cast<PlanStep::Kind>(s.kind), static_cast<Space>(s.to), s.tee, s.finish,
-                             /*read_later=*/true, s.peer, s.stage, s.chunk, /*chunks=*/1, s.first_source, s.sources});
+                             /*read_later=*/true, s.peer, s.phase, s.chunk, /*chunks=*/1, s.first_source, s.sources});
     }
     std::shuffle(taken.steps.end() - flat.steps[i].together, taken.steps.end(), random);
   }
@@ -58,7 +58,7 @@ class Model {
       : algorithm_(algorithm), world_(topology.world()), root_(root), random_(seed) {
     for (int q = 0; q < world_; ++q) {
       const Plan plan = make_plan(algorithm, {q, world_, root, &topology}, in_place);
-      ranks_.push_back({seed % 2 == 1 ? as_on_gpu(plan, q, random_) : plan, 0, kAnnounced, {}});
+      ranks_.push_back({seed % 2 == 1 ? as_on_gpu(plan, q, random_) : plan, 0, kSignatureReady, {}});
       parts_ = ranks_.back().plan.parts;
       const Chunks input = input_chunks(algorithm.collective, {q, world_, root}, parts_);
       for (int c = input.first; c < input.first + input.count; ++c) ranks_[q].memory[{0, c}] = unit(q, c);
@@ -92,8 +92,8 @@ class Model {
     for (int c = output.first; c < output.first + output.count; ++c) {
       right_ = right_ && ranks_[q].memory[{0, c}] == expected(q, c);
     }
-    for (auto& [place, value] : ranks_[q].memory) {
-      if (place.first == 0) value.assign(value.size(), 1000);
+    for (auto& [info, value] : ranks_[q].memory) {
+      if (info.first == 0) value.assign(value.size(), 1000);
     }
   }
 
@@ -120,13 +120,13 @@ class Model {
 
   bool can_step(const Rank& rank) const {
     const PlanStep& step = rank.plan.steps[rank.next];
-    return step.kind != PlanStep::Kind::wait || ranks_[step.peer].progress >= step.stage;
+    return step.kind != PlanStep::Kind::wait || ranks_[step.peer].progress >= step.phase;
   }
 
   void step(int q) {
     Rank& rank = ranks_[q];
     const PlanStep& step = rank.plan.steps[rank.next++];
-    if (step.kind == PlanStep::Kind::publish) rank.progress = step.stage;
+    if (step.kind == PlanStep::Kind::publish) rank.progress = step.phase;
     if (step.kind == PlanStep::Kind::combine) combine(rank, step);
     if (rank.done()) leave(q);
   }
@@ -192,7 +192,7 @@ Groups two_copies(Space to, int chunk, Source second) {
   Plan plan;
   PlanStep step{PlanStep::Kind::combine};
   step.sources = 1;
-  step.to = Space::stage_a;
+  step.to = Space::staging_a;
   step.chunk = 3;
   plan.steps.push_back(step);
   plan.sources = {{1, 2, Space::input, true}, second};
@@ -206,13 +206,14 @@ Groups two_copies(Space to, int chunk, Source second) {
 
 /// What one writes the other must not touch; input and output may be the same memory.
 void not_side_by_side() {
-  CHECK(two_copies(Space::stage_a, 4, {1, 2, Space::input, true}) == Groups{2});
-  CHECK(two_copies(Space::stage_a, 3, {1, 5, Space::input, true}) == (Groups{1, 1}));    // both write there
-  CHECK(two_copies(Space::output, 5, {1, 3, Space::stage_a, false}) == (Groups{1, 1}));  // reads what the first wrote
-  CHECK(two_copies(Space::output, 5, {0, 3, Space::stage_a, false}) == Groups{2});       // which is another rank's
-  CHECK(two_copies(Space::output, 2, {1, 5, Space::input, true}) == (Groups{1, 1}));     // writes what the first reads
-  CHECK(two_copies(Space::output, 5, {1, 6, Space::input, true, Space::stage_a}) == Groups{2});
-  CHECK(two_copies(Space::output, 5, {1, 3, Space::input, true, Space::stage_a}) == (Groups{1, 1}));  // as peers see it
+  CHECK(two_copies(Space::staging_a, 4, {1, 2, Space::input, true}) == Groups{2});
+  CHECK(two_copies(Space::staging_a, 3, {1, 5, Space::input, true}) == (Groups{1, 1}));    // both write there
+  CHECK(two_copies(Space::output, 5, {1, 3, Space::staging_a, false}) == (Groups{1, 1}));  // reads what the first wrote
+  CHECK(two_copies(Space::output, 5, {0, 3, Space::staging_a, false}) == Groups{2});       // which is another rank's
+  CHECK(two_copies(Space::output, 2, {1, 5, Space::input, true}) == (Groups{1, 1}));  // writes what the first reads
+  CHECK(two_copies(Space::output, 5, {1, 6, Space::input, true, Space::staging_a}) == Groups{2});
+  CHECK(two_copies(Space::output, 5, {1, 3, Space::input, true, Space::staging_a}) ==
+        (Groups{1, 1}));  // as peers see it
 }
 
 /// What each way through memory costs is paid once for all peers, not once for each.

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "engine/addressable.h"
-#include "engine/message.h"
+#include "engine/message/message_engine.h"
+#include "engine/pull/pull_engine.h"
 #include "transport/threads.h"
 
 /// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host.
@@ -21,20 +21,20 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   using namespace ringlet;
   if (between == Between::one_memory || between == Between::stages) {
     const auto soon = Deadline::after(std::chrono::seconds(60));
-    return std::make_unique<AddressableEngine>(join_threads(name, rank, world, soon, between == Between::one_memory));
+    return std::make_unique<PullEngine>(join_threads(name, rank, world, soon, between == Between::one_memory));
   }
-  Wires::Setup setup;
+  Mesh::Setup setup;
   setup.rank = rank;
   setup.world = world;
   setup.key = key;
-  setup.cards.assign(static_cast<size_t>(world), Wires::card());
+  setup.addresses.assign(static_cast<size_t>(world), Mesh::address());
   for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
   std::vector<int> hosts = setup.hosts;
   if (between == Between::eights) {
     for (int& host : hosts) host /= 8;
   }
   Topology topology(hosts);
-  return std::make_unique<MessageEngine>(std::make_unique<Wires>(std::move(setup)), std::move(hosts),
+  return std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
                                          std::move(topology), "tcp");
 }
 

@@ -1,5 +1,5 @@
-// Structure of every registered schedule along every kind of topology, and golden ones. What schedules compute is proved in Python
-// (tests/python/test_prove.py); here: they build, stay inside their buffer, and their messages pair up.
+// Structure of every registered schedule along every kind of topology, and golden ones. What schedules compute is
+// proved in Python (tests/core/test_prove.py); here: they build, stay inside their buffer, and their messages pair up.
 #include <map>
 #include <string>
 #include <utility>
@@ -42,17 +42,17 @@ bool inside(int first, int count, int parts) { return first >= 0 && count >= 0 &
 
 using Messages = std::map<std::pair<int, int>, std::vector<int>>;  // (from, to) -> chunk counts in order
 
-void check_step(const Step& step, const Place& place, int parts, Messages& sent, Messages& received) {
+void check_step(const Step& step, const RankInfo& info, int parts, Messages& sent, Messages& received) {
   CHECK(inside(step.first, step.count, parts));
   if (step.verb == Verb::copy) {
     CHECK(inside(step.peer, step.count, parts));
     return;
   }
-  CHECK(step.peer >= 0 && step.peer < place.world && step.peer != place.rank);
+  CHECK(step.peer >= 0 && step.peer < info.world && step.peer != info.rank);
   if (step.verb == Verb::send) {
-    sent[{place.rank, step.peer}].push_back(step.count);
+    sent[{info.rank, step.peer}].push_back(step.count);
   } else {
-    received[{step.peer, place.rank}].push_back(step.count);
+    received[{step.peer, info.rank}].push_back(step.count);
   }
 }
 
@@ -60,17 +60,17 @@ void check_world(const Algorithm& algorithm, int world, int root, const Topology
   Messages sent, received;
   int parts = 0;
   for (int rank = 0; rank < world; ++rank) {
-    const Place place{rank, world, root, topology};
-    const Schedule schedule = schedule_of(algorithm, place);
+    const RankInfo info{rank, world, root, topology};
+    const Schedule schedule = schedule_of(algorithm, info);
     if (rank == 0) parts = schedule.parts;
     CHECK_EQ(schedule.parts, parts);
     CHECK_EQ(schedule.parts, expected_parts(algorithm.collective, world, schedule.parts));
     for (const Round& round : schedule.rounds) {
       CHECK(!round.steps.empty());
-      for (const Step& step : round.steps) check_step(step, place, parts, sent, received);
+      for (const Step& step : round.steps) check_step(step, info, parts, sent, received);
     }
-    const Chunks in = input_chunks(algorithm.collective, place, parts);
-    const Chunks out = output_chunks(algorithm.collective, place, parts);
+    const Chunks in = input_chunks(algorithm.collective, info, parts);
+    const Chunks out = output_chunks(algorithm.collective, info, parts);
     CHECK(inside(in.first, in.count, parts) && inside(out.first, out.count, parts));
     if (world == 1 && algorithm.collective != Collective::all_to_all) CHECK_EQ(schedule.rounds.size(), 0u);
   }
@@ -137,8 +137,8 @@ void golden_relabelled() {
   // Two hosts, cyclic: the ring goes 0 2 1 3. An all-reduce's chunks stay; a reduce-scatter's go with their ranks.
   const Topology cyclic(Ranks{0, 1, 0, 1}), block(Ranks{0, 0, 1, 1});
   const auto of = [](Collective collective, const char* algorithm, int rank, const Topology& topology) {
-    const Place place{rank, topology.world(), 0, &topology};
-    return text(schedule_of(*find_algorithm(collective, algorithm), place));
+    const RankInfo info{rank, topology.world(), 0, &topology};
+    return text(schedule_of(*find_algorithm(collective, algorithm), info));
   };
   CHECK_EQ(of(Collective::all_gather, "ring", 0, cyclic),
            "send 2 [0+1] recv 3 [3+1] | send 2 [3+1] recv 3 [1+1] | send 2 [1+1] recv 3 [2+1] | ");
@@ -151,7 +151,7 @@ void golden_relabelled() {
   CHECK_EQ(of(Collective::reduce_scatter, "circulant", 1, block),
            "send 0 [0+1] send 0 [2+1] reduce 0 [1+1] reduce 0 [3+1] | send 3 [3+1] reduce 2 [1+1] | ");
   // The tree goes 0 2 1 3 as well, counted from its root 3: rank 1's parent is on the other host.
-  const Place child{1, 4, 3, &cyclic};
+  const RankInfo child{1, 4, 3, &cyclic};
   CHECK_EQ(text(schedule_of(*find_algorithm(Collective::broadcast, "tree"), child)), "recv 2 [0+1] | ");
 }
 

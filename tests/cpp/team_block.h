@@ -1,5 +1,5 @@
-// The GPU's pull kernel compiled for the host with a host thread for each of a block's: what host_block.h cannot show is
-// where those threads must wait for each other. Under ThreadSanitizer a barrier that is missing is a data race.
+// The GPU's pull kernel compiled for the host with a host thread for each of a block's: what host_block.h cannot show
+// is where those threads must wait for each other. Under ThreadSanitizer a barrier that is missing is a data race.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "reduce/cuda_pull.h"
+#include "cuda/pull.h"
 
 namespace team_block {
 

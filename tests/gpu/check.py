@@ -34,7 +34,7 @@ CUDA_TOOLS = "/usr/local/cuda/bin"
 FOR_GPU_CHECK = 40.0  # seconds that the extension leaves, should it not build in time
 SHOWN_LINES = 15  # of a failed part's log, on the terminal
 PYTEST = ("-o", "addopts=", "-v", "-ra", "--tb=short", "--durations=15", "-p", "no:cacheprovider",
-          "-o", "pythonpath=. python tests tests/python", "tests/gpu")  # fmt: skip
+          "-o", "pythonpath=. python tests/support", "tests/gpu")  # fmt: skip
 
 # Ranks share one GPU: nothing that only several GPUs or hosts have, and hardware queues for all streams.
 SHARED_GPU = {

@@ -19,7 +19,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "engine/gpu.h"
+#include "gpu/gpu.h"
 #include "reduce_reference.h"
 #include "section.h"
 

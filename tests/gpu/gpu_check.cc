@@ -17,7 +17,7 @@
 #include <cstring>
 #include <thread>
 
-#include "engine/gpu.h"
+#include "gpu/gpu.h"
 #include "section.h"
 
 using namespace gpu_check;

@@ -5,7 +5,7 @@
 namespace gpu_check {
 namespace {
 
-constexpr std::chrono::seconds kMeeting{30};
+constexpr std::chrono::seconds kRendezvous{30};
 constexpr std::chrono::seconds kThread{40};  // for a rank's thread: longer than anything that it waits for
 constexpr std::chrono::seconds kEnding{10};  // for streams, when NCCL is aborted
 
@@ -20,7 +20,7 @@ MessageWorld::MessageWorld(int world, const Options& options)
   for (int q = 0; q < world; ++q) ranks_.push_back(std::make_unique<Rank>());
 }
 
-void MessageWorld::start(const GpuMessageEngine::Limits& limits) {
+void MessageWorld::start(const GpuMessageExecutor::Limits& limits) {
   const NcclUniqueId id = NcclCommunicator::make_id(nccl_api());
   std::string wrong = on_all([&](Rank&, int rank) { join(rank, id, limits); });
   if (wrong.empty()) wrong = connect();
@@ -28,12 +28,12 @@ void MessageWorld::start(const GpuMessageEngine::Limits& limits) {
   if (!wrong.empty()) throw DeviceError("making a world of NCCL's ranks: " + wrong);
 }
 
-void MessageWorld::join(int rank, const NcclUniqueId& id, const GpuMessageEngine::Limits& limits) {
+void MessageWorld::join(int rank, const NcclUniqueId& id, const GpuMessageExecutor::Limits& limits) {
   const auto world = static_cast<int>(ranks_.size());
   Rank& one = *ranks_[static_cast<size_t>(rank)];
   const NcclCommunicator::Setup setup{.id = id, .rank = rank, .world = world, .max_ctas = most_ctas(world)};
-  one.communicator = std::make_unique<NcclCommunicator>(together_.api(), setup, Deadline::after(kMeeting));
-  one.engine = std::make_unique<GpuMessageEngine>(*one.communicator, device(), limits);
+  one.communicator = std::make_unique<NcclCommunicator>(together_.api(), setup, Deadline::after(kRendezvous));
+  one.engine = std::make_unique<GpuMessageExecutor>(*one.communicator, device(), limits);
 }
 
 /// Every pair in one group: later groups need not be of the same round on all ranks.

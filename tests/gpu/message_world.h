@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/gpu_message.h"
+#include "gpu/gpu_message_executor.h"
 #include "nccl_together.h"
 #include "rank_tensors.h"
 #include "rank_thread.h"
@@ -28,13 +28,13 @@ class MessageWorld {
     Call call;
     Stream stream;
     std::unique_ptr<NcclCommunicator> communicator;
-    std::unique_ptr<GpuMessageEngine> engine;
+    std::unique_ptr<GpuMessageExecutor> engine;
     RankThread thread;
   };
 
   MessageWorld(int world, const Options& options);
   /// Makes the communicators and connects all pairs.
-  void start(const GpuMessageEngine::Limits& limits);
+  void start(const GpuMessageExecutor::Limits& limits);
 
   std::string run(const Case& c, const Expectation& expectation);
 
@@ -54,7 +54,7 @@ class MessageWorld {
  private:
   std::string on_all(const std::function<void(Rank&, int)>& act);
   std::string in_call(const std::function<void(Rank&, int)>& act);
-  void join(int rank, const NcclUniqueId& id, const GpuMessageEngine::Limits& limits);
+  void join(int rank, const NcclUniqueId& id, const GpuMessageExecutor::Limits& limits);
   std::string connect();
 
   const std::chrono::seconds timeout_;

@@ -1,5 +1,5 @@
-// The message engine's contract on virtual ranks whose NCCL one thread drives: every algorithm, whole and in slabs, in
-// place and not, every dtype and operation, exact.
+// The message engine's contract on virtual ranks whose NCCL one thread drives: every algorithm, whole and in segments,
+// in place and not, every dtype and operation, exact.
 #include <memory>
 
 #include "message_world.h"
@@ -7,8 +7,8 @@
 namespace gpu_check {
 namespace {
 
-// So little that long messages go in many slabs.
-constexpr GpuMessageEngine::Limits kLimits{size_t{64} << 10, size_t{1} << 20};
+// So little that long messages go in many segments.
+constexpr GpuMessageExecutor::Limits kLimits{size_t{64} << 10, size_t{1} << 20};
 
 class Contract {
  public:

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/nccl_api.h"
+#include "gpu/nccl_api.h"
 
 namespace gpu_check {
 

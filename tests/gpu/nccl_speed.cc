@@ -37,7 +37,7 @@ class Timed {
     const std::vector<Bytes> blocks = whole_numbers(size_, kBlock);
     total_ = reference(DType::float32, ReduceOp::sum, blocks, {});
     for (size_t q = 0; q < blocks.size(); ++q) repeat(buffers_[q]->input, blocks[q], filling_);
-    world_->start(GpuMessageEngine::Limits{});
+    world_->start(GpuMessageExecutor::Limits{});
     for (const bool bytes : {false, true}) {
       const double time = seconds([&] { throw_if(world_->hand_over(handed_, bytes)); });
       tell((bytes ? "a group of a byte to the next rank, " : "a group of nothing, ") + ranks(), 1e6 * time / handed_,

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{10};           // for ranks that do not come
-constexpr std::chrono::seconds kMeeting{30};            // for NCCL, to bring ranks together
+constexpr std::chrono::seconds kRendezvous{30};         // for NCCL, to bring ranks together
 constexpr std::chrono::seconds kEnding{10};             // for NCCL, to end what it has
 constexpr std::chrono::seconds kLook{1};                // from one look at the clock to the next
 constexpr std::chrono::microseconds kBeforeSleep{100};  // a group is handed over faster than a thread is woken
@@ -123,7 +123,7 @@ int join(NcclComm* comm, int, NcclUniqueId id, int rank, NcclConfig* config) {
   std::unique_lock lock(mine->mutex);
   mine->joining.push_back({rank, id, *config});
   mine->change();
-  if (!mine->await(lock, kMeeting, [] { return mine->join_result != kNcclInProgress; })) return kNcclRemoteError;
+  if (!mine->await(lock, kRendezvous, [] { return mine->join_result != kNcclInProgress; })) return kNcclRemoteError;
   if (mine->join_result != kNcclSuccess) return mine->join_result;
   *comm = mine->joined.at(rank);
   const std::lock_guard owners_lock(current_mutex);

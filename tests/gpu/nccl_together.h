@@ -14,7 +14,7 @@
 #include <functional>
 #include <memory>
 
-#include "transport/nccl_api.h"
+#include "gpu/nccl_api.h"
 
 namespace gpu_check {
 

@@ -19,7 +19,7 @@ int blocks_for(int world) {
 }  // namespace
 
 PullWorld::PullWorld(int world, const Options& options) : timeout_(std::chrono::seconds(options.few ? 30 : 5)) {
-  GpuPullEngine::Setup setup;
+  GpuPullExecutor::Setup setup;
   setup.world = world;
   setup.region_bytes = kRegionBytes;
   setup.blocks = blocks_for(world);
@@ -30,7 +30,7 @@ PullWorld::PullWorld(int world, const Options& options) : timeout_(std::chrono::
   }
   setup.heaps.assign(regions_.size(), nullptr);
   for (setup.rank = 0; setup.rank < world; ++setup.rank) {
-    GpuPullEngine::Setup registered = setup;
+    GpuPullExecutor::Setup registered = setup;
     registered.heap_bytes = SIZE_MAX;  // it begins at 0
     ranks_.push_back(std::make_unique<Rank>(setup, registered));
   }

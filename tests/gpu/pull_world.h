@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/gpu_pull.h"
+#include "gpu/gpu_pull_executor.h"
 #include "rank_tensors.h"
 
 namespace gpu_check {
@@ -21,11 +21,11 @@ namespace gpu_check {
 class PullWorld {
  public:
   struct Rank {
-    Rank(const GpuPullEngine::Setup& staged, const GpuPullEngine::Setup& registered)
+    Rank(const GpuPullExecutor::Setup& staged, const GpuPullExecutor::Setup& registered)
         : staged(device(), staged), registered(device(), registered) {}
     RankTensors tensors;
     Call call;
-    GpuPullEngine staged, registered;  // the second takes all memory for its heap
+    GpuPullExecutor staged, registered;  // the second takes all memory for its heap
     Stream stream;
   };
 
@@ -47,7 +47,7 @@ class PullWorld {
   std::vector<std::unique_ptr<Rank>>& ranks() { return ranks_; }
 
  private:
-  GpuPullEngine& engine(Rank& rank, bool registered) { return registered ? rank.registered : rank.staged; }
+  GpuPullExecutor& engine(Rank& rank, bool registered) { return registered ? rank.registered : rank.staged; }
   void launch_in_disorder(bool registered);
 
   const std::chrono::milliseconds timeout_;

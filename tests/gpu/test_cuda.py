@@ -198,7 +198,7 @@ def test_training_equals_the_cpu_within_rounding(pool, wrap, way):
     torch.testing.assert_close(torch.tensor(device), torch.tensor(host), rtol=1e-4, atol=1e-4)
 
 
-def many_slabs(rank: int, world: int, way: str) -> None:
+def many_segments(rank: int, world: int, way: str) -> None:
     go(way)
     for algorithm in ALGORITHMS["all_reduce"]:
         tensor = torch.full((16 << 20,), rank + 1.0, device="cuda")
@@ -207,8 +207,8 @@ def many_slabs(rank: int, world: int, way: str) -> None:
 
 
 @each_way
-def test_many_slabs(pool, way):
-    pool.values(many_slabs, 2, way)
+def test_many_segments(pool, way):
+    pool.values(many_segments, 2, way)
 
 
 @each_way

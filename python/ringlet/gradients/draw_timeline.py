@@ -9,7 +9,7 @@ from ..errors import InvalidUsage, SystemError
 
 _IDLE = "#bbbbbb"
 LABELLED = 24  # buckets; more labels would hide each other
-LANES = ("communication", "buckets", "backward")  # from below
+TRACKS = ("communication", "buckets", "backward")  # from below
 ROWS = 6  # of communication: several buckets may be under way at once
 
 
@@ -33,8 +33,8 @@ def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None
             _draw_bucket(axes, bucket, place, colour)
         _draw_backward(axes, stats, colour_of)
         _draw_ends(axes, stats)
-        axes.set_yticks(range(len(LANES)), LANES)
-        axes.set_ylim(-0.6, len(LANES) - 0.1)
+        axes.set_yticks(range(len(TRACKS)), TRACKS)
+        axes.set_ylim(-0.6, len(TRACKS) - 0.1)
         axes.set_xlim(left=0)
         axes.set_xlabel("milliseconds since the start of backward")
         axes.set_title(_title(stats, rank), fontsize=10, loc="left")
@@ -57,26 +57,26 @@ def _colours(count: int) -> list[Any]:
 
 def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, Any]) -> None:
     """One bar a gradient, from the arrival of the one before it, in its bucket's colour; grey after the last."""
-    lane, begin = LANES.index("backward"), 0.0
+    track, begin = TRACKS.index("backward"), 0.0
     for name, at in zip(stats["ready_order"], stats["ready_s"], strict=True):
         bar = {"color": colour_of[name], "edgecolor": "white", "linewidth": 0.3}
-        axes.barh(lane, 1e3 * (at - begin), left=1e3 * begin, height=0.5, **bar)
+        axes.barh(track, 1e3 * (at - begin), left=1e3 * begin, height=0.5, **bar)
         begin = at
-    axes.barh(lane, 1e3 * (stats["backward_s"] - begin), left=1e3 * begin, height=0.5, color=_IDLE)
+    axes.barh(track, 1e3 * (stats["backward_s"] - begin), left=1e3 * begin, height=0.5, color=_IDLE)
 
 
 def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: Any) -> None:
     """A mark where it was handed over, after a bar if it had to wait for that; in communication until reduced."""
     ready, launched, done = (1e3 * bucket[key] for key in ("ready_s", "launched_s", "done_s"))
-    lane = LANES.index("buckets")
-    axes.barh(lane, launched - ready, left=ready, height=0.2, color=colour, alpha=0.4)
-    axes.plot([launched], [lane], marker="o", color=colour, markersize=5)
+    track = TRACKS.index("buckets")
+    axes.barh(track, launched - ready, left=ready, height=0.2, color=colour, alpha=0.4)
+    axes.plot([launched], [track], marker="o", color=colour, markersize=5)
     if place < LABELLED:
         offset = (0, 6 if place % 2 else -12)
         text = f"{place}: {_bytes(bucket['bytes'])}"
-        axes.annotate(text, (launched, lane), offset, textcoords="offset points", fontsize=7, ha="center")
+        axes.annotate(text, (launched, track), offset, textcoords="offset points", fontsize=7, ha="center")
     height = 0.5 / ROWS
-    low = LANES.index("communication") - 0.25 + height * (place % ROWS)
+    low = TRACKS.index("communication") - 0.25 + height * (place % ROWS)
     axes.barh(low + height / 2, done - launched, left=launched, height=height, color=colour)
 
 

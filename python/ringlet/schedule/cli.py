@@ -76,7 +76,13 @@ def _add_draw(subparsers: Any) -> None:
     draws.add_argument(
         "--root", type=values.whole(0), default=0, metavar="R", help="of a rooted collective (default 0)"
     )
-    draws.add_argument("--rank-free", action="store_true", help="what any rank r does, where all do the same")
+    draws.add_argument(
+        "--relative",
+        "--rank-free",
+        dest="relative_program",
+        action="store_true",
+        help="what any rank r does, where all do the same",
+    )
     draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
         help="write FILE.svg, or the text as FILE.txt")  # fmt: skip
     draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
@@ -119,7 +125,7 @@ def draw_command(args: argparse.Namespace) -> int:
         if args.output:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
         if args.text or not args.output:
-            print(text(drawn, rank_free=args.rank_free), end="")
+            print(text(drawn, relative_program=args.relative_program), end="")
     except ScheduleError:
         raise
     except ValueError as error:
@@ -135,10 +141,12 @@ def _require_readable(readable: bool, what: str) -> None:
 def _write(args: argparse.Namespace, drawn: Schedule) -> str:
     """Writes the picture in the format of the file's ending; returns what to say about it."""
     if args.output.suffix.lower() == ".txt":
-        args.output.write_text(text(drawn, rank_free=args.rank_free), encoding="utf-8")
+        args.output.write_text(text(drawn, relative_program=args.relative_program), encoding="utf-8")
         return ""
-    whole = args.force or args.rank_free or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
-    args.output.write_text(svg(drawn, rank_free=args.rank_free) if whole else overview(drawn), encoding="utf-8")
+    whole = args.force or args.relative_program or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
+    args.output.write_text(
+        svg(drawn, relative_program=args.relative_program) if whole else overview(drawn), encoding="utf-8"
+    )
     return "" if whole else ", one bar for each rank (--force draws every chunk)"
 
 

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from ringlet.schedule import Schedule
 from ringlet.schedule.cost import counts
-from ringlet.schedule.film import Content, Film, Transfer, film
-from ringlet.schedule.rank_free import program_of_any_rank, relative
+from ringlet.schedule.frames import Content, Frames, Transfer, frames_of
+from ringlet.schedule.relative_program import program_of_any_rank, relative
 
 GREY = "#808a96"
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -23,36 +23,36 @@ LEVELS = "·▁▂▃▄▅▆▇█"
 CELL_WIDTH = 28
 
 
-def svg(schedule: Schedule, rank_free: bool = False) -> str:
+def svg(schedule: Schedule, relative_program: bool = False) -> str:
     """The picture as an SVG document; ScheduleError where the schedule cannot run.
 
-    `rank_free`: ranks and chunks are counted from r, and others' arrows are pale; ValueError where ranks differ.
+    `relative_program`: ranks and chunks are counted from r, and others' arrows are pale; ValueError where ranks differ.
     """
-    if rank_free:
+    if relative_program:
         program_of_any_rank(schedule)
-    return _document(_Layout(film(schedule)), rank_free)
+    return _document(_Layout(frames_of(schedule)), relative_program)
 
 
 def side_by_side(schedules: Sequence[Schedule]) -> str:
     """One SVG document with the schedules' pictures from left to right, all as high as the highest."""
-    scenes = [film(schedule) for schedule in schedules]
+    scenes = [frames_of(schedule) for schedule in schedules]
     height = max(_Layout(scene).height for scene in scenes)
     layouts = [_Layout(scene, height) for scene in scenes]
     parts, width = [], 0.0
     for layout in layouts:
-        parts.append(_document(layout, rank_free=False, x=width))
+        parts.append(_document(layout, relative_program=False, x=width))
         width += layout.width + 40
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width - 40:g} {height:g}" role="img">'
     return "\n".join([head, *(part.rstrip("\n") for part in parts), "</svg>", ""])
 
 
-def _document(layout: _Layout, rank_free: bool, x: float = 0.0) -> str:
+def _document(layout: _Layout, relative_program: bool, x: float = 0.0) -> str:
     lines = _frame_lines(layout)
     for transfer in layout.scene.transfers:
-        pale = rank_free and 0 not in (transfer.source, transfer.target)
+        pale = relative_program and 0 not in (transfer.source, transfer.target)
         lines += _arrow(layout, transfer, 0.15 if pale else 0.9)
     title, subtitle = caption(layout.scene.schedule)
-    subtitle += "; ranks and chunks counted from r" if rank_free else ""
+    subtitle += "; ranks and chunks counted from r" if relative_program else ""
     place = f'x="{x:g}" ' if x else ""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {place}viewBox="0 0 {layout.width:g} {layout.height:g}" '
@@ -63,7 +63,7 @@ def _document(layout: _Layout, rank_free: bool, x: float = 0.0) -> str:
         f'<text x="{layout.left:g}" y="24" font-size="17" font-weight="600">{title}</text>',
         f'<text x="{layout.left:g}" y="43" font-size="12">{subtitle}</text>',
     ]
-    return "\n".join([head, *texts, *_labels(layout, rank_free), *lines, "</svg>", ""])
+    return "\n".join([head, *texts, *_labels(layout, relative_program), *lines, "</svg>", ""])
 
 
 def caption(schedule: Schedule) -> tuple[str, str]:
@@ -99,7 +99,7 @@ class _Layout:
     pad = 7.0  # between a panel's edge and its boxes
     box_height = 26.0
 
-    def __init__(self, scene: Film, height: float | None = None):
+    def __init__(self, scene: Frames, height: float | None = None):
         """`height`: of the whole picture, at least what it is without; rounds stand further apart."""
         self.scene = scene
         schedule = scene.schedule
@@ -146,12 +146,12 @@ class _Layout:
         return self.palette[origin]
 
 
-def _labels(layout: _Layout, rank_free: bool) -> list[str]:
+def _labels(layout: _Layout, relative_program: bool) -> list[str]:
     schedule, scene = layout.scene.schedule, layout.scene
     lines = []
     for rank in range(schedule.world):
         middle = layout.column(rank) + layout.panel_width / 2
-        name = f"rank {relative(rank, schedule.world) if rank_free else rank}"
+        name = f"rank {relative(rank, schedule.world) if relative_program else rank}"
         lines.append(_text(middle, layout.top - 22, name, 'font-size="13" font-weight="600"'))
         if schedule.hosts:
             lines.append(_text(middle, layout.top - 36, f"host {schedule.hosts[rank]}", 'font-size="10"'))
@@ -251,14 +251,14 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
     return "#" + "".join(f"{round(255 * v):02x}" for v in gamma)
 
 
-def text(schedule: Schedule, rank_free: bool = False) -> str:
+def text(schedule: Schedule, relative_program: bool = False) -> str:
     """The picture in characters: after each round every rank's chunks, ▁ to █ by contributions; between them the sends.
 
-    `rank_free`: what any rank r does, in words; ValueError where ranks differ.
+    `relative_program`: what any rank r does, in words; ValueError where ranks differ.
     """
-    if rank_free:
-        return _rank_free_text(schedule)
-    scene = film(schedule)
+    if relative_program:
+        return _relative_program_text(schedule)
+    scene = frames_of(schedule)
     rows = [("", [[f"rank {rank}"] for rank in range(schedule.world)])]
     if schedule.hosts:
         rows.insert(0, ("", [[f"host {host}"] for host in schedule.hosts]))
@@ -275,7 +275,7 @@ def text(schedule: Schedule, rank_free: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rank_free_text(schedule: Schedule) -> str:
+def _relative_program_text(schedule: Schedule) -> str:
     world, lines = schedule.world, [": ".join(caption(schedule)), ""]
 
     def chunks(offsets: tuple[int, ...]) -> str:
@@ -290,14 +290,14 @@ def _rank_free_text(schedule: Schedule) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _characters(scene: Film, boxes: tuple[Content | None, ...]) -> str:
+def _characters(scene: Frames, boxes: tuple[Content | None, ...]) -> str:
     if scene.by_rank:
         ranks = boxes[0][1] if boxes[0] else 0
         return "".join("█" if ranks >> rank & 1 else "·" for rank in range(scene.schedule.world))
     return "".join(LEVELS[-(-8 * b[1].bit_count() // scene.whole)] if b else LEVELS[0] for b in boxes)
 
 
-def _sends(scene: Film, moment: int, rank: int) -> list[str]:
+def _sends(scene: Frames, moment: int, rank: int) -> list[str]:
     """What a rank sends at a moment, "chunk,chunk→rank" (only "→rank" where there is one chunk), in lines."""
     chunks: dict[int, list[str]] = {}
     for t in scene.transfers:

@@ -61,7 +61,7 @@ class _Run:
         ranks = range(schedule.world)
         self.at = [-1 for _ in ranks]  # the round a rank has posted; its number of rounds when it has finished
         self.open = [0 for _ in ranks]  # messages of that round that have not passed
-        self.inbox: list[list[tuple[Message, list[Value], int]]] = [[] for _ in ranks]
+        self.incoming: list[list[tuple[Message, list[Value], int]]] = [[] for _ in ranks]
         self.to_post = list(ranks)
         self.out = Execution(Trees(), [], [{} for _ in ranks], [1 << r for r in ranks], [[] for _ in ranks])
         for rank, (first, count) in enumerate(schedule.inputs):
@@ -88,9 +88,9 @@ class _Run:
         for message in messages:
             other, other_round = message.other_side(rank)
             if self.at[other] == other_round:
-                self.pass_on(message)
+                self.deliver(message)
 
-    def pass_on(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         source, target = message.source, message.target
         values = self.out.values[source]
         payload = []
@@ -100,7 +100,7 @@ class _Run:
                 raise ScheduleError(source, message.source_round, chunk, "sends a chunk that it does not have")
             payload.append(value)
         # The sender's values are still those from before its round: it cannot complete before this message passes.
-        self.inbox[target].append((message, payload, self.out.heard[source]))
+        self.incoming[target].append((message, payload, self.out.heard[source]))
         starts = self.out.starts(source, message.source_round), self.out.starts(target, message.target_round)
         self.out.moments[message] = max(starts)
         for rank in (source, target):
@@ -116,9 +116,9 @@ class _Run:
         for chunk, value in new.items():
             values[chunk] = value
             written[chunk] = index
-        for _, _, heard in self.inbox[rank]:
+        for _, _, heard in self.incoming[rank]:
             self.out.heard[rank] |= heard
-        self.inbox[rank].clear()
+        self.incoming[rank].clear()
         self.out.ends[rank].append(end)
         self.out.order.append((rank, index))
         self.out.changes.append(Change(end, rank, new, self.out.heard[rank]))
@@ -136,7 +136,7 @@ class _Run:
                 if value is None:
                     raise ScheduleError(rank, index, chunk, "copies a chunk that it does not have")
                 new[step.peer + offset] = value
-        for message, payload, _ in self.inbox[rank]:
+        for message, payload, _ in self.incoming[rank]:
             for chunk, value in zip(message.received.chunks, payload, strict=True):
                 if message.received.verb == "recv":
                     new[chunk] = value

@@ -1,4 +1,4 @@
-"""Which send meets which receive: the k-th send from a to b meets the k-th recv or reduce at b from a."""
+"""Which send matches which receive: the k-th send from a to b matches the k-th recv or reduce at b from a."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlet.schedule import Schedule, ScheduleError, Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """One send and the receive it meets, each with its rank and that rank's round."""
+    """One send and the receive it matches, each with its rank and that rank's round."""
 
     source: int
     source_round: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ringlet.schedule import Schedule
 from ringlet.schedule.draw import FONT, GREY, caption
-from ringlet.schedule.film import Film, Transfer, film
+from ringlet.schedule.frames import Frames, Transfer, frames_of
 
 _BAR, _ARROW = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP, _BETWEEN = 64, 84, 10, 16, 4, 26
@@ -21,7 +21,7 @@ def boxes(schedule: Schedule) -> int:
 
 def overview(schedule: Schedule) -> str:
     """The picture as an SVG document; ScheduleError where the schedule cannot run."""
-    scene = film(schedule)
+    scene = frames_of(schedule)
     title, subtitle = caption(schedule)
     width = _LEFT + schedule.world * (_WIDTH + _GAP) + 16
     height = _row(len(scene.frames) - 1) + _HEIGHT + 16
@@ -52,7 +52,7 @@ def _row(moment: int) -> int:
     return _TOP + moment * (_HEIGHT + _BETWEEN)
 
 
-def _bars(scene: Film, moment: int) -> list[str]:
+def _bars(scene: Frames, moment: int) -> list[str]:
     y = _row(moment)
     empty, full = [], []
     for rank, held in enumerate(scene.frames[moment]):

@@ -4,7 +4,7 @@ Values are expression trees over the ranks' contributions, not sets: sets lose o
 establishes, or raises a ScheduleError that names rank, round and chunk:
 
 - every step lies inside the buffer and names an existing peer;
-- the k-th send from a to b meets a k-th receive of the same chunks, and no send or receive is left over;
+- the k-th send from a to b matches a k-th receive of the same chunks, and no send or receive is left over;
 - no write under a read: no recv or copy onto a chunk that the same round reads, no two writes to one chunk other than
   several reduces;
 - no deadlock, by one execution without buffers (ringlet.schedule.execute says why one is enough);
@@ -190,10 +190,10 @@ def _check_message(schedule: Schedule, message: Message) -> None:
     sent, received = message.sent, message.received
     other = f"rank {message.target} in its round {message.target_round}"
     if sent.count != received.count:
-        text = f"'{sent}' has {sent.count} chunks; it meets '{received}' of {other}, which takes {received.count}"
+        text = f"'{sent}' has {sent.count} chunks; it matches '{received}' of {other}, which takes {received.count}"
         raise ScheduleError(message.source, message.source_round, sent.first, text)
     if schedule.collective in DIVIDED and sent.first != received.first:
-        text = f"'{sent}' meets '{received}' of {other}; a chunk of {schedule.collective} keeps its index"
+        text = f"'{sent}' matches '{received}' of {other}; a chunk of {schedule.collective} keeps its index"
         raise ScheduleError(message.source, message.source_round, sent.first, text)
 
 

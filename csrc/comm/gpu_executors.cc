@@ -1,0 +1,231 @@
+#include "comm/gpu_executors.h"
+
+#include <algorithm>
+
+#include "base/environment.h"
+#include "comm/communicator.h"
+#include "engine/selector.h"
+#include "gpu/gpu.h"
+#include "schedule/topology.h"
+
+namespace ringlet {
+namespace {
+
+constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
+constexpr int kMostBlocks = 16;  // of a pull kernel
+constexpr std::chrono::seconds kGoodbye{2};
+static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.staging() <= PeerMemory::kZeroed);
+
+struct Text {
+  char text[384]{};
+
+  Text& operator=(const std::string& from) {
+    text[from.copy(text, sizeof text - 1)] = '\0';
+    return *this;
+  }
+  bool empty() const { return text[0] == '\0'; }
+};
+
+}  // namespace
+
+/// What a rank tells the others; plain data.
+struct GpuExecutors::Offer {
+  NcclUniqueId id{};  // of rank 0: the group's
+  PeerMemory::Offer memory{};
+  size_t peer_bytes = 0;
+  Text no_device, no_nccl, no_peers;
+};
+
+GpuExecutors::Parts GpuExecutors::find(int number) {
+  Parts parts;
+  parts.number = number;
+  try {
+    parts.peer_bytes = bytes_from_environment(kVariable, /*unit=*/1, /*least=*/0, kPeerBytes);
+    parts.device = &gpu_device();
+  } catch (const Error& error) {
+    parts.no_device = error.what();
+  }
+  try {
+    parts.nccl = &nccl_api();
+  } catch (const Error& error) {
+    parts.no_nccl = error.what();
+  }
+  return parts;
+}
+
+GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host), parts_(parts) {
+  Offer mine = lay_out(parts);
+  const std::vector<Offer> all = exchange(mine);
+  make(all, mine);
+  drop(exchange(mine));
+  made_ = true;
+}
+
+/// What this rank can make alone, and what it lacks.
+GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
+  Offer mine;
+  mine.peer_bytes = parts.peer_bytes;
+  mine.no_device = parts.no_device;
+  mine.no_nccl = parts.no_nccl;
+  try {
+    if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
+  } catch (const Error& error) {
+    mine.no_nccl = error.what();
+  }
+  const std::vector<int>& hosts = host_.hosts();
+  if (parts.peer_bytes == 0) {
+    mine.no_peers = std::string(kVariable) + " is 0";
+  } else if (host_.world() > cuda::kMostRanks) {
+    mine.no_peers = "more than " + std::to_string(cuda::kMostRanks) + " ranks";
+  } else if (std::any_of(hosts.begin(), hosts.end(), [&](int host) { return host != hosts[0]; })) {
+    mine.no_peers = "ranks on several hosts";
+  } else if (parts.device != nullptr) {
+    try {
+      memory_ = std::make_unique<PeerMemory>(*parts.device);
+      mine.memory = memory_->offer();
+    } catch (const Error& error) {
+      mine.no_peers = error.what();
+    }
+  }
+  return mine;
+}
+
+/// What takes all ranks, of what none lacks.
+void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
+  const auto nobody = [&](Text Offer::* lacks) {
+    return std::all_of(all.begin(), all.end(), [&](const Offer& offer) { return (offer.*lacks).empty(); });
+  };
+  if (!nobody(&Offer::no_device)) return;
+  if (nobody(&Offer::no_nccl)) {
+    try {
+      const NcclCommunicator::Setup setup{
+          .id = all[0].id,
+          .rank = host_.rank(),
+          .world = host_.world(),
+          .look =
+              [this] {
+                if (!made_) check_interrupts();
+                host_.poll_failures();
+              },
+          .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
+      // Who is refused goes to the next meeting at once, and waits there for those who give it up.
+      communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
+      message_ = std::make_unique<GpuMessageExecutor>(
+          *communicator_, device(), GpuMessageExecutor::Limits{}, host_.selector(),
+          host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));
+    } catch (const Error& error) {
+      mine.no_nccl = error.what();
+    }
+  }
+  if (nobody(&Offer::no_peers)) {
+    try {
+      std::vector<PeerMemory::Offer> offers;
+      for (const Offer& offer : all) offers.push_back(offer.memory);
+      memory_->open(offers, host_.rank());
+      const int blocks = std::min(kMostBlocks, PeerMemory::processors(offers));
+      pull_ = std::make_unique<GpuPullExecutor>(
+          device(), GpuPullExecutor::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks,
+                                           memory_->heaps(), memory_->offer().heap_bytes, host_.selector()});
+    } catch (const Error& error) {
+      mine.no_peers = error.what();
+    }
+  }
+}
+
+std::vector<GpuExecutors::Offer> GpuExecutors::exchange(const Offer& mine) {
+  std::vector<Offer> all(static_cast<size_t>(host_.world()));
+  Call call;
+  call.collective = Collective::all_gather;
+  call.count = sizeof(Offer);
+  call.input = reinterpret_cast<const std::byte*>(&mine);
+  call.output = reinterpret_cast<std::byte*>(all.data());
+  host_.run(call);
+  return all;
+}
+
+/// Lets go of what some rank lacks. Throws where nothing is left.
+void GpuExecutors::drop(const std::vector<Offer>& all) {
+  const auto told = [&](Text Offer::* lacks) {
+    std::string reasons;
+    for (size_t q = 0; q < all.size(); ++q) {
+      if (!(all[q].*lacks).empty()) reasons += "; rank " + std::to_string(q) + ": " + (all[q].*lacks).text;
+    }
+    return reasons;
+  };
+  const std::string no_device = told(&Offer::no_device);
+  no_nccl_ = told(&Offer::no_nccl);
+  no_peers_ = told(&Offer::no_peers);
+  const auto differs =
+      std::find_if(all.begin(), all.end(), [&](const Offer& offer) { return offer.peer_bytes != all[0].peer_bytes; });
+  if (!no_device.empty() || differs != all.end() || !no_peers_.empty()) {
+    pull_.reset();
+    if (memory_) memory_->give_up();
+    memory_.reset();
+  }
+  if (!no_nccl_.empty()) {
+    message_.reset();
+    communicator_.reset();
+  }
+  const std::string who =
+      "rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) + ": no collectives on the GPU";
+  if (!no_device.empty()) throw DeviceError(who + no_device);
+  if (differs != all.end()) {
+    throw InvalidUsage(who + ": " + kVariable + " is " + std::to_string(all[0].peer_bytes) + " on rank 0 and " +
+                       std::to_string(differs->peer_bytes) + " on rank " + std::to_string(differs - all.begin()) +
+                       "; it must be the same on all ranks");
+  }
+  if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
+}
+
+/// After an error a kernel of this rank's may still run, or be about to.
+GpuExecutors::~GpuExecutors() {
+  if (pull_ && !host_.failure()) memory_->leave(kGoodbye);
+}
+
+/// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
+bool GpuExecutors::through_peers(const Call& call) const {
+  if (!pull_) return false;
+  if (!message_) return true;
+  if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
+  const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(host_.world());
+  return call.count * element_size(call.dtype) * blocks <= parts_.peer_bytes;
+}
+
+void GpuExecutors::run(const Call& call, void* stream) {
+  if (through_peers(call)) {
+    if (call.blocks != nullptr) {
+      throw InvalidUsage(std::string(name(call.collective)) +
+                         " on lists of tensors on a GPU needs NCCL, and there is none" + no_nccl_);
+    }
+    last_ = &pull_->last_call();
+    pull_->run(call, stream);
+  } else {
+    last_ = &message_->last_call();
+    message_->run(call, stream);
+  }
+}
+
+void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream) {
+  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
+  last_ = &message_->last_call();
+  message_->exchange(messages, timeout, stream);
+}
+
+void GpuExecutors::check(bool closely) {
+  if (communicator_) communicator_->check();
+  if (pull_ && closely) pull_->check();
+}
+
+void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (pull_) pull_->abort(kind, reason);  // first: what NCCL gives back waits for all kernels of this process
+  if (communicator_) communicator_->abort(kind, reason);
+}
+
+std::string GpuExecutors::describe() const {
+  if (!message_) return "peer memory; no NCCL" + no_nccl_;
+  const std::string nccl = "NCCL " + parts_.nccl->dotted();
+  if (!pull_) return nccl + "; no peer memory" + no_peers_;
+  return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes, " + nccl + " beyond";
+}
+
+}  // namespace ringlet

@@ -1,0 +1,113 @@
+// Launches of the reductions of cuda_reduce.h. Included by the files that instantiate them, one table each.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "cuda/cast.h"
+#include "cuda/pull.h"
+#include "cuda/table.h"
+
+namespace ringlet::cuda {
+
+using ReduceLaunch = cudaError_t (*)(const ReduceArgs& args, cudaStream_t stream);
+using CastLaunch = cudaError_t (*)(const CastArgs& args, cudaStream_t stream);
+using PullLaunch = cudaError_t (*)(const PullArgs& args, cudaStream_t stream);
+
+ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
+ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
+ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
+CastLaunch cast_launch(DType from, DType to) noexcept;
+PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
+
+constexpr int kThreads = 256;
+
+/// How many blocks fit on a processor at once. More would wait in line, and as all get the same share of the work, the
+/// last ones would have the device for themselves. Asked once for each kernel.
+template <auto kernel>
+cudaError_t count_resident(int* blocks) {
+  static std::atomic<int> known{0};
+  if ((*blocks = known.load(std::memory_order_relaxed)) > 0) return cudaSuccess;
+  const cudaError_t refused = cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, kThreads, /*shared=*/0);
+  known.store(*blocks, std::memory_order_relaxed);
+  return refused;
+}
+
+/// How many blocks for `packs` items of which a thread takes `at_once`; `resident` of them fit on a processor.
+inline cudaError_t count_blocks(size_t items, int at_once, int resident, unsigned* blocks) {
+  int device = 0, processors = 0;
+  if (const cudaError_t refused = cudaGetDevice(&device); refused != cudaSuccess) return refused;
+  const cudaError_t refused = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (refused != cudaSuccess) return refused;
+  const size_t per_block = static_cast<size_t>(kThreads) * at_once;
+  const size_t wanted = (items + per_block - 1) / per_block;
+  const size_t most = static_cast<size_t>(processors) * static_cast<size_t>(resident);
+  *blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+  return cudaSuccess;
+}
+
+/// Says what became of this launch. cudaGetLastError() after <<<>>> may tell of another call's refusal: of an event
+/// that was asked whether it is done, and was not.
+template <class Args>
+cudaError_t launch(void (*kernel)(Args), unsigned blocks, cudaStream_t stream, const Args& args) {
+  void* parameters[] = {const_cast<std::remove_const_t<Args>*>(&args)};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kThreads), parameters, 0, stream);
+}
+
+__device__ inline size_t thread_index() { return size_t{blockIdx.x} * kThreads + threadIdx.x; }
+__device__ inline size_t thread_count() { return size_t{gridDim.x} * kThreads; }
+
+template <class E, class Op, int kMost>
+__global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2) reduce_kernel(const __grid_constant__ ReduceWork<kMost> work) {
+  reduce_as_thread<E, Op, kMost>(work, thread_index(), thread_count());
+}
+
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads) cast_kernel(const __grid_constant__ CastWork work) {
+  cast_as_thread<From, To>(work, thread_index(), thread_count());
+}
+
+template <class E, class Op, int kMost>
+cudaError_t launch_work(const ReduceArgs& args, cudaStream_t stream) {
+  const ReduceWork<kMost> work = make_work<kMost>(args, sizeof(typename E::Bits));
+  const size_t edges = work.count - work.packs * kPerPack<E>;
+  unsigned blocks = 0;
+  int resident = 0;
+  cudaError_t refused = count_resident<reduce_kernel<E, Op, kMost>>(&resident);
+  if (refused != cudaSuccess) return refused;
+  refused = count_blocks(work.packs > edges ? work.packs : edges, kPacksAtOnce<E, Op>, resident, &blocks);
+  if (refused != cudaSuccess) return refused;
+  return launch(reduce_kernel<E, Op, kMost>, blocks, stream, work);
+}
+
+struct LaunchReduce {
+  using Function = ReduceLaunch;
+  template <class E, class Op>
+  static Function get() {
+    return [](const ReduceArgs& args, cudaStream_t stream) {
+      const bool pair = args.n == 2 && args.scaled_source < 0 && args.divisor == 1;
+      return pair ? launch_work<E, Op, 2>(args, stream) : launch_work<E, Op, kMostSources>(args, stream);
+    };
+  }
+};
+
+struct LaunchCast {
+  using Function = CastLaunch;
+  template <class From, class To>
+  static Function get() {
+    return [](const CastArgs& args, cudaStream_t stream) {
+      const CastWork work = make_cast_work<From, To>(args);
+      const size_t edges = work.count - work.units * kUnit<From, To>;
+      unsigned blocks = 0;
+      int resident = 0;
+      cudaError_t refused = count_resident<cast_kernel<From, To>>(&resident);
+      if (refused != cudaSuccess) return refused;
+      refused = count_blocks(work.units > edges ? work.units : edges, 1, resident, &blocks);
+      if (refused != cudaSuccess) return refused;
+      return launch(cast_kernel<From, To>, blocks, stream, work);
+    };
+  }
+};
+
+}  // namespace ringlet::cuda

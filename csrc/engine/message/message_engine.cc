@@ -1,0 +1,301 @@
+#include "engine/message/message_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/message/message_link.h"
+#include "engine/pull/wait.h"
+
+namespace ringlet {
+namespace {
+
+// A segment's messages are large enough to be worth their headers and system calls, and small enough for several
+// segments to be under way even in messages of middle size, and for what arrived to be still in the cache when it is
+// combined.
+constexpr size_t kSegmentBytes = size_t{256} << 10;
+constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
+constexpr size_t kSegmentsWanted = 4;
+constexpr size_t kMostSegmentsUnderWay = 64;
+// A look at a link is a system call. Of a call that is one segment only the links of its round are looked at, for so
+// long.
+constexpr int kGlances = 8;
+
+size_t segment_bytes(size_t whole) { return std::clamp(whole / kSegmentsWanted, kLeastSegmentBytes, kSegmentBytes); }
+
+}  // namespace
+
+MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts, Topology topology,
+                             const char* transport, Selector selector)
+    : mesh_(std::move(mesh)),
+      hosts_(std::move(hosts)),
+      topology_(std::move(topology)),
+      transport_(transport),
+      selector_(std::move(selector)),
+      rank_(mesh_->rank()),
+      world_(mesh_->world()),
+      links_(static_cast<size_t>(world_)) {}
+
+MessageEngine::~MessageEngine() = default;
+
+const Algorithm& MessageEngine::algorithm_for(Collective collective, size_t bytes, bool) const {
+  return selector_.choose(situation(collective, bytes));
+}
+
+Situation MessageEngine::situation(Collective collective, size_t bytes) const {
+  return {collective, bytes, world_, false, true, topology_.hosts() < world_};
+}
+
+const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root) {
+  const uint64_t key = static_cast<uint64_t>(index_of(algorithm)) << 32 | static_cast<uint32_t>(root);
+  std::unique_ptr<MessagePlan>& plan = plans_[key];
+  if (!plan) plan = std::make_unique<MessagePlan>(make_message_plan(algorithm, {rank_, world_, root, &topology_}));
+  return *plan;
+}
+
+void MessageEngine::run(const Call& call, bool background) {
+  const Hold hold{*this};
+  failure_.raise_if_failed();
+  if (reported_) forward_failure();
+  const CallSignature signature = publish_signature(call);
+  const size_t size = element_size(call.dtype);
+  const size_t whole = call.count * size * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const Algorithm& algorithm =
+      call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
+  const MessagePlan& plan = plan_for(algorithm, call.root);
+  const size_t limit = segment_bytes(whole);
+  MessageCall shared{call, plan, CallMemory(call, plan), scratch_, nullptr, world_, 0, {}};
+  if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
+  shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
+  const size_t segments = std::max<size_t>(1, ceil_div(shared.memory.longest_chunk(), shared.width));
+  if (segments == 1) shared.width = std::max<size_t>(1, shared.memory.longest_chunk());
+  scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
+  // As many on every rank: a segment that only one of two ranks has begun would stand in the way of earlier ones'
+  // messages.
+  const size_t of_segment = shared.width * size * static_cast<size_t>(plan.most_held);
+  const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_segment), 2, kMostSegmentsUnderWay);
+  if (segments_.size() < window) segments_.resize(window);
+  Run run(call, shared, signature, segments, window);
+  run.background = background;
+  made_before_ = std::exchange(made_, {signature, call.sequence});
+  run.header.signature = signature.signature;
+  run.header.count = signature.count;
+  run.header.call = calls_;
+  run.header.sequence = call.sequence;
+  note(call, {&algorithm, "in messages", segments, whole, limit});
+  shared.outbox = [&](size_t segment, int message) {
+    link(plan.sent[message].peer).queue.push_back({segment, message});
+  };
+  run_ = &run;
+  try {
+    work_through();
+    if (run.slept.count() > 0) calls().waited(-1, run.slept);
+    if (run.reported && run.told.rank >= 0) report_suspect({});  // taken back: nobody holds this rank up any more
+  } catch (const Error& error) {
+    failure_.set(error.kind(), error.what());
+    abandon();
+    throw;
+  } catch (const Interrupted&) {  // which has set the failure
+    abandon();
+    throw;
+  }
+  run_ = nullptr;
+  calls().end();
+}
+
+void MessageEngine::work_through() {
+  Run& run = *run_;
+  const bool one_segment = run.segments == 1 && !run.background;
+  int idle = 0;
+  for (size_t done = 0; run.done < run.segments; done = run.done) {
+    turn(one_segment && idle < kGlances) ? void(idle = 0) : wait(idle);
+    if (run.done != done && run.done < run.segments) check_for_interrupt();  // a long call may never sleep
+  }
+}
+
+/// Forgets the call in progress, which has failed.
+void MessageEngine::abandon() {
+  Run& run = *run_;
+  for (size_t i = run.first; i < run.next; ++i) segments_[i % run.window].forget();
+  for (const auto& each : links_) {
+    if (each) each->drop();
+  }
+  run_ = nullptr;
+}
+
+CallSignature MessageEngine::publish_signature(const Call& call) {
+  ++calls_;
+  const CallSignature signature{signature_of(call, false, history_), signature_count(call)};
+  history_ = history_after(history_, signature);
+  calls().begin(signature, call.sequence);
+  return signature;
+}
+
+void MessageEngine::note(const Call& call, const Choice& choice) {
+  calls().chosen(*choice.algorithm, /*in_place=*/false, choice.segments);
+  if (!CallLog::wants_choice(call)) [[likely]]
+    return;
+  calls().tell(call, choice, selector_, situation(call.collective, choice.bytes));
+}
+
+/// One look at everything, or only where the first segment's round needs something; whether something moved.
+bool MessageEngine::turn(bool only_round) {
+  bool moved = begin_segments();
+  for (const int peer : run_->shared.plan.peers) {
+    Link& peers = link(peer);
+    if (peers.pipe == nullptr && !reach(peers)) continue;
+    moved |= write(peers);
+    if (!only_round || segments_[0].needs(peer)) moved |= read(peers);
+  }
+  return moved;
+}
+
+/// Whether there is a pipe; asking starts one.
+bool MessageEngine::reach(Link& link) {
+  try {
+    return link.open(*mesh_);
+  } catch (const Error& error) {
+    read_reports();  // one of them may have said why
+    fail(error.kind(), context() + ": " + error.what());
+  }
+}
+
+bool MessageEngine::begin_segments() {
+  Run& run = *run_;
+  bool begun = false;
+  while (run.next < run.segments && run.next < run.first + run.window) {
+    const size_t index = run.next++;
+    MessageSegment& segment = segments_[index % run.window];
+    segment.begin(run.shared, index);
+    begun = true;
+    if (segment.complete()) finish_segment(index);
+  }
+  return begun;
+}
+
+void MessageEngine::finish_segment(size_t index) {
+  Run& run = *run_;
+  ++run.done;
+  run.finished[index % run.window] = 1;
+  while (run.first < run.next && run.finished[run.first % run.window]) run.finished[run.first++ % run.window] = 0;
+}
+
+MessageEngine::Link& MessageEngine::link(int peer) {
+  if (!links_[peer]) links_[peer] = std::make_unique<Link>(peer);
+  return *links_[peer];
+}
+
+bool MessageEngine::write(Link& link) {
+  Run& run = *run_;
+  bool moved = false;
+  while (!link.queue.empty()) {
+    const Link::Queued next = link.queue.front();
+    if (!next.word && !link.writer->midway()) fill_header(link, next.segment, next.message);
+    const size_t before = link.writer->done();
+    if (!link.send()) return moved || link.writer->done() != before;
+    moved = true;
+    link.queue.pop_front();
+    if (next.word) continue;
+    bytes_sent_.fetch_add(link.header.bytes, std::memory_order_relaxed);
+    MessageSegment& segment = segments_[next.segment % run.window];
+    const bool was_complete = segment.complete();
+    segment.sent(next.message);
+    if (!was_complete && segment.complete()) finish_segment(next.segment);
+  }
+  return moved;
+}
+
+/// Sets header and payload of the message to be sent next.
+void MessageEngine::fill_header(Link& link, size_t index, int message) {
+  const SentMessage& sent = run_->shared.plan.sent[message];
+  const MessageSegment& segment = segments_[index % run_->window];
+  segment.pieces_of_sent(message, link.sending);
+  link.header = run_->header;
+  link.header.bytes = segment.bytes(sent.first, sent.count);
+  link.header.segment = static_cast<uint32_t>(index);
+  link.header.index = sent.index;
+}
+
+bool MessageEngine::read(Link& link) {
+  constexpr int kFramesAtOnce = 4;  // so that sending goes on meanwhile
+  bool moved = false;
+  for (int i = 0; i < kFramesAtOnce; ++i) {
+    if (i > 0 && run_->segments == 1 && !segments_[0].needs(link.peer)) return moved;
+    const FrameHeader* header = link.next();
+    if (header == nullptr) return moved;
+    if (header->kind != FrameKind::data) {
+      if (!on_report(link, *header)) return moved;
+      moved = true;
+      continue;
+    }
+    if (header->call > calls_) return moved;  // the peer is in its next call already
+    const size_t before = link.reader->taken();
+    bool waits = false;
+    if (!take(link, *header, waits)) return moved || (!waits && link.reader->taken() != before);
+    moved = true;
+  }
+  return moved;
+}
+
+/// Takes what has arrived of a message; true once it is complete. `waits`: it is not its time yet.
+bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
+  Run& run = *run_;
+  if (link.receiving < 0) {
+    compare(link, header);
+    link.heard = header.call;
+    waits = header.segment >= run.next && header.segment < run.segments;
+    if (waits || !expect(link, header)) return false;
+  }
+  const size_t index = header.segment, bytes = header.bytes;
+  if (!link.reader->payload(link.pieces)) return false;
+  bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
+  const int message = link.receiving;
+  link.receiving = -1;
+  link.suspects = {};
+  link.in_collective.clear();
+  link.in_message.clear();
+  MessageSegment& segment = segments_[index % run.window];
+  const bool was_complete = segment.complete();
+  segment.arrived(message);
+  if (!was_complete && segment.complete()) finish_segment(index);
+  return true;
+}
+
+/// Finds the place of a message that begins to arrive. Throws PeerLost for one that the schedule does not know.
+bool MessageEngine::expect(Link& link, const FrameHeader& header) {
+  Run& run = *run_;
+  const auto from = run.shared.plan.from.find(link.peer);
+  const bool known = from != run.shared.plan.from.end() && header.index < from->second.size() &&
+                     header.segment >= run.first && header.segment < run.next &&
+                     !run.finished[header.segment % run.window];
+  if (known) {
+    const int message = from->second[header.index];
+    const ReceivedMessage& received = run.shared.plan.received[message];
+    MessageSegment& segment = segments_[header.segment % run.window];
+    if (segment.expects(message) && header.bytes == segment.bytes(received.first, received.count)) {
+      segment.pieces_of_received(message, link.pieces);
+      link.receiving = message;
+      return true;
+    }
+  }
+  fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent message " +
+                                 std::to_string(header.index) + " of segment " + std::to_string(header.segment) + ", " +
+                                 std::to_string(header.bytes) + " bytes, which this call has no use for");
+}
+
+/// A peer may be a call behind, if neither needed the other in that one.
+void MessageEngine::compare(const Link& link, const FrameHeader& header) {
+  const CallSignature theirs{header.signature, header.count};
+  const bool now = header.call == calls_;
+  const Made& mine = now ? made_ : made_before_;
+  if (now && same_call(theirs, mine.signature)) [[likely]]
+    return;
+  if (header.kind == FrameKind::waiting && (header.call + 1 < calls_ || same_call(theirs, mine.signature))) return;
+  const std::string in = now ? " is in " : " was in ";
+  fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
+                                     describe(mine.signature, mine.sequence) + ", rank " + std::to_string(link.peer) +
+                                     in + describe(theirs, header.sequence) +
+                                     (same_but_for_history(theirs, mine.signature) ? ", after other calls" : "") +
+                                     "; all ranks of a group must make the same calls in the same order");
+}
+
+}  // namespace ringlet

@@ -1,0 +1,143 @@
+#include "engine/message/message_plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include "engine/matching.h"
+
+namespace ringlet {
+namespace {
+
+bool touches(const Step& step, int first, int count) {
+  const auto overlaps = [&](int begin) { return begin < first + count && first < begin + step.count; };
+  return overlaps(step.first) || (step.verb == Verb::copy && overlaps(step.peer));
+}
+
+bool is_copy(const ChunkUpdate& one) { return one.parts.size() == 1 && one.parts[0].message == ChunkUpdate::kOwn; }
+
+class MessagePlanner {
+ public:
+  MessagePlanner(const Algorithm& algorithm, const RankInfo& info)
+      : info_(info), schedule_(schedule_of(algorithm, info)), reduces_(is_reduction(algorithm.collective)) {
+    plan_.parts = schedule_.parts;
+    plan_.input = input_chunks(algorithm.collective, info, schedule_.parts);
+    plan_.output = output_chunks(algorithm.collective, info, schedule_.parts);
+    survey(algorithm);
+  }
+
+  MessagePlan make() {
+    for (int r = 0; r < static_cast<int>(schedule_.rounds.size()); ++r) plan_round(r);
+    std::sort(plan_.peers.begin(), plan_.peers.end());
+    plan_.peers.erase(std::unique(plan_.peers.begin(), plan_.peers.end()), plan_.peers.end());
+    return std::move(plan_);
+  }
+
+ private:
+  /// What depends on all ranks' schedules: how much a segment may hold, so that all have as many under way, and how
+  /// many ranks' inputs this rank's chunks hold before each round, which tells where a sum becomes complete.
+  void survey(const Algorithm& algorithm) {
+    std::vector<Schedule> schedules;
+    std::vector<Chunks> inputs;
+    for (int q = 0; q < info_.world; ++q) {
+      RankInfo there = info_;
+      there.rank = q;
+      schedules.push_back(schedule_of(algorithm, there));
+      inputs.push_back(input_chunks(algorithm.collective, there, schedules[q].parts));
+      int received = 0;
+      for (const Round& round : schedules[q].rounds) {
+        for (const Step& step : round.steps) {
+          received += step.verb == Verb::recv || step.verb == Verb::reduce ? step.count : 0;
+        }
+      }
+      plan_.most_held = std::max(plan_.most_held, received + schedules[q].parts);
+    }
+    if (!reduces_) return;
+    contributions_ = std::move(count_contributions(schedules, match_steps(schedules), inputs)[info_.rank]);
+  }
+
+  void plan_round(int r) {
+    MessageRound round;
+    round.first_sent = static_cast<int>(plan_.sent.size());
+    round.first_received = static_cast<int>(plan_.received.size());
+    for (const Step& step : schedule_.rounds[r].steps) {
+      if (step.verb == Verb::copy) {
+        for (int i = 0; i < step.count; ++i) update(round, step.peer + i).parts.push_back({-1, step.first + i});
+        continue;
+      }
+      plan_.peers.push_back(step.peer);
+      plan_.most_chunks = std::max(plan_.most_chunks, step.count);
+      if (step.verb == Verb::send) {
+        plan_.sent.push_back({step.peer, sent_to_[step.peer]++, step.first, step.count});
+      } else {
+        receive(round, r, step);
+      }
+    }
+    round.sent = static_cast<int>(plan_.sent.size()) - round.first_sent;
+    round.received = static_cast<int>(plan_.received.size()) - round.first_received;
+    for (ChunkUpdate& one : round.updates) {
+      order(one, r);
+      plan_.works |= one.chunk < plan_.output.first || one.chunk >= plan_.output.first + plan_.output.count;
+    }
+    // Copies read what stood there before the round.
+    std::stable_partition(round.updates.begin(), round.updates.end(),
+                          [](const ChunkUpdate& one) { return is_copy(one); });
+    plan_.rounds.push_back(std::move(round));
+  }
+
+  void receive(MessageRound& round, int r, const Step& step) {
+    const int message = static_cast<int>(plan_.received.size());
+    auto& from = plan_.from[step.peer];
+    const bool reduces = step.verb == Verb::reduce;
+    plan_.received.push_back({step.peer, static_cast<uint32_t>(from.size()), step.first, step.count, r, reduces,
+                              reduces ? r + 1 : direct_from(step, r)});
+    from.push_back(message);
+    for (int i = 0; i < step.count; ++i) update(round, step.first + i).parts.push_back({message, i});
+  }
+
+  int direct_from(const Step& step, int r) const {
+    for (const Step& other : schedule_.rounds[r].steps) {
+      if (other.verb == Verb::copy && touches(other, step.first, step.count)) return r + 1;
+    }
+    for (int before = r; before > 0; --before) {
+      for (const Step& other : schedule_.rounds[before - 1].steps) {
+        if (touches(other, step.first, step.count)) return before;
+      }
+    }
+    return 0;
+  }
+
+  static ChunkUpdate& update(MessageRound& round, int chunk) {
+    for (ChunkUpdate& one : round.updates) {
+      if (one.chunk == chunk) return one;
+    }
+    return round.updates.emplace_back(ChunkUpdate{chunk, false, {}});
+  }
+
+  /// A reduction takes the own value in this rank's place.
+  void order(ChunkUpdate& one, int r) {
+    if (is_copy(one) || !plan_.received[one.parts[0].message].reduces) return;
+    one.parts.push_back({ChunkUpdate::kOwn, one.chunk});
+    std::sort(one.parts.begin(), one.parts.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+    one.finish = contributions_[r + 1][one.chunk] == info_.world;
+    plan_.most_parts = std::max(plan_.most_parts, static_cast<int>(one.parts.size()));
+  }
+
+  int rank(const ChunkUpdate::Part& part) const {
+    return part.message == ChunkUpdate::kOwn ? info_.rank : plan_.received[part.message].peer;
+  }
+
+  const RankInfo info_;
+  const Schedule schedule_;
+  const bool reduces_;
+  std::vector<std::vector<int>> contributions_;  // by round and chunk
+  std::map<int, uint32_t> sent_to_;
+  MessagePlan plan_;
+};
+
+}  // namespace
+
+MessagePlan make_message_plan(const Algorithm& algorithm, const RankInfo& info) {
+  return MessagePlanner(algorithm, info).make();
+}
+
+}  // namespace ringlet

@@ -1,0 +1,82 @@
+// One segment of a call on its way through a plan's rounds: which chunk lies where, what arrived, what is being sent.
+//
+// Contract: begin() and every sent() and arrived() may let rounds complete; what they then want sent goes to `outbox`.
+// A chunk is written only once nothing sends it any more. Messages may arrive ahead of their round.
+// Ownership: borrows the call's memory and a scratch pool. Thread safety: one thread at a time.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/call_memory.h"
+#include "engine/message/scratch.h"
+#include "reduce/reduce.h"
+
+namespace ringlet {
+
+/// What all segments of one call share.
+struct MessageCall {
+  const Call& call;
+  const MessagePlan& plan;
+  CallMemory memory;
+  Scratch& scratch;
+  ReduceKernel kernel;  ///< null where nothing is combined
+  int world;
+  size_t width;                               ///< elements of every chunk in a segment
+  std::function<void(size_t, int)> outbox{};  ///< takes (segment, which of plan.sent)
+};
+
+class MessageSegment {
+ public:
+  void begin(const MessageCall& call, size_t index);
+
+  bool complete() const { return round_ == rounds_ && sending_ == 0; }
+  int round() const { return round_; }
+
+  /// The pieces of a message, next to each other in memory ones joined.
+  void pieces_of_sent(int message, std::vector<iovec>& pieces) const;
+  void pieces_of_received(int message, std::vector<iovec>& pieces);
+  size_t bytes(int first, int count) const;
+
+  bool expects(int message) const { return !arrived_[message]; }
+  void sent(int message);
+  void arrived(int message);
+
+  /// A peer that this segment waits for; negative: none.
+  int awaited() const;
+  /// Whether something of that peer is still to come: in this round, in this or a later one.
+  bool needs(int peer) const;
+  bool awaits(int peer) const;
+  /// Lets go of what it holds of the scratch pool.
+  void forget();
+
+ private:
+  enum class Home : uint8_t { none, input, output, work };
+
+  std::byte* at(int chunk, Home home) const;
+  Home target(int chunk) const { return holds(call_->plan.output, chunk) ? Home::output : Home::work; }
+  size_t elements(int chunk) const { return call_->memory.elements(chunk, begin_, call_->width); }
+  void add(std::vector<iovec>& pieces, std::byte* data, size_t bytes) const;
+  void advance();
+  bool ready(const MessageRound& round) const;
+  void start_round();
+  void combine(const ChunkUpdate& update);
+  void scale_input();
+  void deliver_input();
+
+  const MessageCall* call_ = nullptr;
+  size_t index_ = 0, begin_ = 0;
+  int round_ = 0, rounds_ = 0;
+  int sending_ = 0;                  // messages on their way out
+  std::vector<Home> homes_;          // by chunk: where its value lies
+  std::vector<int> readers_;         // by chunk: messages on their way out that read it
+  std::vector<std::byte*> scratch_;  // by received message: its block, where it did not go to its place
+  std::vector<uint8_t> arrived_;     // by received message
+  std::vector<std::byte> work_;      // of chunks that have no place in the output
+  std::vector<const std::byte*> sources_;
+};
+
+}  // namespace ringlet

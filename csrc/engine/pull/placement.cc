@@ -1,0 +1,120 @@
+#include "engine/pull/placement.h"
+
+#include <limits>
+
+namespace ringlet {
+namespace {
+
+constexpr int kNever = std::numeric_limits<int>::max();
+
+/// In which rounds each chunk is sent and written by this rank.
+struct Uses {
+  Uses(const Schedule& schedule) : sends(schedule.parts), writes(schedule.parts) {
+    for (int r = 0; r < static_cast<int>(schedule.rounds.size()); ++r) {
+      for (const Step& step : schedule.rounds[r].steps) {
+        const int first = step.verb == Verb::copy ? step.peer : step.first;
+        for (int c = first; c < first + step.count; ++c) {
+          auto& rounds = step.verb == Verb::send ? sends[c] : writes[c];
+          if (rounds.empty() || rounds.back() != r) rounds.push_back(r);
+        }
+      }
+    }
+  }
+
+  static int next_after(const std::vector<int>& rounds, int r) {
+    for (const int round : rounds) {
+      if (round > r) return round;
+    }
+    return kNever;
+  }
+  bool sent_in(int chunk, int round) const { return next_after(sends[chunk], round - 1) == round; }
+  bool written_in(int chunk, int round) const { return next_after(writes[chunk], round - 1) == round; }
+
+  std::vector<std::vector<int>> sends;
+  std::vector<std::vector<int>> writes;
+};
+
+class Placer {
+ public:
+  Placer(const Schedule& schedule, Collective collective, const RankInfo& info, bool in_place)
+      : uses_(schedule),
+        input_(input_chunks(collective, info, schedule.parts)),
+        output_(output_chunks(collective, info, schedule.parts)),
+        in_place_(in_place),
+        state_(schedule.parts),
+        next_staging_(schedule.parts, Space::staging_a) {
+    for (int c = input_.first; c < input_.first + input_.count; ++c) {
+      state_[c] = {Space::input, in_place ? Space::input : Space::none, true};
+    }
+  }
+
+  PlacedRound place_round(int r) {
+    const int parts = static_cast<int>(state_.size());
+    PlacedRound round;
+    for (int c = 0; c < parts; ++c) {
+      if (uses_.sent_in(c, r) && state_[c].shared == Space::none) {
+        state_[c].shared = take_stage(c);
+        round.published.push_back(c);
+      }
+    }
+    round.before = state_;
+    round.writes.resize(parts);
+    for (int c = 0; c < parts; ++c) {
+      if (uses_.written_in(c, r)) round.writes[c] = place_write(c, r);
+    }
+    return round;
+  }
+
+  std::vector<ChunkState> after() const { return state_; }
+
+ private:
+  PlacedWrite place_write(int c, int r) {
+    const int next_write = Uses::next_after(uses_.writes[c], r);
+    const bool last = next_write == kNever;
+    // A value is read by peers in the rounds after r up to the one that overwrites it, which still sends the old one.
+    const bool sent =
+        Uses::next_after(uses_.sends[c], r) <= next_write && Uses::next_after(uses_.sends[c], r) != kNever;
+    const bool output = c >= output_.first && c < output_.first + output_.count;
+    const bool read_now = uses_.sent_in(c, r);
+    PlacedWrite write;
+    if (in_place_ && output && !(read_now && !is_staging(state_[c].shared))) {
+      write.to = Space::output;
+    } else if (in_place_) {
+      write.to = take_stage(c);
+      write.later = output && last;
+    } else if (output && !sent) {
+      write.to = Space::output;
+    } else {
+      write.to = take_stage(c);
+      write.tee = output && last;
+    }
+    const bool reachable = in_place_ || is_staging(write.to);
+    state_[c] = {write.to, reachable ? write.to : Space::none, false};
+    return write;
+  }
+
+  Space take_stage(int c) {
+    const Space taken = next_staging_[c];
+    next_staging_[c] = taken == Space::staging_a ? Space::staging_b : Space::staging_a;
+    return taken;
+  }
+
+  Uses uses_;
+  Chunks input_;
+  Chunks output_;
+  bool in_place_;
+  std::vector<ChunkState> state_;
+  std::vector<Space> next_staging_;
+};
+
+}  // namespace
+
+Placement place_chunks(const Schedule& schedule, Collective collective, const RankInfo& info, bool in_place) {
+  Placer placer(schedule, collective, info, in_place);
+  Placement placement;
+  for (int r = 0; r < static_cast<int>(schedule.rounds.size()); ++r) placement.rounds.push_back(placer.place_round(r));
+  placement.after = placer.after();
+  return placement;
+}
+
+}  // namespace ringlet

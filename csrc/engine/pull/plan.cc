@@ -1,0 +1,265 @@
+#include "engine/pull/plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/matching.h"
+#include "transport/control.h"
+
+namespace ringlet {
+namespace {
+
+struct Reader {
+  int peer;
+  int round;  // the peer's round in which it reads
+};
+
+/// What is written to one chunk in one round.
+struct Item {
+  int chunk;
+  bool reduces = false;
+  std::vector<Source> sources;  // peers', in step order
+  std::vector<Reader> needs;    // the sources' ranks and the rounds in which they send
+};
+
+int staging_buffers(const Placement& placement) {
+  int used = 0;
+  const auto note = [&](Space space) {
+    if (space == Space::staging_a) used = std::max(used, 1);
+    if (space == Space::staging_b) used = 2;
+  };
+  for (const PlacedRound& round : placement.rounds) {
+    for (const ChunkState& state : round.before) {
+      note(state.own);
+      note(state.shared);
+    }
+    for (const PlacedWrite& write : round.writes) note(write.to);
+  }
+  return used;
+}
+
+class Planner {
+ public:
+  Planner(const Algorithm& algorithm, const RankInfo& info, bool in_place) : algorithm_(algorithm), info_(info) {
+    std::vector<Chunks> inputs;
+    for (int q = 0; q < info.world; ++q) {
+      const RankInfo there{q, info.world, info.root, info.topology};
+      schedules_.push_back(schedule_of(algorithm, there));
+      placements_.push_back(place_chunks(schedules_[q], algorithm.collective, there, in_place));
+      inputs.push_back(input_chunks(algorithm.collective, there, schedules_[q].parts));
+    }
+    for (const Placement& placement : placements_)
+      plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placement));
+    matches_ = match_steps(schedules_);
+    if (is_reduction(algorithm.collective)) contributions_ = count_contributions(schedules_, matches_, inputs);
+    plan_.parts = schedules_[info.rank].parts;
+    plan_.rounds = static_cast<int>(schedules_[info.rank].rounds.size());
+    plan_.in_place = in_place;
+    readers_.resize(plan_.parts);
+    known_.resize(info.world, 0);
+  }
+
+  Plan make() {
+    for (int r = 0; r < plan_.rounds; ++r) plan_round(r);
+    publish(kCompleted);
+    if (plan_.rounds == 0) deliver_input();
+    for (const Item& item : late_) {
+      wait_for_readers(readers_[item.chunk][0]);
+      emit(item, Space::output, false, false, false);
+    }
+    plan_.body = plan_.steps.size();
+    if (plan_.in_place) {
+      for (auto& spaces : readers_) wait_for_readers(spaces[0]);  // the caller may write its tensor after the call
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  using Readers = std::array<std::vector<Reader>, 3>;  // of the tensor, stage a, stage b
+
+  static int slot(Space space) { return space == Space::staging_a ? 1 : space == Space::staging_b ? 2 : 0; }
+
+  const PlacedRound& placed(int rank, int round) const { return placements_[rank].rounds[round]; }
+
+  void plan_round(int r) {
+    const PlacedRound& here = placed(info_.rank, r);
+    for (const int c : here.published) {
+      const ChunkState& state = here.before[c];
+      wait_for_readers(readers_[c][slot(state.shared)]);
+      emit({c, false, {{info_.rank, c, state.own, state.raw}}, {}}, state.shared, false, false, true);
+    }
+    // In place, announcing the call already says that the input can be read.
+    if (!(plan_.in_place && r == 0)) publish(ready(r));
+    if (r == 0) deliver_input();
+    note_readers(r);
+    std::vector<Item> items = collect(r);
+    for (Item& item : items) plan_item(item, r);
+  }
+
+  /// Chunks that this rank holds from the start and must deliver: nothing of the schedule writes them.
+  void deliver_input() {
+    const Placement& mine = placements_[info_.rank];
+    const Chunks output = output_chunks(algorithm_.collective, info_, plan_.parts);
+    for (int c = output.first; c < output.first + output.count; ++c) {
+      if (!mine.after[c].raw) continue;
+      emit({c, false, {{info_.rank, c, Space::input, true}}, {}}, Space::output, false, false, false);
+    }
+  }
+
+  void note_readers(int r) {
+    const auto& steps = schedules_[info_.rank].rounds[r].steps;
+    for (size_t s = 0; s < steps.size(); ++s) {
+      if (steps[s].verb != Verb::send) continue;
+      const Match& match = matches_[info_.rank][r][s];
+      for (int c = steps[s].first; c < steps[s].first + steps[s].count; ++c) {
+        readers_[c][slot(placed(info_.rank, r).before[c].shared)].push_back({match.peer, match.peer_round});
+      }
+    }
+  }
+
+  std::vector<Item> collect(int r) {
+    std::vector<Item> items;
+    std::vector<int> index(plan_.parts, -1);
+    const auto& steps = schedules_[info_.rank].rounds[r].steps;
+    for (size_t s = 0; s < steps.size(); ++s) {
+      const Step& step = steps[s];
+      if (step.verb == Verb::send) continue;
+      const Match& match = matches_[info_.rank][r][s];
+      if (step.count == 0) wait(match.peer, ready(match.peer_round));  // nothing but the meeting: a barrier
+      for (int i = 0; i < step.count; ++i) {
+        const int chunk = (step.verb == Verb::copy ? step.peer : step.first) + i;
+        if (index[chunk] < 0) {
+          index[chunk] = static_cast<int>(items.size());
+          items.push_back({chunk, step.verb == Verb::reduce, {}, {}});
+        }
+        add_source(items[index[chunk]], step, match, r, i);
+      }
+    }
+    return items;
+  }
+
+  void add_source(Item& item, const Step& step, const Match& match, int r, int i) {
+    if (step.verb == Verb::copy) {
+      const ChunkState& own = placed(info_.rank, r).before[step.first + i];
+      item.sources.push_back({info_.rank, step.first + i, own.own, own.raw});
+      return;
+    }
+    const int chunk = match.peer_first + i;
+    const ChunkState& theirs = placed(match.peer, match.peer_round).before[chunk];
+    item.sources.push_back({match.peer, chunk, theirs.shared, theirs.raw && theirs.shared == Space::input});
+    item.needs.push_back({match.peer, match.peer_round});
+  }
+
+  void plan_item(Item& item, int r) {
+    const PlacedWrite& write = placed(info_.rank, r).writes[item.chunk];
+    for (const Reader& need : item.needs) {
+      // In place, inputs can be read from the call signature on, for which the engine waits once.
+      if (!plan_.in_place || need.round > 0) wait(need.peer, ready(need.round));
+    }
+    Readers& readers = readers_[item.chunk];
+    wait_for_readers(readers[slot(write.to)]);
+    if (write.tee) wait_for_readers(readers[0]);
+    bool finish = false;
+    if (item.reduces) {
+      const ChunkState& own = placed(info_.rank, r).before[item.chunk];
+      item.sources.push_back(
+          {info_.rank, item.chunk, own.own, own.raw, is_staging(own.shared) ? own.shared : Space::none});
+      std::sort(item.sources.begin(), item.sources.end(),
+                [](const Source& a, const Source& b) { return a.rank < b.rank; });
+      finish = contributions_[info_.rank][r + 1][item.chunk] == info_.world;
+    }
+    const bool read_later = write.later || is_staging(write.to) ||
+                            placements_[info_.rank].after[item.chunk].own != write.to || sent_after(item.chunk, r) ||
+                            written_after(item.chunk, r);
+    emit(item, write.to, write.tee, finish, read_later);
+    if (write.later) late_.push_back({item.chunk, false, {{info_.rank, item.chunk, write.to, false}}, {}});
+  }
+
+  bool used_after(int chunk, int r, bool sends) const {
+    const auto& rounds = schedules_[info_.rank].rounds;
+    for (size_t later = static_cast<size_t>(r) + 1; later < rounds.size(); ++later) {
+      for (const Step& step : rounds[later].steps) {
+        const bool touches = chunk >= step.first && chunk < step.first + step.count;
+        if (touches && (step.verb == Verb::send) == sends) return true;
+      }
+    }
+    return false;
+  }
+  bool sent_after(int chunk, int r) const { return used_after(chunk, r, true); }
+  bool written_after(int chunk, int r) const { return used_after(chunk, r, false); }
+
+  void publish(uint32_t phase) {
+    PlanStep step{PlanStep::Kind::publish};
+    step.phase = phase;
+    plan_.steps.push_back(step);
+  }
+
+  void wait(int peer, uint32_t phase) {
+    if (peer == info_.rank || known_[peer] >= phase) return;
+    known_[peer] = phase;
+    PlanStep step{PlanStep::Kind::wait};
+    step.peer = peer;
+    step.phase = phase;
+    plan_.steps.push_back(step);
+  }
+
+  void wait_for_readers(std::vector<Reader>& readers) {
+    for (const Reader& reader : readers) wait(reader.peer, ready(reader.round + 1));
+    readers.clear();
+  }
+
+  /// Appends a combine step, or lengthens the one before where both go on chunk by chunk in step.
+  void emit(const Item& item, Space to, bool tee, bool finish, bool read_later) {
+    plan_.most_sources = std::max(plan_.most_sources, static_cast<int>(item.sources.size()));
+    if (!plan_.steps.empty() && continues(plan_.steps.back(), item, to, tee, finish)) {
+      ++plan_.steps.back().chunks;
+      plan_.steps.back().read_later |= read_later;
+      return;
+    }
+    PlanStep step{PlanStep::Kind::combine};
+    step.to = to;
+    step.tee = tee;
+    step.finish = finish;
+    step.read_later = read_later;
+    step.chunk = item.chunk;
+    step.first_source = static_cast<int>(plan_.sources.size());
+    step.sources = static_cast<int>(item.sources.size());
+    plan_.sources.insert(plan_.sources.end(), item.sources.begin(), item.sources.end());
+    plan_.steps.push_back(step);
+  }
+
+  bool continues(const PlanStep& last, const Item& item, Space to, bool tee, bool finish) const {
+    if (last.kind != PlanStep::Kind::combine || last.to != to || last.tee != tee || last.finish != finish ||
+        last.chunk + last.chunks != item.chunk || last.sources != static_cast<int>(item.sources.size())) {
+      return false;
+    }
+    for (int i = 0; i < last.sources; ++i) {
+      const Source& before = plan_.sources[last.first_source + i];
+      const Source& now = item.sources[i];
+      if (before.rank != now.rank || before.space != now.space || before.raw != now.raw ||
+          before.staged != now.staged || before.chunk + last.chunks != now.chunk) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Algorithm& algorithm_;
+  const RankInfo info_;
+  std::vector<Schedule> schedules_;
+  std::vector<Placement> placements_;
+  Matches matches_;
+  Contributions contributions_;
+  std::vector<Readers> readers_;  // by chunk: peers that may still read what lies there
+  std::vector<uint32_t> known_;   // by peer: what this rank has already waited for
+  std::vector<Item> late_;        // results that go from a staging buffer to the output at the end
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place) {
+  return Planner(algorithm, info, in_place).make();
+}
+
+}  // namespace ringlet

@@ -1,0 +1,87 @@
+// The engine of ranks that can read each other's memory: threads of one process, processes of one host.
+//
+// Ownership: owns the transport. Thread safety: engine.h.
+#pragma once
+
+#include <memory>
+
+#include "engine/engine.h"
+#include "engine/pull/in_place.h"
+#include "engine/pull/pull_executor.h"
+#include "engine/pull/wait.h"
+#include "engine/selector.h"
+#include "engine/shared_memory_p2p.h"
+#include "transport/transport.h"
+
+namespace ringlet {
+
+class PullEngine final : public Engine {
+ public:
+  explicit PullEngine(std::unique_ptr<Transport> transport, Selector selector = Selector())
+      : transport_(std::move(transport)),
+        selector_(std::move(selector)),
+        waiter_(*transport_, calls()),
+        pull_(*transport_, waiter_, selector_),
+        p2p_(*transport_, waiter_),
+        hosts_(static_cast<size_t>(transport_->world()), 0) {}
+
+  const char* transport() const noexcept override { return transport_->name(); }
+  int rank() const noexcept override { return transport_->rank(); }
+  int world() const noexcept override { return transport_->world(); }
+  void run(const Call& call, bool background) override {
+    try {
+      pull_.run(call, background);
+    } catch (...) {
+      const FailureFence told;
+      throw;
+    }
+  }
+  const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
+    return pull_.algorithm_for(collective, bytes, registered);
+  }
+  const Selector& selector() const noexcept override { return selector_; }
+  P2pTransport& p2p() override { return p2p_; }
+  bool registered(const void* pointer, size_t bytes) const noexcept override {
+    return transport_->locate(pointer, bytes).has_value();
+  }
+  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  uint64_t bytes_received() const noexcept override { return pull_.bytes_read(); }
+  void raise_if_failed() override { waiter_.raise_if_failed(); }
+  void poll_failures() override { waiter_.poll_failures(); }
+  std::optional<ErrorKind> failure() const override { return waiter_.failure(); }
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
+
+  void abort(const std::string& reason) override {
+    {
+      const FailureFence told;
+      waiter_.leave();  // first: waits that end let go of tensors that peers may be reading
+    }
+    waiter_.abort(reason);
+  }
+
+  void leave(bool quiet, std::chrono::milliseconds patience) override {
+    // Peers that are still reading this rank's staging buffers need them a moment longer; if they take too long, the
+    // staging buffers stay.
+    const Leaving leaving{*this};
+    if (quiet && p2p_.all_taken() && pull_.quiesce(patience)) transport_->retire();
+  }
+
+ private:
+  /// Departs at the end of its scope, which may be an interrupt.
+  struct Leaving {
+    ~Leaving() {
+      const FailureFence told;
+      engine.waiter_.depart();
+    }
+    PullEngine& engine;
+  };
+
+  std::unique_ptr<Transport> transport_;
+  const Selector selector_;
+  Waiter waiter_;
+  PullExecutor pull_;
+  SharedMemoryP2p p2p_;
+  std::vector<int> hosts_;
+};
+
+}  // namespace ringlet

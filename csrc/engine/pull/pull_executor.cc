@@ -1,0 +1,426 @@
+#include "engine/pull/pull_executor.h"
+
+#include <algorithm>
+
+#include "base/partition.h"
+#include "engine/pull/in_place.h"
+
+namespace ringlet {
+namespace {
+
+// Staging buffers of a segment fit in a core's second-level cache with room to spare. In place nothing is staged, and a
+// segment should rather be larger than that cache: lines that have left their writer's cache are read faster than those
+// still in it.
+constexpr size_t kStagedSegmentBytes = size_t{256} << 10;
+// Ranks that take turns on a processor pay for every meeting with a round of turns: fewer, larger segments.
+constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
+constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
+// Results of messages this large are not in the cache any more when the caller reads them.
+constexpr size_t kStreamingBytes = size_t{8} << 20;
+// Two epochs that count as complete before the first: flow control needs no special case.
+constexpr uint64_t kFirstEpoch = 2;
+
+}  // namespace
+
+/// Where the chunks of the segment in progress lie. A segment is the same piece of every chunk, so segments never
+/// change which chunk an element belongs to: its bits depend on the message, not on how the engine cuts it.
+struct PullExecutor::Segment {
+  Segment(const Call& call, const Plan& plan)
+      : divided(is_divided(call.collective)),
+        size(element_size(call.dtype)),
+        block(call.count),
+        blocks(call.blocks),
+        partition(call.count, static_cast<size_t>(plan.parts)) {}
+
+  size_t longest_chunk() const { return divided ? partition.size(0) : block; }
+  size_t in_tensor(int chunk) const { return ((divided ? partition.offset(chunk) : chunk * block) + begin) * size; }
+  size_t in_staging(int chunk) const { return (whole ? partition.offset(chunk) : chunk * width) * size; }
+  size_t staging_bytes(int parts) const {
+    return round_up((whole ? block : width * static_cast<size_t>(parts)) * size, 64);
+  }
+  /// Elements of this segment in chunks [chunk, chunk + chunks), which are neighbours in memory.
+  size_t elements(int chunk, int chunks) const {
+    if (whole) return partition.offset(chunk + chunks) - partition.offset(chunk);
+    const size_t length = blocks != nullptr ? blocks->counts[chunk] : divided ? partition.size(chunk) : block;
+    return length <= begin ? 0 : std::min(width, length - begin);
+  }
+  /// How many chunks one step may take at once: all of them while their pieces touch.
+  int stride(int chunks) const { return whole ? chunks : 1; }
+
+  bool divided;
+  size_t size;
+  size_t block;  // elements of the divided buffer, or of one block
+  const Blocks* blocks;
+  Partition partition;
+  size_t begin = 0;            // in every chunk
+  size_t width = 0;            // of every chunk
+  bool whole = false;          // a divided buffer in one segment
+  size_t staging[2] = {0, 0};  // where the staging buffers start, from the region's start
+};
+
+PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector& selector)
+    : transport_(transport),
+      waiter_(waiter),
+      selector_(selector),
+      rank_(transport.rank()),
+      world_(transport.world()),
+      epoch_(kFirstEpoch - 1),
+      seen_(world_, 0),
+      quick_(2 * algorithms().size(), nullptr),
+      inputs_(world_),
+      outputs_(world_) {
+  transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
+  transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
+}
+
+void PullExecutor::run(const Call& call, bool background) {
+  waiter_.raise_if_failed();
+  background_ = background;
+  call_ = &call;
+  segment_index_ = 0;
+  segments_ = 1;
+  comparing_ = false;
+  const size_t size = element_size(call.dtype);
+  const bool divided = is_divided(call.collective);
+  const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
+  const bool small = whole <= small_bytes(world_);
+  const bool registered = !small && readable_in_place(call);
+  first_epoch_ = epoch_ + 1;
+  const CallSignature previous = signature_;
+  signature_ = {signature_of(call, registered, history_), signature_count(call)};
+  history_ = history_after(history_, signature_);
+  waiter_.calls().begin(signature_, call.sequence);
+  begin_epoch();
+  publish_signature(call, registered, previous);
+  comparing_ = true;
+  const bool in_place = !small && agree_on_place();
+  const Algorithm& algorithm =
+      call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, in_place);
+  const Plan& plan = plan_for(algorithm, call.root, in_place);
+  bind(plan, in_place);
+  streaming_ = whole >= kStreamingBytes;
+
+  Segment segment(call, plan);
+  const size_t limit = segment_limit(plan);
+  segment.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
+  segments_ = std::max<size_t>(1, ceil_div(segment.longest_chunk(), segment.width));
+  segment.whole = divided && segments_ == 1;
+  waiter_.calls().chosen(algorithm, in_place, segments_);
+  if (CallLog::wants_choice(call)) [[unlikely]]
+    tell(call, algorithm, in_place, limit);
+  for (; segment_index_ < segments_; ++segment_index_, segment.begin += segment.width) {
+    if (segment_index_ > 0) {
+      waiter_.check_for_interrupt([&] { return context(); });
+      begin_epoch();
+    }
+    take_stages(plan, segment);
+    run_segment(plan, segment, segment_index_ + 1 == segments_);
+  }
+  call_ = nullptr;
+  waiter_.calls().end();
+}
+
+/// Whether peers can read this rank's tensors where they lie. A rank that has no input or no output, of a rooted
+/// collective, is in nobody's way.
+bool PullExecutor::readable_in_place(const Call& call) const {
+  const auto reachable = [&](const std::byte* pointer, size_t elements) {
+    return elements == 0 || transport_.locate(pointer, elements * element_size(call.dtype)).has_value();
+  };
+  return call.blocks == nullptr && call.op != ReduceOp::premul_sum &&
+         reachable(call.input, input_elements(call, rank_, world_)) &&
+         reachable(call.output, output_elements(call, rank_, world_));
+}
+
+/// `limit`: bytes of a segment.
+void PullExecutor::tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit) {
+  const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
+  const Choice choice{&algorithm, in_place ? "in place" : "staged", segments_, whole, limit};
+  waiter_.calls().tell(call, choice, selector_, situation(call.collective, whole, in_place));
+}
+
+void PullExecutor::begin_epoch() {
+  ++epoch_;
+  for (int q = 0; q < world_; ++q) {
+    if (q != rank_ && seen_[q] < at(epoch_ - 1, 0)) wait_for(q, at(epoch_ - 1, 0));
+  }
+}
+
+void PullExecutor::publish_signature(const Call& call, bool registered, const CallSignature& previous) {
+  Control& control = transport_.control();
+  CallDetail& detail = control.details[epoch_ & 1];
+  detail.previous = previous;
+  control.calls[epoch_ & 1] = signature_;
+  detail.sequence = call.sequence;
+  if (registered) {
+    detail.input = transport_.locate(call.input, 0).value_or(0);
+    detail.output = transport_.locate(call.output, 0).value_or(0);
+  }
+}
+
+/// Whether all ranks' tensors are registered: the same answer on every rank.
+bool PullExecutor::agree_on_place() {
+  publish(at(epoch_, kSignatureReady));
+  bool all = registered_in(signature_.signature);
+  for (int i = 1; i < world_; ++i) {
+    const int q = (rank_ + i) % world_;
+    wait_for(q, at(epoch_, kSignatureReady));
+    all = all && registered_in(transport_.control(q).calls[epoch_ & 1].signature);
+  }
+  return all;
+}
+
+const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+  const size_t quick = 2 * static_cast<size_t>(index_of(algorithm)) + (in_place ? 1 : 0);
+  if (root == 0 && quick_[quick] != nullptr) return *quick_[quick];
+  std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
+  if (!plan) {
+    plan = std::make_unique<Plan>(make_plan(algorithm, {rank_, world_, root}, in_place));
+    pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
+  }
+  if (root == 0) quick_[quick] = plan.get();
+  return *plan;
+}
+
+void PullExecutor::bind(const Plan& plan, bool in_place) {
+  const Call& call = *call_;
+  if (is_reduction(call.collective)) {
+    kernel_ = reduce_kernel(call.dtype, call.op);
+    divisor_ = call.op == ReduceOp::avg ? world_ : 1;
+  }
+  // A blocked tensor's first chunk need not be chunk 0 of the schedule; pointers are moved so that chunk c is at c
+  // blocks.
+  const size_t block = is_divided(call.collective) ? 0 : call.count * element_size(call.dtype);
+  const auto moved = [&](const std::byte* pointer, int first) {
+    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(pointer) -
+                                              static_cast<size_t>(first) * block);
+  };
+  const RankInfo own{rank_, world_, call.root};
+  first_input_ = input_chunks(call.collective, own, plan.parts).first;
+  first_output_ = output_chunks(call.collective, own, plan.parts).first;
+  for (int q = 0; q < world_; ++q) {
+    if (q != rank_ && !in_place) continue;
+    const RankInfo info{q, world_, call.root};
+    const CallDetail& detail = transport_.control(q).details[first_epoch_ & 1];
+    const std::byte* input = q == rank_ ? call.input : transport_.link(q).base + detail.input;
+    const std::byte* output = q == rank_ ? call.output : transport_.link(q).base + detail.output;
+    inputs_[q] = moved(input, input_chunks(call.collective, info, plan.parts).first);
+    outputs_[q] = moved(output, output_chunks(call.collective, info, plan.parts).first);
+  }
+}
+
+size_t PullExecutor::segment_limit(const Plan& plan) const {
+  if (plan.staging_buffers == 0) return kInPlaceSegmentBytes;
+  const size_t wanted = transport_.oversubscribed() ? kStagedSegmentBytesInTurns : kStagedSegmentBytes;
+  return std::min(wanted, RegionLayout::kStagingBytes / (4 * static_cast<size_t>(plan.staging_buffers)));
+}
+
+/// Reuse is safe: what a segment overwrites is at least two epochs old. A segment takes at most a quarter of the room
+/// (segment_limit), so going round never meets the segment before; going back early is done only where it does not
+/// either.
+void PullExecutor::take_stages(const Plan& plan, Segment& segment) {
+  if (plan.staging_buffers == 0) return;
+  const size_t bytes = segment.staging_bytes(plan.parts), all = bytes * static_cast<size_t>(plan.staging_buffers);
+  // Ranks that share a processor share its cache too: there the staging buffers of few segments should stay in it.
+  const size_t room = transport_.oversubscribed() ? 4 * all : RegionLayout::kStagingBytes;
+  const bool full = staging_cursor_ + all > RegionLayout::kStagingBytes;
+  if (full || (staging_cursor_ + all > room && all <= last_staging_)) staging_cursor_ = 0;
+  last_staging_ = staging_cursor_;
+  segment.staging[0] = transport_.layout().staging() + staging_cursor_;
+  segment.staging[1] = segment.staging[0] + bytes;
+  staging_cursor_ += all;
+}
+
+void PullExecutor::run_segment(const Plan& plan, const Segment& segment, bool last) {
+  const size_t end = last ? plan.steps.size() : plan.body;
+  for (size_t i = 0; i < end; ++i) {
+    const PlanStep& step = plan.steps[i];
+    switch (step.kind) {
+      case PlanStep::Kind::publish:
+        if (last && plan.in_place) confirm_reads(plan, i);
+        if (step.phase == kCompleted) comparing_ = false;  // from here on peers may announce their next call but one
+        publish(at(epoch_, step.phase));
+        break;
+      case PlanStep::Kind::wait: wait_for(step.peer, at(epoch_, step.phase)); break;
+      case PlanStep::Kind::combine: combine(plan, step, segment); break;
+    }
+  }
+}
+
+/// Before the peers whose tensors were read hear so, and may end the call. In the last segment, for all segments.
+void PullExecutor::confirm_reads(const Plan& plan, size_t end) {
+  while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) {
+    for (int i = 0; i < plan.steps[end].sources; ++i) {
+      const Source& source = plan.sources[static_cast<size_t>(plan.steps[end].first_source + i)];
+      if (source.rank == rank_ || is_staging(source.space)) continue;
+      confirm(transport_, waiter_, source.rank, [&] { return context(); });
+    }
+  }
+}
+
+/// Ranks that share a processor share its cache: there nothing is handed over.
+NextReader PullExecutor::next_reader(const Plan& plan, const PlanStep& step) const {
+  if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
+  const bool published = is_staging(step.to) || (plan.in_place && step.read_later);
+  return published && !transport_.oversubscribed() ? NextReader::peer : NextReader::self;
+}
+
+void PullExecutor::combine(const Plan& plan, const PlanStep& step, const Segment& segment) {
+  const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
+    if (call_->blocks != nullptr && !is_staging(space)) {
+      return space == Space::input ? call_->blocks->inputs[chunk - first_input_] + segment.begin * segment.size
+                                   : call_->blocks->outputs[chunk - first_output_] + segment.begin * segment.size;
+    }
+    if (space == Space::input) return inputs_[rank] + segment.in_tensor(chunk);
+    if (space == Space::output) return outputs_[rank] + segment.in_tensor(chunk);
+    return transport_.link(rank).region + segment.staging[space == Space::staging_a ? 0 : 1] +
+           segment.in_staging(chunk);
+  };
+  const int stride = segment.stride(step.chunks);
+  for (int c = 0; c < step.chunks; c += stride) {
+    const size_t elements = segment.elements(step.chunk + c, stride);
+    if (elements == 0) continue;
+    ReduceArgs args{};
+    args.dst = const_cast<std::byte*>(address(rank_, step.to, step.chunk + c));
+    args.dst2 = step.tee ? const_cast<std::byte*>(address(rank_, Space::output, step.chunk + c)) : nullptr;
+    args.n = step.sources;
+    args.srcs = pointers_.data();
+    args.count = elements;
+    args.scaled_source = -1;
+    args.scale = call_->scale;
+    args.divisor = step.finish ? divisor_ : 1;
+    args.next = next_reader(plan, step);
+    size_t foreign = 0;
+    for (int i = 0; i < step.sources; ++i) {
+      const Source& source = plan.sources[step.first_source + i];
+      const bool scaled = source.raw && source.rank == rank_ && call_->op == ReduceOp::premul_sum;
+      const bool published = scaled && source.staged != Space::none;
+      pointers_[i] = address(source.rank, published ? source.staged : source.space, source.chunk + c);
+      if (scaled && !published) args.scaled_source = i;
+      foreign += source.rank != rank_;
+    }
+    // One writer: an addition need not be atomic as a whole.
+    bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * segment.size,
+                      std::memory_order_relaxed);
+    const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
+    if (!plain) {
+      kernel_(args);
+      continue;
+    }
+    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * segment.size, args.next);
+    const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
+    if (step.tee) copy_bytes(args.dst2, args.dst, elements * segment.size, second);
+  }
+}
+
+void PullExecutor::publish(uint64_t value) {
+  Control& control = transport_.control();
+  // Where sleeping is the rule, no wake-up may be missed: the store and the looks for sleepers are then in one total
+  // order with the sleeper's. Elsewhere that would cost every round more than a rare miss (engine/pull/wait.cc) does.
+  const bool strict = transport_.oversubscribed();
+  if (strict) {
+    control.progress.store(value, std::memory_order_seq_cst);
+  } else {
+    control.progress.store(value, std::memory_order_release);
+  }
+  for (int q = 0; q < world_; ++q) {
+    // Lines that change only when someone falls asleep: they stay in this core's cache.
+    if (transport_.control(q).sleeping_on.load(std::memory_order_seq_cst) == 1 + static_cast<uint32_t>(rank_)) {
+      wake_all(control.progress);
+      break;
+    }
+  }
+}
+
+void PullExecutor::wait_for(int peer, uint64_t target) {
+  const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
+  if (progress.load(std::memory_order_acquire) < target && !waiter_.spin(progress, target, background_)) {
+    wait_slowly(peer, target);
+  }
+  seen_[peer] = progress.load(std::memory_order_acquire);
+  if (comparing_) compare(peer);
+}
+
+void PullExecutor::compare(int peer) {
+  const Control& control = transport_.control(peer);
+  const CallSignature& theirs = control.calls[first_epoch_ & 1];
+  if (same_call(theirs, signature_)) [[likely]]
+    return;
+  const CallDetail& detail = control.details[first_epoch_ & 1];
+  const bool before = same_but_for_history(theirs, signature_);
+  const std::string in = before ? " was in " : " is in ";
+  const auto call = [&](const CallSignature& now, const CallDetail& of) {
+    return before ? describe(of.previous, of.sequence - 1) : describe(now, of.sequence);
+  };
+  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
+                                             call(signature_, transport_.control().details[first_epoch_ & 1]) +
+                                             ", rank " + std::to_string(peer) + in + call(theirs, detail) +
+                                             "; all ranks of a group must make the same calls in the same order");
+}
+
+void PullExecutor::wait_slowly(int peer, uint64_t target) {
+  const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
+  Waiting waiting;
+  waiting.peer = peer;
+  waiting.timeout = call_ != nullptr ? call_->timeout : std::chrono::milliseconds(0);
+  waiting.reached = [&] { return progress.load(std::memory_order_acquire) >= target; };
+  waiting.sleep = [&](int64_t nanoseconds) {
+    const uint64_t value = progress.load(std::memory_order_acquire);
+    if (value < target) sleep_on(progress, value, nanoseconds);
+  };
+  // A peer in another call may never come to where this rank waits for it; what it announced tells at once.
+  waiting.check = [&] {
+    const uint64_t value = progress.load(std::memory_order_acquire);
+    if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
+  };
+  waiting.behind = [&] { return furthest_behind(); };
+  waiting.context = [&] {
+    const uint32_t phase = static_cast<uint32_t>(target - at(epoch_, 0));
+    const bool in_round = target >= at(epoch_, ready(0)) && phase < kCompleted;
+    return context() + (in_round ? ", round " + std::to_string(phase - ready(0)) : ", at its start");
+  };
+  const auto began = Deadline::Clock::now();
+  waiter_.wait(waiting, background_);
+  waiter_.calls().waited(peer, Deadline::Clock::now() - began);
+}
+
+std::string PullExecutor::context() const {
+  std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_);
+  if (call_ == nullptr) return text;
+  text += " in " + describe(signature_, call_->sequence);
+  const size_t bytes = call_->count * element_size(call_->dtype);
+  return text + ", " + std::to_string(bytes * segment_index_ / segments_) + " of " + std::to_string(bytes) +
+         " bytes done";
+}
+
+/// The rank that a chain of waits leads to: the one this rank waits for may be waiting itself.
+std::string PullExecutor::furthest_behind() const {
+  int last = rank_;
+  uint64_t least = ~uint64_t{0};
+  for (int q = 0; q < world_; ++q) {
+    const uint64_t progress = transport_.control(q).progress.load(std::memory_order_acquire);
+    if (q != rank_ && progress < least) {
+      last = q;
+      least = progress;
+    }
+  }
+  return "; furthest behind is rank " + std::to_string(last) +
+         (least <= at(first_epoch_, 0) ? ", which has not made this call" : ", which is in this call");
+}
+
+bool PullExecutor::quiesce(std::chrono::milliseconds timeout) {
+  if (waiter_.failed()) return false;  // some peers will never be done
+  const Deadline deadline = Deadline::after(timeout);
+  for (int q = 0; q < world_; ++q) {
+    const std::atomic<uint64_t>& progress = transport_.control(q).progress;
+    for (uint64_t value; (value = progress.load(std::memory_order_acquire)) < at(epoch_ + 1, 0);) {
+      check_interrupts();
+      const bool gone =
+          transport_.control(q).presence.load() == static_cast<uint32_t>(Presence::left) || !transport_.alive(q);
+      if (gone || deadline.passed()) return false;
+      sleep_on(progress, value, 1'000'000);
+    }
+  }
+  return true;
+}
+
+}  // namespace ringlet

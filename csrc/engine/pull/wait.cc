@@ -1,0 +1,181 @@
+#include "engine/pull/wait.h"
+
+#include <sched.h>
+
+#include <utility>
+
+namespace ringlet {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kYields = 2000;
+// Longest sleep at a stretch: how often failures are looked for. It also bounds what a missed wake-up costs, which can
+// happen where the publishing path has no fence (PullExecutor::publish) and its store is still in the store buffer.
+constexpr int64_t kSleepNanoseconds = 1'000'000;
+constexpr auto kProcessCheckEvery = 20ms;
+// At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
+constexpr auto kBlameGrace = 100ms;
+constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
+
+}  // namespace
+
+void Waiter::wait(const Waiting& waiting, bool background) {
+  const OutsideRuntime outside;
+  const Deadline deadline = Deadline::after(waiting.timeout);
+  auto looked = Deadline::Clock::now();
+  // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
+  const auto yield_until = looked + kProcessCheckEvery;
+  bool told = false;
+  for (int i = 0; i < (background ? 0 : kYields) && Deadline::Clock::now() < yield_until; ++i) {
+    if (waiting.reached()) return;
+    ::sched_yield();
+  }
+  while (!waiting.reached()) {
+    check_for_interrupt(waiting.context);
+    const auto now = Deadline::Clock::now();
+    const bool look = now - looked >= kProcessCheckEvery;
+    if (look) looked = now;
+    if (look && !std::exchange(told, true)) transport_.control().in_collective.set(waiting.context());
+    examine(waiting, deadline, look);
+    transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
+    waiting.sleep(kSleepNanoseconds);
+  }
+  transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
+  if (told) transport_.control().in_collective.set("");
+}
+
+void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
+  const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
+  if (aborted_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    rethrow(ErrorKind::peer_lost, calls_.with_last_calls(ErrorKind::peer_lost, abort_reason_));
+  }
+  if (const int q = rank_that_failed(); q >= 0) {
+    if (waiting.reached()) return;
+    const auto [kind, text] = reported(q, waiting.context());
+    fail(kind, text);
+  }
+  if (waiting.check) waiting.check();
+  bool left = true;
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == waiting.peer || (waiting.peer < 0 && q != transport_.rank())) left = left && has_left(q);
+  }
+  if (left && !waiting.reached()) {
+    fail(ErrorKind::peer_lost,
+         waiting.context() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
+  }
+  if (look_at_process) {
+    for (int q = 0; q < transport_.world(); ++q) {
+      if (!is_gone(q) || waiting.reached()) continue;
+      fail(ErrorKind::peer_lost, waiting.context() + ": the process of rank " + std::to_string(q) +
+                                     " is gone; look at that rank's own output for the cause");
+    }
+  }
+  if (deadline.passed()) {
+    fail(ErrorKind::timeout, waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
+                                 peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
+                                 waiting_as_well(waiting) +
+                                 "; is it in other work, or stuck? (timeout= raises the limit)");
+  }
+}
+
+/// Messages and collectives never meet: a rank that waits in the one for a rank in the other has to say so.
+std::string Waiter::waiting_as_well(const Waiting& waiting) const {
+  std::string text;
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == transport_.rank()) continue;
+    const Control& control = transport_.control(q);
+    const bool asked = q == waiting.peer || waiting.peer < 0;
+    for (const std::string& in :
+         {waiting.message && asked ? control.in_collective.get() : "", control.in_message.get()}) {
+      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    }
+  }
+  return text;
+}
+
+bool Waiter::has_left(int q) const {
+  return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
+}
+
+/// Its process ended in the middle of the group; after it has left that is no failure.
+bool Waiter::is_gone(int q) const { return !transport_.alive(q) && !has_left(q); }
+
+/// -1: none has told so.
+int Waiter::rank_that_failed() const {
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (transport_.control(q).failed.load(std::memory_order_acquire) != 0) return q;
+  }
+  return -1;
+}
+
+std::pair<ErrorKind, std::string> Waiter::reported(int failed, const std::string& context) const {
+  const Control& control = transport_.control(failed);
+  const auto kind = static_cast<ErrorKind>(control.failed.load(std::memory_order_acquire) - 1);
+  return {kind, context + ": rank " + std::to_string(failed) + " reported: " + control.message};
+}
+
+void Waiter::poll_failures() {
+  std::optional<std::pair<ErrorKind, std::string>> found;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!departed_) found = trouble();
+  }
+  if (found) fail(found->first, found->second);
+}
+
+/// What a peer has told of an error, or its end without a word.
+std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
+  const std::string self = "rank " + std::to_string(transport_.rank());
+  if (const int q = rank_that_failed(); q >= 0) return reported(q, self);
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (q == transport_.rank() || !is_gone(q)) continue;
+    return std::pair(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
+                                               " is gone; look at that rank's own output for the cause");
+  }
+  return std::nullopt;
+}
+
+std::string Waiter::poison(ErrorKind kind, const std::string& message) {
+  std::string told = calls_.with_last_calls(kind, message);
+  const std::lock_guard lock(mutex_);
+  if (!failure_) {
+    failure_ = {kind, told};
+    calls_.failed(kind, told);
+  }
+  // The peers' words, which two threads of this rank may have.
+  if (!departed_) transport_.control().fail(kind, message.c_str());
+  failed_.store(true, std::memory_order_release);
+  return told;
+}
+
+void Waiter::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
+
+void Waiter::raise() {
+  const std::lock_guard lock(mutex_);
+  rethrow(failure_->first, "this group failed before: " + failure_->second);
+}
+
+void Waiter::abort(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  abort_reason_ = reason;
+  if (!failure_) failure_ = {ErrorKind::peer_lost, reason};
+  aborted_.store(true, std::memory_order_release);
+  failed_.store(true, std::memory_order_release);
+}
+
+void Waiter::leave() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (departed_) return;
+  transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+}
+
+void Waiter::depart() noexcept {
+  leave();
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(departed_, true)) transport_.depart();
+}
+
+}  // namespace ringlet

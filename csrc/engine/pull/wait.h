@@ -1,0 +1,133 @@
+// Waiting for a peer: spin, yield, sleep; and every way in which a wait can end badly.
+//
+// A wait ends with the thing waited for, or with an error that names who, what and how far: Timeout at the deadline,
+// PeerLost when the peer's process is gone or it left the group, the error another rank reported, InvalidUsage when the
+// peer is in another call. The first error poisons the group: it is published to the peers and raised again by later
+// calls. An interrupt of the program's (base/runtime.h) ends a wait too, and poisons the group as PeerLost.
+// Ownership: none. Thread safety: one thread at a time per Waiter; failure() and poll_failures() from any.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/runtime.h"
+#include "engine/call_log.h"
+#include "transport/transport.h"
+
+namespace ringlet {
+
+struct Waiting {
+  int peer;  ///< negative: any
+  std::chrono::milliseconds timeout;
+  std::function<bool()> reached;
+  std::function<void(int64_t)> sleep;    ///< at most that many nanoseconds, until something may have changed
+  std::function<void()> check;           ///< throws if the peer turns out to be in another call; may be empty
+  std::function<std::string()> behind;   ///< "; furthest behind is rank 3, which ..."; may be empty
+  bool message = false;                  ///< of a message; else of a collective
+  std::function<std::string()> context;  ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
+};
+
+class Waiter {
+ public:
+  /// `calls`: the group's.
+  Waiter(Transport& transport, CallLog& calls) : transport_(transport), calls_(calls) {}
+
+  CallLog& calls() { return calls_; }
+
+  /// Spins a while on a counter that only grows; whether it got to `target`. `background` threads spin little: they
+  /// must not take the processor from the rank's own computation.
+  template <typename T>
+  bool spin(const std::atomic<T>& word, T target, bool background) const {
+    const int most = spins(background);
+    for (int i = 0; i < most; ++i) {
+      if (word.load(std::memory_order_acquire) >= target) return true;
+      if (i > kBusySpins) relax();
+    }
+    return false;
+  }
+
+  int spins(bool background) const { return background || transport_.oversubscribed() ? kSpinsWhenShared : kSpins; }
+
+  /// A breath between two looks.
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  /// In the middle of a call, between two waits: an interrupt gives the call up, which `context` tells.
+  template <typename Context>
+  void check_for_interrupt(const Context& context) {
+    check_interrupts([&](const std::string& why) { poison(ErrorKind::peer_lost, context() + ": " + why); });
+  }
+
+  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Background threads sleep at once:
+  /// one that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
+  void wait(const Waiting& waiting, bool background);
+
+  /// Throws if the wait ends otherwise, or its deadline has passed.
+  void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
+
+  /// Publishes the error and remembers it for later calls. Returns its text, as this rank raises it.
+  std::string poison(ErrorKind kind, const std::string& message);
+  /// The same, and throws it.
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message);
+
+  /// Throws the error that poisoned the group, if one did.
+  void raise_if_failed() {
+    if (failed()) raise();
+  }
+
+  /// Outside of any wait: throws what a peer has told of an error, or that its process is gone.
+  void poll_failures();
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  /// The kind of the error that poisoned the group.
+  std::optional<ErrorKind> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_ ? std::optional(failure_->first) : std::nullopt;
+  }
+
+  /// Ends all waits of this rank with an error, from any thread.
+  void abort(const std::string& reason);
+
+  /// Tells the peers in which message this rank has waited for long; "": in none.
+  void tell_message(const std::string& context) noexcept { transport_.control().in_message.set(context); }
+
+  /// Tells the peers that this rank takes no part any more.
+  void leave() noexcept;
+  /// The same for good, when all waits have ended: no region is looked at afterwards, whoever calls what (transport.h).
+  void depart() noexcept;
+
+ private:
+  static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
+  static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
+  static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
+
+  bool has_left(int q) const;
+  bool is_gone(int q) const;
+  int rank_that_failed() const;
+  std::string waiting_as_well(const Waiting& waiting) const;
+  std::pair<ErrorKind, std::string> reported(int failed, const std::string& context) const;
+  [[noreturn]] void raise();
+  std::optional<std::pair<ErrorKind, std::string>> trouble() const;
+
+  Transport& transport_;
+  CallLog& calls_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::optional<std::pair<ErrorKind, std::string>> failure_;  // guarded by mutex_
+  std::string abort_reason_;                                  // guarded by mutex_
+  bool departed_ = false;                                     // guarded by mutex_
+};
+
+}  // namespace ringlet

@@ -1,0 +1,149 @@
+#include "engine/stream_p2p.h"
+
+#include <algorithm>
+
+#include "base/deadline.h"
+#include "engine/message/message_engine.h"
+
+namespace ringlet {
+namespace {
+
+// Looks before sleeping: each is a system call per pipe, and peers may share this processor.
+constexpr int kLooks = 20;
+
+}  // namespace
+
+StreamP2p::StreamP2p(MessageEngine& engine)
+    : engine_(engine), outgoing_(static_cast<size_t>(engine.world())), incoming_(static_cast<size_t>(engine.world())) {}
+
+int StreamP2p::rank() const { return engine_.rank(); }
+int StreamP2p::world() const { return engine_.world(); }
+int StreamP2p::spins(bool background) const { return background ? 1 : kLooks; }
+
+bool StreamP2p::send(const Message& message, MessageProgress& progress) {
+  std::optional<Outgoing>& out = outgoing_[message.peer];
+  if (!out) {
+    Pipe* const pipe = open(message.peer);
+    if (pipe == nullptr) return false;
+    out.emplace(Outgoing{pipe, FrameWriter(*pipe)});
+  }
+  FrameHeader header;
+  header.kind = FrameKind::message;
+  header.bytes = message.bytes();
+  header.signature = static_cast<uint64_t>(message.dtype);
+  header.count = message.count;
+  header.detail = message.tag;
+  const iovec payload{message.data, message.bytes()};
+  const bool complete = out->writer.write(header, {&payload, payload.iov_len > 0 ? size_t{1} : size_t{0}});
+  if (out->pipe->memory_gone()) fail_for_memory("send to", message.peer);
+  progress.started = complete || out->writer.midway();
+  progress.bytes = complete ? message.bytes() : out->writer.done() - std::min(out->writer.done(), sizeof header);
+  return complete;
+}
+
+/// The other kind stands too before anything is sent: by it each hears of the other's errors, and of its end.
+Pipe* StreamP2p::open(int peer) {
+  try {
+    const bool heard = engine_.mesh().open(peer, ConnectionKind::collectives) != nullptr;
+    Pipe* const pipe = engine_.mesh().open(peer, ConnectionKind::outgoing);
+    return heard ? pipe : nullptr;
+  } catch (const Error&) {
+    engine_.poll_failures();  // throws what the peer reported, if it did
+    throw;
+  }
+}
+
+StreamP2p::Incoming* StreamP2p::incoming(int peer) {
+  std::optional<Incoming>& in = incoming_[peer];
+  if (!in) {
+    Pipe* const pipe = engine_.mesh().find(peer, ConnectionKind::incoming);
+    if (pipe == nullptr) return nullptr;
+    in.emplace(Incoming{pipe, FrameReader(*pipe)});
+  }
+  return &*in;
+}
+
+std::optional<Envelope> StreamP2p::next(int peer) {
+  Incoming* const in = incoming(peer);
+  if (in == nullptr) return std::nullopt;
+  const FrameHeader* header = nullptr;
+  try {
+    header = in->reader.header();
+  } catch (const PeerLost& error) {
+    fail(error.kind(), "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in recv: rank " +
+                           std::to_string(peer) + " " + error.what());
+  }
+  if (header == nullptr) return std::nullopt;
+  const auto dtype = static_cast<DType>(header->signature);
+  if (header->kind != FrameKind::message || header->signature >= kDTypes ||
+      header->count > header->bytes / element_size(dtype) || header->bytes != header->count * element_size(dtype)) {
+    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent something that is not a message");
+  }
+  return Envelope{dtype, header->count, header->detail};
+}
+
+bool StreamP2p::receive(int peer, std::byte* to, size_t bytes, MessageProgress& progress) {
+  Incoming* const in = incoming(peer);
+  const iovec payload{to, bytes};
+  const bool complete = in->reader.payload({&payload, bytes > 0 ? size_t{1} : size_t{0}});
+  if (in->pipe->memory_gone()) fail_for_memory("recv from", peer);
+  progress.started = true;
+  progress.bytes = complete ? bytes : in->reader.taken();
+  return complete;
+}
+
+void StreamP2p::fail_for_memory(const char* call, int peer) {
+  fail(ErrorKind::invalid_usage, "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in " + call +
+                                     " rank " + std::to_string(peer) + ": " + kMemoryGone);
+}
+
+void StreamP2p::watch(int peer, bool sending, Watchlist& list) {
+  engine_.mesh().about_to_sleep(ConnectionKind::outgoing);
+  engine_.mesh().about_to_sleep(ConnectionKind::incoming);
+  if (sending && outgoing_[peer]) list.pipes.push_back({outgoing_[peer]->pipe, false, true});
+  if (!sending && incoming(peer) != nullptr) list.pipes.push_back({incoming_[peer]->pipe, true, false});
+}
+
+void StreamP2p::sleep(const Watchlist& list, int64_t nanoseconds) {
+  engine_.mesh().sleep(ConnectionKind::incoming, list.pipes, nanoseconds);
+}
+
+void StreamP2p::tell_waiting(const std::string& context) { engine_.tell_message(context); }
+
+void StreamP2p::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
+  if (closely) {
+    engine_.poll_failures();
+    check_alive(waiting);
+  }
+  if (deadline.passed() && !waiting.reached()) {
+    const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
+    fail(ErrorKind::timeout,
+         waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " + peer +
+             engine_.waiting_as_well(waiting.peer) +
+             "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+  }
+}
+
+void StreamP2p::check_alive(const Waiting& waiting) {
+  bool all = true;
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer == rank() || (waiting.peer >= 0 && peer != waiting.peer)) continue;
+    // Who waits for a message holds a connection to its sender, which ends when that process does.
+    if (waiting.peer >= 0) engine_.mesh().open(peer, ConnectionKind::collectives);
+    all = all && engine_.mesh().gone(peer);
+  }
+  if (!all || waiting.reached()) return;
+  engine_.poll_failures();  // the final error may have come with the end
+  for (int peer = 0; peer < world(); ++peer) {
+    if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.read_final_error(peer);
+  }
+  const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
+  fail(ErrorKind::peer_lost,
+       waiting.context() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
+}
+
+void StreamP2p::raise_if_failed() { engine_.raise_if_failed(); }
+
+void StreamP2p::fail(ErrorKind kind, const std::string& message) { engine_.fail(kind, message); }
+
+}  // namespace ringlet

@@ -1,0 +1,92 @@
+// The message engine on the GPU: runs any schedule as groups of NCCL sends and receives and reduction kernels.
+//
+// Contract: run() enqueues one collective, exchange() messages, behind what is on the caller's stream, and what the
+// caller enqueues there later comes after it; the host waits only while NCCL connects peers. All ranks make the same
+// calls in the same order, one at a time: on another stream, which waits for the one before. Errors abort the
+// communicator and throw; then so does every later call.
+// A long message is cut into segments, the same piece of every chunk; two are under way in turns, so that one is
+// reduced while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the
+// device. Talks to the world through two tables only (gpu/nccl_api.h, cuda/cuda.h), which a test fills with its own.
+// Ownership: api, device and communicator outlive it; tensors must stay until the stream has passed the call. The
+// device must be current. Thread safety: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/cuda.h"
+#include "engine/call.h"
+#include "engine/p2p_transport.h"
+#include "engine/selector.h"
+#include "gpu/gpu_plan.h"
+#include "gpu/nccl_communicator.h"
+#include "schedule/topology.h"
+
+namespace ringlet {
+
+class GpuMessageExecutor {
+ public:
+  struct Limits {
+    size_t scratch_bytes = size_t{64} << 20;
+    size_t segment_bytes = size_t{2} << 20;  ///< of one chunk: less, and NCCL's channels are not filled
+  };
+
+  /// selector, topology: what `auto` means and schedules are made for; the same on all ranks.
+  GpuMessageExecutor(NcclCommunicator& communicator, const RingletCudaDevice& device, const Limits& limits,
+                     Selector selector = Selector(), std::optional<Topology> topology = std::nullopt);
+  ~GpuMessageExecutor();
+  GpuMessageExecutor(const GpuMessageExecutor&) = delete;
+  GpuMessageExecutor& operator=(const GpuMessageExecutor&) = delete;
+
+  /// Addresses are the device's. InvalidUsage, before anything moves, where the call or the budget does not do.
+  void run(const Call& call, NcclStream stream);
+
+  /// Point-to-point messages, together: none of them waits for another to be done. Between two ranks sends and receives
+  /// meet in order. What they lack of being good calls is for the caller to see.
+  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream);
+
+  /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
+  const std::string& last_call() const { return last_; }
+
+ private:
+  static constexpr size_t kSets = 2;  // of scratch: segments under way at once
+  struct Segment;
+  struct Bound;
+
+  void check_call(const Call& call) const;
+  RankInfo place(int root) const;
+  const Algorithm& algorithm_for(const Call& call) const;
+  const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
+  Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
+  void enqueue(const Bound& bound);
+  void begin(const Bound& bound, const Segment& segment);
+  void run_round(const Bound& bound, const GpuRound& round, const Segment& segment);
+  bool transfer(const Bound& bound, const GpuRound& round, const Segment& segment);
+  void combine(const Bound& bound, const GpuCombine& combine, const Segment& segment, bool scale);
+  void order(const Bound& bound, void* event, NcclStream before, NcclStream after);
+  void release() noexcept;
+  void device_call(int code, const char* what) const;
+
+  NcclCommunicator& communicator_;
+  const Selector selector_;
+  const std::optional<Topology> topology_;  // none: one host
+  const RingletCudaDevice& device_;
+  const Limits limits_;
+  const int rank_;
+  const int world_;
+  std::byte* scratch_ = nullptr;
+  NcclStream transfers_ = nullptr, computing_ = nullptr;  // where segments take turns
+  void* moved_[kSets] = {};                               // by set: its last group is through
+  void* ready_[kSets] = {};                               // by set: what its next group sends is there
+  void* entered_ = nullptr;                               // the caller's stream has come to the call in progress
+  void* done_ = nullptr;                                  // the call in progress is done
+  std::string last_;                                      // the last call, for messages
+  std::unordered_map<uint64_t, std::unique_ptr<GpuPlan>> plans_;
+  std::vector<const std::byte*> pointers_;  // of one combine's sources
+};
+
+}  // namespace ringlet

@@ -1,0 +1,182 @@
+#include "gpu/gpu_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "engine/matching.h"
+
+namespace ringlet {
+namespace {
+
+/// Whether rounds can be numbered so that those of a rank ascend and those that meet are equal.
+bool have_common_steps(const std::vector<Schedule>& schedules, const Matches& matches) {
+  std::vector<std::vector<int>> steps(schedules.size());
+  int rounds = 0;
+  for (size_t q = 0; q < schedules.size(); ++q) {
+    steps[q].resize(schedules[q].rounds.size(), 0);
+    rounds += static_cast<int>(schedules[q].rounds.size());
+  }
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t q = 0; q < schedules.size(); ++q) {
+      for (size_t r = 0; r < steps[q].size(); ++r) {
+        int least = r == 0 ? 0 : steps[q][r - 1] + 1;
+        for (const Match& match : matches[q][r]) {
+          if (match.peer >= 0) least = std::max(least, steps[match.peer][match.peer_round]);
+        }
+        if (least > rounds) return false;  // two rounds push each other up for ever
+        moved = moved || least > steps[q][r];
+        steps[q][r] = std::max(steps[q][r], least);
+      }
+    }
+  }
+  return true;
+}
+
+bool holds(Chunks chunks, int chunk) { return chunk >= chunks.first && chunk < chunks.first + chunks.count; }
+
+struct Everyone {
+  Everyone(const Algorithm& algorithm, const RankInfo& info)
+      : algorithm(algorithm), world(info.world), root(info.root) {
+    std::vector<Chunks> inputs;
+    for (int q = 0; q < world; ++q) {
+      const RankInfo there{q, world, root, info.topology};
+      schedules.push_back(schedule_of(algorithm, there));
+      inputs.push_back(input_chunks(algorithm.collective, there, schedules.back().parts));
+    }
+    matches = match_steps(schedules);
+    if (is_reduction(algorithm.collective)) contributions = count_contributions(schedules, matches, inputs);
+  }
+
+  const Algorithm& algorithm;
+  int world, root;
+  std::vector<Schedule> schedules;
+  Matches matches;
+  Contributions contributions;
+};
+
+class GpuPlanner {
+ public:
+  GpuPlanner(const Everyone& everyone, int rank) : everyone_(everyone), rank_(rank) {
+    const RankInfo info{rank, everyone.world, everyone.root};
+    plan_.parts = own().parts;
+    input_ = input_chunks(everyone.algorithm.collective, info, plan_.parts);
+    output_ = output_chunks(everyone.algorithm.collective, info, plan_.parts);
+    work_.resize(plan_.parts, -1);
+    for (int c = 0; c < plan_.parts; ++c) now_.push_back({Residence::input, c});
+  }
+
+  GpuPlan make(bool scaled) {
+    for (int c = input_.first; scaled && c < input_.first + input_.count; ++c) {
+      plan_.scale.push_back(combine(home(c), {now_[c]}));
+      now_[c] = home(c);
+    }
+    for (int r = 0; r < static_cast<int>(own().rounds.size()); ++r) plan_round(r);
+    for (int c = output_.first; c < output_.first + output_.count; ++c) {
+      if (now_[c].residence != Residence::output) plan_.deliver.push_back(combine({Residence::output, c}, {now_[c]}));
+    }
+    plan_.slots = plan_.work_slots + plan_.incoming_slots;
+    return std::move(plan_);
+  }
+
+ private:
+  const Schedule& own() const { return everyone_.schedules[rank_]; }
+
+  /// Where this rank keeps what it makes of a chunk.
+  Location home(int chunk) {
+    if (holds(output_, chunk)) return {Residence::output, chunk};
+    if (work_[chunk] < 0) work_[chunk] = plan_.work_slots++;
+    return {Residence::work, chunk, work_[chunk]};
+  }
+
+  GpuCombine combine(Location to, const std::vector<Location>& sources, bool finish = false) {
+    const int first = static_cast<int>(plan_.sources.size()), count = static_cast<int>(sources.size());
+    plan_.sources.insert(plan_.sources.end(), sources.begin(), sources.end());
+    plan_.most_sources = std::max(plan_.most_sources, count);
+    return {to, first, count, finish};
+  }
+
+  void plan_round(int r) {
+    GpuRound round;
+    const std::vector<Location> before = now_;
+    int incoming = 0;
+    refuse_writes_under_reads(r);
+    const auto& steps = own().rounds[r].steps;
+    for (const Step& step : steps) {
+      if (step.verb == Verb::copy) {
+        for (int i = 0; i < step.count; ++i) {
+          now_[step.peer + i] = home(step.peer + i);
+          round.combines.push_back(combine(now_[step.peer + i], {before[step.first + i]}));
+        }
+      } else if (step.count == 0) {
+        auto& transfers = step.verb == Verb::send ? round.sends : round.receives;
+        transfers.push_back({step.peer, {Residence::incoming, kNoChunk, incoming++}});
+      }
+      for (int c = step.first; c < step.first + step.count; ++c) {
+        if (step.verb == Verb::send) round.sends.push_back({step.peer, before[c]});
+        if (step.verb == Verb::recv) round.receives.push_back({step.peer, now_[c] = home(c)});
+        if (step.verb == Verb::reduce) round.receives.push_back({step.peer, {Residence::incoming, c, incoming++}});
+      }
+    }
+    plan_reductions(r, before, round);
+    plan_.incoming_slots = std::max(plan_.incoming_slots, incoming);
+    plan_.rounds.push_back(std::move(round));
+  }
+
+  /// All that arrives for one chunk is one reduction, in rank order, the own value at the own rank's place.
+  void plan_reductions(int r, const std::vector<Location>& before, GpuRound& round) {
+    for (int c = 0; c < plan_.parts; ++c) {
+      std::vector<std::pair<int, Location>> terms;
+      for (const GpuTransfer& transfer : round.receives) {
+        if (transfer.location.chunk == c && transfer.location.residence == Residence::incoming)
+          terms.push_back({transfer.peer, transfer.location});
+      }
+      if (terms.empty()) continue;
+      terms.push_back({rank_, before[c]});
+      std::stable_sort(terms.begin(), terms.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::vector<Location> sources;
+      for (const auto& term : terms) sources.push_back(term.second);
+      now_[c] = home(c);
+      round.combines.push_back(combine(now_[c], sources, everyone_.contributions[rank_][r + 1][c] == everyone_.world));
+    }
+  }
+
+  /// Receives go on while the group sends, and copies follow each other; reductions come last.
+  void refuse_writes_under_reads(int r) const {
+    const auto& steps = own().rounds[r].steps;
+    for (const Step& written : steps) {
+      if (written.verb != Verb::recv && written.verb != Verb::copy) continue;
+      const int first = written.verb == Verb::copy ? written.peer : written.first;
+      for (const Step& read : steps) {
+        const bool reads = read.verb == Verb::copy || (read.verb == Verb::send && written.verb == Verb::recv);
+        if (!reads || read.first >= first + written.count || first >= read.first + read.count) continue;
+        throw InvalidUsage(std::string("schedule ") + everyone_.algorithm.name + ": in round " + std::to_string(r) +
+                           " rank " + std::to_string(rank_) + " overwrites a chunk that it reads; run `ringlet prove`");
+      }
+    }
+  }
+
+  const Everyone& everyone_;
+  const int rank_;
+  Chunks input_{}, output_{};
+  std::vector<Location> now_;  // by chunk: where its value lies
+  std::vector<int> work_;      // by chunk: its work slot
+  GpuPlan plan_;
+};
+
+}  // namespace
+
+GpuPlan make_gpu_plan(const Algorithm& algorithm, const RankInfo& info, bool scaled) {
+  const Everyone everyone(algorithm, info);
+  GpuPlan plan = GpuPlanner(everyone, info.rank).make(scaled);
+  plan.in_step = have_common_steps(everyone.schedules, everyone.matches);
+  for (int q = 0; q < info.world; ++q) {
+    const GpuPlan other = GpuPlanner(everyone, q).make(scaled);
+    plan.slots = std::max(plan.slots, other.slots);
+    plan.most_sources = std::max(plan.most_sources, other.most_sources);
+  }
+  return plan;
+}
+
+}  // namespace ringlet

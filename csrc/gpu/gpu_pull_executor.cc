@@ -1,0 +1,262 @@
+#include "gpu/gpu_pull_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/partition.h"
+#include "engine/selector.h"
+#include "gpu/pull_program.h"
+
+namespace ringlet {
+namespace {
+
+using cuda::PullArgs;
+using cuda::PullLayout;
+using cuda::PullProgram;
+using cuda::PullSource;
+using cuda::PullStep;
+
+static_assert(cuda::kMostRanks <= 32);  // bits of a word
+static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kSignatureReady == 1);
+
+// Of a piece, in one chunk: at most, where no staging buffer limits it, and at least, if the message has as much.
+constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
+
+constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
+
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
+
+}  // namespace
+
+GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
+    : device_(device), setup_(std::move(setup)), copies_(device) {
+  if (setup_.world > cuda::kMostRanks) {
+    throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
+                       std::to_string(setup_.world) + "; use NCCL");
+  }
+  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, setup_.world, 0, 0}.staging()) {
+    throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
+                       std::to_string(setup_.blocks) + " blocks");
+  }
+  reserve(kProgramBytes);
+}
+
+GpuPullExecutor::~GpuPullExecutor() {
+  for (void* memory : owned_) device_.release(memory);
+}
+
+void GpuPullExecutor::reserve(size_t bytes) {
+  void* memory = nullptr;
+  device_call(device_.allocate(&memory, bytes), "allocating room for plans");
+  owned_.push_back(memory);
+  free_ = static_cast<std::byte*>(memory);
+  room_ = bytes;
+}
+
+/// To room that there is already, mostly: allocating may wait for the device, where other ranks' kernels may wait for
+/// this one's.
+const std::byte* GpuPullExecutor::upload(const void* data, size_t bytes) {
+  const size_t wanted = round_up(bytes, 16);
+  if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
+  if (bytes > 0) device_call(copies_.upload(free_, data, bytes), "uploading a plan");
+  free_ += wanted;
+  room_ -= wanted;
+  return free_ - wanted;
+}
+
+const GpuPullExecutor::Uploaded& GpuPullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+  const auto index = static_cast<uint64_t>(index_of(algorithm));
+  std::unique_ptr<Uploaded>& known = plans_[index << 33 | uint64_t{in_place} << 32 | static_cast<uint32_t>(root)];
+  if (!known) {
+    auto made = std::make_unique<Uploaded>();
+    made->plan = make_plan(algorithm, {setup_.rank, setup_.world, root}, in_place);
+    const FlatPlan flat = flatten(made->plan, setup_.rank);
+    const std::byte* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
+    const std::byte* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
+    made->program = {reinterpret_cast<const PullStep*>(steps), reinterpret_cast<const PullSource*>(sources),
+                     static_cast<int>(flat.steps.size()), static_cast<int>(flat.sources.size()), flat.body};
+    known = std::move(made);
+  }
+  return *known;
+}
+
+void GpuPullExecutor::check_call(const Call& call) const {
+  const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
+  if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
+  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
+    refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
+  }
+  if (input_elements(call, setup_.rank, setup_.world) != 0 && call.input == nullptr) refuse("this rank needs an input");
+  if (output_elements(call, setup_.rank, setup_.world) != 0 && call.output == nullptr) {
+    refuse("this rank needs an output");
+  }
+}
+
+PullLayout GpuPullExecutor::layout() const {
+  PullLayout layout{setup_.blocks, setup_.world, 0, 0};
+  const size_t areas = static_cast<size_t>(setup_.blocks) * 2;
+  layout.area_bytes = (setup_.region_bytes - layout.staging()) / areas / cuda::kPackBytes * cuda::kPackBytes;
+  return layout;
+}
+
+/// How the message is cut: the same on all ranks, since it depends on nothing that differs between them.
+void GpuPullExecutor::cut(const Plan& plan, const Call& call, PullArgs& args) const {
+  PullLayout cut = layout();
+  args.width = std::max<size_t>(1, kPieceBytes / args.size);
+  if (plan.staging_buffers > 0) {
+    const size_t slots = 2 * args.parts;  // of an area
+    const size_t room = cut.area_bytes / slots / cuda::kPackBytes * cuda::kPackBytes;
+    if (room < cuda::kPackBytes + args.size) {
+      const size_t area = slots * round_up(cuda::kPackBytes + args.size, cuda::kPackBytes);
+      throw InvalidUsage(describe(call) + " on a GPU needs regions of at least " +
+                         std::to_string(cut.staging() + static_cast<size_t>(setup_.blocks) * 2 * area) +
+                         " bytes, and they have " + std::to_string(setup_.region_bytes));
+    }
+    cut.slot_bytes = std::min(room, kPieceBytes + cuda::kPackBytes);
+    args.width = (cut.slot_bytes - cuda::kPackBytes) / args.size;
+  }
+  // Pieces of whole packs, so that all but a chunk's first and last elements move 16 bytes at a time.
+  const size_t per_pack = std::max<size_t>(1, cuda::kPackBytes / args.size);
+  if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
+  // And something for every block, but no less than its threads take at once.
+  const size_t longest = args.length + (args.longer > 0 ? 1 : 0);
+  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(setup_.blocks)), per_pack);
+  args.width = std::min(args.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
+  args.pieces = std::max<size_t>(1, ceil_div(longest, args.width));
+  args.layout = cut;
+}
+
+/// Whether peers can read all that this rank gives and gets where it lies. A scaled input they must see scaled.
+bool GpuPullExecutor::in_heap(const Call& call) const {
+  if (setup_.heaps.empty() || call.op == ReduceOp::premul_sum || call.collective == Collective::barrier) return false;
+  const auto inside = [&](const std::byte* tensor, size_t elements) {
+    const auto begin = reinterpret_cast<uintptr_t>(setup_.heaps[static_cast<size_t>(setup_.rank)]);
+    const auto at = reinterpret_cast<uintptr_t>(tensor);
+    const size_t bytes = elements * element_size(call.dtype);
+    return elements == 0 || (at >= begin && bytes <= setup_.heap_bytes && at - begin <= setup_.heap_bytes - bytes);
+  };
+  return inside(call.input, input_elements(call, setup_.rank, setup_.world)) &&
+         inside(call.output, output_elements(call, setup_.rank, setup_.world));
+}
+
+void GpuPullExecutor::place(const Call& call, bool in_heap, PullArgs& args) const {
+  const size_t block = is_divided(call.collective) ? 0 : call.count * args.size;
+  const auto moved = [&](const std::byte* tensor, Chunks chunks) {
+    return reinterpret_cast<uintptr_t>(tensor) - static_cast<size_t>(chunks.first) * block;
+  };
+  for (size_t q = 0; q < setup_.regions.size(); ++q) {
+    args.regions[q] = setup_.regions[q];
+    args.heaps[q] = setup_.heaps.empty() ? nullptr : setup_.heaps[q];
+  }
+  const RankInfo here{setup_.rank, setup_.world, call.root};
+  const uintptr_t input = moved(call.input, input_chunks(call.collective, here, static_cast<int>(args.parts)));
+  const uintptr_t output = moved(call.output, output_chunks(call.collective, here, static_cast<int>(args.parts)));
+  args.input = reinterpret_cast<const std::byte*>(input);
+  args.output = reinterpret_cast<const std::byte*>(output);
+  const auto heap = reinterpret_cast<uintptr_t>(args.heaps[setup_.rank]);
+  args.call.input = input - heap;
+  args.call.output = output - heap;
+  args.call.in_heap = in_heap ? 1 : 0;
+}
+
+void GpuPullExecutor::run(const Call& given, void* stream) {
+  if (!failed_.empty()) rethrow(failed_kind_, failed_);
+  check_call(given);
+  Call call = given;
+  const size_t whole =
+      call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
+  // The same on all ranks, which do not know yet where the others' tensors are.
+  if (call.algorithm == nullptr) {
+    Situation situation{call.collective, whole, setup_.world, /*in_place=*/false};
+    situation.way = Way::peers;
+    call.algorithm = &setup_.selector.choose(situation);
+  }
+  const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
+  const bool readable = in_heap(call);
+  PullArgs args{};
+  args.staged = staged.program;
+  if (readable) args.in_place = plan_for(*call.algorithm, call.root, true).program;
+  args.call.signature = signature_of(call, /*registered=*/false, /*history=*/0);
+  args.call.count = signature_count(call);
+  args.call.sequence = call.sequence;
+  args.rank = setup_.rank;
+  args.world = setup_.world;
+  args.parts = static_cast<size_t>(staged.plan.parts);
+  const bool divided = is_divided(call.collective);
+  args.length = divided ? call.count / args.parts : call.count;
+  args.longer = divided ? call.count % args.parts : 0;
+  args.size = element_size(call.dtype);
+  args.scale = call.scale;
+  args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
+  args.premul = call.op == ReduceOp::premul_sum;
+  // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
+  args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
+  cut(staged.plan, call, args);
+  place(call, readable, args);
+  last_ = describe(call);
+  // A collective that combines nothing copies bytes, which any of the kernels does.
+  const bool reduces = is_reduction(call.collective);
+  device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
+              "launching a pull kernel");
+}
+
+void GpuPullExecutor::check() const {
+  if (!failed_.empty()) rethrow(failed_kind_, failed_);
+  cuda::PullEnd end{};
+  read(&end, 0, sizeof end);
+  const uint64_t word = end.own != 0 ? end.own : end.told;
+  if (word == 0) return;
+  const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
+  const auto block = static_cast<int>(word >> 32 & 0x3fff);
+  const auto phase = static_cast<uint32_t>(word);
+  if ((word & cuda::kOtherCall) != 0) refuse_other_call(peer, block);
+  const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
+                           " in or before " + last_ + " on a GPU: ";
+  const std::string other = "rank " + std::to_string(rank) + " gave its call up";
+  if (rank == peer) throw Timeout(what + other);
+  const std::string whom =
+      "for rank " + std::to_string(peer) + ", at " +
+      (phase >= ready(0) && phase < kCompleted ? "round " + std::to_string(phase - ready(0)) : "the start of a piece");
+  const std::string here = "block " + std::to_string(block);
+  if (end.own == 0) throw Timeout(what + other + ", whose " + here + " waited " + whom);
+  if (rank != setup_.rank) throw Timeout(what + other + " while " + here + " waited " + whom);
+  throw Timeout(what + here + " waited too long " + whom +
+                "; that rank has not made the call, or its kernel does not run");
+}
+
+/// Names both calls, which are in this rank's incoming, under the epoch in which its block came to an end.
+void GpuPullExecutor::refuse_other_call(int peer, int block) const {
+  uint64_t progress = 0;
+  read(&progress, layout().progress(block, setup_.rank), sizeof progress);
+  const auto told = [&](int rank) {
+    cuda::PullCall call{};
+    read(&call, layout().call(block, rank, progress >> 16), sizeof call);
+    return describe({call.signature, call.count}, call.sequence);
+  };
+  throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
+                     last_ + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
+                     told(setup_.rank) + ", rank " + std::to_string(peer) + " " + told(peer));
+}
+
+void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept {
+  if (failed_.empty()) {
+    failed_kind_ = kind;
+    failed_ = reason;
+  }
+  const uint64_t word = cuda::pull_failure(setup_.rank, setup_.rank, 0, 0);
+  copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
+}
+
+/// From this rank's region.
+void GpuPullExecutor::read(void* to, size_t offset, size_t bytes) const {
+  const std::byte* from = setup_.regions[static_cast<size_t>(setup_.rank)] + offset;
+  device_call(copies_.download(to, from, bytes), "reading a region");
+}
+
+void GpuPullExecutor::device_call(int code, const char* what) const {
+  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
+}
+
+}  // namespace ringlet

@@ -1,0 +1,90 @@
+// Runs pull plans (engine/pull/plan.h) on the GPU: one kernel per rank, which reads peers' memory itself.
+//
+// Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
+// order, one at a time (what they call is compared), and every rank's kernel must get to run beside its peers': with
+// several ranks on one device, all blocks together must fit on it. check(), of a call that the stream has passed,
+// throws Timeout if a wait took longer than nine tenths of the call's timeout, InvalidUsage if a peer called something
+// else; the engine is of no use then, and kernels launched later end at once. Tensors are staged, but where those of
+// all ranks are in their heaps. Peers' memory is addresses only: of one process, of CUDA IPC, of a mapping; who makes
+// them is no matter here.
+// Ownership: regions and device outlive it; a region is zeroed once before any rank's first call. Tensors must stay
+// until the stream has passed the call, and where they are read in place, all ranks' streams.
+// Thread safety: one thread at a time. The device must be current in the constructor and run().
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/pull.h"
+#include "engine/call.h"
+#include "engine/pull/plan.h"
+#include "engine/selector.h"
+#include "gpu/copy_stream.h"
+
+namespace ringlet {
+
+class GpuPullExecutor {
+ public:
+  struct Setup {
+    int rank = 0;
+    int world = 1;
+    std::vector<std::byte*> regions{};  ///< by rank, as this rank's device reaches them; 128-byte aligned
+    size_t region_bytes = 0;            ///< the same on all ranks
+    int blocks = 16;                    ///< of a kernel; the same on all ranks
+    std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
+    size_t heap_bytes = 0;              ///< of this rank's own
+    Selector selector{};                ///< what `auto` means; the same on all ranks
+  };
+
+  GpuPullExecutor(const RingletCudaDevice& device, Setup setup);
+  ~GpuPullExecutor();
+  GpuPullExecutor(const GpuPullExecutor&) = delete;
+  GpuPullExecutor& operator=(const GpuPullExecutor&) = delete;
+
+  void run(const Call& call, void* stream);
+
+  /// Throws what ended a call that the stream has passed. Waits for a copy from the device.
+  void check() const;
+
+  /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
+  void abort(ErrorKind kind, const std::string& reason) noexcept;
+
+  /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
+  const std::string& last_call() const { return last_; }
+
+ private:
+  /// A plan with its copy on the device.
+  struct Uploaded {
+    Plan plan;
+    cuda::PullProgram program{};
+  };
+
+  const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  bool in_heap(const Call& call) const;
+  void reserve(size_t bytes);
+  const std::byte* upload(const void* data, size_t bytes);
+  void check_call(const Call& call) const;
+  void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
+  void place(const Call& call, bool in_heap, cuda::PullArgs& args) const;
+  [[noreturn]] void refuse_other_call(int peer, int block) const;
+  cuda::PullLayout layout() const;
+  void read(void* to, size_t offset, size_t bytes) const;
+  void device_call(int code, const char* what) const;
+
+  const RingletCudaDevice& device_;
+  const Setup setup_;
+  const CopyStream copies_;
+  std::string last_;  // the last call, for messages
+  ErrorKind failed_kind_ = ErrorKind::timeout;
+  std::string failed_;  // empty while all is well
+  std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
+  std::vector<void*> owned_;   // on the device: plans
+  std::byte* free_ = nullptr;  // of the last of these, from here on ...
+  size_t room_ = 0;            // ... so many bytes
+};
+
+}  // namespace ringlet

@@ -1,8 +1,0 @@
-// Reductions of floats of 16 bits and more, and sums of complex numbers.
-#include "reduce/cuda_launch.cuh"
-
-namespace ringlet::cuda {
-
-ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept { return find_float<LaunchReduce>(dtype, op); }
-
-}  // namespace ringlet::cuda

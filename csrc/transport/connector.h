@@ -1,0 +1,78 @@
+// A connection being made: the initiator's side of transport/connection_handshake.h, over the addresses of one peer in
+// turn.
+//
+// It never waits: advance() does what can be done now, and says by descriptor(), events() and next() when to call
+// again. Refused or unreachable at all addresses: it fails at once. Not answered, or dropped by a listener that is
+// overrun: it tries again for as long as its time lasts.
+// Ownership: owns the socket until take(). Thread safety: one thread at a time (the listener's).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "transport/address.h"
+#include "transport/connection_handshake.h"
+#include "transport/socket.h"
+
+namespace ringlet {
+
+class Connector {
+ public:
+  struct Target {
+    Token key{};
+    uint32_t from = 0;
+    uint32_t to = 0;
+    ConnectionKind which = ConnectionKind::collectives;
+    PeerAddress address{};
+  };
+  enum class Outcome { going, made, failed };
+
+  explicit Connector(Target target);
+
+  Outcome advance();
+  const Target& target() const { return target_; }
+  int descriptor() const { return socket_.get(); }  ///< -1 during a pause
+  short events() const;                             ///< for poll()
+  const Deadline& next() const { return step_; }
+
+  Socket take() { return std::move(socket_); }
+  ErrorKind kind() const { return kind_; }
+  const std::string& reason() const { return reason_; }
+
+ private:
+  enum class State { pause, connecting, asking, proving };
+
+  Outcome start();
+  Outcome connected();
+  Outcome answered();
+  Outcome welcomed();
+  /// This address came to nothing: on to the next, or to the end.
+  Outcome miss(const std::string& why, bool worth_repeating);
+  Outcome fail(ErrorKind kind, const std::string& why);
+  /// -1 once all of it is there; else 0 while nothing is wrong, or what is.
+  int fill(void* message, size_t bytes);
+  std::string place() const;
+
+  Target target_;
+  std::vector<Address> addresses_;
+  size_t address_ = 0;
+  Socket socket_;
+  State state_ = State::pause;
+  Deadline until_;
+  Deadline step_;
+  std::chrono::milliseconds pause_;
+  bool repeat_ = false;  // something in this round of addresses may go better next time
+  std::string reasons_;  // of this round
+  size_t got_ = 0;
+  Hello hello_;
+  Answer answer_;
+  Proof proof_{};
+  ErrorKind kind_ = ErrorKind::peer_lost;
+  std::string reason_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,82 @@
+#include "transport/incoming_connection.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
+// A proof waits while its group is being made here, or while it is open which of two connections is kept. Connector
+// gives up before that.
+constexpr auto kHold = 60s;
+
+bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
+
+}  // namespace
+
+IncomingConnection::IncomingConnection(Socket socket, uint64_t listener)
+    : socket_(std::move(socket)), listener_id_(listener), deadline_(Deadline::after(kPatience)) {}
+
+bool IncomingConnection::fill(void* message, size_t bytes) noexcept {
+  const ssize_t n = ::recv(socket_.get(), static_cast<std::byte*>(message) + got_, bytes - got_, MSG_DONTWAIT);
+  if (n == 0 || (n < 0 && !transient(errno))) state_ = State::gone;
+  if (n > 0) got_ += static_cast<size_t>(n);
+  if (got_ < bytes) return false;
+  got_ = 0;
+  return true;
+}
+
+void IncomingConnection::send_answer() noexcept {
+  state_ = State::gone;
+  if (hello_.magic != kWireMagic) return;
+  // Another version gets an answer, too, so that its user learns why nothing comes of it.
+  if (hello_.version == kWireVersion && hello_.listener != listener_id_) return;
+  try {
+    answer_.nonce = random_token();
+  } catch (...) {  // no randomness, no proof: the incoming connection is refused, and the initiator says so
+    return;
+  }
+  if (::send(socket_.get(), &answer_, sizeof answer_, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof answer_) return;
+  if (hello_.version == kWireVersion) state_ = State::named;
+}
+
+void IncomingConnection::look_for_end() noexcept {
+  std::byte byte;
+  const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+  // It must not speak before it is welcome.
+  if (n >= 0 || !transient(errno)) state_ = State::gone;
+}
+
+IncomingConnection::State IncomingConnection::advance() noexcept {
+  if (state_ == State::unauthenticated && fill(&hello_, sizeof hello_)) send_answer();
+  if (state_ == State::named && fill(&proof_, sizeof proof_)) {
+    state_ = State::waiting;
+    deadline_ = Deadline::after(kHold);
+  }
+  if (state_ == State::waiting) look_for_end();
+  if (state_ != State::gone && deadline_.passed()) state_ = State::gone;
+  return state_;
+}
+
+bool IncomingConnection::proves(const Token& key) const {
+  return same(proof_, prove(key, Domain::initiator, hello_, answer_));
+}
+
+bool IncomingConnection::answer(const Token& key, Domain domain) noexcept {
+  state_ = State::gone;
+  const Proof proof = prove(key, domain, hello_, answer_);
+  return ::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof proof;
+}
+
+Socket IncomingConnection::welcome(const Token& key) noexcept {
+  return answer(key, Domain::acceptor) ? std::move(socket_) : Socket();
+}
+
+void IncomingConnection::send_away(const Token& key) noexcept { answer(key, Domain::departed); }
+
+}  // namespace ringlet

@@ -1,0 +1,358 @@
+#include "transport/listener.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <optional>
+
+#include "base/thread.h"
+#include "transport/congestion.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr size_t kMostUnauthenticated = 128;  // connections that have not named this listener
+constexpr size_t kNamed = 512;                // those that have: ranks of this job, or who overheard one of them
+constexpr size_t kDeparted = 256;
+constexpr size_t kLeaving = 256;
+constexpr auto kGoodbyeTime = 2s;  // for a peer to read the final error
+constexpr int kBacklog = 4096;     // the kernel takes the smaller of this and net.core.somaxconn
+constexpr int kAtOnce = 256;       // accepted between two looks at the others
+constexpr auto kRest = 100ms;
+
+Socket listen_at(int family, sockaddr* address, socklen_t length) {
+  Socket listener(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener.valid()) return Socket();
+  const int off = 0;
+  if (family == AF_INET6) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  use_congestion_control(listener.get());
+  if (::bind(listener.get(), address, length) != 0 || ::listen(listener.get(), kBacklog) != 0) return Socket();
+  return listener;
+}
+
+/// At any address and a free port, for IPv6 and IPv4 where the machine knows both.
+Socket listen_anywhere() {
+  congestion_control();  // throws now, if at all
+  sockaddr_in6 both{};
+  both.sin6_family = AF_INET6;
+  Socket listener = listen_at(AF_INET6, reinterpret_cast<sockaddr*>(&both), sizeof both);
+  if (listener.valid()) return listener;
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  listener = listen_at(AF_INET, reinterpret_cast<sockaddr*>(&v4), sizeof v4);
+  if (!listener.valid()) throw_errno("cannot listen on a TCP port");
+  return listener;
+}
+
+uint16_t port_of(const Socket& listener) {
+  sockaddr_in6 address{};  // the port stands at the same place in both families
+  socklen_t length = sizeof address;
+  if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) throw_errno("getsockname");
+  return ntohs(address.sin6_port);
+}
+
+std::string chosen_interfaces() {
+  for (const char* name : {"RINGLET_INTERFACE", "GLOO_SOCKET_IFNAME"}) {
+    if (const char* value = std::getenv(name)) return value;
+  }
+  return "";
+}
+
+/// The acceptor's kind that meets the initiator's; none if that kind is never opened from there.
+std::optional<ConnectionKind> facing(uint64_t which) {
+  if (which == static_cast<uint64_t>(ConnectionKind::collectives)) return ConnectionKind::collectives;
+  if (which == static_cast<uint64_t>(ConnectionKind::outgoing)) return ConnectionKind::incoming;
+  return std::nullopt;
+}
+
+/// Whether the two join the same ranks on kind `collectives`, whichever end connected.
+bool same_pair(const Connector& own, const Hello& theirs) {
+  const Connector::Target& call = own.target();
+  return call.which == ConnectionKind::collectives &&
+         theirs.which == static_cast<uint64_t>(ConnectionKind::collectives) && call.from == theirs.to &&
+         call.to == theirs.from && group_name(call.key) == theirs.group;
+}
+
+}  // namespace
+
+Listener& Listener::process() {
+  static std::mutex mutex;
+  static Listener* listener = nullptr;  // never destroyed: its thread runs as long as the process
+  const std::lock_guard lock(mutex);
+  if (listener == nullptr || listener->owner_ != ::getpid()) {
+    auto made = std::unique_ptr<Listener>(new Listener);
+    made->start();
+    listener = made.release();
+  }
+  return *listener;
+}
+
+Listener::Listener()
+    : owner_(::getpid()), listener_(listen_anywhere()), wakeup_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!wakeup_.valid()) throw_errno("eventfd");
+  const Token noise = random_token();
+  std::copy_n(noise.begin(), sizeof address_of_process_.listener,
+              reinterpret_cast<uint8_t*>(&address_of_process_.listener));
+  address_of_process_.host = host_identity();
+  address_of_process_.port = port_of(listener_);
+  address_of_process_.addresses = own_addresses(chosen_interfaces());
+  if (address_of_process_.addresses.empty()) {
+    throw SystemError(
+        "no network interface of this host is up, so no rank could reach this one over TCP: bring one up (inside one "
+        "host \"ip link set lo up\" will do), or choose transport=\"shared_memory\" for ranks of one host");
+  }
+}
+
+void Listener::start() {
+  sigset_t all, before;  // signals are for the program's own threads
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    start_thread("TCP connections", [this] { run(); }).detach();
+  } catch (...) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident) {
+  {
+    const std::lock_guard lock(mutex_);
+    const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
+    if (!members_.emplace(id, Member{key, resident}).second) {
+      throw InvalidUsage("rank " + std::to_string(rank) + " of one group was made twice in one process");
+    }
+    stirred_ = true;
+  }
+  wake();
+}
+
+void Listener::leave(const Token& key, int rank, Bytes final_frame) noexcept {
+  if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
+  {
+    const std::lock_guard lock(mutex_);
+    const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
+    members_.erase(id);
+    departed_.push_back({id, key, std::move(final_frame)});
+    if (departed_.size() > kDeparted) departed_.pop_front();
+    stirred_ = true;
+  }
+  wake();
+}
+
+void Listener::connect_to(Connector::Target call) {
+  {
+    const std::lock_guard lock(mutex_);
+    calls_.emplace_back(std::move(call));
+  }
+  wake();
+}
+
+void Listener::wake() noexcept {
+  const uint64_t one = 1;
+  // Only a full counter refuses it, and then the thread wakes anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+}
+
+Listener::Member Listener::member(const MemberId& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = members_.find(id);
+  return found == members_.end() ? Member{} : found->second;
+}
+
+std::optional<Listener::Departed> Listener::departed(const MemberId& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(departed_.begin(), departed_.end(), [&](const auto& each) { return each.id == id; });
+  return found == departed_.end() ? std::nullopt : std::optional(*found);
+}
+
+/// Whether the rank that it wants has left the group.
+bool Listener::turn_away(IncomingConnection& incoming) {
+  const Hello& hello = incoming.hello();
+  const std::optional<Departed> gone = departed({hello.group, hello.to});
+  if (!gone) return false;
+  if (!incoming.proves(gone->key)) return true;
+  if (gone->final_frame.empty() || facing(hello.which) != ConnectionKind::collectives) {
+    incoming.send_away(gone->key);
+  } else {
+    part(incoming.welcome(gone->key), gone->final_frame);
+  }
+  return true;
+}
+
+/// Says the final error. A connection that is closed while the peer still writes is reset, which can take them with it.
+void Listener::part(Socket socket, const Bytes& final_frame) {
+  if (!socket.valid()) return;
+  ::send(socket.get(), final_frame.data(), final_frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  ::shutdown(socket.get(), SHUT_WR);
+  leaving_.push_back({std::move(socket), Deadline::after(kGoodbyeTime)});
+  if (leaving_.size() > kLeaving) leaving_.pop_front();
+}
+
+void Listener::close_departed() {
+  std::erase_if(leaving_, [](const Leaving& each) { return !each.socket.discard() || each.deadline.passed(); });
+}
+
+void Listener::run() {
+  for (;;) {
+    wait();
+    take_calls();
+    poll_incoming();
+    poll_connectors();
+    close_departed();
+  }
+}
+
+void Listener::take_calls() {
+  const std::lock_guard lock(mutex_);
+  for (Connector& each : calls_) connectors_.push_back(std::move(each));
+  calls_.clear();
+  reconsider_ = reconsider_ || std::exchange(stirred_, false);
+}
+
+void Listener::wait() {
+  std::vector<pollfd> watched{{wakeup_.get(), POLLIN, 0}, {resting_ ? -1 : listener_.get(), POLLIN, 0}};
+  auto left = resting_ ? kRest : std::chrono::milliseconds(1h);
+  for (const IncomingConnection& each : incoming_) {
+    watched.push_back({each.descriptor(), POLLIN, 0});
+    left = std::min(left, each.deadline().left());
+  }
+  for (const Connector& each : connectors_) {
+    watched.push_back({each.descriptor(), each.events(), 0});
+    left = std::min(left, each.next().left());
+  }
+  for (const Leaving& each : leaving_) {
+    watched.push_back({each.socket.get(), POLLIN, 0});
+    left = std::min(left, each.deadline.left());
+  }
+  if (reconsider_) left = 0ms;
+  ::poll(watched.data(), watched.size(), static_cast<int>(left.count()));
+  uint64_t rung;
+  if (watched[0].revents != 0) [[maybe_unused]]
+    const ssize_t n = ::read(wakeup_.get(), &rung, sizeof rung);
+  for (size_t i = 0; i < incoming_.size(); ++i) {
+    const IncomingConnection::State before = incoming_[i].state();
+    if (watched[2 + i].revents != 0 || incoming_[i].deadline().passed()) incoming_[i].advance();
+    if (incoming_[i].state() != before) reconsider_ = true;
+  }
+  resting_ = false;
+  if (watched[1].revents != 0) receive();
+}
+
+void Listener::receive() {
+  for (int i = 0; i < kAtOnce; ++i) {
+    Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.valid()) {
+      incoming_.emplace_back(std::move(socket), address_of_process_.listener);
+      incoming_.back().advance();
+      if (incoming_.back().state() != IncomingConnection::State::unauthenticated) reconsider_ = true;
+      make_room();
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      resting_ = true;
+      return;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return;
+    }
+  }
+}
+
+void Listener::make_room() {
+  const auto unauthenticated = [](const IncomingConnection& each) {
+    return each.state() == IncomingConnection::State::unauthenticated;
+  };
+  const auto named = [&](const IncomingConnection& each) { return !unauthenticated(each); };
+  // The oldest goes: a rank's own first words follow its connection at once, and it tries again if it is unlucky.
+  if (static_cast<size_t>(std::count_if(incoming_.begin(), incoming_.end(), unauthenticated)) > kMostUnauthenticated) {
+    incoming_.erase(std::find_if(incoming_.begin(), incoming_.end(), unauthenticated));
+  }
+  if (static_cast<size_t>(std::count_if(incoming_.begin(), incoming_.end(), named)) > kNamed) {
+    incoming_.erase(std::find_if(incoming_.begin(), incoming_.end(), named));
+  }
+}
+
+void Listener::poll_incoming() {
+  if (!std::exchange(reconsider_, false)) return;
+  std::erase_if(incoming_, [&](IncomingConnection& each) {
+    return each.state() == IncomingConnection::State::gone ||
+           (each.state() == IncomingConnection::State::waiting && consider(each));
+  });
+}
+
+/// Whether it need not wait any longer.
+bool Listener::consider(IncomingConnection& incoming) {
+  const Hello& hello = incoming.hello();
+  const Member host = member({hello.group, hello.to});
+  const std::shared_ptr<Resident> resident = host.resident.lock();
+  if (!resident) return turn_away(incoming);  // else its group is not made here yet
+  const std::optional<ConnectionKind> which = facing(hello.which);
+  if (!incoming.proves(host.key) || !which) return true;
+  if (!resident->wants(static_cast<int>(hello.from), *which)) return turn_away(incoming) || true;
+  const bool rivals =
+      std::any_of(connectors_.begin(), connectors_.end(), [&](const Connector& own) { return same_pair(own, hello); });
+  if (rivals && hello.to > hello.from) return false;
+  resident->admit(static_cast<int>(hello.from), *which, [&] { return incoming.welcome(host.key); });
+  if (incoming.state() != IncomingConnection::State::gone) turn_away(incoming);  // the rank left just now
+  return true;
+}
+
+void Listener::poll_connectors() {
+  const size_t before = connectors_.size();
+  std::erase_if(connectors_, [&](Connector& each) { return finish(each); });
+  if (connectors_.size() != before) reconsider_ = true;
+}
+
+/// Whether it came to an end.
+bool Listener::finish(Connector& connector) {
+  const Connector::Target& call = connector.target();
+  const MemberId id{group_name(call.key), call.from};
+  const std::shared_ptr<Resident> resident = member(id).resident.lock();
+  const int peer = static_cast<int>(call.to);
+  if (!resident || !resident->wants(peer, call.which)) return finish_for(departed(id), connector);
+  Connector::Outcome outcome = Connector::Outcome::failed;
+  try {
+    outcome = connector.advance();
+  } catch (const Error& error) {
+    resident->give_up(peer, call.which, error.kind(), error.what());
+    return true;
+  }
+  if (outcome == Connector::Outcome::going) return false;
+  if (outcome == Connector::Outcome::made) {
+    resident->admit(peer, call.which, [&] { return connector.take(); });
+    if (const auto gone = departed(id)) part(connector.take(), gone->final_frame);  // unless it was admitted
+    return true;
+  }
+  for (IncomingConnection& each : incoming_) {  // the peer may have found the way that this rank did not find
+    if (each.state() != IncomingConnection::State::waiting || !same_pair(connector, each.hello()) ||
+        !each.proves(call.key))
+      continue;
+    resident->admit(peer, call.which, [&] { return each.welcome(call.key); });
+    if (!resident->wants(peer, call.which)) return true;
+  }
+  resident->give_up(peer, call.which, connector.kind(), connector.reason());
+  return true;
+}
+
+/// The peer may have taken the connection already, and would find it reset.
+bool Listener::finish_for(const std::optional<Departed>& departed, Connector& connector) {
+  if (!departed || departed->final_frame.empty() || connector.target().which != ConnectionKind::collectives)
+    return true;
+  try {
+    const Connector::Outcome outcome = connector.advance();
+    if (outcome == Connector::Outcome::made) part(connector.take(), departed->final_frame);
+    return outcome != Connector::Outcome::going;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,351 @@
+#include "transport/mesh.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/runtime.h"
+#include "transport/listener.h"
+#include "transport/ring_pipe.h"
+#include "transport/socket_pipe.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGlance = 1ms;           // while closing
+constexpr auto kExamineEvery = 1000ms;  // how often a sleeper looks for hosts that vanished
+
+Descriptor make_wakeup() {
+  Descriptor wakeup(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wakeup.valid()) throw_errno("eventfd");
+  return wakeup;
+}
+
+void silence(int wakeup) noexcept {
+  uint64_t rung;
+  [[maybe_unused]] const ssize_t read = ::read(wakeup, &rung, sizeof rung);  // none rung: nothing to read
+}
+
+constexpr ConnectionKind kAllConnectionKinds[] = {ConnectionKind::collectives, ConnectionKind::outgoing,
+                                                  ConnectionKind::incoming};
+
+/// One pipe, or the way to it.
+struct Slot {
+  std::atomic<Pipe*> pipe{nullptr};
+  // Guarded by State::mutex.
+  std::unique_ptr<Pipe> owned;
+  bool making = false;
+  bool failed = false;
+  ErrorKind kind = ErrorKind::peer_lost;
+  std::string reason;
+  Deadline::Clock::time_point asked{};  // where `making`
+};
+
+const char* name(ConnectionKind which) noexcept {
+  constexpr const char* kNames[kConnectionKinds] = {"collectives", "messages to it", "messages from it"};
+  return kNames[static_cast<size_t>(which)];
+}
+
+}  // namespace
+
+struct Mesh::State final : Listener::Resident {
+  explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
+    check();
+    if (logging(LogLevel::info)) tell_addresses();
+    for (Descriptor& wakeup : own_wakeups) {
+      if (!setup.local) wakeup = make_wakeup();
+    }
+    for (int peer = 0, place = 0; setup.local && peer < setup.world; ++peer) {
+      if (setup.hosts[peer] != setup.hosts[setup.rank]) continue;
+      if (peer != setup.rank) join(peer, place);
+      ++place;
+    }
+  }
+
+  void check() const;
+  void tell_addresses() const;
+  void tell_made(int peer, ConnectionKind which, const Socket& socket, const Slot& slot) const;
+
+  /// Rings stand from the start: the memory is there.
+  void join(int peer, int place) {
+    for (const ConnectionKind which : kAllConnectionKinds) {
+      Slot& slot = at(peer, which);
+      slot.owned = std::make_unique<RingPipe>(*setup.local, place, which);
+      slot.pipe.store(slot.owned.get(), std::memory_order_release);
+    }
+  }
+
+  bool wants(int peer, ConnectionKind which) noexcept override {
+    if (peer < 0 || peer >= setup.world || peer == setup.rank) return false;
+    const std::lock_guard lock(mutex);
+    const Slot& slot = at(peer, which);
+    return !closed && slot.owned == nullptr;  // also where an own connector failed: the peer may find a way
+  }
+
+  void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept override {
+    {
+      const std::lock_guard lock(mutex);
+      Slot& slot = at(peer, which);
+      if (closed || slot.owned != nullptr) return;
+      Socket socket = take();
+      if (!socket.valid()) return;  // it went while this side made up its mind
+      if (logging(LogLevel::info)) tell_made(peer, which, socket, slot);
+      slot.owned = std::make_unique<SocketPipe>(std::move(socket));
+      slot.pipe.store(slot.owned.get(), std::memory_order_release);
+      ++sockets;
+    }
+    ring_all();
+  }
+
+  void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept override {
+    {
+      const std::lock_guard lock(mutex);
+      Slot& slot = at(peer, which);
+      slot.failed = true;
+      slot.kind = kind;
+      slot.reason = reason;
+    }
+    if (logging(LogLevel::warning)) {
+      log(LogLevel::warning, source, "no connection to rank " + std::to_string(peer) + ": " + reason);
+    }
+    ring_all();
+  }
+
+  Slot& at(int peer, ConnectionKind which) { return slots[peer][static_cast<size_t>(which)]; }
+  int wakeup(ConnectionKind which) const {
+    return setup.local ? setup.local->wakeup(setup.local->rank(), which)
+                       : own_wakeups[static_cast<size_t>(which)].get();
+  }
+  void ring_all() noexcept {
+    for (const ConnectionKind which : kAllConnectionKinds) strike(wakeup(which));
+  }
+  void mark_asleep(ConnectionKind which, bool asleep) noexcept {
+    if (!setup.local) return;
+    setup.local->control().asleep[static_cast<size_t>(which)].store(asleep, std::memory_order_seq_cst);
+  }
+  void ask(int peer, ConnectionKind which);  // mutex is held
+  void look_after(int peer);
+
+  template <typename Do>
+  void for_each_pipe(Do act) const {
+    for (const auto& kinds : slots) {
+      for (const Slot& slot : kinds) {
+        if (Pipe* pipe = slot.pipe.load(std::memory_order_acquire)) act(*pipe);
+      }
+    }
+  }
+
+  const Setup setup;
+  const LogSource source{setup.rank, setup.world, setup.group};
+  const int owner;  // the process that made it: a forked child's copy must leave the connections alone
+  std::vector<std::array<Slot, kConnectionKinds>> slots;
+  std::array<Descriptor, kConnectionKinds> own_wakeups;  // where `local` has none
+  std::array<std::atomic<Deadline>, kConnectionKinds> examination{Deadline::after(0ms), Deadline::after(0ms),
+                                                                  Deadline::after(0ms)};
+  std::atomic<int> sockets{0};
+  std::mutex mutex;
+  bool retired = false, ended = false;  // for the caller's threads
+  bool closed = false;                  // guarded by mutex
+};
+
+void Mesh::State::check() const {
+  const size_t world = setup.world < 1 ? 0 : static_cast<size_t>(setup.world);
+  if (setup.rank < 0 || setup.rank >= setup.world || setup.addresses.size() != world || setup.hosts.size() != world) {
+    throw InvalidUsage("mesh for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
+                       " need one address and one host for each rank, not " + std::to_string(setup.addresses.size()) +
+                       " and " + std::to_string(setup.hosts.size()));
+  }
+  const auto together = std::count(setup.hosts.begin(), setup.hosts.end(), setup.hosts[setup.rank]);
+  if (setup.local ? setup.local->world() != together : together != 1) {
+    throw InvalidUsage("rank " + std::to_string(setup.rank) + " shares its host with " + std::to_string(together - 1) +
+                       " other ranks, but is joined by shared memory to " +
+                       std::to_string(setup.local ? setup.local->world() - 1 : 0));
+  }
+  if (setup.local && setup.local->wakeup(setup.local->rank(), ConnectionKind::collectives) < 0) {
+    throw InvalidUsage("mesh need a transport with wakeups (connect_with_wakeups)");
+  }
+}
+
+void Mesh::State::ask(int peer, ConnectionKind which) {
+  Slot& slot = at(peer, which);
+  if (slot.failed) {
+    rethrow(slot.kind,
+            "rank " + std::to_string(setup.rank) + " cannot reach rank " + std::to_string(peer) + ": " + slot.reason);
+  }
+  if (slot.making || slot.owned != nullptr || closed) return;
+  Listener::process().connect_to({.key = setup.key,
+                                  .from = static_cast<uint32_t>(setup.rank),
+                                  .to = static_cast<uint32_t>(peer),
+                                  .which = which,
+                                  .address = PeerAddress::unpack(setup.addresses[peer])});
+  slot.making = true;
+  slot.asked = Deadline::Clock::now();
+}
+
+/// Where each rank can be reached: this rank's own addresses are those that it listens on.
+void Mesh::State::tell_addresses() const {
+  const char* chosen = std::getenv("RINGLET_INTERFACE");
+  for (int q = 0; q < setup.world; ++q) {
+    if (q != setup.rank && setup.hosts[q] == setup.hosts[setup.rank]) continue;  // by shared memory
+    const PeerAddress address = PeerAddress::unpack(setup.addresses[q]);
+    std::string text = q == setup.rank ? "listens at" : "rank " + std::to_string(q) + " can be reached at";
+    for (const Address& address : address.addresses) text += " " + address.text();
+    text += ", port " + std::to_string(address.port);
+    if (q == setup.rank && chosen != nullptr) text += std::string(" (RINGLET_INTERFACE=") + chosen + ")";
+    log(LogLevel::info, source, text);
+  }
+}
+
+/// A connection stands: who made it, between which addresses.
+void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket, const Slot& slot) const {
+  const std::string own = own_end(socket), other = other_end(socket);
+  const bool accepted = own.ends_with(":" + std::to_string(PeerAddress::unpack(setup.addresses[setup.rank]).port));
+  std::string text = accepted ? "accepted a connection from rank " : "connected to rank ";
+  text += std::to_string(peer) + " (" + name(which) + "): " + own + (accepted ? " <- " : " -> ") + other;
+  if (slot.making) {
+    const std::chrono::duration<double> took = Deadline::Clock::now() - slot.asked;
+    text += ", " + in_time_units(took.count()) + " after it was first needed";
+  }
+  log(LogLevel::info, source, text);
+}
+
+/// Nothing may ever come from a peer that is gone: its pipe for collectives shows it.
+void Mesh::State::look_after(int peer) {
+  const Pipe* pipe = at(peer, ConnectionKind::collectives).pipe.load(std::memory_order_acquire);
+  const bool over = pipe != nullptr && pipe->ended();
+  const std::lock_guard lock(mutex);
+  if (at(peer, ConnectionKind::incoming).owned != nullptr) return;  // it came before the end
+  if (pipe == nullptr) ask(peer, ConnectionKind::collectives);
+  if (!over || closed) return;
+  throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
+                 pipe->why_ended() + "; did it finish early, or fail outside ringlet?");
+}
+
+Mesh::Mesh(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {
+  Listener::process().enter(state_->setup.key, state_->setup.rank, state_);
+}
+
+Mesh::~Mesh() { close(Deadline::after(0ms)); }
+
+std::string Mesh::address() { return Listener::process().address().pack(); }
+int Mesh::rank() const { return state_->setup.rank; }
+int Mesh::world() const { return state_->setup.world; }
+
+Pipe* Mesh::open(int peer, ConnectionKind which) {
+  Pipe* pipe = find(peer, which);
+  if (pipe != nullptr) return pipe;
+  if (which == ConnectionKind::incoming) {
+    state_->look_after(peer);
+  } else {
+    const std::lock_guard lock(state_->mutex);
+    state_->ask(peer, which);
+  }
+  return nullptr;
+}
+
+Pipe* Mesh::find(int peer, ConnectionKind which) const noexcept {
+  return state_->at(peer, which).pipe.load(std::memory_order_acquire);
+}
+
+bool Mesh::gone(int peer) const noexcept {
+  for (const Slot& slot : state_->slots[peer]) {
+    const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
+    if (pipe == nullptr) continue;
+    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor tells of the peer's process
+    pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
+    if (::poll(&watched, 1, 0) > 0 || pipe->ended()) return true;
+  }
+  return false;
+}
+
+void Mesh::about_to_sleep(ConnectionKind which) noexcept { state_->mark_asleep(which, true); }
+
+void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t nanoseconds) noexcept {
+  std::array<bool, kConnectionKinds>
+      rings{};  // the kinds of connection whose wakeups are listened to: those of watched rings, too
+  rings[static_cast<size_t>(which)] = true;
+  std::atomic<Deadline>& examination = state_->examination[static_cast<size_t>(which)];
+  const bool examine = examination.load(std::memory_order_relaxed).passed();
+  if (examine) examination.store(Deadline::after(kExamineEvery), std::memory_order_relaxed);
+  thread_local std::vector<pollfd> watched;  // several threads may sleep at once; kept, so that it allocates nothing
+  watched.clear();
+  for (const Watch& each : watches) {
+    const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
+    const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
+    const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
+    watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's: its peer's process; its wakeup tells the rest
+    if (ring != nullptr) rings[static_cast<size_t>(ring->which())] = true;
+    if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
+  }
+  for (const ConnectionKind each : kAllConnectionKinds) {
+    if (rings[static_cast<size_t>(each)]) watched.push_back({state_->wakeup(each), POLLIN, 0});
+  }
+  const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
+  ::ppoll(watched.data(), watched.size(), &limit, nullptr);
+  for (const ConnectionKind each : kAllConnectionKinds) {
+    if (!rings[static_cast<size_t>(each)]) continue;
+    state_->mark_asleep(each, false);
+    silence(state_->wakeup(each));
+  }
+}
+
+void Mesh::ring() noexcept { state_->ring_all(); }
+
+uint64_t Mesh::bytes_sent() const noexcept {
+  uint64_t bytes = 0;
+  state_->for_each_pipe([&](Pipe& pipe) { bytes += pipe.bytes_written(); });
+  return bytes;
+}
+uint64_t Mesh::bytes_received() const noexcept {
+  uint64_t bytes = 0;
+  state_->for_each_pipe([&](Pipe& pipe) { bytes += pipe.bytes_read(); });
+  return bytes;
+}
+int Mesh::connections() const noexcept { return state_->sockets.load(std::memory_order_relaxed); }
+
+void Mesh::retire(std::vector<std::byte> final_frame) noexcept {
+  if (state_->owner != ::getpid() || std::exchange(state_->retired, true)) return;
+  Listener::process().leave(state_->setup.key, state_->setup.rank, std::move(final_frame));
+  const std::lock_guard lock(state_->mutex);
+  state_->closed = true;
+}
+
+void Mesh::close(const Deadline& deadline) {
+  if (state_->owner != ::getpid() || std::exchange(state_->ended, true)) return;
+  retire({});
+  state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
+  bool delivered = false;
+  std::exception_ptr interrupted;
+  while (!delivered && !interrupted) {
+    delivered = true;
+    state_->for_each_pipe([&](Pipe& pipe) { delivered = pipe.delivered() && delivered; });
+    if (delivered || deadline.passed()) break;
+    try {
+      check_interrupts();
+    } catch (const Interrupted&) {
+      interrupted = std::current_exception();
+    }
+    sleep(ConnectionKind::collectives, {}, std::chrono::nanoseconds(kGlance).count());
+  }
+  state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
+  state_->sockets.store(0, std::memory_order_relaxed);
+  if (state_->setup.local) {
+    if (delivered) state_->setup.local->retire();
+    state_->setup.local->depart();
+  }
+  if (interrupted) std::rethrow_exception(interrupted);
+}
+
+}  // namespace ringlet

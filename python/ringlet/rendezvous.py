@@ -1,0 +1,224 @@
+"""Where the ranks of a group meet: a key of their store that nobody has used before, agreed by all of them.
+
+A store can outlive processes. torch elastic's agent keeps one for all restarts of a worker group, and what ranks that
+were killed have left there (how often they met, their addresses) must not be taken for news, nor must it matter how far
+each of them came. So ranks agree on what is new:
+
+    rank r:   hello/r := a number drawn just now, and what it says that the group is; waits for the answer to that
+              number, says that it has it
+    rank 0:   draws a key, answers every number that it finds with it, or with why that rank cannot be of its group,
+              until all ranks have said that they have their answer; says so to all
+    the last rank to hear it: takes back what the key stands before
+
+An old number gets an answer that nobody reads. The processes of before must be gone, which elastic sees to; so a rank
+whose hello was written over knows that two processes say that they are that rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ringlet.errors import InvalidUsage, Timeout
+from ringlet.interruptible import wait_for_key
+from ringlet.store import asked
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
+_LOOK_EVERY_S = 0.1  # at whether another process has taken this rank
+_REFUSED_S = 2.0  # after a refusal, for the other ranks to come and hear of it
+_KEY, _REFUSAL = "=", "!"  # what an answer begins with
+
+
+def _version() -> str:
+    import ringlet
+
+    return ringlet.__version__
+
+
+def _process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rank says of itself and its group. All ranks must say the same but for rank and process."""
+
+    rank: int
+    world: int
+    transport: str
+    version: str = field(default_factory=_version)
+    process: str = field(default_factory=_process)
+    number: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
+    """Where this rank's next meeting of that name takes place.
+
+    Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, where they say
+    different things; Timeout naming the ranks that did not come; PeerLost where the store is gone.
+    """
+    if not 0 <= claim.rank < claim.world:
+        raise InvalidUsage(f"rank {claim.rank} of world {claim.world} does not exist")
+    if claim.world == 1:
+        return f"{name}/{claim.number}"
+    until = time.monotonic() + timeout.total_seconds()
+    with asked():
+        return _Lead(store, name, claim).key(until) if claim.rank == 0 else _follow(store, name, claim, until)
+
+
+def peek(store: Store, key: str) -> str | None:
+    """What is there now."""
+    return store.get(key).decode() if store.check([key]) else None
+
+
+def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
+    store.set(f"{name}/hello/{claim.rank}", claim.text())
+    answer = _awaited(store, name, claim, f"{name}/answer/{claim.number}", until)
+    if answer is None:
+        lead = _read(peek(store, f"{name}/hello/0"))
+        differs = _difference(lead, claim) if lead is not None else ""
+        raise Timeout(_missed(claim, "0") + (f" ({differs})" if differs else ""))
+    told = answer[1:]
+    store.set(f"{name}/ack/{claim.number}", told if answer[0] == _REFUSAL else "")
+    if answer[0] == _REFUSAL:
+        raise InvalidUsage(told)
+    refusal = _awaited(store, name, claim, f"{told}/all", until)
+    if refusal is None:
+        raise Timeout(_missed(claim, store.get(f"{told}/absent").decode()))
+    if refusal:
+        raise InvalidUsage(refusal)
+    store.delete_key(f"{name}/hello/{claim.rank}")  # rank 0 does not look at it any more
+    if store.add(f"{told}/heard", 1) == claim.world - 1:
+        for used in ("all", "absent", "heard"):
+            store.delete_key(f"{told}/{used}")
+    return told
+
+
+def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> str | None:
+    """What is set there in time."""
+    while not wait_for_key(store, key, min(until, time.monotonic() + _LOOK_EVERY_S)):
+        if twice := _taken(store, name, claim):
+            raise InvalidUsage(twice)
+        if time.monotonic() > until:
+            return None
+    return store.get(key).decode()
+
+
+def _taken(store: Store, name: str, claim: Claim) -> str:
+    """What is wrong where another process says that it is this rank; that process and rank 0 are told, too."""
+    other = _read(peek(store, f"{name}/hello/{claim.rank}"))
+    if other is not None and other.number == claim.number:
+        return ""
+    # Where it is gone the other process has met the group in this one's place.
+    where = f": {claim.process} and {other.process}" if other is not None else f", {claim.process} and another"
+    text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}"
+    for concerned in (other, _read(peek(store, f"{name}/hello/0"))):
+        if concerned is not None:
+            store.set(f"{name}/answer/{concerned.number}", _REFUSAL + text)
+    return text
+
+
+class _Lead:
+    """Rank 0's part."""
+
+    def __init__(self, store: Store, name: str, claim: Claim) -> None:
+        self._store, self._name, self._claim = store, name, claim
+        self._key = f"{name}/{secrets.token_hex(16)}"
+        self._absent = list(range(1, claim.world))
+        self._answered: dict[int, str] = {}
+        self._refusal = ""
+
+    def key(self, until: float) -> str:
+        store, pause, told = self._store, _LEAST_PAUSE_S, ""
+        # A FileStore has no file, for which a look would wait, before this.
+        store.set(f"{self._name}/hello/0", self._claim.text())
+        while self._absent:
+            names = ", ".join(map(str, self._absent))
+            if names != told:
+                store.set(f"{self._key}/absent", told := names)  # for the others, should time be up
+            before = self._refusal
+            for rank in list(self._absent):
+                self._serve(rank)
+            if pause == _LARGEST_PAUSE_S:
+                self._look_for_others()
+            if self._refusal and not before:
+                until = min(until, time.monotonic() + _REFUSED_S)
+            if self._absent and time.monotonic() > until:
+                if not self._refusal:
+                    raise Timeout(_missed(self._claim, told))
+                break
+            time.sleep(pause if self._absent else 0)
+            pause = min(2 * pause, _LARGEST_PAUSE_S)
+        store.set(f"{self._key}/all", self._refusal)
+        if self._refusal:
+            raise InvalidUsage(self._refusal)
+        store.delete_key(f"{self._name}/hello/0")
+        return self._key
+
+    def _serve(self, rank: int) -> None:
+        """Answers a rank that says who it is, until it says that it has its answer."""
+        store, name = self._store, self._name
+        text = peek(store, f"{name}/hello/{rank}")
+        if text is None:
+            return
+        theirs = _read(text)
+        number = text if theirs is None else theirs.number
+        if number != self._answered.get(rank):
+            differs = self._refusal or _difference(self._claim, theirs)
+            store.set(f"{name}/answer/{number}", _REFUSAL + differs if differs else _KEY + self._key)
+            self._answered[rank] = number
+        refused = peek(store, f"{name}/ack/{number}")
+        if refused is None:
+            return
+        self._absent.remove(rank)
+        for used in ("answer", "ack"):
+            store.delete_key(f"{name}/{used}/{number}")
+        if refused and not self._refusal:
+            self._refusal = refused
+            # Of a larger world there are ranks that wait for this one in vain.
+            self._absent += range(self._claim.world, theirs.world if theirs is not None else 0)
+
+    def _look_for_others(self) -> None:
+        """At whether another process is rank 0, or a rank has found another one in its place."""
+        if self._refusal:
+            return
+        told = peek(self._store, f"{self._name}/answer/{self._claim.number}") or ""
+        self._refusal = told[1:] or _taken(self._store, self._name, self._claim)
+
+
+def _read(text: str | None) -> Claim | None:
+    """None where nothing is, or what another version has written."""
+    try:
+        return None if text is None else Claim(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _difference(lead: Claim, theirs: Claim | None) -> str:
+    """Why two ranks cannot be of one group; empty where they can."""
+    if theirs is None:
+        return f"a rank runs another version of ringlet than rank 0, {lead.version}: install the same on all hosts"
+    for said, mine, other in (
+        ("runs ringlet", lead.version, theirs.version),
+        ("says world", lead.world, theirs.world),
+        ("says transport", f'"{lead.transport}"', f'"{theirs.transport}"'),
+    ):
+        if mine != other:
+            return f"rank {lead.rank} {said} {mine}, rank {theirs.rank} {said} {other}; all ranks must agree"
+    return ""
+
+
+def _missed(claim: Claim, absent: str) -> str:
+    return f"rank {claim.rank} of {claim.world} did not meet rank(s) {absent} in time: have they failed or not started?"

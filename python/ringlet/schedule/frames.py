@@ -1,0 +1,113 @@
+"""A schedule as frames: every rank's chunks at every moment, and the transfers between them. What drawings are made of.
+
+A moment counts rounds on a common clock (ringlet.schedule.execute): frame 0 is the input, frame t what has been
+reached after t rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ringlet.schedule import Schedule
+from ringlet.schedule.collectives import REDUCTIONS
+from ringlet.schedule.execute import execute
+from ringlet.schedule.messages import pair_messages
+
+Content = tuple[int, int]  # (the input chunk it is made of, the contributing ranks as a bit mask)
+Frame = tuple[tuple[Content | None, ...], ...]  # [rank][box]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One chunk's way from a box of the frame `begins` to a box of the frame `ends`."""
+
+    verb: str
+    source: int
+    source_box: int
+    target: int
+    target_box: int
+    begins: int
+    ends: int
+
+
+@dataclass(frozen=True)
+class Frames:
+    """`whole` contributions make a box full. `by_rank`: one box whose contributions are worth telling apart.
+
+    `spent` are the boxes (frame, rank, box) that nobody will read again and that are no result.
+    """
+
+    schedule: Schedule
+    frames: tuple[Frame, ...]
+    spent: frozenset[tuple[int, int, int]]
+    transfers: tuple[Transfer, ...]
+    whole: int
+    by_rank: bool
+
+
+def frames_of(schedule: Schedule) -> Frames:
+    """Runs a schedule symbolically and keeps every frame; ScheduleError where it cannot run."""
+    messages = pair_messages(schedule)
+    execution = execute(schedule, messages)
+    barrier = schedule.collective == "barrier"
+    now: list[list[Content | None]] = []
+    for rank, (first, count) in enumerate(schedule.inputs):
+        held = range(first, first + count)
+        now.append([(c, 1 << rank) if c in held or barrier else None for c in range(schedule.parts)])
+    changes = defaultdict(list)
+    for change in execution.changes:
+        changes[change.moment].append(change)
+    frames = [_frozen(now)]
+    for moment in range(1, max(changes, default=0) + 1):
+        for change in changes[moment]:
+            for chunk, (origin, tree) in change.values.items():
+                now[change.rank][chunk] = (origin, execution.trees.ranks[tree])
+            if barrier:
+                now[change.rank][0] = (0, change.heard)
+        frames.append(_frozen(now))
+    transfers = []
+    for message in messages:
+        begins, ends = execution.moments[message], execution.ends[message.target][message.target_round]
+        # A barrier's messages carry no chunk; their arrow joins the two ranks' only box.
+        pairs = [(0, 0)] if barrier else list(zip(message.sent.chunks, message.received.chunks, strict=True))
+        for source_box, target_box in pairs:
+            sides = (message.source, source_box, message.target, target_box)
+            transfers.append(Transfer(message.received.verb, *sides, begins, ends))
+    transfers += _copies(schedule, execution.ends)
+    transfers.sort(key=lambda t: (t.begins, t.source, t.source_box, t.target, t.target_box))
+    whole = schedule.world if barrier or schedule.collective in REDUCTIONS else 1
+    spent = frozenset() if barrier else _spent(schedule, transfers, len(frames))
+    return Frames(schedule, tuple(frames), spent, tuple(transfers), whole, whole > 1 and schedule.parts == 1)
+
+
+def _spent(schedule: Schedule, transfers: list[Transfer], frames: int) -> frozenset[tuple[int, int, int]]:
+    reads = {(t.begins, t.source, t.source_box) for t in transfers}
+    reads |= {(t.ends - 1, t.target, t.target_box) for t in transfers if t.verb == "reduce"}
+    writes = {(t.ends, t.target, t.target_box) for t in transfers}
+    spent = set()
+    for rank, (first, count) in enumerate(schedule.outputs):
+        for box in range(schedule.parts):
+            needed = first <= box < first + count
+            for moment in reversed(range(frames)):
+                # From the last frame backwards: what a later write replaces is not needed before it, but for a read.
+                needed = (moment, rank, box) in reads or (needed and (moment + 1, rank, box) not in writes)
+                if not needed:
+                    spent.add((moment, rank, box))
+    return frozenset(spent)
+
+
+def _frozen(now: list[list[Content | None]]) -> Frame:
+    return tuple(tuple(boxes) for boxes in now)
+
+
+def _copies(schedule: Schedule, ends: list[list[int]]) -> list[Transfer]:
+    copies = []
+    for rank, rounds in enumerate(schedule.ranks):
+        for index, round in enumerate(rounds):
+            begins = ends[rank][index - 1] if index else 0
+            for step in round.steps:
+                for offset in range(step.count if step.verb == "copy" else 0):
+                    sides = (rank, step.first + offset, rank, step.peer + offset)
+                    copies.append(Transfer("copy", *sides, begins, ends[rank][index]))
+    return copies

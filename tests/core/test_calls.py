@@ -1,0 +1,274 @@
+"""How calls are made, on every transport: arrays, shapes, many in flight, messages, sub-groups, barriers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pathlib
+from datetime import timedelta
+
+import numpy
+import pytest
+import torch
+
+import ringlet
+from cases import ALGORITHMS, MEMORIES, Checks, placed
+from exact_data import BITWISE, input_of
+from ranks import TRANSPORTS, WORLDS
+
+
+def numpy_arrays(rank: int, world: int) -> None:
+    for code, shape in itertools.product("dfeqihbB?FD", ((), (5,), (3, 7), (world, 2, 3))):
+        array = numpy.ones(shape, dtype=code)
+        ringlet.all_reduce(array)
+        assert (array == numpy.full(shape, world, dtype=code)).all(), (code, shape)
+    output = numpy.zeros((world, 4), dtype="int32")
+    ringlet.all_gather(output, numpy.full(4, rank, dtype="int32"))
+    assert output.tolist() == [[q] * 4 for q in range(world)]
+    mixed = torch.zeros(4)
+    ringlet.reduce_scatter(mixed, numpy.ones((world, 4), dtype="float32"))
+    assert mixed.tolist() == [world] * 4
+
+
+def test_numpy_arrays(everyone):
+    everyone(numpy_arrays)
+
+
+def only_copied(rank: int, world: int) -> None:
+    """Unsigned integers of more than a byte, as tensors and arrays, beyond what a signed one holds."""
+    for code in ("uint16", "uint32", "uint64"):
+        most = numpy.iinfo(code).max
+        mine = numpy.full(3, most - rank, code)
+        wanted = [[most - q] * 3 for q in range(world)]
+        assert ringlet.all_gather(torch.zeros(world, 3, dtype=getattr(torch, code)), mine).tolist() == wanted
+        assert ringlet.broadcast(torch.from_numpy(mine.copy()), world - 1).tolist() == wanted[-1]
+        whole = ringlet.gather(numpy.zeros((world, 3), code) if rank == 0 else None, mine)
+        assert rank != 0 or whole.tolist() == wanted
+        part = ringlet.scatter(numpy.zeros(3, code), numpy.array(wanted, code) if rank == 0 else None)
+        assert part.tolist() == wanted[rank]
+        sent = numpy.repeat(mine[:1], world)
+        assert ringlet.all_to_all(numpy.zeros(world, code), sent).tolist() == [row[0] for row in wanted]
+        sending = ringlet.send(mine, (rank + 1) % world, async_op=True) if world > 1 else None
+        if sending is not None:
+            assert ringlet.recv(numpy.zeros(3, code), (rank - 1) % world).tolist() == wanted[rank - 1]
+            sending.wait()
+
+
+def test_wide_unsigned_integers_are_copied(everyone):
+    everyone(only_copied)
+
+
+def strided(rank: int, world: int) -> None:
+    """What is not contiguous is copied: what lies between stays."""
+    for async_op in (False, True):
+        for tensor in (torch.zeros(3, 4), numpy.zeros((3, 4))):
+            tensor[:] = rank + 1
+            total = world * (world + 1) / 2
+            work = ringlet.all_reduce(tensor[:, ::2].T, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, ::2].tolist() == [[total] * 2] * 3 and tensor[:, 1::2].tolist() == [[rank + 1] * 2] * 3
+            work = ringlet.broadcast(tensor[:, 1], world - 1, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, 1].tolist() == [world] * 3 and tensor[:, 3].tolist() == [rank + 1] * 3
+            work = ringlet.reduce(tensor[:, 3], 0, async_op=async_op)
+            work.wait() if async_op else None
+            assert tensor[:, 3].tolist() == [total if rank == 0 else rank + 1] * 3
+            whole = numpy.zeros((3 * world, 2))
+            source = torch.full((1,), float(rank), dtype=torch.float64).expand(3)
+            work = ringlet.all_gather(whole[:, 0], source, async_op=async_op)
+            work.wait() if async_op else None
+            assert whole.tolist() == [[q, 0] for q in range(world) for _ in range(3)]
+    columns = torch.ones(300, 2).t()
+    for _ in range(3):
+        ringlet.all_reduce(columns, async_op=True)  # the next one's input
+    ringlet.all_reduce(columns)
+    assert columns.unique().tolist() == [world**4]
+    ringlet.gather(None if rank else torch.zeros(world, 2)[:, 0], torch.ones(1))
+    assert ringlet.gather(torch.zeros(2, 2).t()[0] if rank else torch.zeros(world), torch.ones(1)) is not None
+
+
+def test_strided_tensors_and_arrays(everyone):
+    everyone(strided)
+
+
+def long_timeouts(rank: int, world: int) -> None:
+    for timeout in (math.inf, 1e30, 10**400, timedelta.max, numpy.float32(5), 1e-9 if world == 1 else 5):
+        assert ringlet.all_reduce(torch.ones(2), timeout=timeout).tolist() == [world] * 2
+        work = ringlet.all_reduce(torch.ones(2), async_op=True)
+        work.wait(timeout if timeout != 1e-9 else 5)
+    for wrong, says in ((math.nan, "not nan"), ("x", "not 'x'"), (-1, "timeout -1 is negative")):
+        with pytest.raises(ringlet.InvalidUsage, match=says):
+            work.wait(wrong)
+    work.wait(0)
+
+
+def test_timeouts_longer_than_a_clock(everyone):
+    everyone(long_timeouts)
+
+
+def many_in_flight(rank: int, world: int) -> None:
+    tensors = [placed(torch.full((1 + 997 * i,), float(i + 1)), MEMORIES[i % 3], rank) for i in range(48)]
+    names = itertools.cycle(ALGORITHMS["all_reduce"])
+    works = [ringlet.all_reduce(tensor, algorithm=name, async_op=True) for tensor, name in zip(tensors, names)]  # noqa: B905
+    for i in reversed(range(48)):
+        works[i].wait()
+        assert works[i].done()
+        assert torch.equal(tensors[i], torch.full_like(tensors[i], world * (i + 1.0))), f"call {i}"
+    # One tensor, reduced again and again: only the order of issue makes the power right. The last call is synchronous.
+    again = torch.ones(300)
+    for _ in range(5):
+        ringlet.all_reduce(again, async_op=True)
+    ringlet.all_reduce(again)
+    assert again.tolist() == [float(world**6)] * 300
+    # All kinds of call in one queue, handles dropped but for the last.
+    block, blocks = torch.full((4,), float(rank)), torch.zeros(world, 4)
+    ringlet.all_gather(blocks, block, async_op=True)
+    ringlet.broadcast(blocks, world - 1, async_op=True)
+    ringlet.reduce_scatter(block, blocks, "max", async_op=True)
+    ringlet.barrier(async_op=True).wait()
+    assert block.tolist() == [float(rank)] * 4
+
+
+def test_many_asynchronous_calls_in_order(everyone):
+    everyone(many_in_flight)
+
+
+def messages(rank: int, world: int) -> None:
+    """Around the ring, all sizes: none, less than a segment (128 KiB less its header), just one, several."""
+    segment = (128 << 10) - 64
+    sizes = [(size, torch.uint8) for size in (0, 1, 7, segment - 1, segment, segment + 1, 2 * segment, 1_000_003)]
+    sizes += [(size, torch.float64) for size in (0, 7, segment // 8, 100_001)]
+    right, left = (rank + 1) % world, (rank - 1) % world
+    checks = Checks()
+    for (size, dtype), memory in itertools.product(sizes, MEMORIES):
+        mine = placed(input_of(dtype, "sum", world, rank, size), memory, rank)
+        got = placed(torch.zeros(size, dtype=dtype), memory, left)
+        receiving = ringlet.recv(got, left, async_op=True)
+        ringlet.send(mine, right)
+        receiving.wait()
+        checks.equal((size, memory, dtype), got, input_of(dtype, "sum", world, left, size))
+    # Many in flight, in the order of issue, beside a collective.
+    outgoing = [torch.full((100 + i,), float(i + rank)) for i in range(20)]
+    incoming = [torch.zeros(100 + i) for i in range(20)]
+    works = [ringlet.recv(tensor, left, async_op=True) for tensor in incoming]
+    works += [ringlet.send(tensor, right, async_op=True) for tensor in outgoing]
+    total = ringlet.all_reduce(torch.ones(5))
+    for work in works:
+        work.wait()
+    for i, tensor in enumerate(incoming):
+        checks.equal(("in flight", i), tensor, torch.full((100 + i,), float(i + left)))
+    checks.equal("beside", total, torch.full((5,), float(world)))
+    checks.conclude()
+
+
+def to_and_fro(rank: int, world: int) -> None:
+    """Synchronous messages of every pair, both ways."""
+    for low, high in itertools.combinations(range(world), 2):
+        value = torch.full((50_000,), float(rank))
+        if rank == low:
+            ringlet.send(value, high)
+            ringlet.recv(value, high)
+            assert value.unique().tolist() == [high]
+        elif rank == high:
+            other = torch.zeros(50_000)
+            ringlet.recv(other, low)
+            ringlet.send(value, low)
+            assert other.unique().tolist() == [low]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_messages(pool, transport, world):
+    pool.values(messages, world, join=transport)
+    pool.values(to_and_fro, world, join=transport)
+
+
+def sub_groups(rank: int, world: int) -> None:
+    """Groups that overlap, one in reverse order, one of a single rank; and the whole group between."""
+    everyone = list(range(world))
+    plans = [everyone[::-1], everyone[: (world + 1) // 2], everyone[world // 2 :], everyone[::2], [world - 1]]
+    groups = [ringlet.new_group(ranks) for ranks in plans]
+    for group, ranks in zip(groups, plans, strict=True):
+        assert (group is None) == (rank not in ranks)
+        if group is None:
+            continue
+        assert (group.rank, group.world, group.ranks) == (ranks.index(rank), len(ranks), tuple(ranks))
+        total = ringlet.all_reduce(torch.full((1000,), float(rank)), group=group)
+        assert total.unique().tolist() == [sum(ranks)]
+        for root, member in enumerate(ranks):
+            value = ringlet.broadcast(torch.full((3,), float(rank)), root, group=group)
+            assert value.tolist() == [member] * 3, "the root is a rank of the group"
+        order = torch.zeros(len(ranks))
+        ringlet.all_gather(order, torch.tensor([float(rank)]), group=group)
+        assert order.tolist() == ranks
+    works = []
+    for number, group in enumerate(groups):
+        if group is not None:
+            works.append((number, value := torch.full((20_000,), 1.0 + rank)))
+            ringlet.all_reduce(value, group=group, async_op=True).wait()
+    for number, value in works:
+        assert value.unique().tolist() == [float(sum(1 + r for r in plans[number]))]
+    assert ringlet.all_reduce(torch.ones(1)).item() == world
+    for group in groups:
+        if group is not None:
+            group.close()
+    assert ringlet.all_reduce(torch.ones(1)).item() == world
+
+
+def test_sub_groups(everyone):
+    everyone(sub_groups)
+
+
+def barriers(rank: int, world: int, folder: str) -> None:
+    for number in range(20):
+        pathlib.Path(folder, f"{number}-{rank}").touch()
+        ringlet.barrier() if number % 2 else ringlet.barrier(async_op=True).wait()
+        for other in range(world):
+            assert pathlib.Path(folder, f"{number}-{other}").exists(), f"barrier {number} did not wait for {other}"
+
+
+def test_barrier(everyone, tmp_path):
+    everyone(barriers, str(tmp_path))
+
+
+def shapes(rank: int, world: int) -> None:
+    value = ringlet.all_reduce(torch.ones(2, 3, 4))
+    assert value.shape == (2, 3, 4) and value.unique().item() == world
+    assert ringlet.all_reduce(torch.tensor(2.5)).item() == 2.5 * world
+    rows = ringlet.all_gather(torch.empty(world, 2, 2), torch.full((2, 2), float(rank)))
+    assert rows[:, 0, 0].tolist() == list(range(world))
+    assert ringlet.all_reduce(torch.ones(0, 5)).shape == (0, 5)
+    columns = torch.arange(12.0).reshape(3, 4)[1]  # contiguous, at an offset
+    assert ringlet.all_reduce(columns).tolist() == [4.0 * world, 5.0 * world, 6.0 * world, 7.0 * world]
+    odd = torch.ones(4 * 999 + 1, dtype=torch.uint8)[1:].view(torch.uint8)  # not aligned to anything
+    assert ringlet.all_reduce(odd).unique().item() == world
+
+
+def test_shapes_and_offsets(everyone):
+    everyone(shapes)
+
+
+def bitwise_on_numbers_below_zero(rank: int, world: int) -> list[int]:
+    return [ringlet.all_reduce(torch.tensor([-1 - rank], dtype=torch.int16), op).item() for op in BITWISE]
+
+
+def test_bitwise_operations_keep_signs(everyone):
+    results = everyone(bitwise_on_numbers_below_zero)
+    world = len(results)
+    numbers = [-1 - rank for rank in range(world)]
+    wanted = [numbers[0], numbers[0], numbers[0]]
+    for number in numbers[1:]:
+        wanted = [wanted[0] & number, wanted[1] | number, wanted[2] ^ number]
+    assert results == [wanted] * world
+
+
+def same_name_again(rank: int, world: int, name: str) -> None:
+    for cycle in range(300):
+        ringlet.finalize()
+        ringlet.init(rank, world, transport="threads", name=name, timeout=20)
+        if cycle % 10 == 0:
+            assert ringlet.all_reduce(torch.ones(1)).item() == world
+
+
+def test_threads_meet_again_under_the_same_name(pool, tmp_path):
+    pool.values(same_name_again, 3, str(tmp_path), join="threads")

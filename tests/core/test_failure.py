@@ -1,0 +1,390 @@
+"""What a failure of one rank becomes on the others: the right kind of error, in time, naming what happened."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import TRANSPORTS
+
+PROMISE_SECONDS = 1.0
+
+
+# --- a rank is killed -----------------------------------------------------------------------------------------------
+
+
+def die(stamp: str) -> None:
+    """Writes the time and ends this process as kill -9 does."""
+    pathlib.Path(stamp).write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises_peer_lost(act, stamp: str, victim: int) -> str:
+    with pytest.raises(ringlet.PeerLost) as caught:
+        act()
+    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    assert late < PROMISE_SECONDS, f"PeerLost {late:.2f} s after the kill"
+    assert f"the process of rank {victim} is gone" in str(caught.value)
+    return str(caught.value)
+
+
+def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
+    victim = world - 1
+    count = 16 << 20 if moment == "middle" else 1000
+    tensor = ringlet.empty(count).fill_(1)
+    ringlet.barrier()
+    if rank == victim:
+        if moment == "middle":
+            ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True)
+            while tensor[0] == 1 and tensor[count // 2] == 1 and tensor[-1] == 1:
+                pass  # until the first results are there
+        die(stamp)
+
+    def act():
+        if mode == "sync":
+            ringlet.all_reduce(tensor, algorithm=algorithm)
+        else:
+            works = [ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True) for _ in range(4)]
+            works[0].wait()
+
+    text = raises_peer_lost(act, stamp, victim)
+    assert f"rank {rank} of {world} in all_reduce #1 ({algorithm}, sum, float32, {count} elements)" in text
+    for _ in range(2):
+        with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+            ringlet.all_reduce(torch.ones(3))
+    with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+        ringlet.send(torch.ones(3), (rank + 1) % world)
+
+
+def survivors(outcomes, victim):
+    """Fails the test unless exactly the victim died."""
+    wrong = [outcome for outcome in outcomes if outcome.kind != ("died" if outcome.rank == victim else None)]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("moment", ["before", "middle"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "two_shot"])
+def test_killed_in_all_reduce(pool, tmp_path, world, moment, mode, algorithm):
+    arguments = (str(tmp_path / "stamp"), moment, mode, algorithm)
+    survivors(pool.run(lose_a_peer_in_all_reduce, world, *arguments), world - 1)
+
+
+def lose_a_peer_on_one_processor(rank, world, stamp, processor):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {processor})
+    try:
+        lose_a_peer_in_all_reduce(rank, world, stamp, "before", "sync", "ring")
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_killed_where_other_work_fills_the_processor(pool, tmp_path):
+    """Giving the processor up, as a wait does, may then take a time slice of each of the others."""
+    processor = min(os.sched_getaffinity(0))
+    endless = f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", endless], stdout=subprocess.PIPE) for _ in range(4)]
+    try:
+        for other in others:
+            other.stdout.readline()
+        survivors(pool.run(lose_a_peer_on_one_processor, 2, str(tmp_path / "stamp"), processor), 1)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def lose_a_peer_elsewhere(rank, world, stamp, what):
+    victim = world - 1
+    ringlet.barrier()
+    if rank == victim:
+        die(stamp)
+    big = torch.ones(1 << 20)
+    acts = {
+        "recv": lambda: ringlet.recv(big, victim),
+        "send": lambda: ringlet.send(big, victim),  # more than fits in the segments
+        "send registered": lambda: ringlet.send(ringlet.empty(1 << 20), victim),
+        "async recv": lambda: ringlet.recv(big, victim, async_op=True).wait(),
+        "barrier": ringlet.barrier,
+        "broadcast": lambda: ringlet.broadcast(big, victim),
+        "gather": lambda: ringlet.gather(torch.ones(world << 20) if rank == 0 else None, big),
+    }
+    if what == "gather" and rank != 0:  # only the root misses the victim at once
+        acts["gather"] = lambda: (ringlet.gather(None, big), ringlet.barrier())
+    raises_peer_lost(acts[what], stamp, victim)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("what", ["recv", "send", "send registered", "async recv", "barrier", "broadcast", "gather"])
+def test_killed_in_other_calls(pool, tmp_path, world, what):
+    survivors(pool.run(lose_a_peer_elsewhere, world, str(tmp_path / "stamp"), what), world - 1)
+
+
+def lose_a_peer_in_backend(rank, world, stamp, what):
+    victim = world - 1
+    dist.barrier()
+    if rank == victim:
+        die(stamp)
+    tensor = torch.ones(1 << 18)
+    acts = {
+        "sync": lambda: dist.all_reduce(tensor),
+        "async": lambda: dist.all_reduce(tensor, async_op=True).wait(),
+        "recv": lambda: dist.recv(tensor, victim),
+        "future": lambda: dist.all_reduce(tensor, async_op=True).get_future().wait(),
+    }
+    with pytest.raises(RuntimeError, match=f"the process of rank {victim} is gone") as caught:
+        acts[what]()
+    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    assert late < PROMISE_SECONDS, f"{late:.2f} s after the kill"
+    if what != "future":  # a Future keeps the message of an error, not its class
+        assert type(caught.value) is ringlet.PeerLost
+    with pytest.raises(ringlet.PeerLost, match="this group failed before"):
+        dist.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("what", ["sync", "async", "recv", "future"])
+def test_killed_in_the_backend(pool, tmp_path, world, what):
+    arguments = (str(tmp_path / "stamp"), what)
+    survivors(pool.run(lose_a_peer_in_backend, world, *arguments, join="dist:ringlet"), world - 1)
+
+
+# --- a rank is stuck ------------------------------------------------------------------------------------------------
+
+LIMIT = 0.4
+
+
+def stall(rank, world, store, what, algorithm):
+    """The last rank does something else until the others have had their Timeout."""
+    others = dist.FileStore(store, world)
+    ringlet.all_reduce(torch.ones(1))
+    if rank == world - 1:
+        others.wait([f"done {q}" for q in range(world - 1)])
+        return "", 0.0
+    start = time.monotonic()
+    with pytest.raises(ringlet.Timeout) as caught:
+        if what == "sync":
+            ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT)
+        elif what == "async":
+            ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT, async_op=True).wait()
+        else:
+            ringlet.recv(torch.ones(1000), world - 1, timeout=LIMIT)
+    waited = time.monotonic() - start
+    others.set(f"done {rank}", "")
+    with pytest.raises(ringlet.Timeout, match="this group failed before"):
+        ringlet.all_reduce(torch.ones(1000))
+    return str(caught.value), waited
+
+
+def times_out(pool, folder, world, what, algorithm, transport, right):
+    """Whether it does so in time and `right(rank, text)` of every rank that waits. Where processes stand still for a
+    while neither need hold, which is not always."""
+    for attempt in range(3):
+        told = pool.values(stall, world, str(folder / f"others {attempt}"), what, algorithm, join=transport)[:-1]
+        wrong = [(text, waited) for text, waited in told if not 0 < waited < LIMIT + PROMISE_SECONDS]
+        # Whoever's deadline comes first speaks for all, so no more can be said of one rank's wait.
+        wrong += [] if max(waited for _, waited in told) >= LIMIT - 0.05 else told
+        wrong += [(text, waited) for rank, (text, waited) in enumerate(told) if not right(rank, text)]
+        if not wrong:
+            return
+    pytest.fail("\n".join(map(str, wrong)))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("what", "algorithm"), [("sync", "ring"), ("async", "ring"), ("sync", "one_shot")])
+def test_stalled_rank_times_out(pool, tmp_path, transport, world, what, algorithm):
+    def right(rank, text):
+        call = rf"rank {rank} of {world} in all_reduce #1 \({algorithm}, sum, float32, 1000 elements\), 0 of 4000 bytes"
+        # In a chain of waits each waits for the one before it, and whoever's deadline comes first speaks for all: every
+        # text names the one that is stuck.
+        stuck = f"furthest behind is rank {world - 1}, which has not made this call"
+        return re.match(call + r" done, round \d", text) and "waited 0.4 s for rank" in text and stuck in text
+
+    times_out(pool, tmp_path, world, what, algorithm, transport, right)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stalled_sender_times_out(pool, tmp_path, transport):
+    where = "rank 0 of 2 in recv from rank 1 (1000 elements of float32), 0 of 4000 bytes done: "
+    said = where + "Timed out having waited 0.4 s"
+    times_out(pool, tmp_path, 2, "recv", "", transport, lambda rank, text: text.startswith(said))
+
+
+def message_against_collective(rank, world, verb, first):
+    """Rank 0 waits in a message with rank 1, which waits for it in a collective; `first` has the shorter timeout."""
+    ringlet.all_reduce(torch.ones(10))
+    limit = 0.6 if rank == first else 20
+    with pytest.raises(ringlet.Timeout) as caught:
+        if rank == 0:
+            getattr(ringlet, verb)(torch.ones(8 << 20), 1, timeout=limit)
+        else:
+            ringlet.all_reduce(torch.ones(1000), timeout=limit)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("verb", "where"), [("send", "in send to"), ("recv", "in recv from")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_message_against_a_collective_names_both(pool, transport, verb, where, first):
+    message, collective = f"rank 0 of 2 {where} rank 1 (8388608 elements of float32)", "rank 1 of 2 in all_reduce #1 ("
+    for text in pool.values(message_against_collective, 2, verb, first, join=transport):
+        assert message in text and collective in text, text
+
+
+def answered_after_a_while(rank, world):
+    """A message that waited for long and then came is no longer what a rank waits in."""
+    message = torch.zeros(10)
+    if rank == 0:
+        ringlet.recv(message, 1)
+        time.sleep(1.5)  # "in other work", while the other's call ends at its deadline
+        return ""
+    time.sleep(0.3)
+    ringlet.send(message, 0)
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.all_reduce(torch.ones(1000), timeout=0.6)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_message_that_came_is_not_named(pool, transport):
+    for text in pool.values(answered_after_a_while, 2, join=transport):
+        assert "in recv" not in text, text
+
+
+def wait_briefly(rank, world, store):
+    others = dist.FileStore(store, world)
+    if rank == 0:
+        work = ringlet.all_reduce(tensor := torch.ones(10), async_op=True)
+        with pytest.raises(ringlet.Timeout, match="not complete after 50 ms of waiting; it goes on"):
+            work.wait(0.05)
+        assert not work.done()
+        others.set("tried", "")
+        work.wait(30)
+    else:
+        others.wait(["tried"])
+        ringlet.all_reduce(tensor := torch.ones(10))
+    assert tensor.tolist() == [world] * 10
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_wait_that_times_out_leaves_the_call_running(pool, tmp_path, transport):
+    pool.values(wait_briefly, 2, str(tmp_path / "others"), join=transport)
+
+
+# --- calls that do not match ----------------------------------------------------------------------------------------
+
+MISMATCHES = {
+    "op": (lambda x: ringlet.all_reduce(x, "sum"), lambda x: ringlet.all_reduce(x, "max"), ("sum", "max")),
+    "dtype": (
+        lambda x: ringlet.all_reduce(x),
+        lambda x: ringlet.all_reduce(x.to(torch.int32)),
+        ("float32", "int32"),
+    ),
+    "same bytes": (
+        lambda x: ringlet.all_reduce(x),
+        lambda x: ringlet.all_reduce(x.to(torch.bfloat16).repeat(2)),
+        ("float32", "bfloat16"),
+    ),
+    "count": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.all_reduce(x.repeat(2)), ("elements", "elements")),
+    "no elements": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.all_reduce(x[:0]), ("elements", " 0 elements")),
+    "algorithm": (
+        lambda x: ringlet.all_reduce(x, algorithm="ring"),
+        lambda x: ringlet.all_reduce(x, algorithm="butterfly"),
+        ("ring", "butterfly"),
+    ),
+    "broadcast root": (lambda x: ringlet.broadcast(x, 0), lambda x: ringlet.broadcast(x, 1), ("root 0", "root 1")),
+    "broadcast tree root": (
+        lambda x: ringlet.broadcast(x, 0, algorithm="tree"),
+        lambda x: ringlet.broadcast(x, 1, algorithm="tree"),
+        ("root 0", "root 1"),
+    ),
+    "reduce root": (lambda x: ringlet.reduce(x, 0), lambda x: ringlet.reduce(x, 1), ("root 0", "root 1")),
+    "scatter root": (
+        lambda x: ringlet.scatter(x, x.repeat(world_of()), 0) if rank_of() == 0 else ringlet.scatter(x, None, 0),
+        lambda x: ringlet.scatter(x, x.repeat(world_of()), 1) if rank_of() == 1 else ringlet.scatter(x, None, 1),
+        ("root 0", "root 1"),
+    ),
+    "gather root": (
+        lambda x: ringlet.gather(x.repeat(world_of()) if rank_of() == 0 else None, x, 0),
+        lambda x: ringlet.gather(x.repeat(world_of()) if rank_of() == 1 else None, x, 1),
+        ("root 0", "root 1"),
+    ),
+    "order": (
+        lambda x: (ringlet.all_reduce(x), ringlet.broadcast(x, 0)),
+        lambda x: (ringlet.broadcast(x, 0), ringlet.all_reduce(x)),
+        ("all_reduce #", "broadcast #"),
+    ),
+    "collective": (lambda x: ringlet.all_reduce(x), lambda x: ringlet.barrier(), ("all_reduce #", "barrier #")),
+    "async": (
+        lambda x: [ringlet.all_reduce(x, async_op=True) for _ in range(3)][-1].wait(),
+        lambda x: [ringlet.all_reduce(x, op, async_op=True) for op in ("sum", "min", "sum")][-1].wait(),
+        ("sum", "min"),
+    ),
+}
+
+
+def rank_of() -> int:
+    return ringlet.current().rank
+
+
+def world_of() -> int:
+    return ringlet.current().world
+
+
+def mismatch(rank, world, name, count):
+    """Rank 1 does the other thing; twice the matching call before, so that both parities have been used."""
+    first, second, words = MISMATCHES[name]
+    for _ in range(2):
+        ringlet.all_reduce(torch.ones(3))
+    tensor = torch.ones(count)
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        (second if rank == 1 else first)(tensor)
+        ringlet.barrier()  # a rank that needs nothing of the others for its own call hears of it here
+    text = str(caught.value)
+    assert "calls do not match: rank" in text and "all ranks of a group must make the same calls" in text, text
+    # Between hosts both may have done what their own call asked of them: the barrier tells that others came before.
+    late = "tcp" in ringlet.current().transport and "after other calls" in text
+    for word in () if late else words:
+        assert word in text, text
+    with pytest.raises(ringlet.InvalidUsage, match="this group failed before"):
+        ringlet.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("count", [4, 30_000])
+def test_calls_that_differ_are_named_on_every_rank(pool, transport, world, count):
+    wrong = []
+    for name in MISMATCHES:
+        outcomes = pool.run(mismatch, world, name, count, join=transport, timeout=20)
+        wrong += [f"{name}: {outcome}" for outcome in outcomes if outcome.kind is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+def mismatched_message(rank, world):
+    """The sender, whose message fits into a segment, hears of it in its next call."""
+    both = "rank 0 sends 10 elements of float32, rank 1 receives 12 elements of float32"
+    if rank == 0:
+        ringlet.send(torch.ones(10), 1)
+        with pytest.raises(ringlet.InvalidUsage, match=both):
+            ringlet.recv(torch.ones(10), 1)
+    else:
+        with pytest.raises(ringlet.InvalidUsage, match=both):
+            ringlet.recv(torch.ones(12), 0)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_that_differ(pool, transport):
+    pool.values(mismatched_message, 2, join=transport)

@@ -1,0 +1,498 @@
+"""Signals in every kind of wait: Ctrl-C, a handler that does not raise, ranks as threads, spawn and `ringlet run`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ranks import free_ports, on_host
+from ringlet import _C
+from ringlet.__main__ import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The wait is to end within 0.1 s; the machine may be busy. Without it the wait ends at the group's timeout.
+BOUND_S, TIMEOUT_S = 10.0, 60.0
+PROCESSES = ("shared_memory", "tcp", "mixed")
+
+
+def ones(count: int = 4) -> torch.Tensor:
+    return torch.ones(count)
+
+
+@contextlib.contextmanager
+def interrupted(kind: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """What is inside waits, and ends by Ctrl-C soon after that."""
+    sent: list[float] = []
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    with pytest.raises(kind):
+        yield
+    assert time.monotonic() - sent[0] < BOUND_S
+    timer.join()
+
+
+@contextlib.contextmanager
+def handling(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def joined(rank: int, world: int, transport: str, name: str, store: dist.Store) -> Iterator[ringlet.Group]:
+    with on_host(f"host {rank % 2}" if transport == "mixed" else None):
+        kind = "auto" if transport == "mixed" else transport
+        group = ringlet.init(rank, world, store, transport=kind, timeout=TIMEOUT_S, name=name)
+    try:
+        yield group
+    finally:
+        ringlet.finalize()
+
+
+# --- calls on one transport -----------------------------------------------------------------------------------------
+
+
+def behind_an_asynchronous_call() -> None:
+    work = ringlet.all_reduce(ones(), async_op=True)
+    try:
+        ringlet.all_reduce(ones(8))
+    finally:
+        with pytest.raises(ringlet.PeerLost, match="interrupted"):  # it is given up, and nothing of it goes on
+            work.wait()
+
+
+GIVEN_UP: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: ringlet.all_reduce(ones()),
+    "large all_reduce": lambda: ringlet.all_reduce(ones(1 << 20)),
+    "barrier": ringlet.barrier,
+    "recv": lambda: ringlet.recv(ones(), 1),
+    "send": lambda: ringlet.send(ones(16 << 20), 1),
+    "behind an asynchronous call": behind_an_asynchronous_call,
+}
+
+
+COLLECTIVE = ("all_reduce", "large all_reduce", "barrier")
+
+
+def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None:
+    store = dist.FileStore(path, world)
+    for name, wait in GIVEN_UP.items():
+        with joined(rank, world, transport, name, store) as group:
+            if rank == 0:
+                with interrupted():
+                    wait()
+                with pytest.raises(ringlet.PeerLost, match=r"failed before: .*interrupted \(KeyboardInterrupt\)"):
+                    ringlet.all_reduce(ones())
+                store.set(f"{name} is over", "")
+            elif rank == 1:
+                store.wait([f"{name} is over"])
+            with pytest.raises(ringlet.PeerLost) as caught:  # rank 2 waits all the time
+                for _ in range(3):  # the interrupted rank may have done its part of the first
+                    (wait if name in COLLECTIVE else GIVEN_UP["all_reduce"])()
+            if rank > 0:
+                assert "rank 0 reported: rank 0 of 3 in" in str(caught.value), caught.value
+                assert "interrupted (KeyboardInterrupt)" in str(caught.value), caught.value
+            assert group.rank == rank
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_ctrl_c_ends_a_call_and_tells_the_peers(pool, tmp_path, transport):
+    pool.values(waits_that_give_up, 3, transport, str(tmp_path / "store"), join="nothing")
+
+
+def waits_on_handles(rank: int, world: int, transport: str, path: str) -> None:
+    store = dist.FileStore(path, world)
+    with joined(rank, world, transport, "handles", store):
+        total, got = ones(), torch.zeros(4)
+        if rank == 1:
+            store.wait(["interrupted"])
+        works = [ringlet.all_reduce(total, async_op=True)]
+        works.append(ringlet.recv(got, 1, async_op=True) if rank == 0 else ringlet.send(ones(), 0, async_op=True))
+        if rank == 0:
+            for work in works:
+                with interrupted():
+                    work.wait()
+                with interrupted():
+                    work.wait(TIMEOUT_S)
+            store.set("interrupted", "")
+        for work in works:
+            work.wait()
+        assert total.eq(world).all() and got.eq(1 - rank).all()
+        ringlet.barrier()
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_an_interrupted_wait_leaves_an_asynchronous_call_alone(pool, tmp_path, transport):
+    pool.values(waits_on_handles, 2, transport, str(tmp_path / "store"), join="nothing")
+
+
+class Stop(Exception):
+    """What a program's own handler raises."""
+
+
+def handlers_of_the_program(rank: int, world: int, transport: str, path: str) -> None:
+    """The peer comes only once the handler has run: which is during the wait, or never."""
+    store = dist.FileStore(path, world)
+    for name, wait in GIVEN_UP.items():
+        if name.startswith("behind"):
+            continue
+        with joined(rank, world, transport, name, store):
+            if rank == 0:
+                with handling(signal.SIGUSR1, lambda *_, name=name: store.set(f"{name} handled", "")):
+                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+                    wait()
+            else:
+                store.wait([f"{name} handled"])
+                if name in ("send", "recv"):
+                    (ringlet.send if name == "recv" else ringlet.recv)(ones(16 << 20 if name == "send" else 4), 0)
+                else:
+                    wait()
+            ringlet.barrier()
+    with joined(rank, world, transport, "stop", store) as group:
+
+        def stop(*_: Any) -> None:
+            with pytest.raises(ringlet.InvalidUsage, match=r"close.. in a signal handler that interrupts a call"):
+                group.handle.close(timedelta(seconds=1))
+            raise Stop
+
+        if rank == 0:
+            with handling(signal.SIGINT, stop), interrupted(Stop):
+                ringlet.all_reduce(ones())
+        else:
+            # What says why may stand behind data that nobody takes here.
+            with pytest.raises(ringlet.PeerLost, match=r"interrupted \(Stop\)|rank 0 left the group"):
+                ringlet.recv(ones(), 0)
+
+
+@pytest.mark.parametrize("transport", ("shared_memory", "tcp"))
+def test_a_handler_that_does_not_raise_lets_the_wait_go_on(pool, tmp_path, transport):
+    pool.values(handlers_of_the_program, 2, transport, str(tmp_path / "store"), join="nothing")
+
+
+def leaving(rank: int, world: int, path: str) -> None:
+    store = dist.FileStore(path, world)
+    with joined(rank, world, "shared_memory", "leaving", store) as group:
+        if rank == 0:
+            work = ringlet.all_reduce(ones(), async_op=True)
+            with interrupted():
+                group.close(timedelta(seconds=TIMEOUT_S))
+            with pytest.raises(ringlet.PeerLost, match="closed the group while this call was pending"):
+                work.wait()
+            with pytest.raises(ringlet.InvalidUsage, match="closed"):
+                ringlet.barrier()
+            store.set("left", "")
+        else:
+            store.wait(["left"])
+
+
+def test_ctrl_c_cuts_leaving_short(pool, tmp_path):
+    pool.values(leaving, 2, str(tmp_path / "store"), join="nothing")
+
+
+# --- making groups --------------------------------------------------------------------------------------------------
+
+
+def groups_with_a_missing_rank(rank: int, world: int, path: str, port: int) -> None:
+    store = dist.FileStore(f"{path}/store", 2)
+    for number in range(2):  # rank 0 asks who is there, the others wait to be asked
+        with interrupted():
+            ringlet.init(number, 2, store, timeout=TIMEOUT_S)
+    for transport in ("shared_memory", "tcp", "auto"):  # a rank that went after that
+        with interrupted():
+            _C.Group.join(store, f"gone/{transport}", 0, 2, timedelta(seconds=TIMEOUT_S), transport)
+    with interrupted():
+        ringlet.init(0, 2, transport="threads", timeout=TIMEOUT_S, name="interrupted")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        for number in range(2):  # which makes the store, or looks for it
+            with interrupted():
+                ringlet.init(number, 2, timeout=TIMEOUT_S)
+    finally:
+        del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]  # the process stays for other tests
+    with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
+        ringlet.current()
+
+
+def test_ctrl_c_ends_the_wait_for_a_missing_rank(pool, tmp_path):
+    pool.values(groups_with_a_missing_rank, 1, str(tmp_path), free_ports(1)[0], join="nothing")
+
+
+# --- torch.distributed ----------------------------------------------------------------------------------------------
+
+
+def torch_waits(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    work = dist.all_reduce(ones(), async_op=True) if rank == 0 else None
+    if rank == 0:
+        for wait in (
+            lambda: work.wait(),
+            lambda: work.wait(timedelta(seconds=TIMEOUT_S)),
+            lambda: dist.recv(torch.zeros(4), 1),
+            lambda: ringlet.monitored_barrier(timeout=TIMEOUT_S),
+        ):
+            with interrupted():
+                wait()
+        store.set("waited", "")
+        work.wait()  # the group is well
+    else:
+        store.wait(["waited"])
+        dist.all_reduce(ones())
+        dist.send(ones(), 0)
+    if rank == 0:
+        with interrupted():
+            dist.all_reduce(ones())
+        store.set("called", "")
+    else:
+        store.wait(["called"])
+        with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(KeyboardInterrupt\)"):
+            for _ in range(3):  # the interrupted rank may have done its part of the first
+                dist.all_reduce(ones())
+
+
+def test_ctrl_c_ends_waits_of_torch_distributed(pool):
+    pool.values(torch_waits, 2, join="dist:ringlet")
+
+
+# --- ranks that are threads -----------------------------------------------------------------------------------------
+
+
+def waits_by_rank(rank: int, folder: str) -> None:
+    """Of four ranks each waits for something else, and the last only computes."""
+    pathlib.Path(folder, f"{rank} waits").touch()
+    if rank == 0:
+        ringlet.all_reduce(ones())
+    elif rank == 1:
+        ringlet.recv(ones(), 3)
+    elif rank == 2:
+        ringlet.all_reduce(ones(), async_op=True).wait()
+    else:
+        while True:
+            time.sleep(0.01)
+
+
+def interrupt_when(ready: Callable[[], bool], number: int = signal.SIGINT, pid: int = 0) -> threading.Thread:
+    def run() -> None:
+        while not ready():
+            time.sleep(0.01)
+        time.sleep(0.2)  # they wait now, or soon
+        os.kill(pid or os.getpid(), number)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def all_wait(folder: pathlib.Path, world: int) -> Callable[[], bool]:
+    return lambda: len(list(folder.glob("* waits"))) == world
+
+
+def test_ctrl_c_ends_ranks_that_are_threads(tmp_path):
+    thread = interrupt_when(all_wait(tmp_path, 4))
+    with pytest.raises(KeyboardInterrupt):
+        ringlet.spawn(waits_by_rank, 4, (str(tmp_path),), transport="threads", timeout=TIMEOUT_S)
+    thread.join()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("rank ")]
+
+
+def interrupted_from_another_thread(rank: int, world: int) -> None:
+    """PyThreadState_SetAsyncExc reaches a thread that waits."""
+    if rank == 1:
+        with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(Stop\)"):
+            ringlet.recv(ones(), 0)
+        return
+    target = ctypes.c_ulong(threading.get_ident())
+    threading.Timer(0.2, ctypes.pythonapi.PyThreadState_SetAsyncExc, (target, ctypes.py_object(Stop))).start()
+    with pytest.raises(Stop):
+        ringlet.all_reduce(ones())
+
+
+@pytest.mark.parametrize("transport", ("threads", "shared_memory"))
+def test_an_asynchronous_exception_ends_the_wait_of_its_thread(pool, transport):
+    pool.values(interrupted_from_another_thread, 2, join=transport)
+
+
+# --- spawn ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files go."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def note_process(rank: int, folder: str, stubborn: bool) -> None:
+    """One rank that waits for the other, which waits in Python; or ignores Ctrl-C."""
+    pathlib.Path(folder, f"{rank} pid").write_text(str(os.getpid()))
+    if stubborn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pathlib.Path(folder, f"{rank} waits").touch()
+    try:
+        if rank == 0:
+            ringlet.recv(ones(), 1)
+        while True:
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        pathlib.Path(folder, f"{rank} interrupted").touch()
+        raise
+
+
+def processes_gone(folder: pathlib.Path, world: int) -> bool:
+    """A zombie that nobody reaps is gone too."""
+    for rank in range(world):
+        status = pathlib.Path("/proc", (folder / f"{rank} pid").read_text(), "status")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if "State:\tZ" not in status.read_text():
+                return False
+    return True
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + BOUND_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("stubborn", (False, True))
+def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
+    thread = interrupt_when(all_wait(tmp_path, 2))
+    second = interrupt_when(lambda: stubborn and not thread.is_alive()) if stubborn else None
+    with pytest.raises(KeyboardInterrupt):
+        ringlet.spawn(note_process, 2, (str(tmp_path), stubborn), timeout=TIMEOUT_S)
+    thread.join()
+    if second is not None:
+        second.join()
+    assert processes_gone(tmp_path, 2) and not list(temporary.iterdir())
+    assert len(list(tmp_path.glob("* interrupted"))) == (0 if stubborn else 2)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+PARENT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import ringlet, test_interrupts
+if __name__ == "__main__":
+    ringlet.spawn(test_interrupts.note_process, 2, (sys.argv[1], False), timeout=60)
+"""
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGKILL))
+def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [
+        sys.executable,
+        str(script),
+        str(tmp_path),
+        *map(str, (ROOT / "tests/core", ROOT / "tests/support", ROOT / "python")),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
+        thread = interrupt_when(all_wait(tmp_path, 2), number, parent.pid)
+        _, said = parent.communicate(timeout=2 * TIMEOUT_S)
+        thread.join()
+    assert parent.returncode == -number, said
+    assert eventually(lambda: processes_gone(tmp_path, 2)) and not list(temporary.iterdir())
+    assert "Traceback" not in said
+
+
+# --- ringlet run ----------------------------------------------------------------------------------------------------
+
+REPORT = """
+import os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+print(*(os.environ[name] for name in names), *sys.argv[1:])
+print("half a line", end="", file=sys.stderr)
+"""
+FAIL = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+time.sleep(60)
+"""
+DIE = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
+WAIT = """
+import pathlib, sys
+sys.path[:0] = sys.argv[2:]
+import torch, ringlet
+group = ringlet.init()
+assert ringlet.all_reduce(torch.ones(1)).item() == group.world
+pathlib.Path(sys.argv[1], f"{group.rank} waits").touch()
+try:
+    ringlet.recv(torch.ones(1), 1 - group.rank)
+except KeyboardInterrupt:
+    print("saved", flush=True)
+    raise
+"""
+
+
+def run(tmp_path: pathlib.Path, program: str, *arguments: str, options: tuple[str, ...] = ("-n", "2")) -> int:
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    return main(["run", *options, str(script), *arguments])
+
+
+def test_run_tells_ranks_who_they_are(tmp_path, capfd):
+    assert run(tmp_path, REPORT, "--a", "b", "-n", "3") == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [f"[{rank}] {rank} 2 {rank} 2 127.0.0.1 --a b -n 3" for rank in range(2)]
+    assert sorted(err.splitlines()) == ["[0] half a line", "[1] half a line"]
+    assert run(tmp_path, REPORT, options=("-n", "1")) == 0
+    assert capfd.readouterr().out == "0 1 0 1 127.0.0.1\n"
+
+
+def test_run_runs_modules(tmp_path, capfd, monkeypatch):
+    (tmp_path / "some_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["run", "-n", "2", "-m", "some_module", "-m"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] __main__ ['-m']" for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "told"),
+    [(FAIL, 7, "rank 1 exited with code 7"), (DIE, 137, "rank 1 was ended by SIGKILL")],
+)
+def test_run_names_the_rank_that_failed(tmp_path, capfd, program, code, told):
+    assert run(tmp_path, program) == code
+    assert capfd.readouterr().err == f"ringlet run: {told}; the other ranks were ended\n"
+
+
+def test_ctrl_c_ends_a_run(tmp_path, capfd):
+    thread = interrupt_when(all_wait(tmp_path, 2))
+    assert run(tmp_path, WAIT, str(tmp_path), str(ROOT / "python")) == 130
+    thread.join()
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+    assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet run: interrupted"], err
+
+
+def test_run_refuses_no_ranks(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "-n", "0", "program.py"])
+    assert "not a whole number from 1" in capsys.readouterr().err

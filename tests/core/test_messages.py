@@ -1,0 +1,167 @@
+"""Point-to-point messages: tags, any source, many at once, and what happens to those that are never received."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+
+# In one segment, in several, and (registered) in place.
+COUNTS = (0, 5, 70_000)
+
+
+@pytest.fixture(params=(2, 3))
+def everyone(request, pool):
+    return lambda function, *args: pool.values(function, request.param, *args, join="dist:ringlet")
+
+
+def value(count: int, number: int) -> torch.Tensor:
+    return torch.full((count,), float(number))
+
+
+def tags(rank: int, world: int) -> None:
+    """A receive takes its tag's message, whatever was sent before."""
+    for count in COUNTS:
+        for order in ((1, 2, 3), (3, 1, 2), (3, 2, 1)):
+            if rank == 0:
+                for work in [dist.isend(value(count, tag), 1, tag=tag) for tag in (1, 2, 3)]:
+                    work.wait()
+            if rank == 1:
+                for tag in order:
+                    dist.recv(got := value(count, -1), 0, tag=tag)
+                    assert torch.equal(got, value(count, tag)), (count, order, tag)
+    if rank == 0:  # of one tag, in the order sent; registered tensors are read in place
+        for number in range(5):
+            dist.send(ringlet.empty(70_000).fill_(number), 1)
+    if rank == 1:
+        works = [dist.irecv(value(70_000, -1), 0) for _ in range(5)]
+        for number, work in enumerate(works):
+            work.wait()
+            assert torch.equal(work.result()[0], value(70_000, number))
+
+
+def any_source(rank: int, world: int) -> None:
+    for count in COUNTS:
+        if rank != 0:
+            dist.send(value(count, rank), 0, tag=7)
+            dist.send(value(count, -rank), 0, tag=8)
+        for tag, sign in ((8, -1), (7, 1)) if rank == 0 else ():
+            senders = []
+            for _ in range(world - 1):
+                senders.append(dist.recv(got := value(count, 0), tag=tag))
+                assert torch.equal(got, value(count, sign * senders[-1]))
+            assert sorted(senders) == list(range(1, world))
+        dist.barrier()  # else the next size may come before a slow rank's message of this one
+
+
+def no_receive_blocks_another(rank: int, world: int) -> None:
+    """Rank 0 posts first what comes last: rank 1 sends only when rank 0's second receive has been answered."""
+    last = world - 1
+    for count in COUNTS:
+        if rank == 0:
+            late = dist.irecv(first := value(count, -1), 1, tag=1)
+            dist.recv(second := value(count, -1), last, tag=2)
+            dist.send(value(count, 3), 1, tag=3)
+            late.wait()
+            assert torch.equal(first, value(count, 1)) and torch.equal(second, value(count, 2))
+        if rank == last:
+            dist.send(value(count, 2), 0, tag=2)
+        if rank == 1:
+            dist.recv(value(count, -1), 0, tag=3)
+            dist.send(value(count, 1), 0, tag=1)
+
+
+def both_ways_at_once(rank: int, world: int) -> None:
+    """Everyone sends to everyone before anyone receives, more than the slots hold."""
+    peers = [q for q in range(world) if q != rank]
+    sends = [dist.isend(value(200_000, 10 * rank + i), q) for q in peers for i in range(3)]
+    for q in reversed(peers):
+        for i in range(3):
+            dist.recv(got := value(200_000, -1), q)
+            assert torch.equal(got, value(200_000, 10 * q + i))
+    for work in sends:
+        work.wait()
+
+
+def nobody_waits(rank: int, world: int, store: str) -> None:
+    """Messages move while their ranks are elsewhere, and handles may be dropped."""
+    shared = dist.FileStore(store, world)
+    if rank == 0:
+        dist.isend(value(500_000, 4), 1)
+        shared.wait(["received"])
+    elif rank == 1:
+        work = dist.irecv(got := value(500_000, -1), 0)
+        future = work.get_future()
+        del work
+        assert torch.equal(future.wait()[0], value(500_000, 4)) and torch.equal(got, value(500_000, 4))
+        shared.set("received", "")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("function", [tags, any_source, no_receive_blocks_another, both_ways_at_once])
+def test_messages(everyone, function):
+    everyone(function)
+
+
+def test_messages_move_by_themselves(everyone, tmp_path):
+    everyone(nobody_waits, str(tmp_path / "store"))
+
+
+def unanswered(rank: int, world: int, store: str) -> str:
+    shared = dist.FileStore(store, world)
+    if rank == 1:
+        shared.wait(["timed out"])
+        return ""
+    dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+    work = dist.irecv(torch.empty(3), tag=5)
+    with pytest.raises(ringlet.Timeout) as caught:
+        work.wait()
+    with pytest.raises(ringlet.Timeout, match="this group failed before"):
+        dist.send(torch.empty(3), 1)
+    shared.set("timed out", "")
+    return str(caught.value)
+
+
+def test_a_receive_from_anyone_times_out(pool, tmp_path):
+    text, _ = pool.values(unanswered, 2, str(tmp_path / "store"), join="dist:ringlet")
+    assert "recv from any rank (3 elements of float32, tag 5)" in text and "waited 0.5 s for any rank" in text
+
+
+def another_size(rank: int, world: int) -> None:
+    if rank == 0:
+        with pytest.raises(ringlet.InvalidUsage, match="rank 0 sends 4 elements of float32, rank 1 receives 5"):
+            dist.send(torch.empty(4), 1)
+            dist.barrier()  # small sends are complete before they are received
+    else:
+        with pytest.raises(ringlet.InvalidUsage, match="rank 0 sends 4 elements of float32, rank 1 receives 5"):
+            dist.recv(torch.empty(5), 0)
+
+
+def test_a_message_of_another_size_is_told_to_both(pool):
+    pool.values(another_size, 2, join="dist:ringlet")
+
+
+def missing(rank: int, world: int, store: str) -> str:
+    shared = dist.FileStore(store, world)
+    ringlet.monitored_barrier()
+    ringlet.monitored_barrier(timeout=10.0, wait_all_ranks=True)
+    if rank == 1:
+        shared.wait([f"told {q}" for q in range(world) if q != 1])
+        text = ""
+    else:
+        with pytest.raises(ringlet.Timeout) as caught:
+            ringlet.monitored_barrier(timeout=3.0, wait_all_ranks=True)
+        shared.set(f"told {rank}", "")
+        text = str(caught.value)
+    dist.all_reduce(torch.ones(3))  # the group is not poisoned
+    return text
+
+
+def test_the_monitored_barrier_names_who_is_missing(pool, tmp_path):
+    texts = pool.values(missing, 3, str(tmp_path / "store"), join="dist:ringlet")
+    assert "Rank 1 failed to pass monitoredBarrier after 3000 ms" in texts[0]
+    assert "Rank 2 successfully reached monitoredBarrier, but received errors" in texts[2]

@@ -1,0 +1,399 @@
+// A GPU and a NCCL of the host that run, as a library with the names that ringlet looks for: every stream is a thread,
+// every rank is a thread of this process, and a message is a copy. What a rank's host does not wait for is really under
+// way, so a wait that is missing can show, and what never comes keeps a stream busy until the communicator is aborted.
+// recording_nccl.h is the one to explore orders of events; this one serves tests of what enqueues, completes and gives
+// up.
+#include "emulated_gpu.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "cuda/cuda.h"
+#include "gpu/nccl_api.h"
+#include "host_block.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr int kInvalidUsage = 5;  // ncclInvalidUsage
+
+std::mutex mutex;  // guards every flag, mailbox and communicator
+std::condition_variable changed;
+
+struct Flag {
+  bool up = false;
+};
+
+void raise(const std::shared_ptr<Flag>& flag) {
+  const std::lock_guard lock(mutex);
+  flag->up = true;
+  changed.notify_all();
+}
+
+class Stream {
+ public:
+  Stream() : thread_([this] { loop(); }) {
+    change([this](std::set<Stream*>& all) { all.insert(this); });
+  }
+  ~Stream() {
+    change([this](std::set<Stream*>& all) { all.erase(this); });
+    put([this] { ended_ = true; });
+    thread_.join();
+  }
+  void put(std::function<void()> item) {
+    const std::lock_guard lock(own_);
+    items_.push_back(std::move(item));
+    any_.notify_one();
+  }
+  void hold(bool held) {
+    const std::lock_guard lock(own_);
+    held_ = held;
+    any_.notify_one();
+  }
+  /// Lets `memory` go when all streams have done what they have been given.
+  static void outlive(const std::shared_ptr<void>& memory) {
+    change([&](std::set<Stream*>& all) {
+      for (Stream* stream : all) stream->put([memory] {});
+    });
+  }
+
+ private:
+  static void change(const std::function<void(std::set<Stream*>&)>& act) {
+    static auto* const mutex = new std::mutex;  // streams end when statics are gone
+    static auto* const all = new std::set<Stream*>;
+    const std::lock_guard lock(*mutex);
+    act(*all);
+  }
+  void loop() {
+    while (!ended_) {
+      std::function<void()> item;
+      {
+        std::unique_lock lock(own_);
+        any_.wait(lock, [this] { return !items_.empty() && !held_; });
+        item = std::move(items_.front());
+        items_.pop_front();
+      }
+      item();
+    }
+  }
+
+  std::mutex own_;
+  std::condition_variable any_;
+  std::deque<std::function<void()>> items_;
+  bool held_ = false;
+  bool ended_ = false;  // its own thread's
+  std::thread thread_;
+};
+
+Stream& of(void* stream) {
+  thread_local Stream usual;  // each thread's own, or ranks would stand in each other's way
+  return stream == nullptr ? usual : *static_cast<Stream*>(stream);
+}
+
+struct Event {
+  std::shared_ptr<Flag> last;
+};
+
+/// One rank's communicator; those of one id meet in its mailboxes.
+struct Communicator {
+  std::string id;
+  int rank;
+  int world;
+  bool aborted = false;
+};
+
+std::map<std::string, std::set<int>> present;                                           // by id: the ranks that came
+std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
+std::vector<std::unique_ptr<Communicator>> communicators;
+std::multiset<void*> opened;  // memory of other ranks
+std::atomic<int> allocations{0}, in_place{0};
+std::atomic<bool> capturing{false};
+long ids = 0;
+
+struct Part {
+  bool sends;
+  int peer;
+  std::byte* address;
+  size_t bytes;
+  Communicator* communicator;
+};
+thread_local int open_groups = 0;
+thread_local std::map<void*, std::vector<Part>> parts;  // of the group being put together, by stream
+
+/// On a stream: everything is sent, then everything is waited for.
+void exchange(const std::vector<Part>& group) {
+  std::unique_lock lock(mutex);
+  for (const Part& part : group) {
+    if (!part.sends) continue;
+    boxes[{part.communicator->id, part.communicator->rank, part.peer}].emplace_back(part.address,
+                                                                                    part.address + part.bytes);
+  }
+  changed.notify_all();
+  for (const Part& part : group) {
+    if (part.sends) continue;
+    auto& box = boxes[{part.communicator->id, part.peer, part.communicator->rank}];
+    changed.wait(lock, [&] { return !box.empty() || part.communicator->aborted; });
+    if (box.empty()) return;
+    if (box.front().size() != part.bytes) std::abort();  // NCCL's behaviour is undefined: a test must not come here
+    std::memcpy(part.address, box.front().data(), part.bytes);
+    box.pop_front();
+  }
+}
+
+int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
+  auto* communicator = reinterpret_cast<Communicator*>(comm);
+  if (open_groups == 0 || peer < 0 || peer >= communicator->world) return kInvalidUsage;
+  parts[stream].push_back({sends, peer, static_cast<std::byte*>(const_cast<void*>(address)), bytes, communicator});
+  return kNcclSuccess;
+}
+
+int finished(void* event, int* answer) {
+  const std::lock_guard lock(mutex);
+  const auto& last = static_cast<Event*>(event)->last;
+  return *answer = last == nullptr || last->up, 0;
+}
+
+int record(void* event, void* stream) {
+  auto flag = std::make_shared<Flag>();
+  std::unique_lock lock(mutex);
+  static_cast<Event*>(event)->last = flag;
+  lock.unlock();
+  return of(stream).put([flag] { raise(flag); }), 0;
+}
+
+int wait(void* stream, void* event) {
+  std::unique_lock lock(mutex);
+  const std::shared_ptr<Flag> flag = static_cast<Event*>(event)->last;
+  lock.unlock();
+  if (flag == nullptr) return 0;
+  of(stream).put([flag] {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return flag->up; });
+  });
+  return 0;
+}
+
+int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
+  of(stream).put([args = *args, srcs = std::vector(args->srcs, args->srcs + args->n), dtype, op]() mutable {
+    args.srcs = srcs.data();
+    reduce_kernel(dtype, op)(args);
+  });
+  return 0;
+}
+
+int copy(void* dst, const void* src, size_t bytes, void* stream) {
+  return of(stream).put([=] { std::memcpy(dst, src, bytes); }), 0;
+}
+
+int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  if (args->in_place.steps != nullptr) ++in_place;
+  of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
+  return 0;
+}
+
+/// Atomic by words, as a kernel that runs meanwhile may read or write them.
+void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
+  size_t i = 0;
+  for (; i + 8 <= bytes && (reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) % 8 == 0; i += 8) {
+    auto* from = reinterpret_cast<uint64_t*>(const_cast<std::byte*>(src + i));
+    const uint64_t word = std::atomic_ref(*from).load(std::memory_order_acquire);
+    std::atomic_ref(*reinterpret_cast<uint64_t*>(dst + i)).store(word, std::memory_order_release);
+  }
+  if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
+}
+
+int copy_now(void* dst, const void* src, size_t bytes, void*) {
+  return copy_words(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), bytes), 0;
+}
+
+/// Up to 2 GiB: the host would give more than it has, and end a process that uses it.
+int allocate(void** memory, size_t bytes) {
+  ++allocations;
+  *memory = bytes >> 31 != 0 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *memory == nullptr;
+}
+
+int share(void* memory, RingletCudaShare* share) {
+  std::memset(share, 0, sizeof *share);
+  std::memcpy(share->bytes, &memory, sizeof memory);
+  return 0;
+}
+
+int open_share(const RingletCudaShare* share, void** memory) {
+  std::memcpy(memory, share->bytes, sizeof *memory);
+  const std::lock_guard lock(mutex);
+  return opened.insert(*memory), 0;
+}
+
+int close_share(void* memory, int) {
+  const std::lock_guard lock(mutex);
+  const auto found = opened.find(memory);
+  return found == opened.end() ? 1 : (opened.erase(found), 0);
+}
+
+thread_local int current = 0;
+
+int identity(RingletCudaIdentity* identity) {
+  return *identity = {{}, current, /*processors=*/8}, 0;  // so that ranks have few threads
+}
+
+std::atomic<unsigned> touched{0};
+
+/// Of a GPU such a call would make a place for this process on the thread's current device.
+template <auto function>
+struct Touching;
+template <class... Args, int (*function)(Args...)>
+struct Touching<function> {
+  static int call(Args... args) {
+    touched |= 1u << current;
+    return function(args...);
+  }
+};
+
+int release(void* memory) { return Stream::outlive({memory, &std::free}), 0; }
+int create_stream(void** stream) { return *stream = new Stream, 0; }
+int destroy_stream(void* stream) { return delete static_cast<Stream*>(stream), 0; }
+int create_event(void** event) { return *event = new Event, 0; }
+int destroy_event(void* event) { return delete static_cast<Event*>(event), 0; }
+
+const RingletCudaDevice kDevice = {
+    .bytes = sizeof(RingletCudaDevice),
+    .serves = "privateuseone",
+    .reduce = reduce,
+    .most_sources = cuda::kMostSources,
+    .cast = nullptr,
+    .copy = copy,
+    .pull = pull,
+    .upload = Touching<copy_now>::call,
+    .download = Touching<copy_now>::call,
+    .use = [](int device) { return current = device, 0; },
+    .identity = identity,
+    .share = Touching<share>::call,
+    .open = Touching<open_share>::call,
+    .close = Touching<close_share>::call,
+    .reach = [](int) { return 0; },
+    .allocate = Touching<allocate>::call,
+    .release = Touching<release>::call,
+    .create_stream = Touching<create_stream>::call,
+    .destroy_stream = Touching<destroy_stream>::call,
+    .create_event = Touching<create_event>::call,
+    .destroy_event = Touching<destroy_event>::call,
+    .record = Touching<record>::call,
+    .wait = Touching<wait>::call,
+    .finished = Touching<finished>::call,
+    .capturing = [](void*, int* answer) { return *answer = capturing, 0; },
+    .explain = [](int) { return "said by the live fake"; },
+};
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED const RingletCudaDevice* ringlet_cuda_device() { return &kDevice; }
+EXPORTED void ringlet_cuda_facts(RingletCudaFacts* facts) {
+  *facts = {13000, 13000, /*devices=*/1, /*kernels_run=*/1, "imitation of a GPU", ""};
+}
+
+EXPORTED void emulated_gpu_capture(bool now) { capturing = now; }
+EXPORTED void emulated_gpu_hold(void* stream, bool held) { of(stream).hold(held); }
+EXPORTED void emulated_gpu_wait(void* stream) {
+  const auto flag = std::make_shared<Flag>();
+  of(stream).put([flag] { raise(flag); });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return flag->up; });
+}
+EXPORTED int emulated_gpu_opened() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(opened.size());
+}
+EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED int emulated_gpu_in_place() { return in_place; }
+EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }
+
+EXPORTED int ncclGetVersion(int* version) { return *version = 22809, kNcclSuccess; }
+
+EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
+  const std::lock_guard lock(mutex);
+  std::memset(id, 0, sizeof *id);
+  std::memcpy(id->internal, &++ids, sizeof ids);
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
+  const std::lock_guard lock(mutex);
+  const std::string name(id.internal, sizeof id.internal);
+  Communicator* made = communicators.emplace_back(new Communicator{name, rank, world}).get();
+  present[made->id].insert(rank);
+  *comm = reinterpret_cast<NcclComm>(made);
+  return kNcclInProgress;
+}
+
+EXPORTED int ncclCommGetAsyncError(NcclComm comm, int* result) {
+  const std::lock_guard lock(mutex);
+  const auto* communicator = reinterpret_cast<Communicator*>(comm);
+  const size_t come = present[communicator->id].size();
+  *result = come == static_cast<size_t>(communicator->world) ? kNcclSuccess : kNcclInProgress;
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclCommFinalize(NcclComm) { return kNcclSuccess; }
+EXPORTED int ncclCommDestroy(NcclComm) { return kNcclSuccess; }  // streams may still name it, as they may not with NCCL
+
+EXPORTED int ncclCommAbort(NcclComm comm) {
+  const std::lock_guard lock(mutex);
+  reinterpret_cast<Communicator*>(comm)->aborted = true;
+  changed.notify_all();
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclGroupStart() { return ++open_groups, kNcclSuccess; }
+
+EXPORTED int ncclGroupEnd() {
+  if (open_groups == 0) return kInvalidUsage;
+  if (--open_groups > 0) return kNcclSuccess;
+  for (auto& [stream, group] : parts) of(stream).put([group = std::move(group)] { exchange(group); });
+  parts.clear();
+  return kNcclSuccess;
+}
+
+EXPORTED int ncclSend(const void* from, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
+  return add(true, from, count, peer, comm, stream);
+}
+EXPORTED int ncclRecv(void* to, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
+  return add(false, to, count, peer, comm, stream);
+}
+
+/// Of float32, summed in rank order; not while messages of the same communicator are under way.
+EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int, int, NcclComm comm, NcclStream stream) {
+  auto* own = reinterpret_cast<Communicator*>(comm);
+  of(stream).put([=] {
+    auto* input = static_cast<std::byte*>(const_cast<void*>(from));
+    std::vector<std::byte> all(static_cast<size_t>(own->world) * count * 4);
+    std::vector<Part> group;
+    std::vector<const std::byte*> srcs;
+    for (int q = 0; q < own->world; ++q) {
+      group.push_back({true, q, input, count * 4, own});
+      group.push_back({false, q, all.data() + static_cast<size_t>(q) * count * 4, count * 4, own});
+      srcs.push_back(group.back().address);
+    }
+    exchange(group);
+    reduce_kernel(DType::float32,
+                  ReduceOp::sum)({static_cast<std::byte*>(to), nullptr, srcs.data(), own->world, count});
+  });
+  return kNcclSuccess;
+}
+EXPORTED const char* ncclGetErrorString(int) { return "an error of the live fake"; }
+EXPORTED const char* ncclGetLastError(NcclComm) { return ""; }

@@ -1,0 +1,19 @@
+// What a test can ask of emulated_gpu.cc beyond what a GPU has.
+#pragma once
+
+extern "C" {
+
+/// What is put on streams from now on becomes part of a graph, as far as they say (it runs all the same).
+void emulated_gpu_capture(bool capturing);
+/// A stream that is held begins nothing that it has not begun.
+void emulated_gpu_hold(void* stream, bool held);
+/// Until the stream has done all it was given.
+void emulated_gpu_wait(void* stream);
+/// How much memory of others is open, and how often memory was allocated.
+int emulated_gpu_opened();
+int emulated_gpu_allocations();
+/// How many pull kernels were launched on tensors that peers can read in place.
+int emulated_gpu_in_place();
+/// Bits of the devices that were current where a call needs one, since this was asked last.
+unsigned emulated_gpu_touched();
+}

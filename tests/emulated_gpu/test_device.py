@@ -1,0 +1,332 @@
+"""Tensors on a GPU, on one of the host (emulated_gpu.py), through the Python calls: the contract, the order of
+streams, messages, what is refused, and what becomes of a call that is never done."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+import emulated_gpu
+import ringlet
+from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
+from emulated_gpu import filled
+from exact_data import DTYPES, OPS, supported
+from ranks import Pool
+from ringlet import _C
+from ringlet.bench.cases import Sweep
+from ringlet.bench.ranks.case import Case as BenchCase
+from ringlet.bench.ranks.loop import Rank
+from ringlet.bench.ranks.torch_ranks import Ringlet
+
+pytestmark = pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
+
+WORLDS = (1, 2, 3, 5, 8)
+
+each_way = pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
+
+
+def every_dtype_and_op(rank: int, world: int) -> None:
+    emulated_gpu.load()
+    checks = Checks()
+    pairs = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
+    for number, (dtype, op) in enumerate(pairs):
+        for collective in REDUCTIONS:
+            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
+            in_place = collective in ONLY_IN_PLACE or number % 2 == 0
+            run(Case(collective, algorithm, dtype, op, world + 1, "gpu", in_place), rank, world, checks)
+    checks.conclude()
+
+
+@each_way
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_dtype_and_op(device_pool, world, way):
+    device_pool.values(every_dtype_and_op, world, join="threads")
+
+
+def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> None:
+    emulated_gpu.load()
+    checks = Checks()
+    places = (True,) if collective in ONLY_IN_PLACE else (False,) if collective == "all_to_all" else (True, False)
+    for algorithm, count, in_place in itertools.product(
+        (*ALGORITHMS[collective], "auto"), counts_of(collective, world), places
+    ):
+        root = (count + world) % len(roots_of(collective, world))
+        run(Case(collective, algorithm, torch.int32, "sum", count, "gpu", in_place, root), rank, world, checks)
+    checks.conclude()
+
+
+@each_way
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
+def test_every_algorithm_count_and_root(device_pool, collective, world, way):
+    device_pool.values(every_algorithm_count_and_root, world, collective, join="threads")
+
+
+def on_streams(rank: int, world: int) -> None:
+    """Calls follow the current stream; asynchronous ones go beside it until it is made to wait."""
+    emulated_gpu.load()
+    for own in (False, True):
+        if own:
+            emulated_gpu.use_own_stream()
+        tensor = filled(rank + 1.0, 200_000)
+        for _ in range(3):
+            ringlet.ring_allreduce(tensor, op="avg")
+        works = [ringlet.all_reduce(tensor, async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+        assert tensor.cpu().unique().tolist() == [(world + 1) / 2 * world**2]
+        works[0].wait(timeout=60)
+        assert works[0].done()
+    emulated_gpu.use_default_stream()
+
+
+@each_way
+def test_calls_follow_streams(device_pool, way):
+    device_pool.values(on_streams, 3, join="threads")
+
+
+def on_lists(rank: int, world: int) -> None:
+    emulated_gpu.load()
+    counts = [3000 * q for q in range(world)]
+    blocks = [filled(0.0, count) for count in counts]
+    ringlet.all_gather(blocks, filled(rank + 1.0, counts[rank]))
+    assert [block.cpu().tolist() for block in blocks] == [[q + 1.0] * counts[q] for q in range(world)]
+    sent = [filled(10.0 * rank + q, 1 + rank + q) for q in range(world)]
+    received = [filled(0.0, 1 + rank + q) for q in range(world)]
+    ringlet.all_to_all(received, sent, async_op=True).wait()
+    root, own = world - 1, filled(rank + 1.0)  # the others do not see that the root has a list
+    equal = [filled(0.0) for _ in range(world)]
+    ringlet.gather(equal if rank == root else None, own, root)
+    ringlet.scatter(own, equal if rank == root else None, root)
+    assert own.cpu().unique().tolist() == [rank + 1.0]
+    whole = filled(0.0, 1000 * world)
+    ringlet.all_gather(equal if rank == 0 else whole, own)
+    gathered = torch.cat([block.cpu() for block in equal]) if rank == 0 else whole.cpu()
+    assert gathered.tolist() == [q + 1.0 for q in range(world) for _ in range(1000)]
+    assert [block.cpu().tolist() for block in received] == [[10.0 * q + rank] * (1 + rank + q) for q in range(world)]
+
+
+@each_way
+def test_lists(device_pool, way):
+    device_pool.values(on_lists, 3, join="threads")
+
+
+COME = threading.Event()
+
+
+def comes_later(rank: int, world: int) -> bool:
+    emulated_gpu.load()
+    tensor = filled(rank + 1.0)
+    ringlet.broadcast(tensor)  # the group's GPU part is there
+    if rank == 1:
+        assert COME.wait(60)
+    work = ringlet.all_reduce(tensor, async_op=True)
+    waiting = not work.done()
+    COME.set()
+    work.wait(timeout=60)
+    assert work.done() and tensor.cpu().tolist() == [2.0] * 1000
+    return waiting
+
+
+def test_the_host_does_not_wait(device_pool):
+    assert device_pool.values(comes_later, 2, join="threads")[0]
+
+
+def refused(rank: int, world: int) -> list[str]:
+    emulated_gpu.load()
+    here, there = torch.ones(4), filled(1.0, 4)
+    said = []
+    for call in (
+        lambda: ringlet.all_reduce(there, output=here),
+        lambda: ringlet.all_reduce(here, output=there),
+        lambda: ringlet.send(there, rank),
+        lambda: ringlet.all_reduce(there, op="band"),
+        lambda: ringlet.all_reduce(there, algorithm="no such"),
+        lambda: ringlet.all_to_all(there, there),
+    ):
+        with pytest.raises(ringlet.InvalidUsage) as caught:
+            call()
+        said.append(str(caught.value))
+    ringlet.all_reduce(there)
+    assert there.cpu().tolist() == [2.0] * 4
+    return said
+
+
+def test_what_is_refused_harms_nothing(device_pool):
+    for said in device_pool.values(refused, 2, join="threads"):
+        for text, words in zip(
+            said,
+            (
+                "tensors on cpu and on privateuseone:0 in one call",
+                "tensors on privateuseone:0 and on cpu in one call",
+                "has no such peer",
+                "band is not defined",
+                "no such",
+                "overlap",
+            ),
+            strict=True,
+        ):
+            assert words in text
+
+
+def around(rank: int, world: int) -> None:
+    """Messages go on streams like collectives, and between two ranks they meet in order."""
+    emulated_gpu.load()
+    mine, theirs = filled(float(rank), 100_000), filled(-1.0, 100_000)
+    for turn in range(3):
+        if rank == 0:
+            ringlet.send(mine, 1)
+            ringlet.recv(theirs, world - 1)
+        else:
+            ringlet.recv(theirs, rank - 1)
+            ringlet.send(mine.add_(turn), (rank + 1) % world, async_op=True).wait()
+    last = (rank - 1) % world
+    assert theirs.cpu().unique().tolist() == [float(last + (3 if last > 0 else 0))]
+
+
+def test_messages(device_pool):
+    device_pool.values(around, 3, join="threads")
+
+
+def in_registered_memory(rank: int, world: int) -> None:
+    emulated_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on privateuseone:0; RINGLET_GPU_HEAP_MIB"):
+        ringlet.empty(4, device=emulated_gpu.DEVICE)
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
+    tensor = ringlet.empty(2, 500, device=emulated_gpu.DEVICE)
+    assert tensor.shape == (2, 500) and str(tensor.device) == f"{emulated_gpu.DEVICE}:0"
+    assert ringlet.is_registered(tensor) and not ringlet.is_registered(filled(0.0))
+    for _ in range(3):
+        tensor.copy_(filled(7.0).view(2, 500))
+        assert ringlet.ring_allreduce(tensor, op="avg").cpu().unique().tolist() == [7.0]
+    with pytest.raises(ringlet.SystemError, match="has no room"):
+        ringlet.empty(1 << 20, dtype=torch.float64, device=emulated_gpu.DEVICE)
+    pointer = tensor.data_ptr()
+    with emulated_gpu.captured():  # nobody may wait for the device, so this memory is nobody's yet
+        del tensor
+        meanwhile = ringlet.empty(1000, device=emulated_gpu.DEVICE)
+        assert meanwhile.data_ptr() != pointer
+    assert ringlet.empty(1000, device=emulated_gpu.DEVICE).data_ptr() == pointer
+    del meanwhile
+
+
+@pytest.fixture
+def own_pool(tmp_path):
+    """Of a process that keeps its heap."""
+    pool = Pool(tmp_path)
+    yield pool
+    pool.end()
+
+
+def test_registered_memory(own_pool):
+    own_pool.values(in_registered_memory, 1, join="threads")
+
+
+def differ(rank: int, world: int) -> str:
+    emulated_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
+    with pytest.raises(ringlet.InvalidUsage):
+        ringlet.barrier()  # the group is at its end, on the host too
+    return str(caught.value)
+
+
+def test_calls_that_differ_are_named(device_pool):
+    for said in device_pool.values(differ, 2, join="threads"):
+        assert "calls do not match" in said and "10 elements" in said and "11 elements" in said
+
+
+def alone(rank: int, world: int) -> str:
+    emulated_gpu.load()
+    tensor = filled(1.0)
+    ringlet.broadcast(tensor)
+    if rank == 0:
+        with pytest.raises(ringlet.Timeout) as caught:
+            ringlet.all_reduce(tensor, async_op=True, timeout=0.1).wait(timeout=60)
+        for later in (tensor, torch.ones(4)):
+            with pytest.raises(ringlet.Timeout):
+                ringlet.all_reduce(later)
+        return str(caught.value)
+    return ""
+
+
+@each_way
+def test_a_call_that_is_never_done_ends_with_timeout(device_pool, way):
+    said = device_pool.values(alone, 2, join="threads")[0]
+    assert "all_reduce #1" in said and "rank 0 of 2" in said
+    assert "deadline" in said or (way != "NCCL" and "waited too long for rank 1, at round 0" in said)
+
+
+def transports(rank: int, world: int) -> list[str]:
+    emulated_gpu.load()
+    group = ringlet.current()
+    with pytest.raises(ringlet.InvalidUsage, match="no GPU that ringlet serves"):
+        group.gpu_transport("cpu")
+    return [group.gpu_transport(emulated_gpu.DEVICE), group.gpu_transport(filled(0.0).device)]
+
+
+@each_way
+def test_what_calls_run_on_is_told(device_pool, way):
+    wanted = {
+        "both": "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond",
+        "NCCL": "NCCL 2.28.9; no peer memory; rank 0: RINGLET_PEER_MEMORY_BYTES is 0",
+        "peer memory": f"peer memory up to {1 << 60} bytes, NCCL 2.28.9 beyond",
+    }[way]
+    for told in device_pool.values(transports, 2, join="threads"):
+        assert told[0] == told[1] and told[0].startswith(wanted)
+
+
+def measured(rank: int, world: int) -> dict[str, object]:
+    """What a rank of `ringlet bench --device` does."""
+    emulated_gpu.load()
+    library = Ringlet(rank, world, None, "threads", emulated_gpu.DEVICE)
+    worker = Rank(library)
+    os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
+    for memory, dtype, op in (
+        ("ordinary", "float32", "sum"),
+        ("registered", "float32", "sum"),
+        ("ordinary", "bfloat16", "avg"),
+    ):
+        case = BenchCase("all_reduce", "two_shot", memory, "api", world, 4096, 2048, dtype, op)
+        answer = worker.prepare({"case": asdict(case), "seed": 1, "warmup": 2, "check": True})
+        assert answer["wrong"] == 0
+        assert worker.measure({"samples": 3, "batch": 2})["p50"] > 0
+        assert ringlet.is_registered(library.allocate(16, case)) == (memory == "registered")
+    library.close()
+    return {"version": library.version, "transport": library.transport}
+
+
+def test_the_benchmark_measures_on_a_device(own_pool):
+    told = own_pool.values(measured, 1, join="nothing")[0]
+    assert "peer memory" in told["version"] and told["transport"] == emulated_gpu.DEVICE
+
+
+def test_registered_memory_of_a_gpu_is_set_aside():
+    on_gpu = Sweep(device="cuda", memory=("registered",), end_bytes=64 << 20)
+    assert on_gpu.gpu_heap_mib >= 2 * 64
+    assert replace(on_gpu, memory=("ordinary",)).gpu_heap_mib == Sweep().gpu_heap_mib == 0
+
+
+def take_table(rank: int, world: int, table: str) -> None:
+    os.environ["RINGLET_TABLE"] = table
+
+
+def algorithm_told(rank: int, world: int) -> str:
+    """What calls that differ are said to have been."""
+    emulated_gpu.load()
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        ringlet.all_reduce(filled(1.0, 10 + rank), async_op=True).wait(timeout=60)
+    return str(caught.value)
+
+
+def test_auto_goes_by_the_groups_table(own_pool, tmp_path):
+    table = tmp_path / "table"
+    table.write_text("all_reduce staged star\nall_reduce peers butterfly\n")
+    own_pool.values(take_table, 1, str(table), join="nothing")
+    for told in own_pool.values(algorithm_told, 2, join="threads"):
+        assert "(butterfly, " in told and "(star, " not in told

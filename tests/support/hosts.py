@@ -1,0 +1,30 @@
+"""Hosts for tests: emulated (ringlet.bench.hosts) where this machine allows them; else a test skips and says why.
+
+The making lives in the package, because `ringlet bench --hosts` needs it installed; the suite takes it from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringlet.bench.clusters import Cluster
+from ringlet.bench.hosts import Hosts, why_not
+
+
+def require_hosts() -> None:
+    """Skips the calling test where hosts cannot be made."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def hosts(count: int, **settings: Any) -> Iterator[Hosts]:
+    """`with hosts(4, ranks_per_host=2, uplink_mbit=200) as made`: the settings are Cluster's."""
+    require_hosts()
+    with Hosts(Cluster(count, **settings)) as made:
+        yield made

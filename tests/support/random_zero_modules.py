@@ -1,0 +1,175 @@
+"""What random trainings (random_zero_training.py) draw: modules, batches, settings and optimizers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ringlet
+
+VOCABULARY, ROWS = 11, 3
+# Roots that are well away from 0: divisions by them do not magnify roundings.
+OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.8, "dampening": 0.5}, {"maximize": True}],
+    "Adam": [{"eps": 1e-3}, {"eps": 1e-3, "amsgrad": True, "foreach": False}],
+    "AdamW": [{"eps": 1e-3}, {"eps": 1e-3, "fused": True}],
+    "NAdam": [{"eps": 1e-3}],
+    "RAdam": [{"eps": 1e-3}],
+    "Adamax": [{"eps": 1e-3}],
+    "Adagrad": [{"eps": 1e-3, "initial_accumulator_value": 0.1}, {"eps": 1e-3, "lr_decay": 0.1}],
+    "Adadelta": [{"eps": 1e-3}],
+    "RMSprop": [{"eps": 1e-2, "momentum": 0.5}],
+    "ASGD": [{}],
+}
+OPTIONS: list[dict[str, Any]] = [{}, {"lr": 4e-3}, {"weight_decay": 0.1}, {"lr": 2e-3, "weight_decay": 0.05}]
+
+
+class Deed(RuntimeError):
+    """What a program raises on purpose."""
+
+
+class Part(nn.Module):
+    """One of the kinds of blocks; `x` and what comes back are (rows, width)."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        if kind == "own":
+            self.scalar = nn.Parameter(torch.tensor(0.9))
+            self.few = nn.Parameter(torch.tensor([0.1, 0.2]))
+            self.none = nn.Parameter(torch.zeros(0, 3))
+            self.turned = nn.Parameter(torch.randn(width, width).t())
+        elif kind == "nested":
+            self.inner = nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.LayerNorm(2 * width))
+            self.back = nn.Linear(2 * width, width, bias=False)
+        elif kind == "attends":
+            self.inner = nn.MultiheadAttention(width, 1)
+        elif kind == "recurs":
+            self.inner = nn.GRU(width, width)
+        elif kind == "product":
+            self.a, self.b = (nn.Parameter(0.5 * torch.randn(ROWS, width)) for _ in range(2))
+        elif kind == "table":
+            self.table = nn.Parameter(torch.arange(5 * width) % 3, requires_grad=False)
+        elif kind == "normed":
+            nn.utils.parametrizations.weight_norm(self.linear)
+
+    def forward(self, given: dict[str, Any]) -> tuple[torch.Tensor, None]:
+        x = given["x"]
+        if given["count"]:
+            self.passes += 1
+        y = torch.tanh(self.linear(x))
+        if self.kind == "own":
+            y = y @ self.turned * self.scalar + self.few.sum() + self.none.sum()
+        elif self.kind == "nested":
+            y = self.back(self.inner(y))
+        elif self.kind == "attends":
+            y = self.inner(y, y, y)[0]
+        elif self.kind == "recurs":
+            y = self.inner(y)[0]
+        elif self.kind == "product":
+            y = torch.addcmul(y, self.a, self.b)
+        elif self.kind == "twice":
+            y = torch.tanh(self.linear(y))
+        elif self.kind == "table":
+            y = y * self.table[: x.shape[1]]
+        return 0.5 * x + y, None
+
+
+class Drawn(nn.Module):
+    """Parts in a row, an embedding that may be the head too, parameters of the root's own. `plan`: what a forward does
+    apart from the usual: parts to leave out, a part to fail in, whether to count passes."""
+
+    def __init__(self, lot: random.Random) -> None:
+        super().__init__()
+        width = lot.choice((4, 5, 8))
+        kinds = ("plain", "own", "nested", "twice", "table", "normed", "frozen", "half frozen", "attends", "recurs")
+        kinds += ("product",)
+        self.parts = nn.ModuleList(Part(lot.choice(kinds), width) for _ in range(lot.randint(1, 5)))
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.head = nn.Linear(width, VOCABULARY, bias=lot.random() < 0.5)
+        if lot.random() < 0.5:
+            self.head.weight = self.embedding.weight
+        self.shift = nn.Parameter(0.1 * torch.randn(width))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.ways = [lot.choice(("call", "call", "reentrant", "not reentrant")) for _ in self.parts]
+        self.form = lot.choice(("tensor", "dict", "tuple"))
+        for part in self.parts:
+            part.linear.requires_grad_(part.kind != "frozen")
+            if part.kind == "half frozen":
+                part.linear.weight.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor, plan: dict[str, Any]) -> Any:
+        x = self.embedding(tokens) + self.shift
+        if plan.get("penalty"):
+            plan["entered"] = x
+        for number, (part, way) in enumerate(zip(self.parts, self.ways, strict=True)):
+            if number in plan["without"]:
+                continue
+            if number == plan.get("fails"):
+                raise Deed("in forward")
+            if way == "call" or not x.requires_grad:
+                x, _ = part({"x": x, "count": plan["count"]})
+            else:
+
+                def body(x: torch.Tensor, part: nn.Module = part) -> torch.Tensor:
+                    return part({"x": x, "count": False})[0]
+
+                x = checkpoint(body, x, use_reentrant=way == "reentrant")
+        out = self.head(x) * self.scale
+        return {"tensor": out, "dict": {"logits": out, "aside": None}, "tuple": (None, out)}[self.form]
+
+
+def logits_of(out: Any) -> torch.Tensor:
+    if isinstance(out, dict):
+        return out["logits"]
+    return out[1] if isinstance(out, tuple) else out
+
+
+def batch(seed: int, number: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1_000_003 * seed + 101 * number + rank)
+    tokens = torch.randint(VOCABULARY, (ROWS, 2), generator=generator)
+    return tokens[:, 0], tokens[:, 1]
+
+
+def settings_of(lot: random.Random, folder: str) -> dict[str, Any]:
+    """What may change when a checkpoint is loaded."""
+    stage = lot.choice((1, 2, 3, 3))
+    places = [None, None, "cpu", ringlet.Offload("file", folder)]
+    return {
+        "stage": stage,
+        "bucket_elements": lot.choice((20, 70, 300, 1 << 23)),
+        "gather_elements": lot.choice((50, 1 << 23)),
+        "sub_group_elements": lot.choice((7, 100, 1 << 20)),
+        "persistence_elements": lot.choice((0, 6, 30, 1000)),
+        "overlap": lot.random() < 0.8,
+        "offload_optimizer": lot.choice(places),
+        "offload_parameters": lot.choice(places) if stage == 3 else None,
+    }
+
+
+def as_deepspeed(given: dict[str, Any]) -> dict[str, Any]:
+    def place(offload: ringlet.Offload | str | None) -> dict[str, Any]:
+        path = getattr(offload, "path", None)
+        return {"device": "nvme", "nvme_path": path} if path else {"device": offload or "none"}
+
+    return {
+        "gradient_accumulation_steps": given["accumulate"],
+        "gradient_clipping": given["max_norm"] or 0,
+        "bf16": {"enabled": given["dtype"] is torch.bfloat16},
+        "zero_optimization": {
+            "stage": given["stage"],
+            "overlap_comm": given["overlap"],
+            "reduce_bucket_size": given["bucket_elements"],
+            "allgather_bucket_size": given["gather_elements"],
+            "sub_group_size": given["sub_group_elements"],
+            "stage3_param_persistence_threshold": given["persistence_elements"],
+            "offload_optimizer": place(given["offload_optimizer"]),
+            "offload_param": place(given["offload_parameters"]),
+        },
+    }

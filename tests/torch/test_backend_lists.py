@@ -1,0 +1,196 @@
+"""torch.distributed on ringlet: lists, uneven blocks, coalesced calls, sparse sums; what gloo has and what it lacks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+
+WORLDS = (2, 3, 5)
+# The staged path in one segment and in many; and blocks of nothing.
+SCALES = (0, 1, 70_001)
+
+
+@pytest.fixture(params=WORLDS)
+def everyone(request, pool):
+    return lambda function, *args: pool.values(function, request.param, *args, join="dist:ringlet")
+
+
+def block(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.arange(count) % 7 + 10 * rank).to(dtype)
+
+
+def uneven_gathers(rank: int, world: int) -> None:
+    for scale in SCALES:
+        counts = [scale * (q % 3) + q for q in range(world)]
+        outputs = [torch.full((count,), -1.0) for count in counts]
+        dist.all_gather(outputs, block(rank, counts[rank]))
+        for q in range(world):
+            assert torch.equal(outputs[q], block(q, counts[q])), (scale, q)
+        lists = [[torch.empty(count), torch.empty(2 * count, dtype=torch.int16)] for count in counts]
+        inputs = [block(rank, counts[rank]), block(rank, 2 * counts[rank], torch.int16)]
+        dist.group.WORLD.allgather_coalesced(lists, inputs).wait()
+        for q in range(world):
+            assert torch.equal(lists[q][0], block(q, counts[q])), (scale, q)
+            assert torch.equal(lists[q][1], block(q, 2 * counts[q], torch.int16)), (scale, q)
+
+
+def uneven_reduce_scatters(rank: int, world: int) -> None:
+    for scale in SCALES:
+        counts = [scale * (q % 3) + q for q in range(world)]
+        inputs = [block(q, counts[q], torch.float64) * (rank + 1) for q in range(world)]
+        for op, factor in ((dist.ReduceOp.SUM, sum(range(1, world + 1))), (dist.ReduceOp.MAX, world)):
+            output = torch.empty(counts[rank], dtype=torch.float64)
+            dist.reduce_scatter(output, inputs, op)
+            assert torch.equal(output, block(rank, counts[rank], torch.float64) * factor), (scale, op)
+
+
+def uneven_exchanges(rank: int, world: int) -> None:
+    def cell(i: int, j: int, scale: int) -> torch.Tensor:
+        return block(i * world + j, scale * ((i + 2 * j) % 3) + (i + j) % 2)
+
+    for scale in SCALES:
+        mine, theirs = ([cell(*p, scale) for p in pairs] for pairs in _row_and_column(rank, world))
+        outputs = [torch.empty_like(tensor) for tensor in theirs]
+        dist.all_to_all(outputs, mine)
+        assert all(map(torch.equal, outputs, theirs)), scale
+        output = torch.empty(sum(len(tensor) for tensor in theirs))
+        splits = [[len(tensor) for tensor in tensors] for tensors in (theirs, mine)]
+        dist.all_to_all_single(output, torch.cat(mine), *splits)
+        assert torch.equal(output, torch.cat(theirs)), scale
+    rows = torch.arange(world * 6.0).view(world * 2, 3) + 100 * rank  # two rows for each
+    output = torch.empty_like(rows)
+    dist.all_to_all_single(output, rows)
+    assert output[:, 0].tolist() == [100 * q + 6 * rank + 3 * i for q in range(world) for i in range(2)]
+
+
+def _row_and_column(rank: int, world: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    return [(rank, j) for j in range(world)], [(i, rank) for i in range(world)]
+
+
+def lists_of_any_layout(rank: int, world: int) -> None:
+    """Columns of one matrix are not contiguous; blocks of one tensor lie side by side."""
+    matrix = torch.full((6, 2 * world), -1.0)
+    columns = [matrix[:, 2 * q : 2 * q + 2] for q in range(world)]
+    dist.all_gather(columns, torch.full((2, 6), float(rank)).t())
+    assert matrix.tolist() == [[float(q) for q in range(world) for _ in range(2)]] * 6
+    whole = torch.empty(world * 1000)
+    dist.all_gather(list(whole.chunk(world)), block(rank, 1000))
+    assert torch.equal(whole, torch.cat([block(q, 1000) for q in range(world)]))
+    leaf = torch.zeros(3, requires_grad=True)
+    dist.scatter(leaf, [torch.full((3,), 1.0 + q) for q in range(world)] if rank == 0 else None)
+    assert leaf.tolist() == [1.0 + rank] * 3
+    image = torch.full((2, 3, 4, 5), 1.0).to(memory_format=torch.channels_last)
+    dist.all_reduce(image)
+    assert image.unique().tolist() == [world]
+
+
+def coalesced(rank: int, world: int) -> None:
+    counts = (3, 0, 100_000)
+    tensors = [torch.full((count,), 1.0 + rank) for count in counts]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert all((tensor == world * (world + 1) / 2).all() for tensor in tensors)
+    gathered = [torch.empty(world * count) for count in counts]
+    parts = [torch.empty(count) for count in counts]
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        for tensor, output in zip(tensors, gathered, strict=True):
+            dist.group.WORLD._allgather_base(output, tensor)
+        for tensor, part in zip(gathered, parts, strict=True):
+            dist.group.WORLD._reduce_scatter_base(part, tensor)
+    for output, part in zip(gathered, parts, strict=True):
+        assert (output == world * (world + 1) / 2).all() and (part == world * world * (world + 1) / 2).all()
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.isend(torch.full((5,), float(rank)), (rank + 1) % world)
+        dist.irecv(got := torch.empty(5), (rank - 1) % world)
+    manager.wait()
+    assert got.tolist() == [(rank - 1) % world] * 5
+
+
+def sparse_sums(rank: int, world: int) -> None:
+    for entries in (0, 3):  # of rank 0; the others have more
+        count = entries + rank
+        indices = torch.arange(count).repeat(2, 1) + rank
+        values = torch.ones(count, 4) * (rank + 1)
+        tensor = torch.sparse_coo_tensor(indices, values, (20, 20, 4), check_invariants=True)
+        wanted = torch.zeros(20, 20, 4)
+        for q in range(world):
+            for i in range(q, entries + 2 * q):
+                wanted[i, i] += q + 1
+        for asynchronous in (False, True):
+            summed = tensor.clone()
+            work = dist.all_reduce(summed, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            assert summed.is_sparse and torch.equal(summed.to_dense(), wanted)
+    with pytest.raises(ringlet.InvalidUsage, match="operation other than sum"):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+
+def split(rank: int, world: int) -> None:
+    part = dist.group.WORLD.split_group([0, world - 1], group_name=f"part of {world}")
+    tensor = torch.ones(5)
+    if part is not None and rank in (0, world - 1):
+        part.allreduce([tensor]).wait()
+        assert tensor.tolist() == [2] * 5
+    dist.all_reduce(tensor)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        uneven_gathers,
+        uneven_reduce_scatters,
+        uneven_exchanges,
+        lists_of_any_layout,
+        coalesced,
+        sparse_sums,
+        split,
+    ],
+)
+def test_lists(everyone, function):
+    everyone(function)
+
+
+def refused(rank: int, world: int) -> None:
+    def refuses(text: str, function, *args) -> None:
+        with pytest.raises(ringlet.InvalidUsage, match=re.escape(text)):
+            function(*args)
+
+    full = [torch.empty(3) for _ in range(world)]
+    refuses("its place in the list 4", dist.all_gather, [torch.empty(4) for _ in range(world)], torch.empty(3))
+    other = torch.empty(3, dtype=torch.int32)
+    refuses("in one call", dist.group.WORLD.allgather, [full], [other])
+    refuses("a list of", dist.all_to_all, full[1:], full)
+    refuses("add up to", dist.all_to_all_single, torch.empty(world), torch.empty(world), [2] * world, [1] * world)
+    refuses("overlap", dist.all_to_all_single, (x := torch.empty(world)), x, [1] * world, [1] * world)
+    uneven = [torch.empty(3 + q) for q in range(world)]
+    if rank == 0:
+        refuses("all tensors must have one size", dist.gather, torch.empty(3), uneven)
+        refuses("all tensors must have one size", dist.scatter, torch.empty(3), uneven)
+    dist.barrier()
+
+
+def test_refusals_leave_the_group_usable(everyone):
+    everyone(refused)
+
+
+def parted(rank: int, world: int) -> str:
+    """Rank 0 sends more to rank 1 than that expects: every rank is told, nobody's output is touched."""
+    outputs = [torch.full((2,), -1.0) for _ in range(world)]
+    inputs = [torch.ones(3 if (rank, q) == (0, 1) else 2) for q in range(world)]
+    with pytest.raises(ringlet.InvalidUsage) as caught:
+        dist.all_to_all(outputs, inputs)
+    assert rank != 1 or torch.cat(outputs).unique().tolist() == [-1]
+    return str(caught.value)
+
+
+def test_blocks_that_do_not_fit_are_told_to_all(everyone):
+    for text in everyone(parted):
+        assert "rank 0 sends 3 elements to rank 1, which expects 2" in text

@@ -1,0 +1,375 @@
+"""Settings of DeepSpeed and Paddle: every key has its effect on training, or is refused by name."""
+
+import contextlib
+import io
+import json
+import math
+
+import pytest
+import torch
+
+import ringlet
+from ringlet.settings import from_deepspeed, from_paddle
+from zero_checks import batch, loss_of, make, parameters_of, train_zero
+
+
+def stage_of(stage, **more):
+    return {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 40, **more}}
+
+
+def zero_from(config, dtype=torch.float32, cls=torch.optim.AdamW, **defaults):
+    settings = from_deepspeed(config)
+    return ringlet.Zero(make(dtype), cls, **settings.zero(), **{"lr": 1e-2, **defaults})
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+# --- each key has its effect
+
+
+def stages(rank, world):
+    held = []
+    for stage in (1, 2, 3):
+        zero = zero_from(stage_of(stage, reduce_bucket_size=2500))
+        train_zero(zero, rank, 1)
+        held.append(zero.stats()["memory"])
+    assert held[0]["gradients"] > 1.9 * held[1]["gradients"] and held[0]["parameters"] == held[1]["parameters"]
+    assert held[1]["parameters"] > 1.6 * held[2]["parameters"]
+
+
+def bf16(rank, world):
+    zero = zero_from({"bf16": {"enabled": True}, **stage_of(2)})
+    assert {p.dtype for p in zero.module.parameters()} == {torch.bfloat16}
+    assert zero.stats()["memory"]["master"] > 0
+    for enabled in (False, "auto"):
+        zero = zero_from({"bf16": {"enabled": enabled}, **stage_of(2)})
+        assert {p.dtype for p in zero.module.parameters()} == {torch.float32}
+        assert zero.stats()["memory"]["master"] == 0
+
+
+def overlap_comm(rank, world):
+    peaks = {}
+    for overlap in (True, False):
+        zero = zero_from(stage_of(3, overlap_comm=overlap, reduce_bucket_size=2500))
+        train_zero(zero, rank, 2)
+        peaks[overlap] = zero.stats()["buffers"]["gather_peak_units"]
+    assert peaks[False] < peaks[True]  # nothing is gathered ahead
+
+
+def contiguous_gradients(rank, world):
+    zero = zero_from({"gradient_accumulation_steps": 2, **stage_of(1, contiguous_gradients=True)})
+    loss_of(zero.module, *batch(0, rank)).backward()
+    storages = {p.grad.untyped_storage().data_ptr() for p in zero.module.parameters()}
+    assert len(storages) == len(zero.stats()["units"]) < len(list(zero.module.parameters()))
+
+
+def bucket_sizes(rank, world):
+    counts = {}
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        for size in (2500, 800, 5e8):
+            zero = zero_from(stage_of(2, **{key: size}))
+            units = zero.stats()["units"]
+            largest = max(p.numel() for p in zero.module.parameters())
+            padded = 16 * world * (1 + len(list(zero.module.parameters())))
+            assert all(count <= max(size, largest) + padded for count, _ in units)
+            before = zero.stats()["communication"]["collectives"]
+            train_zero(zero, rank, 1)
+            assert zero.stats()["communication"]["collectives"] - before == 2 * len(units)
+            counts[key, size] = len(units)
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        assert counts[key, 800] > counts[key, 2500] > 1
+        assert counts[key, 2500] >= counts[key, 5e8]
+
+
+def sub_group_size(rank, world):
+    peaks = []
+    for size in (200, 1e9):
+        zero = zero_from({"bf16": {"enabled": True}, **stage_of(2, sub_group_size=size)})
+        train_zero(zero, rank, 1)
+        peaks.append(zero.stats()["buffers"]["sub_group_peak_bytes"])
+    assert 0 < peaks[0] <= 4 * 200 < peaks[1]
+
+
+def offload_optimizer(rank, world, folder):
+    zero = zero_from(stage_of(1, offload_optimizer={"device": "nvme", "nvme_path": folder}))
+    train_zero(zero, rank, 1)
+    assert zero.stats()["memory"]["file"] > 0 and zero.stats()["memory"]["optimizer"] < 500
+    for device in ("none", "cpu"):
+        zero = zero_from(stage_of(1, offload_optimizer={"device": device}))
+        train_zero(zero, rank, 1)
+        assert zero.stats()["memory"]["file"] == 0
+        assert all(v.device.type == "cpu" for s in zero.optimizer.state.values() for v in s.values())
+
+
+def offload_param(rank, world, folder):
+    held = []
+    for there in ({"device": "nvme", "nvme_path": folder}, {"device": "cpu"}, {"device": "none"}):
+        zero = zero_from(stage_of(3, offload_param=there))
+        train_zero(zero, rank, 1)
+        held.append(zero.stats()["memory"])
+    assert held[0]["file"] > 0 and held[0]["parameters"] < held[1]["parameters"] == held[2]["parameters"]
+
+
+def gradient_accumulation_steps(rank, world):
+    zero = zero_from({"gradient_accumulation_steps": 3, **stage_of(2)})
+    updated = []
+    for micro in range(6):
+        loss_of(zero.module, *batch(micro, rank)).backward()
+        updated.append(zero.step())
+    assert updated == [False, False, True] * 2
+
+
+def gradient_clipping(rank, world):
+    moved = {}
+    for clip in (0.01, 0.0):
+        zero = zero_from({"gradient_clipping": clip, **stage_of(2)}, torch.float64, torch.optim.SGD, lr=1.0)
+        before = parameters_of(zero)
+        train_zero(zero, rank, 1)
+        after = parameters_of(zero)
+        moved[clip] = math.sqrt(sum(float((after[n] - v).square().sum()) for n, v in before.items()))
+    assert moved[0.01] == pytest.approx(0.01, rel=1e-3) and moved[0.0] > 0.02
+
+
+def printing(rank, world):
+    texts = []
+    for config in ({"steps_per_print": 2}, {"steps_per_print": 1, "wall_clock_breakdown": True}, {}):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            train_zero(zero_from({**config, **stage_of(1)}), rank, 4)
+        texts.append(text.getvalue().splitlines())
+    if rank == 0:
+        assert [len(lines) for lines in texts] == [2, 4, 0]
+        assert "forward" not in texts[0][0] and "forward" in texts[1][0] and "backward" in texts[1][0]
+
+
+def persistence(rank, world):
+    held = []
+    for threshold in (0, 10_000):
+        zero = zero_from({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": threshold}})
+        held.append(zero.stats()["memory"]["parameters"])
+    assert held[0] < 0.6 * held[1]
+
+
+ALONE = [stages, bf16, overlap_comm, contiguous_gradients, bucket_sizes, sub_group_size, gradient_accumulation_steps,
+         gradient_clipping, printing, persistence]  # fmt: skip
+
+
+@pytest.mark.parametrize("effect", ALONE, ids=lambda effect: effect.__name__)
+def test_a_key_has_its_effect(two, effect):
+    two(effect)
+
+
+@pytest.mark.parametrize("effect", [offload_optimizer, offload_param], ids=lambda effect: effect.__name__)
+def test_offload_has_its_effect(two, effect, tmp_path):
+    two(effect, str(tmp_path))
+
+
+# --- batch sizes
+
+
+def batches(**sizes):
+    names = {
+        "train": "train_batch_size",
+        "micro": "train_micro_batch_size_per_gpu",
+        "steps": "gradient_accumulation_steps",
+    }
+    return {names[name]: value for name, value in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (batches(train=64, micro=4, steps=4), (64, 4, 4)),
+        (batches(train=64, micro=4), (64, 4, 4)),
+        (batches(train=64, steps=4), (64, 4, 4)),
+        (batches(micro=4, steps=4), (64, 4, 4)),
+        (batches(train=64), (64, 16, 1)),
+        (batches(micro=4), (16, 4, 1)),
+        (batches(steps=4), (None, None, 4)),
+        (batches(train="auto", micro=4, steps=4), (64, 4, 4)),
+        (batches(train=64, micro="auto", steps="auto"), (64, 16, 1)),
+        ({}, (None, None, 1)),
+    ],
+)
+def test_batch_sizes_are_worked_out(given, expected):
+    settings = from_deepspeed({**given, **stage_of(2)}, world=4)
+    assert (settings.train_batch_size, settings.micro_batch_size, settings.accumulate) == expected
+    assert settings.zero()["accumulate"] == settings.accumulation()["k"] == expected[2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        batches(train=64, micro=4, steps=3),
+        batches(train=63, micro=4),
+        batches(train=6),
+        batches(train=64, steps=5),
+        batches(train=4, micro=4),
+    ],
+)
+def test_batch_sizes_that_disagree_are_all_named(given):
+    with pytest.raises(ringlet.InvalidUsage) as error:
+        from_deepspeed(given, world=4)
+    for name in batches(train=0, micro=0, steps=0):
+        assert f"{name}={given.get(name, 'not given')}" in str(error.value)
+    assert "disagree on 4 ranks" in str(error.value) and "world=4" in str(error.value)
+
+
+def world_of_group(rank, world):
+    return from_deepspeed(batches(train=8, micro=2)).accumulate
+
+
+def test_the_world_is_the_groups_or_the_environments(two, monkeypatch):
+    assert two(world_of_group) == [2, 2]
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert from_deepspeed(batches(train=8, micro=2)).accumulate == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(ringlet.InvalidUsage, match="batch sizes depend on the world"):
+        from_deepspeed(batches(train=8, micro=2))
+
+
+# --- what is refused, and "auto"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"zero_optimisation": {}}, r"unknown key zero_optimisation; did you mean zero_optimization\?"),
+        (
+            stage_of(2, reduce_bucket_sise=5),
+            r"unknown key zero_optimization\.reduce_bucket_sise; did you mean red",
+        ),
+        ({"zebra": 1}, "unknown key zebra; known are .*train_batch_size"),
+        ({"bf16": {"enable": True}}, r"unknown key bf16\.enable; did you mean enabled\?"),
+        (stage_of(2, contiguous_gradients=False), "contiguous_gradients can only be true here, got False"),
+        ({"fp16": {"enabled": True}}, r"fp16\.enabled can only be false here"),
+        ({"fp16": {"enabled": True, "loss_scale": 0}}, r"fp16\.enabled can only be false here"),
+        ({"optimizer": {"type": "Adam"}}, "does not carry out optimizer: pass the optimizer's class"),
+        ({"scheduler": {}}, "does not carry out scheduler"),
+        (stage_of(3, stage3_max_live_parameters=1), "does not carry out zero_optimization.stage3_max_live_parameters"),
+        (stage_of(3, offload_param={"device": "cpu", "buffer_count": 5}), "offload_param.buffer_count"),
+        (stage_of(3, offload_param={"device": "disk"}), "offload_param.device must be none, cpu or nvme, got 'disk'"),
+        (stage_of(3, offload_param={"device": "nvme"}), "offload_param: offload to 'file' needs the path"),
+        (stage_of(3, offload_optimizer={"nvme_path": "/tmp"}), "offload_optimizer has no device"),
+        (stage_of(3, offload_optimizer={"device": "nvme", "nvme_path": "/no/such"}), "'/no/such' is not a folder"),
+        (stage_of("two"), "stage must be a whole number from 0 on, got 'two'"),
+        (stage_of(2, reduce_bucket_size=1.5), "reduce_bucket_size must be a whole number"),
+        (stage_of(2, reduce_bucket_size=-5), "reduce_bucket_size must be a whole number"),
+        (stage_of(2, overlap_comm=1), "overlap_comm must be true or false, got 1"),
+        ({"gradient_clipping": True}, "gradient_clipping must be a number"),
+        ({"gradient_clipping": -1.0}, "gradient_clipping must be a number from 0 on"),
+        ({"train_batch_size": 0}, "train_batch_size must be positive, got 0"),
+        ({"zero_optimization": True}, "zero_optimization must be an object of settings"),
+        (stage_of("auto"), r'stage is "auto", and ringlet cannot tell it: pass values=\{"zero_optimization\.stage": '),
+        ({"gradient_clipping": "auto"}, 'gradient_clipping is "auto", and ringlet cannot tell it'),
+    ],
+)
+def test_refused_by_name(config, reason):
+    with pytest.raises(ringlet.InvalidUsage, match=reason):
+        from_deepspeed(config, world=2)
+
+
+def test_pinned_memory_needs_an_accelerator():
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ringlet.InvalidUsage, match="offload_optimizer: pin_memory=True needs"):
+        from_deepspeed(stage_of(2, offload_optimizer={"device": "cpu", "pin_memory": True}))
+
+
+def test_auto():
+    config = {
+        **stage_of("auto", overlap_comm="auto", contiguous_gradients="auto"),
+        "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "steps_per_print": "auto",
+        "wall_clock_breakdown": "auto",
+    }
+    for key in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"):
+        config["zero_optimization"][key] = "auto"
+    values = {"zero_optimization.stage": 3, "gradient_clipping": 1.0, "zero_optimization.sub_group_size": 100}
+    arguments = from_deepspeed(config, values=values).zero()
+    assert arguments["stage"] == 3 and arguments["max_norm"] == 1.0 and arguments["sub_group_elements"] == 100
+    assert {"dtype", "bucket_elements", "gather_elements", "overlap"}.isdisjoint(arguments)
+    with pytest.raises(ringlet.InvalidUsage, match=r'values has train_batch_size, which .* not have as "auto"'):
+        from_deepspeed({"train_batch_size": 4}, world=2, values={"train_batch_size": 8})
+    with pytest.raises(ringlet.InvalidUsage, match="gradient_clipping must be a number"):
+        from_deepspeed({"gradient_clipping": "auto"}, values={"gradient_clipping": "much"})
+
+
+# --- files, the reducer, Paddle
+
+
+def test_a_file(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"train_batch_size": 8, **stage_of(3)}))
+    assert from_deepspeed(path, world=2).stage == from_deepspeed(str(path), world=2).stage == 3
+    for text, reason in (
+        ('{"train_batch_size": 8, "train_batch_size": 4}', r"ds_config\.json: train_batch_size is there twice"),
+        ('{\n"a": }', r"ds_config\.json:2: not JSON"),
+        ("[]", "holds a list"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ringlet.InvalidUsage, match=reason):
+            from_deepspeed(path)
+    with pytest.raises(ringlet.InvalidUsage, match=r"cannot read DeepSpeed settings from .*missing\.json"):
+        from_deepspeed(tmp_path / "missing.json")
+
+
+def reduced(rank, world):
+    model = make(torch.float32)
+    settings = from_deepspeed({"zero_optimization": {"stage": 0, "reduce_bucket_size": 1000}})
+    reducer = ringlet.GradientReducer(model, **settings.reducer(model))
+    loss_of(model, *batch(0, rank)).backward()
+    sizes = reducer.stats()["bucket_bytes"]
+    assert len(sizes) > 3
+    assert all(size <= 4 * 1000 + 64 * 30 for size in sizes)
+
+
+def test_the_reducers_buckets_are_elements_too(two):
+    two(reduced)
+
+
+def test_stage_0_is_the_reducers_and_says_what_it_cannot():
+    settings = from_deepspeed({"bf16": {"enabled": True}, "gradient_clipping": 1.0})
+    with pytest.raises(ringlet.InvalidUsage, match=r"stage is 0, which divides nothing: use GradientReducer"):
+        settings.zero()
+    with pytest.raises(ringlet.InvalidUsage, match=r"does not carry out bf16\.enabled, gradient_clipping; use Zero"):
+        settings.reducer(make())
+    with pytest.raises(ringlet.InvalidUsage, match=r"does not carry out zero_optimization\.stage=2"):
+        from_deepspeed(stage_of(2)).reducer(make())
+
+
+def merged(rank, world):
+    for average in (True, False):
+        settings = from_paddle({"k_steps": 2, "avg": average})
+        zero = ringlet.Zero(make(), torch.optim.SGD, **settings.zero(), lr=0.1)
+        other = ringlet.Zero(make(), torch.optim.SGD, 2, lr=0.1 if average else 0.2)
+        assert train_zero(zero, rank, 2, micro=2) is not None
+        for step in range(2):  # the same two micro-batches as one batch
+            parts = [batch(2 * step + m, rank) for m in range(2)]
+            loss_of(other.module, *(torch.cat(part) for part in zip(*parts, strict=True))).backward()
+            other.step()
+        for a, b in zip(parameters_of(zero).values(), parameters_of(other).values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_paddles_gradient_merge(two):
+    two(merged)
+
+
+def test_paddles_configs():
+    assert from_paddle({}).accumulation() == {"k": 1, "average": True}
+    assert from_paddle({"k_steps": 4, "avg": False}).accumulation() == {"k": 4, "average": False}
+    assert from_paddle(gradient_merge_configs={"k_steps": 4}, gradient_merge=False).accumulation()["k"] == 1
+    for config, reason in (
+        ({"k_step": 4}, r"unknown key 'k_step'; did you mean k_steps\?"),
+        ({"k_steps": 0}, "k_steps must be a whole number from 1 on, got 0"),
+        ({"k_steps": True}, "k_steps must be a whole number"),
+        ({"avg": 1}, "avg must be True or False, got 1"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=reason):
+            from_paddle(config)

@@ -1,0 +1,398 @@
+"""ZeRO against training by one process: the same numbers at every stage, with every optimizer, in windows, clipped."""
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ringlet
+from zero_checks import (
+    LIMITS,
+    assert_same,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
+
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+PLACES = [("dist:ringlet", 2), ("dist:ringlet", 4), ("dist:gloo", 2), ("dist:gloo", 4)]
+STAGES = (1, 2, 3)
+
+
+@pytest.fixture(params=PLACES, ids="{0[0]}-{0[1]}".format)
+def ranks(request, pool):
+    """Runs a function on the ranks of one backend and world."""
+    join, world = request.param
+    return lambda function, *args: pool.values(function, world, *args, join=join)
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+def stages_equal(rank, world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_at_all_stages(rank, world)
+
+
+def train_at_all_stages(rank, world):
+    model, results = make(), {}
+    for stage in STAGES:
+        zero = zero_of(model, stage=stage, lr=1e-2)
+        results[stage] = (train_zero(zero, rank, 5), parameters_of(zero))
+    losses = train_alone(model, world, 5, lr=1e-2)
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(results[1][0], losses, **ROUNDING)
+    assert_same(model, zero, **ROUNDING)
+    for stage in (2, 3):
+        assert results[stage][0] == results[1][0]
+        assert all(torch.equal(results[stage][1][name], value) for name, value in results[1][1].items())
+
+
+def test_stages_equal_each_other_exactly_and_one_process_within_rounding(ranks):
+    ranks(stages_equal)
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "Adam": {"lr": 1e-2, "amsgrad": True},
+    "AdamW": {"lr": 1e-2, "foreach": True},
+    "NAdam": {"lr": 1e-2},
+    "RAdam": {"lr": 1e-2},
+    "Adamax": {"lr": 1e-2},
+    "Adagrad": {"lr": 1e-2},
+    "Adadelta": {"lr": 0.5},
+    "RMSprop": {"lr": 1e-3, "centered": True, "momentum": 0.5},
+    "Rprop": {"lr": 1e-3},
+    "ASGD": {"lr": 1e-2},
+}
+
+
+def optimizer_equals(rank, world, name):
+    model = make()
+    cls = getattr(torch.optim, name)
+    zero = zero_of(model, cls, 3, **OPTIMIZERS[name])
+    train_zero(zero, rank, 4)
+    train_alone(model, world, 4, cls, **OPTIMIZERS[name])
+    # Rprop looks at signs alone, and divisions by small roots magnify roundings
+    assert_same(model, zero, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_elementwise_optimizer(two, name):
+    two(optimizer_equals, name)
+
+
+def fused_equals(rank, world):
+    model = make(torch.float32)
+    zero = zero_of(model, torch.optim.AdamW, 2, lr=1e-2, fused=True)
+    train_zero(zero, rank, 3)
+    train_alone(model, world, 3, lr=1e-2)
+    assert_same(model, zero, rtol=1e-3, atol=1e-5)
+
+
+def test_fused_optimizer(two):
+    two(fused_equals)
+
+
+def windows_equal(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, stage=stage, accumulate=3, lr=1e-2)
+        before = zero.stats()["communication"]["collectives"]
+        losses = train_zero(zero, rank, 3, micro=3)
+        torch.testing.assert_close(losses, train_alone(alone, world, 3, micro=3, lr=1e-2), **ROUNDING)
+        assert_same(alone, zero, **ROUNDING)
+        units = len(zero.stats()["units"])
+        collectives = zero.stats()["communication"]["collectives"] - before
+        if stage < 3:  # a reduction and a gather of every unit in each window, or a reduction in each backward
+            assert collectives == 3 * units * {1: 2, 2: 4}[stage]
+
+
+def test_a_window_equals_one_larger_batch(ranks):
+    ranks(windows_equal)
+
+
+def partial_window(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, stage=stage, accumulate=4, lr=1e-2)
+        assert not zero.step(partial=True)  # nothing to end
+        for micro in range(2):
+            loss_of(zero.module, *batch(micro, rank)).backward()
+            assert not zero.step()
+        assert zero.step(partial=True) and zero.steps == 1
+        train_alone(alone, world, 1, micro=2, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+        assert not zero.step(partial=True)
+
+
+def test_a_window_that_ends_early_averages_what_it_has(two):
+    two(partial_window)
+
+
+def sums_without_average(rank, world):
+    model = make()
+    alone = copy.deepcopy(model)
+    zero = zero_of(model, torch.optim.SGD, 2, accumulate=2, average=False, lr=0.1)
+    train_zero(zero, rank, 1, micro=2)
+    train_alone(alone, world, 1, torch.optim.SGD, micro=2, lr=0.2)
+    assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_window_can_sum(two):
+    two(sums_without_average)
+
+
+def two_backwards(rank, world):
+    model = make()
+    for stage in STAGES:
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.1)
+        alone = copy.deepcopy(model)
+        loss_of(zero.module, *batch(0, rank)).backward()
+        loss_of(zero.module, *batch(1, rank)).backward()
+        assert zero.step()
+        train_alone(alone, world, 1, torch.optim.SGD, micro=2, lr=0.2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_backwards_of_one_micro_batch_add_up(two):
+    two(two_backwards)
+
+
+def clipped(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5)
+        train_zero(zero, rank, 3)
+        train_alone(alone, world, 3, torch.optim.SGD, clip=0.05, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+        loss_of(zero.module, *batch(9, rank)).backward()
+        norm = zero.clip_grad_norm(1e9)
+        alone.zero_grad()
+        sum(loss_of(alone, *batch(9, r)) / world for r in range(world)).backward()
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 1e9)
+        torch.testing.assert_close(norm, expected, **ROUNDING)
+        zero.step()
+
+
+def test_clipping_equals_clip_grad_norm(ranks):
+    ranks(clipped)
+
+
+def clipped_with_gaps(rank, world):
+    torch.manual_seed(6)
+    sizes = [7, 13, 9, 21, 5]  # whose units have gaps, in buffers of other units before
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(*layers).double()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(
+            model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5, bucket_elements=200, persistence_elements=0
+        )
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
+        for _ in range(3):
+            x = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            zero.module(x).square().mean().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_gaps_between_parameters_count_nothing(two):
+    two(clipped_with_gaps)
+
+
+def clipped_in_windows(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, accumulate=3, lr=0.5)
+        train_zero(zero, rank, 2, micro=3)
+        train_alone(alone, world, 2, torch.optim.SGD, clip=0.05, micro=3, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+        for micro in (6, 7):  # a window of 2
+            loss_of(zero.module, *batch(micro, rank)).backward()
+        assert zero.step(partial=True)
+        train_alone(alone, world, 1, torch.optim.SGD, first=3, clip=0.05, micro=2, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_windows_are_clipped_whole(two):
+    two(clipped_in_windows)
+
+
+def masters(rank, world):
+    model = make(torch.float32)
+    for stage in STAGES:
+        zero = zero_of(model, torch.optim.SGD, stage, dtype=torch.bfloat16, lr=1e-5)
+        before = parameters_of(zero)
+        assert all(p.dtype is torch.bfloat16 for p in before.values())
+        assert all(torch.equal(before[n], p.detach().bfloat16()) for n, p in model.named_parameters())
+        started = [piece.tensor.clone() for piece in zero._parts.sharded.pieces]
+        train_zero(zero, rank, 2)
+        for piece, old in zip(zero._parts.sharded.pieces, started, strict=True):
+            assert piece.is_master and piece.tensor.dtype is torch.float32
+            assert torch.equal(piece.flat.shard[piece.start : piece.stop], piece.tensor.bfloat16())
+            moved = (piece.tensor - old).abs()
+            assert moved.max() > 0  # steps too small for bfloat16 are not lost
+            assert moved.max() < 2**-9 * old.abs().max()
+
+
+def test_masters_keep_what_bfloat16_would_lose(two):
+    two(masters)
+
+
+def bf16_curve(rank, world):
+    model = make(torch.float32)
+    curves = []
+    for stage in STAGES:
+        zero = zero_of(model, stage=stage, dtype=torch.bfloat16, lr=1e-2)
+        curves.append(train_zero(zero, rank, 6))
+    alone = train_alone(model, world, 6, lr=1e-2)
+    torch.testing.assert_close(curves[0], alone, rtol=0.02, atol=0.02)
+    assert curves[1] == curves[0] and curves[2] == curves[0]
+
+
+def test_bfloat16_trains_as_float32_does(ranks):
+    ranks(bf16_curve)
+
+
+def groups_of_options(rank, world):
+    model = make()
+    zero = ringlet.Zero(
+        copy.deepcopy(model),
+        torch.optim.AdamW,
+        2,
+        options_of=lambda name, p: {"weight_decay": 0.0, "lr": 3e-2} if p.ndim < 2 else {},
+        lr=1e-2,
+        weight_decay=0.3,
+        **LIMITS,
+    )
+    narrow = [p for p in model.parameters() if p.ndim < 2]
+    wide = [p for p in model.parameters() if p.ndim >= 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": wide}, {"params": narrow, "weight_decay": 0.0, "lr": 3e-2}], lr=1e-2, weight_decay=0.3
+    )
+    train_zero(zero, rank, 4)
+    train_alone(model, world, 4, optimizer=optimizer)
+    assert_same(model, zero, **ROUNDING)
+
+
+def test_options_by_parameter(two):
+    two(groups_of_options)
+
+
+def schedule(rank, world):
+    model = make()
+    zero = zero_of(model, stage=1, lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (zero.optimizer, optimizer)]
+    for step in range(3):
+        train_zero(zero, rank, 1, first=step)
+        train_alone(model, world, 1, first=step, optimizer=optimizer)
+        for one in schedules:
+            one.step()
+    assert zero.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 1e-2 / 8
+    assert_same(model, zero, **ROUNDING)
+
+
+def test_learning_rate_schedules(two):
+    two(schedule)
+
+
+def settings_change_no_bit(rank, world):
+    model = make()
+    results = []
+    for settings in ({}, {"sub_group_elements": 100}, {"overlap": False}):
+        zero = zero_of(model, stage=3, lr=1e-2, **settings)
+        train_zero(zero, rank, 3)
+        results.append(parameters_of(zero))
+    for other in results[1:]:
+        assert all(torch.equal(other[name], value) for name, value in results[0].items())
+    zero = zero_of(model, stage=3, dtype=torch.bfloat16, sub_group_elements=100, lr=1e-2)
+    train_zero(zero, rank, 1)
+    assert 0 < zero.stats()["buffers"]["sub_group_peak_bytes"] <= 400
+
+
+def test_sub_groups_and_overlap_change_no_bit(two):
+    two(settings_change_no_bit)
+
+
+def a_group_of_some(rank, world):
+    group = dist.new_group([1, 3])
+    if rank in (1, 3):
+        model = make()
+        zero = zero_of(model, stage=3, process_group=group, lr=1e-2)
+        for step in range(2):
+            loss_of(zero.module, *batch(step, rank // 2)).backward()
+            zero.step()
+        train_alone(model, 2, 2, lr=1e-2)
+        assert_same(model, zero, **ROUNDING)
+
+
+def test_a_group_of_some_ranks(pool):
+    pool.values(a_group_of_some, 4, join="dist:ringlet")
+
+
+def alone_in_the_world(rank, world):
+    model = make()
+    for stage in STAGES:
+        zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+        train_zero(zero, rank, 2)
+        train_alone(alone, 1, 2, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_one_rank(pool):
+    pool.values(alone_in_the_world, 1, join="dist:ringlet")
+
+
+def removed(rank, world):
+    for stage in STAGES:
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        before = parameters_of(zero)
+        zero.remove()
+        assert all(torch.equal(before[name], p) for name, p in zero.module.named_parameters())
+        loss_of(zero.module, *batch(0, rank)).backward()
+        assert all(p.grad is not None for p in zero.module.parameters())
+        copy.deepcopy(zero.module)
+
+
+def test_removal_leaves_an_ordinary_module(two):
+    two(removed)
+
+
+def printed(rank, world):
+    import contextlib
+    import io
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        zero = zero_of(make(), print_every=2, print_times=True, lr=1e-2)
+        train_zero(zero, rank, 5)
+    return text.getvalue()
+
+
+def test_rank_0_prints_every_so_many_steps(two):
+    first, second = two(printed)
+    lines = first.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and second == ""
+    assert all(phase in lines[0] for phase in ("lr 0.01", "forward", "backward", "step ", "exposed"))

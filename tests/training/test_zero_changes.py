@@ -1,0 +1,559 @@
+"""What is done to a module between two steps of its Zero: followed as plain torch would, or refused on every rank."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import ringlet
+from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+STAGES = (1, 2, 3)
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+# -- what is refused, by the name of the parameter --
+
+
+def unfreeze(model):
+    model.positions.requires_grad_(True)
+
+
+def give_other_memory_of_another_shape(model):
+    model.blocks[0].norm.bias.data = torch.zeros(3, dtype=torch.float64)
+
+
+def convert(model):
+    model.to(torch.float32)
+
+
+def assign(model):
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+
+
+def add_an_adapter(model):
+    model.blocks[1].adapter = nn.Linear(3, 3, dtype=torch.float64)
+
+
+def take_a_module_out(model):
+    del model.blocks[2]
+
+
+def replace_a_parameter(model):
+    model.blocks[0].norm.weight = nn.Parameter(torch.ones(16, dtype=torch.float64))
+
+
+def exchange_the_dictionary_entry(model):
+    model.blocks[0].norm._parameters["weight"] = nn.Parameter(torch.ones(16, dtype=torch.float64))
+
+
+REFUSED = {
+    unfreeze: "parameter positions was frozen and requires a gradient",
+    give_other_memory_of_another_shape: r"parameter blocks.0.norm.bias was .*\[16\].* and is .*\[3\]",
+    convert: "parameter .* was torch.float64 .* and is torch.float32",
+    assign: "parameter .* is another object",
+    add_an_adapter: "parameter blocks.1.adapter.weight was not there",
+    take_a_module_out: "parameter blocks.2.gate is no longer there",
+    replace_a_parameter: "parameter blocks.0.norm.weight is another object",
+    exchange_the_dictionary_entry: "parameter blocks.0.norm.weight is another object",
+}
+
+
+def refused(rank, world, change, alone):
+    for stage in STAGES:
+        if stage == 3 and change in (convert, assign, unfreeze):
+            continue  # torch's own calls read parameters that are in shards, and raise
+        model = make(tied=False)
+        model.positions.requires_grad_(False)
+        zero = zero_of(model, stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        if not alone or rank == 1:
+            change(zero.module)
+        if not alone or rank == 1:
+            with pytest.raises(
+                ringlet.InvalidUsage,
+                match=REFUSED[change] + ".*; Zero trains the parameters for which it was made.* remove",
+            ):
+                loss_of(zero.module, *batch(1, rank))
+        else:
+            with pytest.raises(ringlet.InvalidUsage, match=f"rank 1 refused .*{REFUSED[change]}"):
+                train_zero(zero, rank, 1, first=1)
+        if alone:
+            return
+        zero.remove()
+        again = ringlet.Zero(zero.module.double(), torch.optim.SGD, stage, lr=0.1)
+        if change not in (add_an_adapter, give_other_memory_of_another_shape):
+            train_zero(again, rank, 1)
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_other_parameters_are_refused(two, change):
+    two(refused, change, False)
+
+
+def test_other_parameters_on_one_rank_are_refused_on_all(two):
+    two(refused, unfreeze, True)
+
+
+def frozen_since(rank, world):
+    for stage in (1, 2):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        loss_of(zero.module, *batch(0, rank)).backward()
+        zero.module.positions.requires_grad_(False)
+        with pytest.raises(ringlet.InvalidUsage, match=r"parameter positions was frozen .* weight decay"):
+            zero.step()
+        zero.module.positions.requires_grad_(True)  # as around the training of another model
+        assert zero.step()
+
+
+def test_a_frozen_parameter_is_not_decayed(two):
+    two(frozen_since)
+
+
+def refused_in_shards(rank, world):
+    zero = zero_of(make(tied=False), stage=3, lr=1e-2)
+    state = make(tied=False, seed=8).state_dict()
+    with pytest.raises(ringlet.InvalidUsage, match=r"load_state_dict of .* call it inside `with zero.gathered\(\):`"):
+        zero.module.load_state_dict(state)
+    for call in (lambda m: m.requires_grad_(False), lambda m: m.float(), lambda m: m.to(memory_format=1)):
+        with pytest.raises((ringlet.InvalidUsage, TypeError)):
+            call(zero.module)
+
+
+def test_what_reads_parameters_in_shards_is_refused(two):
+    two(refused_in_shards)
+
+
+class Bounded(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def written_in_forward(rank, world):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 20), Bounded(20, 20), nn.Linear(20, 1)).double()
+    x = torch.randn(4, 8, dtype=torch.float64)
+    for stage in (1, 2):
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for _ in range(3):
+            zero.module(x).square().sum().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().sum().backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match=r"Bounded wrote into its parameter 1.weight in its forward"):
+        zero.module(x)
+
+
+def test_a_module_that_writes_its_parameter_in_forward(two):
+    two(written_in_forward)
+
+
+# -- what is followed --
+
+
+@torch.no_grad()
+def load(model):
+    model.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
+
+
+@torch.no_grad()
+def scale(model):
+    for p in model.parameters():
+        p.mul_(0.5)
+
+
+def clip_data(model):
+    for p in model.parameters():
+        p.data.clamp_(-0.05, 0.05)
+
+
+@torch.no_grad()
+def clip(model):
+    for p in model.parameters():
+        p.clamp_(-0.05, 0.05)
+
+
+def exchange_memory(model):
+    for p in model.parameters():
+        p.data = p.data.clone() * 0.75
+
+
+def turn(model):
+    """Of the same memory, and the same shape."""
+    model.square.data = model.square.data.t()
+
+
+def lay_out_channels_last(model):
+    model.to(memory_format=torch.channels_last)
+
+
+WRITES = [load, scale, clip_data, clip, exchange_memory, turn, lay_out_channels_last]
+
+
+class Picture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Conv2d(3, 4, 3)
+        self.square = nn.Parameter(torch.randn(4, 4))
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(self.convolve(x).mean((2, 3)) @ self.square)
+
+
+def written(rank, world, write, low):
+    torch.manual_seed(2)
+    dtype = torch.float32 if low else torch.float64
+    model = Picture().to(dtype)
+    inputs = [torch.randn(world, 2, 3, 5, 5, dtype=dtype) for _ in range(6)]
+    close = {"rtol": 0.02, "atol": 0.02} if low else ROUNDING
+    for stage, moment in ((1, "before"), (2, "before"), (1, "backward"), (2, "window")):
+        settings = {"dtype": torch.bfloat16 if low else None, "accumulate": 2 if moment == "window" else 1}
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.002, momentum=0.5, **settings), copy.deepcopy(model)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.002, momentum=0.5)
+        for step, x in enumerate(inputs):
+            if step == 2 and moment == "before":
+                write(zero.module), write(alone)
+            for micro in range(zero.options.accumulate):
+                part = x[rank].to(torch.bfloat16) if low else x[rank]
+                zero.module(part + micro).float().square().sum().backward()
+                if step == 2 and moment == "window" and micro == 0:
+                    write(zero.module)
+                if step != 2 or moment != "backward":
+                    zero.step()
+            optimizer.zero_grad()
+            for micro in range(zero.options.accumulate):
+                for rank_ in range(world):
+                    loss = alone(x[rank_] + micro).float().square().sum() / world / zero.options.accumulate
+                    loss.backward()
+                if step == 2 and moment == "window" and micro == 0:
+                    write(alone)
+            if step == 2 and moment == "backward":
+                write(zero.module), write(alone)
+                zero.step()
+            optimizer.step()
+        there = parameters_of(zero)
+        for name, p in alone.named_parameters():
+            torch.testing.assert_close(there[name].to(dtype), p.detach(), **close)
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float64", "masters"])
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_written_values_are_trained_on(two, write, low):
+    two(written, write, low)
+
+
+def small_steps_survive(rank, world):
+    """Clipping that touches nothing leaves what bfloat16 would lose."""
+    model = make(torch.float32)
+    results = []
+    for clips in (False, True):
+        zero = zero_of(model, torch.optim.SGD, 2, dtype=torch.bfloat16, lr=1e-5)
+        for step in range(4):
+            train_zero(zero, rank, 1, first=step)
+            if clips:
+                with torch.no_grad():
+                    for p in zero.module.parameters():
+                        p.clamp_(-100, 100)
+        results.append([piece.tensor.clone() for piece in zero._parts.sharded.pieces])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_write_keeps_the_masters_of_what_it_leaves(two):
+    two(small_steps_survive)
+
+
+def written_by_one(rank, world, writer):
+    zero = zero_of(make(), stage=2, lr=1e-2)
+    train_zero(zero, rank, 1)
+    if rank == writer:
+        scale(zero.module)
+        with pytest.raises(ringlet.InvalidUsage, match=r"written on this rank and not on all \(.*zero.gathered\(\)"):
+            loss_of(zero.module, *batch(1, rank))
+    else:
+        with pytest.raises(ringlet.InvalidUsage):
+            train_zero(zero, rank, 1, first=1)
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_write_on_one_rank_is_an_error_on_all(two, writer):
+    two(written_by_one, writer)
+
+
+def written_before_gathered(rank, world):
+    model = make()
+    for stage in (1, 2):
+        zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+        if rank == 0:
+            scale(zero.module)
+        with zero.gathered():
+            pass
+        scale(alone)
+        train_zero(zero, rank, 2)
+        train_alone(alone, world, 2, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_gathered_takes_what_rank_0_wrote_before_it(two):
+    two(written_before_gathered)
+
+
+def different_values(rank, world):
+    """As of an initialisation with another seed on every rank: rank 0's are taken."""
+    model = make()
+    zero, alone = zero_of(model, stage=1, lr=1e-2), copy.deepcopy(model)
+    for module in (zero.module, alone):
+        torch.manual_seed(rank if module is zero.module else 0)
+        nn.init.normal_(module.blocks[0].mix.weight, std=0.1)
+    train_zero(zero, rank, 2)
+    train_alone(alone, world, 2, lr=1e-2)
+    assert_same(alone, zero, **ROUNDING)
+
+
+def test_written_values_are_those_of_rank_0(two):
+    two(different_values)
+
+
+def saved_after_loading(rank, world, folder):
+    import torch.distributed.checkpoint as dcp
+
+    zero = zero_of(make(torch.float32), stage=2, dtype=torch.bfloat16, lr=1e-2)
+    train_zero(zero, rank, 1)
+    load(zero.module)
+    expected = {name: p.detach().float() for name, p in zero.module.named_parameters()}
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    plain = make(torch.float32, seed=11)
+    state = {"zero": {"model": plain.state_dict()}}
+    dcp.load(state, checkpoint_id=folder)
+    for name, values in expected.items():
+        torch.testing.assert_close(state["zero"]["model"][name], values, rtol=2**-8, atol=0.0)
+
+
+def test_a_checkpoint_has_what_was_loaded(two, tmp_path):
+    two(saved_after_loading, str(tmp_path))
+
+
+def unsigned_buffers(rank, world):
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        model = make()
+        model.register_buffer("marks", torch.tensor([7 + rank, 2**15 + rank]).to(dtype))
+        zero = zero_of(model, stage=2, lr=1e-2)
+        assert zero.module.marks.tolist() == [7, 2**15]
+        train_zero(zero, rank, 1)
+
+
+def test_buffers_of_unsigned_numbers(two):
+    two(unsigned_buffers)
+
+
+def only_looked_at(rank, world):
+    """What changes no value that is trained: renamed, swapped for a call, evaluated, copied."""
+    model = make(tied=False)
+    for stage in (1, 2):
+        zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+        inputs, _ = batch(0, 0)
+        train_zero(zero, rank, 1)
+        other = {name: p.detach() * 2 for name, p in zero.module.named_parameters()}
+        torch.func.functional_call(zero.module, other, (inputs,)).sum()
+        zero.module.named_again = nn.ModuleList([zero.module.blocks[0]])
+        copy.deepcopy(zero.module)(inputs)
+        zero.module.register_buffer("extra", torch.zeros(3))
+        zero.module.teacher = nn.Linear(3, 3).requires_grad_(False)
+        train_zero(zero, rank, 2, first=1)
+        train_alone(alone, world, 3, lr=1e-2)
+        with zero.gathered():
+            for name, p in alone.named_parameters():
+                torch.testing.assert_close(zero.module.get_parameter(name).detach(), p.detach(), **ROUNDING)
+
+
+def test_changes_that_concern_no_trained_value(two):
+    two(only_looked_at)
+
+
+# -- optimizers --
+
+
+def stepped_by_the_optimizer(rank, world, kind):
+    from torch.optim.lr_scheduler import StepLR
+
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, stage=stage, accumulate=2, lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        schedules = [StepLR(zero.optimizer, 1, 0.5)]
+        own = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        schedules.append(StepLR(own, 1, 0.5))
+        for step in range(3):
+            for micro in range(2):
+                if kind == "closure":
+
+                    def closure(module=zero.module, number=2 * step + micro):
+                        loss = loss_of(module, *batch(number, rank))
+                        loss.backward()
+                        return loss
+
+                    assert zero.optimizer.step(closure).requires_grad
+                else:
+                    scaler.scale(loss_of(zero.module, *batch(2 * step + micro, rank))).backward()
+                    if kind == "scaler":
+                        scaler.unscale_(zero.optimizer)
+                        scaler.step(zero.optimizer)
+                        scaler.update()
+                    else:
+                        zero.optimizer.step()
+                zero.optimizer.zero_grad()
+            train_alone(alone, world, 1, first=step, micro=2, optimizer=own)
+            for schedule in schedules:
+                schedule.step()
+        assert zero.steps == 3
+        assert_same(alone, zero, **ROUNDING)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["plain", "closure", "scaler"])
+def test_the_optimizer_of_a_zero_steps_it(two, kind):
+    two(stepped_by_the_optimizer, kind)
+
+
+def dropped_by_the_optimizer(rank, world):
+    model = make()
+    zero, alone = zero_of(model, accumulate=2, lr=1e-2), copy.deepcopy(model)
+    loss_of(zero.module, *batch(7, rank)).backward()
+    zero.optimizer.zero_grad(set_to_none=True)  # without a step: this one is not wanted
+    train_zero(zero, rank, 2, micro=2)
+    train_alone(alone, world, 2, micro=2, lr=1e-2)
+    assert_same(alone, zero, **ROUNDING)
+    with pytest.raises(ringlet.InvalidUsage, match=r"add_param_group on zero.optimizer: .*options_of="):
+        zero.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+def test_zero_grad_of_the_optimizer(two):
+    two(dropped_by_the_optimizer)
+
+
+def loss_scaled(rank, world):
+    for fused in (False, True):
+        zero = zero_of(make(torch.float32), stage=2, lr=1e-2, fused=fused)
+        for unscales in (False, True):
+            scaler = torch.amp.GradScaler("cpu", enabled=True)
+            scaler.scale(loss_of(zero.module, *batch(0, rank))).backward()
+            if unscales:
+                scaler.unscale_(zero.optimizer)
+            with pytest.raises(
+                ringlet.InvalidUsage, match=r"GradScaler on zero.optimizer.*enabled=False.*zero.step\(\)"
+            ):
+                scaler.step(zero.optimizer)
+            zero.zero_grad()
+        train_zero(zero, rank, 1)
+
+
+def test_loss_scaling_is_refused(two):
+    two(loss_scaled)
+
+
+def other_optimizers(rank, world):
+    for stage in STAGES:
+        model = make()
+        before = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        zero = ringlet.Zero(model, torch.optim.AdamW, stage, lr=1e-2, accumulate=2)
+        after = torch.optim.SGD([zero.module.positions], lr=0.1)
+        unrelated = nn.Parameter(torch.ones(3))
+        apart = torch.optim.SGD([unrelated], lr=0.1)
+        for micro in range(2):
+            loss_of(zero.module, *batch(micro, rank)).backward()
+            for optimizer in (before, after):
+                with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) of an optimizer .* Call zero.step\(\)"):
+                    optimizer.step()
+            unrelated.sum().backward()
+            apart.step()
+            zero.step()
+        zero.remove()
+        loss_of(zero.module, *batch(0, rank)).backward()
+        before.step()
+
+
+def test_another_optimizer_over_the_parameters(two):
+    two(other_optimizers)
+
+
+# -- others who train the module --
+
+
+def wrapped(rank, world):
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    for stage in STAGES:
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        for module in (zero.module, nn.Sequential(zero.module)):
+            with pytest.raises(ringlet.InvalidUsage, match=r"Zero: gradients of .* by another GradientReducer or Zero"):
+                ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
+        train_zero(zero, rank, 1)
+        zero.remove()
+        ringlet.Zero(zero.module, torch.optim.SGD, 1, lr=0.1)
+    reducer = ringlet.GradientReducer(make())
+    with pytest.raises(ringlet.InvalidUsage, match=r"Zero: gradients of .* by another GradientReducer or Zero"):
+        ringlet.Zero(nn.Sequential(reducer._module), torch.optim.SGD, 1, lr=0.1)
+    for wrapper in (DistributedDataParallel(make()), nn.Sequential(DistributedDataParallel(make()))):
+        with pytest.raises(ringlet.InvalidUsage, match=r"is a DistributedDataParallel, .* give Zero the plain module"):
+            ringlet.Zero(wrapper, torch.optim.SGD, 1, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match="averages or divides parameters itself"):
+        ringlet.Zero(fully_shard(make()), torch.optim.SGD, 1, lr=0.1)
+    for stage in (1, 2):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        around = DistributedDataParallel(zero.module)
+        with pytest.raises(ringlet.InvalidUsage, match="averaged by a DistributedDataParallel around this module"):
+            around(batch(0, rank)[0])
+        inner = make()
+        around = DistributedDataParallel(inner)
+        ringlet.Zero(inner, torch.optim.SGD, stage, lr=0.1)
+        with pytest.raises(ringlet.InvalidUsage, match="averaged by a DistributedDataParallel around this module"):
+            around(batch(0, rank)[0])
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        zero.module.blocks[1] = DistributedDataParallel(zero.module.blocks[1])
+        with pytest.raises(ringlet.InvalidUsage, match=r"blocks.1 is a DistributedDataParallel"):
+            zero.module(batch(0, rank)[0])
+
+
+def test_one_trainer_for_a_parameter(two):
+    two(wrapped)
+
+
+# -- what it tells --
+
+
+def told(rank, world):
+    zero = zero_of(make(torch.float32), stage=2, dtype=torch.bfloat16, accumulate=3, max_norm=0.5, lr=1e-2)
+    loss_of(zero.module, *batch(0, rank)).backward()
+    parameters = sum(p.numel() for p in zero.module.parameters())
+    text = repr(zero)
+    total = zero.stats()["memory"]["total"]
+    for part in (
+        f"Zero(stage=2, rank {rank} of 2, AdamW {{'lr': 0.01}}, 23 trained parameters of {parameters} elements in ",
+        f"{total} bytes held, steps=0, micro-batch 1 of 3, dtype=torch.bfloat16, accumulate=3, max_norm=0.5, bucket_",
+    ):
+        assert part in text, text
+    assert re.fullmatch(r"Options\(stage=2, dtype=torch.bfloat16, accumulate=3, max_norm=0.5, .*\)", repr(zero.options))
+
+
+def test_a_zero_tells_its_state(two):
+    two(told)
+
+
+def test_an_offload_tells_its_settings(tmp_path):
+    assert repr(ringlet.Offload("cpu")) == "Offload('cpu')"
+    assert repr(ringlet.Offload("file", tmp_path)) == f"Offload('file', {str(tmp_path)!r})"

@@ -1,0 +1,262 @@
+"""Checkpoints of a Zero through torch.distributed.checkpoint: any world, stage and limits may load them."""
+
+import io
+import itertools
+import math
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ringlet
+from ringlet.zero.checkpoint import boxes
+from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 4), (3, 1, 2), (2, 2, 2, 3)])
+def test_boxes_make_up_every_range(shape):
+    count = math.prod(shape)
+    for start, stop in itertools.combinations(range(count + 1), 2):
+        whole = torch.arange(count).view(shape)
+        found = list(boxes(shape, start, stop))
+        parts = []
+        for box in found:
+            part = whole[tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))]
+            assert part.flatten().tolist() == list(range(box.start, box.stop))
+            parts += part.flatten().tolist()
+        assert parts == list(range(start, stop))
+        assert len(found) <= max(1, 2 * len(shape) - 1)
+    assert list(boxes(shape, 0, 0)) == []
+
+
+def save(rank, world, folder, settings, steps):
+    zero = zero_of(make(), **settings)
+    train_zero(zero, rank, steps)
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    return parameters_of(zero)
+
+
+def load(rank, world, folder, settings, ranks_before):
+    zero = zero_of(make(seed=99), **settings)  # other values
+    if world == 1:  # the long way
+        state = {"zero": zero.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        zero.load_state_dict(state["zero"])
+    else:
+        dcp.load({"zero": zero}, checkpoint_id=folder)
+    loaded, steps = parameters_of(zero), zero.steps
+    # goes on with the batches of as many ranks as before
+    for step in range(steps, steps + 2):
+        if world == ranks_before:
+            loss_of(zero.module, *batch(step, rank)).backward()
+        else:
+            parts = [batch(step, r) for r in range(ranks_before)]
+            loss_of(zero.module, *(torch.cat(part) for part in zip(*parts, strict=True))).backward()
+        zero.step()
+    return loaded, steps, parameters_of(zero)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_saved_by_2_ranks_loaded_by_another_number(pool, tmp_path, world, stage):
+    before = {"stage": 2, "lr": 1e-2}
+    after = {"stage": stage, "lr": 5.0, "bucket_elements": 1000, "sub_group_elements": 300}  # lr is the checkpoint's
+    saved = pool.values(save, 2, str(tmp_path), before, 3, join="dist:ringlet")[0]
+    alone = make()
+    train_alone(alone, 2, 5, lr=1e-2)
+    for loaded, steps, trained in pool.values(load, world, str(tmp_path), after, 2, join="dist:ringlet"):
+        assert steps == 3
+        assert all(torch.equal(loaded[name], value) for name, value in saved.items())
+        for name, parameter in alone.named_parameters():
+            torch.testing.assert_close(trained[name], parameter.detach(), **ROUNDING)
+
+
+@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
+def test_going_on_at_the_same_world_changes_no_bit(pool, tmp_path, join):
+    settings = {"stage": 3, "lr": 1e-2}
+    pool.values(save, 2, str(tmp_path), settings, 2, join=join)
+    uninterrupted = pool.values(save, 2, str(tmp_path / "later"), settings, 4, join=join)[0]
+    for _, _, trained in pool.values(load, 2, str(tmp_path), settings, 2, join=join):
+        assert all(torch.equal(trained[name], value) for name, value in uninterrupted.items())
+
+
+def test_a_plain_module_loads_it(pool, tmp_path):
+    saved = pool.values(save, 4, str(tmp_path), {"stage": 3, "lr": 1e-2}, 2, join="dist:ringlet")[0]
+    pool.values(into_a_plain_module, 1, str(tmp_path), saved, join="dist:gloo")
+
+
+def into_a_plain_module(rank, world, folder, saved):
+    model = make(seed=99)
+    state = {"zero": {"model": model.state_dict()}}
+    dcp.load(state, checkpoint_id=folder)
+    assert all(torch.equal(p, saved[name]) for name, p in model.named_parameters())
+    assert model.temperature == 1.0
+
+
+def masters_survive(rank, world, folder):
+    settings = {"dtype": torch.bfloat16, "lr": 1e-4}
+    first = zero_of(make(torch.float32), stage=1, **settings)
+    train_zero(first, rank, 2)
+    dcp.save({"zero": first}, checkpoint_id=folder)
+    second = zero_of(make(torch.float32, seed=99), stage=3, **settings)
+    dcp.load({"zero": second}, checkpoint_id=folder)
+    pairs = zip(first._parts.sharded.pieces, second._parts.sharded.pieces, strict=True)
+    assert all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
+    assert train_zero(first, rank, 2, first=2) == train_zero(second, rank, 2, first=2)
+    plain = make(torch.float32, seed=99)
+    state = {"zero": {"model": plain.state_dict()}}
+    dcp.load(state, checkpoint_id=folder)  # the masters, of more than bfloat16's digits
+    assert any(not torch.equal(p, p.bfloat16().float()) for p in plain.parameters())
+
+
+def test_masters_are_what_is_saved(pool, tmp_path):
+    pool.values(masters_survive, 2, str(tmp_path), join="dist:ringlet")
+
+
+def before_the_first_step(rank, world, folder):
+    settings = {
+        "Rprop": {"lr": 1e-3},
+        "Adagrad": {"lr": 1e-2},  # makes its states at once
+        "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},  # its first step is not like the others
+        "NAdam": {"lr": 1e-2},
+    }
+    for name, defaults in settings.items():
+        cls = getattr(torch.optim, name)
+        zero, alone = zero_of(make(), cls, 2, **defaults), make()
+        dcp.save({"zero": zero}, checkpoint_id=f"{folder}/{name}")
+        train_zero(zero, rank, 2)
+        other = zero_of(make(seed=99), cls, 3, **defaults)
+        dcp.load({"zero": other}, checkpoint_id=f"{folder}/{name}")
+        train_zero(other, rank, 2)
+        train_alone(alone, world, 2, cls, **defaults)
+        assert_same(alone, zero, rtol=1e-7, atol=1e-8)  # saving changed nothing
+        assert_same(alone, other, rtol=1e-7, atol=1e-8)
+        dcp.load({"zero": other}, checkpoint_id=f"{folder}/{name}")  # back to the beginning
+        assert other.steps == 0
+        train_zero(other, rank, 2)
+        assert_same(alone, other, rtol=1e-7, atol=1e-8)
+
+
+def test_a_checkpoint_before_the_first_step(pool, tmp_path):
+    pool.values(before_the_first_step, 2, str(tmp_path), join="dist:ringlet")
+
+
+def offloaded(rank, world, folder):
+    file = ringlet.Offload("file", folder)
+    first = zero_of(make(), stage=2, offload_optimizer=file, lr=1e-2)
+    train_zero(first, rank, 2)
+    dcp.save({"zero": first}, checkpoint_id=f"{folder}/saved")
+    second = zero_of(make(seed=99), stage=3, offload_optimizer=file, offload_parameters=file, lr=1e-2)
+    dcp.load({"zero": second}, checkpoint_id=f"{folder}/saved")
+    assert train_zero(first, rank, 2, first=2) == train_zero(second, rank, 2, first=2)
+
+
+def test_offloaded_states(pool, tmp_path):
+    pool.values(offloaded, 2, str(tmp_path), join="dist:ringlet")
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 16)
+
+
+def groups_of(rank, world, folder, settings):
+    """On 4 ranks a rank's shards hold weights or biases alone."""
+    zero = ringlet.Zero(
+        Pair().double(),
+        torch.optim.AdamW,
+        options_of=lambda name, p: {"lr": 1e-3, "weight_decay": 0.5} if p.ndim < 2 else {},
+        lr=1e-2,
+        **settings,
+    )
+    rates = [group["lr"] for group in zero.optimizer.param_groups]
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    for group in zero.optimizer.param_groups:
+        group["lr"] = 5.0
+    dcp.load({"zero": zero}, checkpoint_id=folder)
+    return rates, [group["lr"] for group in zero.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("settings", [{"persistence_elements": 0}, {"bucket_elements": 20, "persistence_elements": 10}])
+def test_groups_are_the_same_on_every_rank(pool, tmp_path, settings):
+    for found in pool.values(groups_of, 4, str(tmp_path), {"stage": 2, **settings}, join="dist:ringlet"):
+        assert found == ([1e-2, 1e-3], [1e-2, 1e-3])
+
+
+def other_groups(rank, world, folder):
+    without_decay = {"options_of": lambda name, p: {"weight_decay": 0.0} if p.ndim < 2 else {}}
+    dcp.save({"zero": ringlet.Zero(Pair(), torch.optim.AdamW, **without_decay)}, checkpoint_id=folder)
+    with pytest.raises(ringlet.InvalidUsage, match=r"parameter group 0 was saved .* those of first.bias, second.bias"):
+        dcp.load({"zero": ringlet.Zero(Pair(), torch.optim.AdamW)}, checkpoint_id=folder)
+
+
+def test_other_groups_are_refused(pool, tmp_path):
+    pool.values(other_groups, 2, str(tmp_path), join="dist:ringlet")
+
+
+def whole_module(rank, world):
+    """torch.save of the module itself."""
+    for stage in (1, 2, 3):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        file = io.BytesIO()
+        if stage == 3:
+            with pytest.raises(ringlet.InvalidUsage, match="whose values are in shards"):
+                torch.save(zero.module, io.BytesIO())
+        with zero.gathered():
+            torch.save(zero.module, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        before = parameters_of(zero)
+        assert all(torch.equal(before[name], p) for name, p in loaded.named_parameters())
+        loss_of(loaded, *batch(0, rank)).backward()  # by itself: no step() is due, and no peer is waited for
+        assert all(p.grad is not None for p in loaded.parameters())
+        train_zero(zero, rank, 1)
+
+
+def test_a_whole_module_is_saved_by_itself(pool):
+    pool.values(whole_module, 2, join="dist:ringlet")
+
+
+def written(rank, world, stage, dtype):
+    model = make(dtype)
+    model.head.requires_grad_(False)
+    zero = zero_of(model, stage=stage, lr=1e-2)
+    train_zero(zero, rank, 1)
+    module = zero.module
+    with zero.gathered(), torch.no_grad():
+        if rank == 0:
+            module.blocks[1].mix.weight.fill_(0.25)
+            module.embedding.weight.zero_()  # frozen, and tied
+            module.blocks[0].norm.bias.data = torch.ones_like(module.blocks[0].norm.bias)
+    kept = parameters_of(zero)
+    assert kept["blocks.1.mix.weight"].unique().tolist() == [0.25] and not kept["embedding.weight"].any()
+    assert kept["blocks.0.norm.bias"].unique().tolist() == [1]
+    refused = pytest.raises(ringlet.InvalidUsage, match=r"parameter blocks.2.out.weight was changed .* not on rank 0")
+    with refused, zero.gathered(), torch.no_grad():
+        if rank == 1:
+            module.blocks[2].out.weight.zero_()
+    after = parameters_of(zero)
+    assert all(torch.equal(after[name], value) for name, value in kept.items())
+    loss = loss_of(module, *batch(0, 0))
+    with zero.gathered(), torch.no_grad():
+        module.positions.zero_()
+    with pytest.raises((RuntimeError, ringlet.InvalidUsage), match=r"modified by an inplace|after its parameters were"):
+        loss.backward()
+    zero.zero_grad()
+    train_zero(zero, rank, 1)
+    moved = parameters_of(zero)["blocks.1.mix.weight"] - kept["blocks.1.mix.weight"]
+    assert 0 < moved.abs().max() <= 0.02, "the optimizer goes on from what was written"
+    values = torch.cat([value.flatten() for value in parameters_of(zero).values()])
+    theirs = values.clone()
+    torch.distributed.broadcast(theirs, 0)
+    assert torch.equal(values, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_rank_0_writes_inside_gathered_is_kept(pool, stage, dtype):
+    pool.values(written, 2, stage, dtype, join="dist:ringlet")

@@ -1,0 +1,188 @@
+"""What ZeRO holds, sends and offloads: counted, and compared with the paper's formulas."""
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringlet
+from zero_checks import make, parameters_of, train_zero, zero_of
+
+STAGES = (1, 2, 3)
+FORMULAS = {1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n, 3: lambda n: 16 / n}  # bytes a parameter
+WIDE = {"width": 96, "layers": 4}
+LIMITS = {"bucket_elements": 80_000, "persistence_elements": 100}
+CHAIN = {"bucket_elements": 80_000, "persistence_elements": 600}  # the root's own parameter is small
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+def tensors_alive() -> dict[int, int]:
+    gc.collect()
+    found = {}
+    for value in gc.get_objects():
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return found
+
+
+def states(rank, world):
+    """(bytes as stats tell, bytes of all storages that appeared and are not buffers, parameters) of each stage."""
+    measured = {}
+    for stage in STAGES:
+        before = tensors_alive()
+        model = make(torch.float32, **WIDE)
+        count = sum(p.numel() for p in model.parameters())
+        zero = ringlet.Zero(model, torch.optim.Adam, stage, dtype=torch.bfloat16, lr=1e-3, **LIMITS)
+        train_zero(zero, rank, 1)
+        stats = zero.stats()
+        appeared = sum(size for key, size in tensors_alive().items() if key not in before)
+        buffers = stats["buffers"]
+        pooled = buffers["gather_peak_bytes"] + buffers["gradient_peak_bytes"]
+        measured[stage] = (stats["memory"]["total"], appeared - pooled, count)
+        del zero, model
+    return measured
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_memory_of_model_states_is_that_of_the_paper(pool, world):
+    for measured in pool.values(states, world, join="dist:ringlet"):
+        for stage, (told, found, count) in measured.items():
+            predicted = FORMULAS[stage](world) * count
+            assert abs(told / predicted - 1) < 0.03, (stage, told, predicted)
+            assert abs(found / predicted - 1) < 0.03, (stage, found, predicted)
+
+
+def gather_buffers(rank, world):
+    model = make(torch.float32, tied=False, **WIDE)
+    zero = ringlet.Zero(model, torch.optim.Adam, 3, lr=1e-3, **CHAIN)
+    train_zero(zero, rank, 3)
+    stats = zero.stats()
+    largest = max(count for count, _ in stats["units"]) * 4
+    assert stats["buffers"]["gather_peak_units"] == 2
+    assert largest < stats["buffers"]["gather_peak_bytes"] <= 2 * largest
+    # one that fills, one that is reduced, and that of the small parameters
+    assert stats["buffers"]["gradient_peak_bytes"] <= 3 * largest
+    assert 2 * largest < 0.6 * sum(p.numel() * 4 for p in model.parameters())
+
+
+@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
+def test_two_units_are_whole_at_most(pool, join):
+    pool.values(gather_buffers, 4, join=join)
+
+
+def moved_bytes(zero, device="cpu") -> int:
+    """As the transport counted, where the backend tells (what a rank receives, which is as much as it sends); else as
+    the Zero did."""
+    backend = dist.group.WORLD._get_backend(torch.device(device))
+    counted = getattr(backend, "bytes_received", None)
+    return counted if counted is not None else zero.stats()["communication"]["sent_bytes"]
+
+
+def volumes(rank, world):
+    sent = {}
+    for stage in STAGES:
+        model = make(torch.float32, tied=False, **WIDE)
+        zero = ringlet.Zero(model, torch.optim.Adam, stage, lr=1e-3, **CHAIN)
+        train_zero(zero, rank, 1)
+        before = moved_bytes(zero)
+        for step in range(1, 3):
+            train_zero(zero, rank, 1, first=step)
+        sent[stage] = (moved_bytes(zero) - before) / 2
+        whole = sum(count for count, _ in zero.stats()["units"]) * 4
+        used_last = next(count for count, names in zero.stats()["units"] if "head.weight" in names) * 4
+        small = sum(count for count, names in zero.stats()["units"] if "head.weight" not in names and count < 3000) * 4
+    all_reduce = 2 * whole * (world - 1) / world
+    assert sent[1] == sent[2] and abs(sent[1] / all_reduce - 1) < 0.01
+    # stage 3 gathers twice: not the unit with which backward begins, nor the small ones, which are gathered once
+    expected = 1.5 * all_reduce - (used_last + small) * (world - 1) / world
+    assert abs(sent[3] / expected - 1) < 0.01
+    assert 1.4 < sent[3] / sent[1] <= 1.5
+
+
+@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
+def test_stages_1_and_2_send_what_all_reduce_does_and_stage_3_half_more(pool, join):
+    pool.values(volumes, 4, join=join)
+
+
+def registered(rank, world):
+    for stage in STAGES:
+        zero = zero_of(make(torch.float32), stage=stage, lr=1e-3)
+        train_zero(zero, rank, 1)
+        for flat in zero._parts.flats:
+            assert ringlet.is_registered(flat.whole if flat.whole is not None else flat.shard)
+        for unit in zero._gradients.units:
+            assert ringlet.is_registered(unit.shard)
+
+
+def test_flat_buffers_are_registered_memory(two):
+    two(registered)
+
+
+def offloaded(rank, world, folder):
+    model = make(torch.float32)
+    for dtype in (None, torch.bfloat16):
+        for stage in STAGES:
+            settings = {"dtype": dtype, "lr": 1e-2, "sub_group_elements": 500}
+            here = zero_of(model, torch.optim.Adam, stage, **settings)
+            file = ringlet.Offload("file", folder)
+            there = zero_of(
+                model,
+                torch.optim.Adam,
+                stage,
+                offload_optimizer=file,
+                offload_parameters=file if stage == 3 else None,
+                **settings,
+            )
+            assert train_zero(here, rank, 3) == train_zero(there, rank, 3)
+            expected = parameters_of(here)
+            assert all(torch.equal(expected[name], value) for name, value in parameters_of(there).items())
+            memory, plain = there.stats()["memory"], here.stats()["memory"]
+            scalars = 4 * len(there._parts.sharded.pieces)  # a step count each
+            assert memory["optimizer"] == scalars and memory["master"] == 0
+            assert memory["gradients"] == plain["gradients"]
+            assert memory["file"] >= plain["optimizer"] - scalars + plain["master"]
+            if stage == 3:
+                assert memory["parameters"] < plain["parameters"]
+
+
+def test_offload_to_files_changes_no_bit_and_leaves_nothing(two, tmp_path):
+    two(offloaded, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def offloaded_to_host(rank, world):
+    model = make(torch.float32)
+    here = zero_of(model, stage=3, lr=1e-2)
+    there = zero_of(model, stage=3, lr=1e-2, offload_optimizer="cpu", offload_parameters="cpu")
+    assert train_zero(here, rank, 2) == train_zero(there, rank, 2)
+    assert here.stats()["memory"] == there.stats()["memory"]  # a model on the CPU has it all there
+
+
+def test_offload_to_the_host(two):
+    two(offloaded_to_host)
+
+
+def pages_in_memory(rank, world, folder):
+    import pathlib
+
+    def resident_kib() -> int:
+        text = pathlib.Path("/proc/self/status").read_text()
+        return int(text.split("RssAnon:")[1].split()[0])
+
+    from ringlet.zero.memory import MappedFiles
+
+    files = MappedFiles(folder)
+    before = resident_kib()
+    tensor = files.zeros(16 << 20, torch.float32).fill_(3)
+    assert resident_kib() - before < 8 << 10  # 64 MiB of a file are no memory of the process's own
+    files.release_pages([tensor])
+    assert tensor[::4096].eq(3).all()
+
+
+def test_mapped_files_take_no_anonymous_memory(pool, tmp_path):
+    pool.values(pages_in_memory, 1, str(tmp_path), join="nothing")

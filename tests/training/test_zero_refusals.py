@@ -1,0 +1,266 @@
+"""What ZeRO refuses, by name and before anything moves; and calls in the wrong order."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import ringlet
+from ringlet.zero.options import Options
+from zero_checks import batch, loss_of, make, train_zero, zero_of
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+class Rows(torch.optim.Adam):
+    pass
+
+
+class Lamb(torch.optim.Optimizer):
+    pass
+
+
+Lamb.__name__ = "LAMB"
+
+
+def optimizers(rank, world):
+    model = make()
+    for cls, reason in (
+        (torch.optim.LBFGS, "LBFGS cannot run on flat shards: it needs all parameters at once"),
+        (torch.optim.Muon, "Muon cannot run on flat shards: it orthogonalises whole matrices"),
+        (torch.optim.Adafactor, "Adafactor cannot run on flat shards: it keeps statistics of whole rows"),
+        (torch.optim.SparseAdam, "SparseAdam cannot run on flat shards: it takes sparse gradients"),
+        (Lamb, "LAMB cannot run on flat shards: it takes norms of whole layers"),
+        (Rows, r"Rows is not known to treat every element alike.*known: ASGD, Ada.*elementwise=True"),
+        ("Adam", "optimizer_class must be a class of torch.optim.Optimizer, got 'Adam'"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=reason):
+            zero_of(model, cls, 1, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match="LBFGS"):
+        zero_of(model, torch.optim.LBFGS, 1, elementwise=True)
+    zero = zero_of(model, Rows, 2, elementwise=True, lr=1e-2)
+    train_zero(zero, rank, 1)
+
+
+def test_optimizers_that_are_not_elementwise(two):
+    two(optimizers)
+
+
+def settings(rank, world):
+    model = make()
+    for given, reason in (
+        ({"stage": 4}, "stage must be 1, 2 or 3, got 4"),
+        ({"stage": 0}, "stage must be 1, 2 or 3, got 0; for stage 0 use GradientReducer"),
+        ({"dtype": torch.float16}, "dtype must be .* got torch.float16; it needs loss scaling"),
+        ({"accumulate": 0}, "accumulate must be a whole number from 1 on, got 0"),
+        ({"accumulate": 1.5}, "accumulate must be a whole number from 1 on, got 1.5"),
+        ({"bucket_elements": 0}, "bucket_elements must be"),
+        ({"sub_group_elements": -1}, "sub_group_elements must be"),
+        ({"persistence_elements": -1}, "persistence_elements must be a whole number from 0 on, got -1"),
+        ({"max_norm": 0.0}, "max_norm must be positive"),
+        ({"stage": 2, "offload_parameters": "cpu"}, "offload_parameters needs stage 3: at stage 2"),
+        ({"offload_optimizer": "nvme"}, "offload goes to 'cpu' or 'file', not to 'nvme'"),
+        ({"offload_optimizer": "file"}, "offload to 'file' needs the path of a folder"),
+        ({"bucket_elements": 1.5}, "bucket_elements must be a whole number from 1 on, got 1.5"),
+        ({"accumulate": True}, "accumulate must be a whole number from 1 on, got True"),
+        ({"stage": True}, "stage must be 1, 2 or 3, got True"),
+        ({"stage": 2.0}, "stage must be 1, 2 or 3, got 2.0"),
+        ({"stage": "2"}, "stage must be 1, 2 or 3, got '2'"),
+        ({"dtype": "bfloat16"}, "dtype must be bfloat16, float32 or float64, got bfloat16"),
+        ({"max_norm": float("nan")}, "max_norm must be positive, got nan"),
+        ({"max_norm": float("inf")}, "max_norm must be positive and finite, got inf; None does not clip"),
+        ({"max_norm": "1"}, "max_norm must be positive, got '1'"),
+        ({"print_every": float("nan")}, "print_every must be a whole number from 0 on, got nan"),
+        ({"overlap": "no"}, "overlap must be True or False, got 'no'"),
+        ({"average": 1}, "average must be True or False, got 1"),
+        ({"offload_optimizer": 3}, "offload_optimizer must be 'cpu', an Offload or None, got 3"),
+        ({"process_group": "world"}, "process_group is a str, not a group of torch.distributed"),
+        ({"options_of": {}}, "options_of is a dict, not a function"),
+        ({"options_of": lambda name, p: 0.1}, "options_of gave 0.1 for positions; it must give a dict"),
+        ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
+        ({"betas": 3}, "the optimizer refuses its arguments"),
+        ({"print_times": True}, "print_times=True prints every `print_every` steps"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=reason):
+            zero_of(model, lr=0.1, **given)
+    with pytest.raises(ringlet.InvalidUsage, match=r"the optimizer refuses its arguments.*learning_rate"):
+        zero_of(model, learning_rate=0.1)
+
+
+def test_settings_that_cannot_be(two):
+    two(settings)
+
+
+def test_offloads_that_cannot_be():
+    with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
+        ringlet.Offload("file", "/nowhere/at/all")
+    for path in (3, b"/tmp", "", "/tmp\0"):
+        with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
+            ringlet.Offload("file", path)
+    with pytest.raises(ringlet.InvalidUsage, match="pin_memory must be True or False, got 'yes'"):
+        ringlet.Offload("cpu", pin_memory="yes")
+    with pytest.raises(ringlet.InvalidUsage, match="offload goes to 'cpu' or 'file', not to nan"):
+        ringlet.Offload(float("nan"))
+    with pytest.raises(ringlet.InvalidUsage, match="'cpu' takes none"):
+        ringlet.Offload("cpu", "/tmp")
+    if not torch.accelerator.is_available():
+        with pytest.raises(ringlet.InvalidUsage, match=r"pin_memory=True needs .* an accelerator"):
+            ringlet.Offload("cpu", pin_memory=True)
+
+
+class Special(nn.Parameter):
+    pass
+
+
+def modules(rank, world):
+    frozen = make().requires_grad_(False)
+    special = nn.Linear(3, 3)
+    special.weight = Special(torch.ones(3, 3))
+    with torch.device("meta"):
+        empty = nn.Linear(3, 3)
+    empty_buffer, sparse = nn.BatchNorm1d(3), nn.Linear(3, 3)
+    empty_buffer.running_mean = torch.zeros(3, device="meta")
+    sparse.register_buffer("few", torch.eye(3).to_sparse())
+    for module, reason in (
+        (empty_buffer, "buffer running_mean is on the meta device"),
+        (sparse, "buffer few is torch.float32 of layout torch.sparse_coo"),
+        (nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)), "parameter 0.weight is a UninitializedParameter"),
+        (None, "module is a NoneType, not a torch.nn.Module"),
+        (frozen, "no parameter of Model requires a gradient"),
+        (special, "parameter weight is a Special; only plain nn.Parameter"),
+        (empty, "parameter weight is on the meta device"),
+        (nn.Linear(3, 3).half(), r"parameter weight is torch\.float16; Zero trains bfloat16"),
+        (nn.Linear(3, 3, dtype=torch.complex64), r"parameter weight is torch\.complex64"),
+        (nn.Sequential(nn.Embedding(4, 4, sparse=True)), "0 makes sparse gradients"),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=reason):
+            ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
+
+
+def wrong_on_one_rank(rank, world):
+    wrong = {"max_norm": float("nan")} if rank == 1 else {}
+    reason = "max_norm must be positive, got nan"
+    with pytest.raises(ringlet.InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):
+        zero_of(make(), lr=0.1, **wrong)
+
+
+def test_what_is_wrong_on_one_rank_is_refused_on_all(two):
+    two(wrong_on_one_rank)
+
+
+def test_no_process_group():
+    with pytest.raises(ringlet.InvalidUsage, match=r"no process group yet: call torch.distributed.init_process_group"):
+        ringlet.Zero(nn.Linear(2, 2), torch.optim.SGD, lr=0.1)
+
+
+def test_settings_have_the_defaults_of_options():
+    given = inspect.signature(ringlet.Zero.__init__).parameters
+    for field in dataclasses.fields(Options):
+        assert field.name == "optimizer" or given[field.name].default == field.default, field.name
+
+
+def test_modules_that_cannot_be(two):
+    two(modules)
+
+
+def differing(rank, world):
+    with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting stage=1', rank 1 has 'setting stage=2'"):
+        zero_of(make(), stage=1 + rank, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting accumulate=1', rank 1 has 'setting accum"):
+        zero_of(make(), accumulate=1 + rank, lr=0.1)
+    with pytest.raises(ringlet.InvalidUsage, match=r"rank 0 has 'setting optimizer=AdamW \{'lr': 0.5\}', rank 1 has"):
+        zero_of(make(), lr=0.5 + rank)
+    with pytest.raises(ringlet.InvalidUsage, match=r"ranks hold different models: rank 0 has .*blocks\.3"):
+        ringlet.Zero(make(layers=4 - rank), torch.optim.SGD, 1, lr=0.1)
+
+
+def test_ranks_that_differ(two):
+    two(differing)
+
+
+def order(rank, world):
+    model = make()
+    for stage in (1, 2, 3):
+        zero = zero_of(model, stage=stage, accumulate=2, lr=0.1)
+        with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) without a backward since the last one"):
+            zero.step()
+        loss_of(zero.module, *batch(0, rank)).backward()
+        with pytest.raises(ringlet.InvalidUsage, match="clip_grad_norm after 1 of 2 micro-batches"):
+            zero.clip_grad_norm(1.0)
+        with pytest.raises(ringlet.InvalidUsage, match="load_state_dict between a backward and its step"):
+            zero.load_state_dict({})
+        for wrong in (-1.0, 0, float("nan"), "1", None, True):
+            with pytest.raises(ringlet.InvalidUsage, match="max_norm must be positive"):
+                zero.clip_grad_norm(wrong)
+        loss_of(zero.module, *batch(1, rank)).backward()
+        loss = loss_of(zero.module, *batch(2, rank))
+        with pytest.raises(ringlet.InvalidUsage, match=r"3 backwards in a window of 2: call step\(\)"):
+            loss.backward()
+        assert zero.step()  # the window was left as it was
+        loss_of(zero.module, *batch(3, rank)).backward()
+        zero.zero_grad()
+        with pytest.raises(ringlet.InvalidUsage, match="without a backward"):
+            zero.step()
+        train_zero(zero, rank, 2, micro=2)
+
+
+def test_calls_in_the_wrong_order(two):
+    two(order)
+
+
+def dropped(rank, world):
+    from zero_checks import assert_same, train_alone
+
+    model = make()
+    for stage in (1, 2, 3):
+        zero, alone = zero_of(model, stage=stage, accumulate=2, lr=1e-2), make()
+        loss_of(zero.module, *batch(7, rank)).backward()
+        zero.zero_grad()
+        train_zero(zero, rank, 2, micro=2)
+        train_alone(alone, world, 2, micro=2, lr=1e-2)
+        assert_same(alone, zero, rtol=1e-9, atol=1e-10)
+
+
+def test_zero_grad_drops_the_window(two):
+    two(dropped)
+
+
+class SparseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        ctx.shape = weight.shape
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.ones(ctx.shape).to_sparse()
+
+
+def sparse_gradient(rank, world):
+    for stage in (1, 2):
+        zero = zero_of(nn.Linear(3, 3), torch.optim.SGD, stage, lr=0.1)
+        with pytest.raises(ringlet.InvalidUsage, match=r"gradient of weight has layout torch.sparse_coo; only dense"):
+            SparseGradient.apply(zero.module.weight).backward()
+
+
+def test_a_sparse_gradient(two):
+    two(sparse_gradient)
+
+
+def left_alone(rank, world):
+    zero = zero_of(make(), stage=3, lr=0.1)
+    train_zero(zero, rank, 1)
+    if rank == 1:
+        raise ValueError("this rank goes")
+    with pytest.raises(ringlet.PeerLost):
+        train_zero(zero, rank, 5, first=1)
+
+
+def test_a_rank_that_goes_is_an_error_on_the_others(pool):
+    outcomes = pool.run(left_alone, 3, join="dist:ringlet")
+    assert [outcome.kind for outcome in outcomes] == [None, "ValueError", None], "\n".join(map(str, outcomes))

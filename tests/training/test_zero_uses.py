@@ -1,0 +1,364 @@
+"""Operations and modules that use parameters in their own ways: what stage 3 must not corrupt in silence."""
+
+import contextlib
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ringlet
+from zero_checks import (
+    assert_same,
+    assert_trains_alike,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
+
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+STAGES = (1, 2, 3)
+
+
+@pytest.fixture
+def two(pool):
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+class Product(nn.Module):
+    """One operation that saves two parameters, each a unit of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(10, 12)), nn.Parameter(torch.randn(10, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.addcmul(x, self.a, self.b))
+
+
+def products(rank, world, trainable):
+    torch.manual_seed(4)
+    model = nn.Sequential(*(Product() for _ in range(4))).double()
+    for product in model[1:]:
+        product.requires_grad_(trainable)
+    inputs = torch.randn(3, 10, 12, dtype=torch.float64)
+    for stage in STAGES:
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.1, bucket_elements=130)
+        assert_trains_alike(copy.deepcopy(model), zero, inputs, **ROUNDING)
+    # both, of frozen ones a copy and one, and the one ahead, which must not take a buffer that the operation reads
+    residency, in_backward = zero._residency, []
+    start = residency._start
+
+    def counted(flat):
+        whole = start(flat)
+        if torch._C._current_graph_task_id() != -1:
+            in_backward.append(len(residency._whole))
+        return whole
+
+    residency._start = counted
+    zero.module(inputs[0]).sum().backward()
+    assert max(in_backward) == (3 if trainable else 2)
+
+
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_operations_that_save_parameters_of_several_units(two, trainable):
+    two(products, trainable)
+
+
+class Angle(nn.Module):
+    """Saves a frozen parameter, and behind it what a checkpoint computes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.randn(10, 12))
+        self.frozen = nn.Parameter(torch.randn(10, 12), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.atan2(x + self.trained, self.frozen)
+
+
+def recomputed_behind(rank, world):
+    torch.manual_seed(4)
+    model = nn.Sequential(*(nn.Sequential(Angle(), Angle()) for _ in range(3))).double()
+    for pair in model:
+        pair.forward = functools.partial(checkpoint, pair.forward, use_reentrant=False)
+    inputs = torch.randn(4, 10, 12, dtype=torch.float64)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
+    assert_trains_alike(model, zero, inputs, **ROUNDING)
+
+
+def test_what_a_checkpoint_computes_again_leaves_a_frozen_parameter_alone(two):
+    two(recomputed_behind)
+
+
+class Rotation(nn.Module):
+    """Saves views of a parameter that have another dtype, are conjugate, negative."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.angles = kind, nn.Parameter(torch.randn(10, 12, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        by = torch.view_as_complex(self.angles)
+        if self.kind == "conjugate":
+            by = by.conj()
+        turned = torch.view_as_complex(x) * by
+        if self.kind == "negative":
+            turned = turned * by.conj().imag
+        return torch.view_as_real(turned).tanh()
+
+
+def viewed(rank, world, kind, checkpointed):
+    torch.manual_seed(4)
+    model = nn.Sequential(*(Rotation(kind) for _ in range(3))).double()
+    if checkpointed:
+        model.forward = functools.partial(checkpoint, model.forward, use_reentrant=False)
+    inputs = torch.randn(3, 10, 12, 2, dtype=torch.float64)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=250)
+    assert_trains_alike(model, zero, inputs, **ROUNDING)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("kind", ["complex", "conjugate", "negative"])
+def test_operations_that_save_a_parameter_as_something_else(two, kind, checkpointed):
+    two(viewed, kind, checkpointed)
+
+
+def checkpoint_inside(rank, world):
+    model = nn.Sequential(Angle(), Angle())
+    for angle in model:
+        angle.forward = functools.partial(checkpoint, angle.forward, use_reentrant=False)
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
+    with pytest.raises(ringlet.InvalidUsage, match=r"trained, whose values are in shards.*put it around modules"):
+        zero.module(torch.randn(10, 12)).sum().backward()
+
+
+def test_a_checkpoint_inside_a_forward_is_refused(two):
+    two(checkpoint_inside)
+
+
+class Kinds(nn.Module):
+    """Modules of torch that read parameters in their own ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Sequential(nn.Conv1d(8, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU())
+        self.recur = nn.LSTM(16, 16, batch_first=True)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolve(x).transpose(1, 2)
+        x = self.encode(self.recur(x)[0])
+        return self.attend(x, x, x)[0]
+
+
+def kinds_of_modules(rank, world, bucket_elements):
+    torch.manual_seed(2)
+    model = Kinds().double()
+    x = torch.randn(6, 8, 5, dtype=torch.float64)  # the same on both ranks: batch norms agree
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, stage=stage, lr=1e-2, bucket_elements=bucket_elements, persistence_elements=0)
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        for _ in range(3):
+            zero.module(x).square().mean().backward()
+            zero.step()
+            optimizer.zero_grad()
+            alone(x).square().mean().backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+        zero.module.eval()
+        alone.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(zero.module(x), alone(x), **ROUNDING)
+
+
+@pytest.mark.parametrize("bucket_elements", [4000, 1200])  # a layer is one unit; attention and linears are
+def test_kinds_of_modules(two, bucket_elements):
+    two(kinds_of_modules, bucket_elements)
+
+
+def penalised(rank, world):
+    """A gradient penalty, whose backward goes through a backward."""
+    torch.manual_seed(2)
+    inner = [layer for _ in range(4) for layer in (nn.Linear(20, 20), nn.Tanh())]  # more than there are buffers
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), *inner, nn.Linear(20, 1)).double()
+
+    def loss_of_both(module, x):
+        x = x.clone().requires_grad_()
+        out = module(x).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        with torch.no_grad():
+            module(x)  # gathers other units into the buffers of before
+        return out + (slope.norm(dim=1) - 1).square().mean()
+
+    batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.05, bucket_elements=200)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+        for _ in range(3):
+            loss_of_both(zero.module, batches[rank]).backward()
+            zero.step()
+            optimizer.zero_grad()
+            (sum(loss_of_both(alone, x) for x in batches) / world).backward()
+            optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_backward_through_a_backward(two):
+    two(penalised)
+
+
+def too_late(rank, world):
+    for stage in STAGES:
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        old = loss_of(zero.module, *batch(0, rank))
+        loss_of(zero.module, *batch(1, rank)).backward(retain_graph=True)
+        zero.step()
+        reason = "after its parameters were updated" if stage == 3 else "modified by an inplace operation"
+        with pytest.raises(RuntimeError, match=reason):
+            old.backward()
+
+
+def test_a_backward_after_the_update_is_refused(two):
+    two(too_late)
+
+
+def two_models(rank, world):
+    """As a generator and a discriminator: each in the other's backward."""
+    torch.manual_seed(3)
+    first = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 6)).double()
+    second = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
+    for stage in STAGES:
+        pair = [zero_of(m, torch.optim.SGD, stage, lr=0.1, bucket_elements=200) for m in (first, second)]
+        alone = [copy.deepcopy(m) for m in (first, second)]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in alone]
+        for _ in range(3):
+            pair[1].module(pair[0].module(batches[rank])).mean().backward()
+            alone[1](alone[0](torch.cat(batches))).mean().backward()
+            for one in (*pair, *optimizers):
+                one.step()
+            for one in optimizers:
+                one.zero_grad()
+        for model, zero in zip(alone, pair, strict=True):
+            assert_same(model, zero, **ROUNDING)
+
+
+def test_two_models_of_one_loss(two):
+    two(two_models)
+
+
+def read_only(rank, world):
+    zero = zero_of(make(), stage=3, lr=1e-2)
+    loss_of(zero.module, *batch(0, rank)).backward()
+    with zero.gathered():
+        with pytest.raises(ringlet.InvalidUsage, match=r"an update inside gathered\(\)"):
+            zero.step()
+        with pytest.raises(ringlet.InvalidUsage, match=r"gathered\(\) inside gathered\(\)"), zero.gathered():
+            pass
+    assert zero.step()
+
+
+def test_gathered_parameters_are_for_reading(two):
+    two(read_only)
+
+
+def a_loss_on_parameters(rank, world):
+    """Whose backward comes after they are gone."""
+    model = make()
+    for stage in STAGES:
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+        with zero.gathered():
+            loss = sum(p.square().sum() for p in zero.module.parameters())
+        loss.backward()
+        zero.step()
+        sum(p.square().sum() for p in alone.parameters()).backward()
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_a_backward_through_gathered_parameters(two):
+    two(a_loss_on_parameters)
+
+
+def evaluated_first(rank, world):
+    model = make()
+    inputs, _ = batch(0, 0)
+    for gathers in (False, True):
+        zero, alone = zero_of(model, stage=3, lr=1e-2), copy.deepcopy(model)
+        with torch.inference_mode(), zero.gathered() if gathers else contextlib.nullcontext():
+            assert torch.equal(zero.module(inputs), alone(inputs))
+        train_zero(zero, rank, 2)
+        train_alone(alone, world, 2, lr=1e-2)
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_inference_mode_before_training(two):
+    two(evaluated_first)
+
+
+class Table(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Parameter((torch.arange(300) % 3).to(dtype), requires_grad=False)
+        self.linear = nn.Linear(10, 10, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.table[:10]
+
+
+def frozen_whole_numbers(rank, world):
+    for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float16):
+        model = Table(dtype)
+        zero, x = zero_of(model, stage=3, lr=1e-2), torch.ones(2, 10, dtype=torch.float64)
+        assert torch.equal(zero.module(x), model(x))
+        zero.module(x).sum().backward()
+        zero.step()
+        assert torch.equal(parameters_of(zero)["table"], model.table)
+        with pytest.raises(ringlet.InvalidUsage, match="table"):
+            zero.module.table.sum()
+
+
+def test_frozen_parameters_of_whole_numbers(two):
+    two(frozen_whole_numbers)
+
+
+def stopped_without_the_root(rank, world, drops):
+    """Modules inside, called by themselves: the next gradient is what tells."""
+    model = make(tied=False)
+    x = torch.ones(2, 6, 16, dtype=torch.float64)
+
+    def fail(_gradient):
+        raise ValueError("of backward")
+
+    for stage in STAGES:
+        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+        hook = zero.module.blocks[2].mix.weight.register_hook(fail)
+        with pytest.raises(ValueError, match="of backward"):
+            zero.module.blocks[2](x).square().sum().backward()
+        hook.remove()
+        if drops:
+            zero.zero_grad()
+        elif stage == 1:
+            with pytest.raises(ringlet.InvalidUsage, match="which are dropped: begin the window again"):
+                zero.module.blocks[2](x).square().sum().backward()
+        zero.module.blocks[2](x).square().sum().backward()
+        assert zero.step()
+        alone.blocks[2](x).square().sum().backward()
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_backward_that_raised_without_the_root(two, drops):
+    two(stopped_without_the_root, drops)
