@@ -73,7 +73,7 @@ int integer_of(PyObject* object, const char* what) {
   if (overflow == 0 && value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max()) {
     return static_cast<int>(value);
   }
-  throw InvalidUsage(std::string(what) + " " + shown(index.ptr()) + " is no rank of any group");
+  throw InvalidUsage(std::string(what) + " " + shown(index.ptr()) + " is not a rank of any group");
 }
 
 double number_of(PyObject* object, const char* what) {

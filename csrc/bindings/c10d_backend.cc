@@ -151,7 +151,8 @@ C10dBackend::Handle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor&
 
 C10dBackend::Handle C10dBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::AllgatherOptions& options) {
-  if (outputs.size() != inputs.size()) throw InvalidUsage("all_gather: as many outputs as inputs, please");
+  if (outputs.size() != inputs.size())
+    throw InvalidUsage("all_gather: the numbers of outputs and inputs must be the same");
   Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -172,7 +173,8 @@ C10dBackend::Handle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Te
 
 C10dBackend::Handle C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::ReduceScatterOptions& options) {
-  if (outputs.size() != inputs.size()) throw InvalidUsage("reduce_scatter: as many outputs as inputs, please");
+  if (outputs.size() != inputs.size())
+    throw InvalidUsage("reduce_scatter: the numbers of outputs and inputs must be the same");
   Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {

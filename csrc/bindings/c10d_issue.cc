@@ -25,11 +25,11 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BXOR: return {ReduceOp::bxor};
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (supplement == nullptr) throw InvalidUsage("PREMUL_SUM comes without its factor");
+      if (supplement == nullptr) throw InvalidUsage("PREMUL_SUM has no factor");
       const auto& factor = supplement->tensor_factor;
       return {ReduceOp::premul_sum, factor.defined() ? factor.item<double>() : supplement->double_factor};
     }
-    default: throw InvalidUsage("ringlet has no such reduce operation");
+    default: throw InvalidUsage("ringlet does not support this reduce operation");
   }
 }
 
@@ -140,7 +140,7 @@ void C10dBackend::Issue::set(const Reduction& reduction) {
 
 void C10dBackend::Issue::set_root(int64_t root) {
   if (root < 0 || root > std::numeric_limits<int>::max()) {
-    throw InvalidUsage(std::string(title) + ": root " + std::to_string(root) + " is no rank of any group");
+    throw InvalidUsage(std::string(title) + ": root " + std::to_string(root) + " is not a rank of any group");
   }
   steps.back().call.root = static_cast<int>(root);
 }

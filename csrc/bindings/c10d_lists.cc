@@ -91,7 +91,7 @@ C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& in
     Tensors list;
     for (const Tensors& of_rank : outputs) {
       if (of_rank.size() != inputs.size())
-        throw InvalidUsage("all_gather_coalesced: as many outputs as inputs, please");
+        throw InvalidUsage("all_gather_coalesced: the numbers of outputs and inputs must be the same");
       list.push_back(of_rank[i]);
     }
     check_own(inputs[i], list[getRank()], getRank(), "all_gather_coalesced");

@@ -97,7 +97,7 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
 }
 
 std::string gpu_transport(Communicator& group, const c10::Device& device) {
-  if (device.is_cpu() || !is_served(device)) throw InvalidUsage(device.str() + " is no GPU that ringlet serves");
+  if (device.is_cpu() || !is_served(device)) throw InvalidUsage(device.str() + " is not a GPU that ringlet supports");
   check_present(device);
   const c10::DeviceGuard current(device);
   const VirtualGuardImpl guard(device.type());

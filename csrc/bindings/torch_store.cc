@@ -54,7 +54,7 @@ void TorchStore::await(const std::vector<std::string>& keys, const Deadline& dea
       raise_failure();
       look = Deadline::after(kLookEvery);
     }
-    if (deadline.passed()) throw Timeout("the other ranks have set nothing in the store in time");
+    if (deadline.passed()) throw Timeout("the other ranks did not set their key in the store in time");
     std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
   }
 }

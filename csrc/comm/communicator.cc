@@ -163,8 +163,9 @@ void Communicator::check(const Call& call) const {
   if (call.collective == Collective::all_to_all) {
     refuse(": output and input overlap; blocks would be overwritten before they are sent");
   }
-  refuse(": output and input overlap, and not as in place: the same where they are of one length, else the one this " +
-         ("rank's block (" + std::to_string(rank_) + ") of the other"));
+  refuse(
+      ": input and output partly overlap; for an in-place call pass the same buffer, or pass the smaller one as this " +
+      ("rank's block (" + std::to_string(rank_) + ") of the larger"));
 }
 
 void Communicator::prepare(Call& call) {

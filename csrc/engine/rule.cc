@@ -54,7 +54,7 @@ class Line {
   Rule rule() {
     const std::string_view first = next("a collective");
     const auto collective = parse_collective(first);
-    if (!collective) refuse(quoted(first) + " is no collective; there are: " + collective_names());
+    if (!collective) refuse(quoted(first) + " is not a collective; known: " + collective_names());
     Rule rule{*collective};
     while (at_ + 1 < words_.size()) condition(rule);
     const std::string_view last = next("an algorithm");
@@ -62,7 +62,7 @@ class Line {
     if (rule.algorithm == nullptr) {
       refuse(std::string(first) + " has no algorithm " + quoted(last) + "; there are: " + algorithm_names(*collective));
     }
-    if (rule.least_bytes > rule.most_bytes) refuse("no size is above the one and up to the other");
+    if (rule.least_bytes > rule.most_bytes) refuse("the size range is empty: its lower limit is above its upper limit");
     rule.source = origin_ + ":";
     for (const std::string_view word : words_) rule.source += ' ' + std::string(word);
     return rule;
@@ -81,7 +81,7 @@ class Line {
   void condition(Rule& rule) {
     const std::string_view word = next("a condition");
     const auto medium = find(kMedia, word);
-    if (!given_.insert(medium ? "medium" : word).second) refuse(quoted(word) + " says a second time what holds");
+    if (!given_.insert(medium ? "medium" : word).second) refuse(quoted(word) + " is given twice");
     if (medium) {
       rule.medium = *medium;
     } else if (word == "above") {
@@ -104,7 +104,7 @@ class Line {
     const auto number = whole_number<size_t>(word.substr(0, digits));
     const auto shift = find(kUnits, word.substr(digits));
     if (!number || !shift || *number > (std::numeric_limits<size_t>::max() >> 1 >> *shift)) {
-      refuse(quoted(word) + " is no size: a whole number with B, KiB, MiB or GiB, as in 32KiB");
+      refuse(quoted(word) + " is not a size: give a whole number with B, KiB, MiB or GiB, as in 32KiB");
     }
     return *number << *shift;
   }
@@ -116,7 +116,7 @@ class Line {
     const std::string_view end = dash == word.npos ? word : word.substr(dash + 1);
     const auto most = end.empty() ? rule.most_world : whole_number<int>(end);
     if (!least || !most || *least < 1 || *most < *least) {
-      refuse(quoted(word) + " is no world: 4, 2-4, or 5- for 5 and more");
+      refuse(quoted(word) + " is not a world size: give 4, 2-4, or 5- for 5 and more");
     }
     rule.least_world = *least;
     rule.most_world = *most;

@@ -120,8 +120,9 @@ class SharedMemory final : public Transport {
   RegionInfo read_info(const std::string& text, int rank, uint64_t host) const {
     RegionInfo info;
     if (text.size() != sizeof info) {
-      throw InvalidUsage("rank " + std::to_string(rank) +
-                         " published something else than ringlet's info: another version?");
+      throw InvalidUsage(
+          "rank " + std::to_string(rank) +
+          " published a region that this version of ringlet cannot read; install the same version on all hosts");
     }
     std::memcpy(&info, text.data(), sizeof info);
     if (info.version != kRegionVersion) {

@@ -5,8 +5,8 @@
 namespace ringlet {
 
 std::string not_joined(int rank, int world, const std::string& absent) {
-  return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " did not meet rank(s) " + absent +
-         " in time: have they failed or not started?";
+  return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " was not joined by rank(s) " + absent +
+         " in time; did they fail, or not start?";
 }
 
 std::vector<std::string> from_all_ranks(Store& store, const std::string& place, int rank, int world,

@@ -60,11 +60,13 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
     if "PMI_RANK" in variables:
         return _place("a PMI launcher", variables, ("PMI_RANK", "PMI_SIZE", "", ""))
     if "SLURM_JOB_ID" in variables:
-        raise InvalidUsage(f"no {wanted}: this is a Slurm job, but not a step of it: start the program with srun")
-    give = "store=" if wanted == "store" else "it"
+        raise InvalidUsage(
+            f"{wanted} is not set: this is a Slurm job, but not a step of it; launch the program with srun"
+        )
+    give = "store=" if wanted == "store" else "rank= and world="
     raise InvalidUsage(
-        f"no {wanted}: give {give}, or start with torchrun, mpirun or srun, which tell by environment variables who a "
-        "process is (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID)"
+        f"{wanted} is not set: pass {give}, or launch with torchrun, mpirun or srun, which set RANK, "
+        "OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
     )
 
 
@@ -79,12 +81,14 @@ def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
         return address, _port(port)
     place = find(variables, wanted="store")
     if place.launcher == "torchrun":
-        raise InvalidUsage("no store: give store=, or start with torchrun, which sets MASTER_ADDR and MASTER_PORT")
+        raise InvalidUsage(
+            "store is not set: pass store=, or launch with torchrun, which sets MASTER_ADDR and MASTER_PORT"
+        )
     if address is None:
         address = "127.0.0.1" if place.local_world == place.world else place.address
     if address is None:
         raise InvalidUsage(
-            f"no store: {place.launcher} does not tell on which of several hosts rank 0 of {place.world} is: set "
+            f"store is not set: {place.launcher} does not tell on which host rank 0 of {place.world} is; set "
             "MASTER_ADDR to it (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST), or give store="
         )
     if port is not None:
@@ -146,7 +150,7 @@ def _place(
     )
     for name, value in zip(names, (rank, world), strict=False):
         if value is None:
-            raise InvalidUsage(f"no {name.lower()}: {launcher} sets {name}; give rank= and world= where it does not")
+            raise InvalidUsage(f"{name} is not set, though {launcher} sets it; pass rank= and world= instead")
     assert rank is not None and world is not None
     if world == 0:
         raise InvalidUsage(f'{names[1]}="{variables[names[1]]}": there is at least one rank')

@@ -170,7 +170,7 @@ def init(
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
     if rank is None or world is None:
-        place = environment.find(wanted="rank" if rank is None else "world_size")
+        place = environment.find(wanted="rank" if rank is None else "world")
         rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
     rank, world = _whole(rank, "init: rank"), _whole(world, "init: world")
     if not 0 <= rank < world:

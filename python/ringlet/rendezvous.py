@@ -221,4 +221,6 @@ def _difference(lead: Claim, theirs: Claim | None) -> str:
 
 
 def _missed(claim: Claim, absent: str) -> str:
-    return f"rank {claim.rank} of {claim.world} did not meet rank(s) {absent} in time: have they failed or not started?"
+    return (
+        f"rank {claim.rank} of {claim.world} was not joined by rank(s) {absent} in time; did they fail, or not start?"
+    )

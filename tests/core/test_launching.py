@@ -62,14 +62,14 @@ def test_a_place(variables, launcher, rank, world, local_rank):
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({}, "no rank: give it, or start with torchrun, mpirun or srun"),
-        ({"RANK": "1"}, "no world_size: torchrun sets WORLD_SIZE"),
+        ({}, "rank is not set: pass rank= and world=, or launch with torchrun, mpirun or srun"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set, though torchrun sets it"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "four"}, 'OMPI_COMM_WORLD_SIZE="four" is not a number'),
         (SLURM | {"SLURM_PROCID": "-1"}, 'SLURM_PROCID="-1" is not a number'),
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
-            "not a step of it: start the program with srun",
+            "not a step of it; launch the program with srun",
         ),
     ],
 )
@@ -105,9 +105,9 @@ def test_jobs_have_ports_of_their_own():
 @pytest.mark.parametrize(
     "variables, said",
     [
-        (OPEN_MPI, "no store: Open MPI does not tell on which of several hosts rank 0 of 4 is: set MASTER_ADDR"),
-        (TORCH, "no store: give store=, or start with torchrun, which sets MASTER_ADDR and MASTER_PORT"),
-        ({}, "no store: give store=, or start with"),
+        (OPEN_MPI, "store is not set: Open MPI does not tell on which host rank 0 of 4 is; set MASTER_ADDR"),
+        (TORCH, "store is not set: pass store=, or launch with torchrun, which sets MASTER_ADDR and MASTER_PORT"),
+        ({}, "store is not set: pass store=, or launch with"),
         (HYDRA | {"MASTER_PORT": "http"}, 'MASTER_PORT="http" is not a number'),
     ],
 )

@@ -70,7 +70,7 @@ REFUSED = [
     ("op number", lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
     ("root", lambda r, w: ringlet.broadcast(ONES, 2), "root 2 is not a rank of a group of 2"),
     ("root below", lambda r, w: ringlet.reduce(ONES, -1), "root -1 is not a rank"),
-    ("root far out", lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root 4294967297 is no rank of any group"),
+    ("root far out", lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root 4294967297 is not a rank of any group"),
     ("root farther out", lambda r, w: ringlet.reduce(ONES, -(2**70)), "root -1180591620717411303424 is no rank"),
     ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "root must be an integer, not 'a'"),
     ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "root must be an integer, not 0.0"),
@@ -110,7 +110,7 @@ REFUSED = [
     ("scatter nothing", lambda r, w: ringlet.scatter(ONES, None, r), "scatter: this rank must give an input tensor"),
     ("to itself", lambda r, w: ringlet.send(ONES, r), r"send to rank \d: rank \d of 2 has no such peer"),
     ("from nobody", lambda r, w: ringlet.recv(ONES, 5), "recv from rank 5: rank . of 2 has no such peer"),
-    ("to far out", lambda r, w: ringlet.send(ONES, 2**32 + 1 - r), "peer 429496729. is no rank of any group"),
+    ("to far out", lambda r, w: ringlet.send(ONES, 2**32 + 1 - r), "peer 429496729. is not a rank of any group"),
     ("to text", lambda r, w: ringlet.send(ONES, "b"), "peer must be an integer, not 'b'"),
     ("from none", lambda r, w: ringlet.recv(ONES, None), "peer must be an integer, not None"),
     ("message strided", lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
@@ -181,12 +181,12 @@ def around_a_group(rank: int, world: int, store: str) -> None:
             {"rank": 0, "world": 2, "transport": "pigeon"},
             'transport "pigeon" is not one of auto, shared_memory, tcp, threads',
         ),
-        ({"world": 2}, "no rank: give it, or start with torchrun"),
-        ({"rank": 0}, "no world_size: give it, or start with torchrun"),
+        ({"world": 2}, "rank is not set: pass rank= and world=, or launch with torchrun"),
+        ({"rank": 0}, "world is not set: pass rank= and world=, or launch with torchrun"),
     ):
         with pytest.raises(ringlet.InvalidUsage, match=says):
             ringlet.init(**{"store": dist.HashStore(), **wrong})
-    with pytest.raises(ringlet.InvalidUsage, match="no store: give store=, or start with torchrun"):
+    with pytest.raises(ringlet.InvalidUsage, match="store is not set: pass store=, or launch with torchrun"):
         ringlet.init(0, 2)
     group = ringlet.init(rank, world, dist.FileStore(store, world))
     assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
@@ -223,7 +223,7 @@ def missing_thread(rank: int, world: int) -> str:
 
 def test_a_rank_that_does_not_come_is_named(pool, tmp_path):
     for text in pool.values(missing_rank, 2, str(tmp_path / "store"), join="nothing"):
-        assert "of 3 did not meet rank(s) 2 in time: have they failed or not started?" in text, text
+        assert "of 3 was not joined by rank(s) 2 in time; did they fail, or not start?" in text, text
     pool.values(missing_thread, 1, join="nothing")
 
 

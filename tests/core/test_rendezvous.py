@@ -75,7 +75,9 @@ def test_worlds_that_differ_are_named_on_all_ranks(joined):
     # The group of two is made; the third is told why nobody answers.
     *made, late = joined({"world": 2}, {"world": 2}, {"timeout": 1})
     assert made == ["joined", "joined"]
-    assert "rank 2 of 3 did not meet rank(s) 0 in time" in late and "rank 0 says world 2, rank 2 says world 3" in late
+    assert (
+        "rank 2 of 3 was not joined by rank(s) 0 in time" in late and "rank 0 says world 2, rank 2 says world 3" in late
+    )
 
 
 def test_transports_that_differ_are_named(joined):
@@ -100,7 +102,7 @@ def test_versions_that_differ_are_named(pool, tmp_path):
 
 def test_names_that_differ_are_named(joined):
     first, second = joined({"name": "a", "timeout": 1}, {"name": "b", "timeout": 1})
-    assert first.startswith("Timeout: rank 0 of 2 did not meet rank(s) 1 in time")
+    assert first.startswith("Timeout: rank 0 of 2 was not joined by rank(s) 1 in time")
     assert 'name="a"; rank 1 says name="b"' in first and 'name="b"; rank 0 says name="a"' in second
 
 
@@ -333,7 +335,7 @@ def at_own_store(rank: int, world: int, port: str) -> str:
 
 def test_a_missing_rank_is_named_where_rank_0_serves_the_store(pool):
     first, second = pool.values(at_own_store, 2, str(free_ports(1)[0]), join="nothing")
-    assert first.startswith("Timeout: rank 0 of 3 did not meet rank(s) 2 in time"), first
+    assert first.startswith("Timeout: rank 0 of 3 was not joined by rank(s) 2 in time"), first
     # The store ends with rank 0's process; that of this pool goes on.
     assert "rank(s) 2" in second or "the store" in second, second
 

@@ -89,20 +89,20 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("all_reduced ring", '"all_reduced" is no collective; there are: all_reduce, reduce_scatter'),
+        ("all_reduced ring", '"all_reduced" is not a collective; known: all_reduce, reduce_scatter'),
         ("all_reduce wring", 'all_reduce has no algorithm "wring"; there are: ring, butterfly'),
         ("all_reduce auto", 'no algorithm "auto"'),
         ("all_reduce", "the line ends where an algorithm belongs"),
-        ("all_reduce up to 4K ring", '"4K" is no size: a whole number with B, KiB, MiB or GiB'),
-        ("all_reduce up to -4KiB ring", "is no size"),
-        ("all_reduce up to 99999999999GiB ring", "is no size"),
+        ("all_reduce up to 4K ring", '"4K" is not a size: give a whole number with B, KiB, MiB or GiB'),
+        ("all_reduce up to -4KiB ring", "is not a size"),
+        ("all_reduce up to 99999999999GiB ring", "is not a size"),
         ("all_reduce up 4KiB ring", '"up" goes on with "to"'),
-        ("all_reduce above 4KiB up to 4KiB ring", "no size is above the one and up to the other"),
+        ("all_reduce above 4KiB up to 4KiB ring", "the size range is empty: its lower limit is above its upper limit"),
         ("all_reduce up to 4KiB up to 8KiB ring", '"up" says a second time'),
         ("all_reduce staged network ring", '"network" says a second time'),
-        ("all_reduce world 4-2 ring", '"4-2" is no world'),
-        ("all_reduce world 0 ring", '"0" is no world'),
-        ("all_reduce world many ring", '"many" is no world'),
+        ("all_reduce world 4-2 ring", '"4-2" is not a world size'),
+        ("all_reduce world 0 ring", '"0" is not a world size'),
+        ("all_reduce world many ring", '"many" is not a world size'),
         ("all_reduce tcp ring", '"tcp" is no condition; there are: above SIZE'),
     ],
 )
@@ -179,7 +179,7 @@ def test_torch_groups_and_threads_take_it_too(pool, tmp_path, monkeypatch):
     for join in ("dist:ringlet", "shared_memory", "threads", "mixed", "alone"):
         for outcome in pool.run(join_with, 2, str(tmp_path / join.replace(":", "-")), join, str(table), join="nothing"):
             assert outcome.kind == "InvalidUsage", outcome
-            assert f'{table}, line 1: "nothing" is no size' in outcome.message
+            assert f'{table}, line 1: "nothing" is not a size' in outcome.message
 
 
 def join_with(rank: int, world: int, folder: str, how: str, table: str) -> None:
@@ -227,7 +227,7 @@ def test_the_store_ends_with_rank_0_only_after_all_were_told(tmp_path):
     ]
     for rank in ranks:
         _, told = rank.communicate(timeout=100)
-        assert rank.returncode == 1 and b'line 1: "nonsense" is no collective' in told, told.decode()
+        assert rank.returncode == 1 and b'line 1: "nonsense" is not a collective' in told, told.decode()
 
 
 def test_where_the_table_is(tmp_path, monkeypatch):

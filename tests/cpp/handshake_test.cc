@@ -101,7 +101,7 @@ void a_deadline_ends_a_meeting(bool crowded, bool interrupted) {
   std::optional<Interruptions> interruptions;
   if (interrupted) interruptions.emplace();
   CHECK_EQ(outcome(ranks, 1, deadline),
-           "Timeout: rank 1 of 2 did not meet rank(s) 0 in time: have they failed or not started?");
+           "Timeout: rank 1 of 2 was not joined by rank(s) 0 in time; did they fail, or not start?");
   CHECK(deadline.passed() && !deadline.passed_by(10s));
 }
 

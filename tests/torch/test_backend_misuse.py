@@ -36,7 +36,7 @@ def wrong_starts(rank: int, world: int, folder: str) -> None:
     with pytest.raises(TypeError, match="incompatible constructor arguments"):
         start("ringlet", "a store's name", rank, world)
     # Each rank has a store of its own: nobody else ever comes.
-    with pytest.raises(ringlet.Timeout, match=rf"did not meet rank\(s\) {1 - rank} in time: have they failed or"):
+    with pytest.raises(ringlet.Timeout, match=rf"was not joined by rank\(s\) {1 - rank} in time; did they fail, or"):
         start("ringlet", dist.HashStore(), rank, world, timedelta(seconds=0.5))
     assert not dist.is_initialized()
     store = dist.FileStore(f"{folder}/good", world)
