@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 
 import pytest
 
@@ -10,6 +11,8 @@ from ranks import TRANSPORTS, WORLDS, Pool
 
 # The built-in rules alone, whatever table this machine's user has.
 os.environ["RINGLET_TABLE"] = ""
+# A shell starts what runs in its background with SIGINT ignored, and ranks would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
