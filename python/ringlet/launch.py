@@ -200,8 +200,9 @@ class _Ranks:
                 else:
                     os.kill(process.pid, number)
             until = time.monotonic() + GRACE_S
-            while any(process.is_alive() for process in running) and time.monotonic() < until:
-                self._hear([process for process in running if process.is_alive()], until - time.monotonic())
+            # Who is alive is asked once: a wait for nobody would last all that time.
+            while (alive := [process for process in running if process.is_alive()]) and time.monotonic() < until:
+                self._hear(alive, until - time.monotonic())
         finally:
             for process in running:
                 process.kill()
