@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import ringlet
 from ranks import free_ports, on_host
-from ringlet import _C
+from ringlet import _C, launch
 from ringlet.__main__ import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -392,6 +392,34 @@ def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
     assert processes_gone(tmp_path, 2) and not list(temporary.iterdir())
     assert len(list(tmp_path.glob("* interrupted"))) == (0 if stubborn else 2)
     assert "Traceback" not in capfd.readouterr().err
+
+
+class EndsBetweenTwoLooks:
+    """A process that is there when it is asked for the second time, and not when for the third."""
+
+    exitcode, name = 0, "rank 0"
+
+    def __init__(self) -> None:
+        self._asked, self.sentinel = 0, os.open(os.devnull, os.O_RDONLY)
+
+    def is_alive(self) -> bool:
+        self._asked += 1
+        return self._asked <= 2
+
+    def kill(self) -> None:
+        pass
+
+    def join(self) -> None:
+        os.close(self.sentinel)
+
+
+def test_a_rank_that_ends_between_two_looks_is_not_waited_for(monkeypatch):
+    ranks, waits = launch._Ranks(None), []
+    ranks._processes.append(EndsBetweenTwoLooks())
+    hear = ranks._hear
+    monkeypatch.setattr(ranks, "_hear", lambda running, seconds: waits.append((running, seconds)) or hear(running, 0))
+    ranks.end(signal.SIGINT)
+    assert all(running or not seconds for running, seconds in waits), waits
 
 
 PARENT = """
