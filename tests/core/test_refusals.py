@@ -71,7 +71,7 @@ REFUSED = [
     ("root", lambda r, w: ringlet.broadcast(ONES, 2), "root 2 is not a rank of a group of 2"),
     ("root below", lambda r, w: ringlet.reduce(ONES, -1), "root -1 is not a rank"),
     ("root far out", lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root 4294967297 is not a rank of any group"),
-    ("root farther out", lambda r, w: ringlet.reduce(ONES, -(2**70)), "root -1180591620717411303424 is no rank"),
+    ("root farther out", lambda r, w: ringlet.reduce(ONES, -(2**70)), "root -1180591620717411303424 is not a rank"),
     ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "root must be an integer, not 'a'"),
     ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "root must be an integer, not 0.0"),
     ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, not 'x'"),
