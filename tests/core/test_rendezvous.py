@@ -413,7 +413,7 @@ def with_home(rank: int, world: int, home: str, text: str | None) -> list[str]:
 
 @AS_ROOT
 def test_an_optional_table_that_cannot_be_used_warns(pool, tmp_path):
-    for text, why in ((None, ": Permission denied"), ("nonsense\n", ', line 1: "nonsense" is no collective')):
+    for text, why in ((None, ": Permission denied"), ("nonsense\n", ', line 1: "nonsense" is not a collective')):
         home = tmp_path / str(text is None)
         home.mkdir()
         (told,) = pool.values(with_home, 1, str(home), text, join="nothing")
