@@ -73,7 +73,7 @@ RINGLET_BOTH void cast_as_thread(const CastWork& work, size_t thread, size_t thr
   }
 }
 
-/// `Run::get<From, To>()` as in cuda_table.h; null where this is no such pair.
+/// `Run::get<From, To>()` as in table.h; null where this is no such pair.
 template <class Run>
 typename Run::Function find_cast(DType from, DType to) {
   const bool widens = to == DType::float32;

@@ -11,7 +11,7 @@
 #include "reduce/reduce.h"
 
 namespace ringlet::cuda {
-struct PullArgs;  // cuda_pull.h
+struct PullArgs;  // pull.h
 }
 
 extern "C" {

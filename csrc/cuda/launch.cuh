@@ -1,4 +1,4 @@
-// Launches of the reductions of cuda_reduce.h. Included by the files that instantiate them, one table each.
+// Launches of the reductions of reduce.h. Included by the files that instantiate them, one table each.
 #pragma once
 
 #include <cuda_runtime.h>

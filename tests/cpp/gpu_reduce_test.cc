@@ -12,7 +12,7 @@ using namespace reduce_reference;
 
 namespace {
 
-/// All threads of a grid one after another: what the kernels of cuda_launch.cuh do, with loops for launches.
+/// All threads of a grid one after another: what the kernels of cuda/launch.cuh do, with loops for launches.
 struct RunReduce {
   using Function = void (*)(const ReduceArgs&, size_t threads);
   template <class E, class Op, int kMost>

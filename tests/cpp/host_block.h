@@ -19,7 +19,7 @@ constexpr size_t kThreads = 3;  // of a block
 /// Runs before a block's threads move what is in its works.
 inline std::function<void(const cuda::PullShared&)> before_split;
 
-/// What cuda_pull.cu's DeviceBlock is on the device.
+/// What cuda/pull.cu's DeviceBlock is on the device.
 class HostBlock {
  public:
   explicit HostBlock(int index) : index_(index) {}

@@ -23,7 +23,7 @@ struct Team {
   std::atomic<bool> any[2]{};
 };
 
-/// What cuda_pull.cu's DeviceBlock is on the device: one of these a thread.
+/// What cuda/pull.cu's DeviceBlock is on the device: one of these a thread.
 class TeamBlock {
  public:
   TeamBlock(Team& team, int index, int thread) : team_(team), index_(index), thread_(thread) {}
