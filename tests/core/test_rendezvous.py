@@ -329,7 +329,7 @@ def at_own_store(rank: int, world: int, port: str) -> str:
     """As under torchrun without a store of its own: rank 0 serves it."""
     with variables(MASTER_ADDR="127.0.0.1", MASTER_PORT=port):
         with pytest.raises(ringlet.Error) as caught:
-            ringlet.init(rank, world + 1, timeout=2 if rank == 0 else 60)
+            ringlet.init(rank, world + 1, timeout=2 if rank == 0 else 6)
         return f"{type(caught.value).__name__}: {caught.value}"
 
 

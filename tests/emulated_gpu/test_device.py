@@ -265,7 +265,7 @@ def test_a_call_that_is_never_done_ends_with_timeout(device_pool, way):
 def transports(rank: int, world: int) -> list[str]:
     emulated_gpu.load()
     group = ringlet.current()
-    with pytest.raises(ringlet.InvalidUsage, match="no GPU that ringlet serves"):
+    with pytest.raises(ringlet.InvalidUsage, match="not a GPU that ringlet supports"):
         group.gpu_transport("cpu")
     return [group.gpu_transport(emulated_gpu.DEVICE), group.gpu_transport(filled(0.0).device)]
 
