@@ -48,8 +48,6 @@ struct RingletCudaDevice {
   /// reduce.h's contract, `streaming` aside, on addresses that the device reaches; up to `most_sources` sources.
   int (*reduce)(const ringlet::ReduceArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
   int most_sources;
-  /// float32 to or from float16, bfloat16 or float8; dst and src do not overlap.
-  int (*cast)(void* dst, ringlet::DType to, const void* src, ringlet::DType from, size_t count, void* stream);
   int (*copy)(void* dst, const void* src, size_t bytes, void* stream);
   /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
   int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);

@@ -24,14 +24,6 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   return launch(counted.args, static_cast<cudaStream_t>(stream));
 }
 
-int cast(void* dst, DType to, const void* src, DType from, size_t count, void* stream) {
-  const CastLaunch launch = cast_launch(from, to);
-  if (launch == nullptr) return cudaErrorInvalidValue;
-  if (count == 0) return cudaSuccess;
-  const CastArgs args{static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), count, to, from};
-  return launch(args, static_cast<cudaStream_t>(stream));
-}
-
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
   return cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream));
 }
@@ -144,7 +136,6 @@ constexpr RingletCudaDevice kDevice = {
     "cuda",
     reduce,
     kMostSources,
-    cast,
     copy,
     pull,
     upload,

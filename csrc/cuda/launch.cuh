@@ -5,20 +5,17 @@
 
 #include <atomic>
 
-#include "cuda/cast.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
 
 namespace ringlet::cuda {
 
 using ReduceLaunch = cudaError_t (*)(const ReduceArgs& args, cudaStream_t stream);
-using CastLaunch = cudaError_t (*)(const CastArgs& args, cudaStream_t stream);
 using PullLaunch = cudaError_t (*)(const PullArgs& args, cudaStream_t stream);
 
 ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
-CastLaunch cast_launch(DType from, DType to) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 
 constexpr int kThreads = 256;
@@ -63,11 +60,6 @@ __global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2) reduce_
   reduce_as_thread<E, Op, kMost>(work, thread_index(), thread_count());
 }
 
-template <class From, class To>
-__global__ void __launch_bounds__(kThreads) cast_kernel(const __grid_constant__ CastWork work) {
-  cast_as_thread<From, To>(work, thread_index(), thread_count());
-}
-
 template <class E, class Op, int kMost>
 cudaError_t launch_work(const ReduceArgs& args, cudaStream_t stream) {
   const ReduceWork<kMost> work = make_work<kMost>(args, sizeof(typename E::Bits));
@@ -88,24 +80,6 @@ struct LaunchReduce {
     return [](const ReduceArgs& args, cudaStream_t stream) {
       const bool pair = args.n == 2 && args.scaled_source < 0 && args.divisor == 1;
       return pair ? launch_work<E, Op, 2>(args, stream) : launch_work<E, Op, kMostSources>(args, stream);
-    };
-  }
-};
-
-struct LaunchCast {
-  using Function = CastLaunch;
-  template <class From, class To>
-  static Function get() {
-    return [](const CastArgs& args, cudaStream_t stream) {
-      const CastWork work = make_cast_work<From, To>(args);
-      const size_t edges = work.count - work.units * kUnit<From, To>;
-      unsigned blocks = 0;
-      int resident = 0;
-      cudaError_t refused = count_resident<cast_kernel<From, To>>(&resident);
-      if (refused != cudaSuccess) return refused;
-      refused = count_blocks(work.units > edges ? work.units : edges, 1, resident, &blocks);
-      if (refused != cudaSuccess) return refused;
-      return launch(cast_kernel<From, To>, blocks, stream, work);
     };
   }
 };

@@ -274,7 +274,6 @@ const RingletCudaDevice kDevice = {
     .serves = "privateuseone",
     .reduce = reduce,
     .most_sources = cuda::kMostSources,
-    .cast = nullptr,
     .copy = copy,
     .pull = pull,
     .upload = Touching<copy_now>::call,

@@ -1,9 +1,8 @@
-// The GPU's reductions and casts, compiled for the host and run thread by thread, against the scalar reference, bit for
+// The GPU's reductions, compiled for the host and run thread by thread, against the scalar reference, bit for
 // bit: every dtype and operation, packs and edges, addresses that agree by 16 and that do not, any number of threads.
 #include <sstream>
 
 #include "check.h"
-#include "cuda/cast.h"
 #include "cuda/table.h"
 #include "reduce_cases.h"
 
@@ -143,42 +142,6 @@ void test_rounding(DType dtype, const Format& f) {
   }
 }
 
-struct RunCast {
-  using Function = void (*)(const cuda::CastArgs&, size_t threads);
-  template <class From, class To>
-  static Function get() {
-    return [](const cuda::CastArgs& args, size_t threads) {
-      const auto work = cuda::make_cast_work<From, To>(args);
-      for (size_t thread = 0; thread < threads; ++thread) cuda::cast_as_thread<From, To>(work, thread, threads);
-    };
-  }
-};
-
-template <class Code>
-void test_casts(DType dtype, const Format& f) {
-  constexpr size_t kCount = 1531;
-  std::mt19937_64 random(7);
-  const Bytes wide = random_input(DType::float32, kCount, false, random);
-  const Bytes small = random_input(dtype, kCount, false, random);
-  Bytes narrowed(small.size()), widened(wide.size());
-  for (size_t i = 0; i < kCount; ++i) {
-    put(narrowed, i, static_cast<Code>(encode(f, get<float>(wide, i))));
-    put(widened, i, canonical(static_cast<float>(decode(f, get<Code>(small, i)))));
-  }
-  for (const size_t offset : {size_t{0}, size_t{1}, size_t{3}}) {
-    for (const size_t threads : {size_t{1}, size_t{13}}) {
-      Buffer from(wide.size(), offset * 4), to(narrowed.size(), offset * sizeof(Code));
-      from.fill(wide);
-      cuda::find_cast<RunCast>(DType::float32, dtype)({to.data, from.data, kCount, dtype, DType::float32}, threads);
-      CHECK(to.holds(narrowed) && to.guards_intact());
-      to.fill(small);
-      cuda::find_cast<RunCast>(dtype, DType::float32)({from.data, to.data, kCount, DType::float32, dtype}, threads);
-      CHECK(from.holds(widened) && from.guards_intact());
-    }
-  }
-  CHECK(cuda::find_cast<RunCast>(dtype, dtype) == nullptr);
-}
-
 }  // namespace
 
 int main() {
@@ -191,10 +154,5 @@ int main() {
   test_rounding<uint16_t>(DType::bfloat16, kBFloat16);
   test_rounding<uint8_t>(DType::float8_e4m3fn, kE4m3fn);
   test_rounding<uint8_t>(DType::float8_e5m2, kE5m2);
-  test_casts<uint16_t>(DType::float16, kFloat16);
-  test_casts<uint16_t>(DType::bfloat16, kBFloat16);
-  test_casts<uint8_t>(DType::float8_e4m3fn, kE4m3fn);
-  test_casts<uint8_t>(DType::float8_e5m2, kE5m2);
-  CHECK(cuda::find_cast<RunCast>(DType::float64, DType::float32) == nullptr);
   return check_result("gpu_reduce");
 }

@@ -125,7 +125,6 @@ const RingletCudaDevice& FakeMachine::device() {
       .serves = "nothing",
       .reduce = reduce,
       .most_sources = cuda::kMostSources,
-      .cast = nullptr,
       .copy = copy,
       .pull = nullptr,
       .upload = nullptr,

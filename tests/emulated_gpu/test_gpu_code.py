@@ -73,7 +73,6 @@ def test_kernels_move_16_bytes_at_a_time_and_nothing_through_local_memory(archit
     # complex products; each for two sources and for many.
     assert sum("reduce_kernel" in name for name in code) == 2 * (6 * 4 + 5 * 3 + 4 + 3 + 2)
     assert sum("pull_kernel" in name for name in code) == 6 * 4 + 5 * 3 + 4 + 3 + 2
-    assert sum("cast_kernel" in name for name in code) == 8
     wrong = []
     for name, body in code.items():
         used = opcodes(body)
@@ -164,7 +163,6 @@ class Table(ctypes.Structure):
         ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
-        ("cast", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("copy", "pull", "upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),

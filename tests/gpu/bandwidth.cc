@@ -50,22 +50,6 @@ class Bandwidth {
     return {"sum of " + number + " of " + name(dtype) + size(), n + 1.0, enqueue, bytes_, wanted};
   }
 
-  Row cast_to_bfloat16() {
-    const auto enqueue = [this] {
-      return device().cast(result_->data(), DType::bfloat16, sources_[0]->data(), DType::float32, bytes_ / 4,
-                           stream_.get());
-    };
-    const auto wanted = [this](size_t at, size_t bytes) {
-      const Bytes wide = repeated(blocks_[0], 2 * at, 2 * bytes);
-      Bytes narrow(bytes);
-      for (size_t i = 0; i < bytes / 2; ++i) {
-        put(narrow, i, static_cast<uint16_t>(encode(kBFloat16, get<float>(wide, i))));
-      }
-      return narrow;
-    };
-    return {"cast of float32 to bfloat16" + size(), 1.5, enqueue, bytes_ / 2, wanted};
-  }
-
   /// `copy_name`: of the copy's own line; null for none.
   void measure(const Row& row, const char* copy_name) {
     Section section(row.name);
@@ -123,8 +107,6 @@ void bandwidth(const Options& options) {
       attempt("sum of two", [&] { bandwidth.measure(bandwidth.sum(dtype, 2, "two"), copy.c_str()); });
     }
     attempt("sum of three", [&] { bandwidth.measure(bandwidth.sum(DType::float32, 3, "three"), nullptr); });
-    if (device().cast == nullptr) return say("casts: not on this device");
-    attempt("cast", [&] { bandwidth.measure(bandwidth.cast_to_bfloat16(), nullptr); });
   });
 }
 

@@ -1,4 +1,4 @@
-// Rounding and casts of the small floats: all codes of each, what lies between them, and random float32.
+// Rounding of the small floats: all codes of each, scaled.
 //
 // The device converts float16 by its own instructions, which no host test can run; this is what they must agree with.
 #include "conversions.h"
@@ -37,24 +37,6 @@ Bytes all_codes(const Small& small) {
   return codes;
 }
 
-/// Ties between neighbouring codes and what lies next to them, and random bits.
-std::vector<float> hard_to_round(const Small& small) {
-  std::vector<float> values;
-  for (int code = 0; code + 1 < small.codes(); ++code) {
-    const double one = decode(small.format, code), next = decode(small.format, code + 1);
-    // Past the last finite one there is a tie, too: between it and what would come next.
-    const bool last = std::isfinite(one) && !std::isfinite(next);
-    const auto tie = static_cast<float>(last ? one + (one - decode(small.format, code - 1)) / 2 : (one + next) / 2);
-    for (const float value : {std::nextafter(tie, -INFINITY), tie, std::nextafter(tie, INFINITY)}) {
-      values.push_back(value);
-    }
-  }
-  std::mt19937_64 random(7);
-  const Bytes bits = random_input(DType::float32, 4001, false, random);
-  for (size_t i = 0; i < 4001; ++i) values.push_back(get<float>(bits, i));
-  return values;
-}
-
 class Conversions {
  public:
   explicit Conversions(Section& section) : section_(section) {}
@@ -73,31 +55,6 @@ class Conversions {
               args.scaled_source = 0;
               args.scale = scale;
               return device().reduce(&args, small.dtype, ReduceOp::premul_sum, stream_.get());
-            });
-  }
-
-  void casts(const Small& small, size_t offset) {
-    const size_t size = element_size(small.dtype);
-    const std::vector<float> values = hard_to_round(small);
-    Bytes wide(values.size() * 4), narrowed(values.size() * size);
-    for (size_t i = 0; i < values.size(); ++i) {
-      put(wide, i, values[i]);
-      put_code(small, narrowed, i, encode(small.format, values[i]));
-    }
-    const Bytes codes = all_codes(small);
-    Bytes widened(static_cast<size_t>(small.codes()) * 4);
-    for (int code = 0; code < small.codes(); ++code) {
-      put(widened, static_cast<size_t>(code), canonical(static_cast<float>(decode(small.format, code))));
-    }
-    const std::string of = std::string(name(small.dtype)) + ", offset " + std::to_string(offset);
-    attempt("float32 to " + of, {wide, 4 * offset}, {narrowed, size * offset},
-            [&](std::byte* dst, const std::byte* src) {
-              return device().cast(dst, small.dtype, src, DType::float32, values.size(), stream_.get());
-            });
-    attempt("to float32 from " + of, {codes, size * offset}, {widened, 4 * offset},
-            [&](std::byte* dst, const std::byte* src) {
-              return device().cast(dst, DType::float32, src, small.dtype, static_cast<size_t>(small.codes()),
-                                   stream_.get());
             });
   }
 
@@ -138,10 +95,7 @@ void conversions(const Options& options) {
   const std::vector<float> all = {1.0f, 0.75f, 1.0625f, 1.00390625f, 0x1p-9f, 0x1.8p-10f, 0x1p12f, 1.0009765625f};
   for (const Small& small : kSmall) {
     for (const float scale : options.few ? few : all) conversions.rounding(small, scale);
-    if (device().cast == nullptr) continue;
-    for (const size_t offset : {size_t{0}, size_t{1}, size_t{3}}) conversions.casts(small, offset);
   }
-  if (device().cast == nullptr) say("casts: not on this device");
   section.conclude();
 }
 
