@@ -69,7 +69,6 @@ LIMITS = [
     ("kSpinsWhenShared", "engine/pull/wait.h", "the same where ranks outnumber processors, and on progress threads"),
     ("kYields", "engine/pull/wait.cc", "yields before a wait sleeps"),
     ("kSleepNanoseconds", "engine/pull/wait.cc", "the longest sleep at a stretch"),
-    ("kBlameGrace", "engine/pull/wait.cc", "what a waiting peer gets beyond the deadline, to name who is stuck"),
     (
         "kProcessCheckEvery",
         "engine/pull/wait.cc",
@@ -118,7 +117,7 @@ def tables() -> dict[str, dict[str, str]]:
             "uplinks": _uplinks([algorithm for algorithm, _ in reductions]),
             "auto": _rules(),
         },
-        "architecture.md": {"limits": _limits()},
+        "limits.md": {"limits": _limits()},
         "conformance.md": {name: _table(lines) for name, lines in conformance_tables.tables().items()},
     }
 
