@@ -15,8 +15,6 @@ constexpr int kYields = 2000;
 // happen where the publishing path has no fence (PullExecutor::publish) and its store is still in the store buffer.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
 constexpr auto kProcessCheckEvery = 20ms;
-// At the deadline, a peer that waits itself knows better who is stuck: it gets this long to say so first.
-constexpr auto kBlameGrace = 100ms;
 constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
 
 }  // namespace
