@@ -28,12 +28,13 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test conformance bench check peers lint format docs-pictures clean
+.PHONY: help demo test test-all conformance bench check peers lint format docs-pictures clean
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
-	@echo "make test           build, then run the C++ and Python tests"
+	@echo "make test           build, then run the C++ tests and the fast Python tests"
+	@echo "make test-all       the same with all Python tests"
 	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/check.py)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
@@ -48,7 +49,11 @@ demo: install
 	$(SAY) "demo"
 	@$(INSIDE) python examples/demo.py
 
+# What a change most likely breaks. The rest, which starts launchers, hosts and benchmarks, is test-all's.
+test: TESTS := -m 'not slow'
 test: cpp-test python-test
+
+test-all: cpp-test python-test
 
 conformance: install $(STAMPS)/conformance
 	$(SAY) "torch's suite for backends"
@@ -157,7 +162,7 @@ emulated-device: extension
 
 python-test: install emulated-device $(STAMPS)/machine-code
 	$(SAY) "Python tests"
-	@$(INSIDE) python -m pytest --maxfail=10
+	@$(INSIDE) python -m pytest --maxfail=10 --durations=10 $(TESTS)
 
 sanitizers: asan tsan
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import signal
 
 import pytest
@@ -13,6 +14,32 @@ from ranks import TRANSPORTS, WORLDS, Pool
 os.environ["RINGLET_TABLE"] = ""
 # A shell starts what runs in its background with SIGINT ignored, and ranks would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files that `make test` leaves to `make test-all`, each with what makes it slow.
+SLOW = {
+    "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
+    "core/test_environment.py": "makes emulated hosts",
+    "core/test_forked_children.py": "starts programs that fork",
+    "core/test_hosts.py": "makes emulated hosts",
+    "core/test_launching.py": "starts torchrun, mpirun and emulated hosts",
+    "core/test_slurm.py": "starts Slurm",
+    "emulated_gpu/test_gpu_check.py": "starts the GPU check's parts",
+    "tools/test_bench.py": "measures libraries side by side",
+    "tools/test_bench_calls.py": "measures every call of torch.distributed",
+    "tools/test_bench_hosts.py": "measures on emulated hosts",
+    "torch/test_compiled.py": "compiles models",
+    "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",
+    "training/test_full_batch_equivalence.py": "trains the demo's model, and starts the examples",
+    "training/test_zero_examples.py": "starts the examples",
+    "training/test_zero_memory.py": "trains models large enough to be measured",
+}
+
+
+def pytest_collection_modifyitems(items):
+    folder = pathlib.Path(__file__).parent
+    for item in items:
+        if why := SLOW.get(item.path.relative_to(folder).as_posix()):
+            item.add_marker(pytest.mark.slow(reason=why))
 
 
 @pytest.fixture(scope="session")
