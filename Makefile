@@ -78,6 +78,7 @@ lint: $(STAMPS)/lint
 	@$(BIN)/ruff format --check $(PYTHON_FILES)
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	@$(BIN)/mypy
+	@$(BIN)/mypy --strict tests/support/typed_program.py
 
 format: $(STAMPS)/lint
 	$(SAY) "format"

@@ -26,7 +26,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy
 import torch
@@ -35,9 +35,9 @@ from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
 from ringlet.group import Group, current, has_default
 
-Array = Any  # torch.Tensor or numpy.ndarray
-Arrays = Any  # an Array, or a sequence of one for each rank
-Timeout = float | timedelta | None
+Array: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
+Arrays: TypeAlias = Array | Sequence[Array]  # a sequence: one for each rank
+Timeout: TypeAlias = float | timedelta | None
 
 
 def all_reduce(
@@ -311,7 +311,7 @@ def is_registered(tensor: Array) -> bool:
     return (group is not None and group.transport == "threads" and one.is_cpu) or _C.is_registered(one)
 
 
-def as_tensor(array: Array) -> torch.Tensor:
+def as_tensor(array: object) -> torch.Tensor:
     """A torch tensor that shares the array's memory. Raises InvalidUsage for what cannot be shared."""
     if isinstance(array, torch.Tensor):
         return array

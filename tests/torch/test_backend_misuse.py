@@ -104,7 +104,10 @@ def wrong_tensors(rank: int, world: int) -> None:
             lambda: dist.all_gather([several[q : q + 3] for q in range(world)], block),
             "two of the output tensors overlap",
         ),
-        (lambda: dist.group.WORLD.broadcast([block], root_of(dist.BroadcastOptions())), "root 4294967297 is not a rank"),
+        (
+            lambda: dist.group.WORLD.broadcast([block], root_of(dist.BroadcastOptions())),
+            "root 4294967297 is not a rank",
+        ),
         (lambda: dist.group.WORLD.reduce([block], root_of(dist.ReduceOptions())), "root 4294967297 is not a rank"),
         (lambda: dist.all_reduce(block.to(torch.uint32)), "sum is not defined for uint32"),
         (lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - rank), "not contiguous"),
