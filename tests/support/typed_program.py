@@ -14,7 +14,7 @@ def main(rank: int) -> None:
     total: torch.Tensor = ringlet.all_reduce(gradient)
     work = ringlet.all_reduce(gradient, async_op=True)
     work.wait(2.0)
-    ringlet.all_gather([numpy.zeros(4), torch.zeros(4)], gradient)
+    ringlet.all_gather([numpy.zeros(4, numpy.float32), torch.zeros(4)], gradient)
     print(f"rank {rank}: {gradient.tolist()}, {bucket[0].item()}", total)
 
 
