@@ -183,7 +183,7 @@ class PullInterpreter {
  private:
   static constexpr uint32_t kSignatureReady = 1;
 
-  // What has come from a rank, in another's incoming or this one's.
+  // What has come from a rank, in another's incoming area or in this one's.
   RINGLET_BOTH uint64_t* progress(int at, int from) const {
     return reinterpret_cast<uint64_t*>(args_.regions[at] + args_.layout.progress(block_.index(), from));
   }

@@ -1,8 +1,8 @@
 // How messages get from rank to rank: the same few steps over segments of shared memory and over streams.
 //
-// Contract: a pair's kind is a queue: messages arrive in the order in which they were put in, one at a time. Steps are
-// resumable and never wait, so that one thread can move many messages (comm/messenger.h, which also matches tags). A
-// message is complete at its sender when its tensor may be written again.
+// Contract: a pair's messages of one direction are a queue: messages arrive in the order in which they were put in, one
+// at a time. Steps are resumable and never wait, so that one thread can move many messages (comm/messenger.h, which
+// also matches tags). A message is complete at its sender when its tensor may be written again.
 // Thread safety: one thread at a time; sleep from any.
 #pragma once
 

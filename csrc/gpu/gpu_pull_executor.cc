@@ -226,7 +226,7 @@ void GpuPullExecutor::check() const {
                 "; that rank has not made the call, or its kernel does not run");
 }
 
-/// Names both calls, which are in this rank's incoming, under the epoch in which its block came to an end.
+/// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end.
 void GpuPullExecutor::refuse_other_call(int peer, int block) const {
   uint64_t progress = 0;
   read(&progress, layout().progress(block, setup_.rank), sizeof progress);

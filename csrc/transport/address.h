@@ -1,4 +1,4 @@
-// Where a process can be reached over TCP: its addresses as others see them, packed into a address for the store.
+// Where a process can be reached over TCP: its addresses as others see them, packed into one text for the store.
 //
 // Which addresses: those of RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME; names, separated by commas), else all global ones
 // of interfaces that are up, the one that leads to MASTER_ADDR first, loopback last. Pure values. Thread safety: any.
@@ -36,7 +36,7 @@ class Address {
   std::array<uint8_t, 16> bytes_{};
 };
 
-/// As text: "1 HOST DOOR PORT ADDRESS,ADDRESS,...".
+/// As text: "1 HOST LISTENER PORT ADDRESS,ADDRESS,...".
 struct PeerAddress {
   static constexpr size_t kMostAddresses = 16;
   static constexpr size_t kMostBytes = 1024;

@@ -1,4 +1,4 @@
-// What is said on a TCP connection before its first byte belongs to a pipe. All messages have fixed sizes, so that a
+// What is said on a TCP connection before its first byte belongs to a pipe. All messages have fixed sizes, so that an
 // unauthenticated connection never says how much to read:
 //
 //   initiator   Hello    which listener, group, ranks and kind it wants, and a nonce

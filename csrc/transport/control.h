@@ -84,7 +84,7 @@ struct RingCounters {
 struct Channel {
   alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer, ever
   std::atomic<uint32_t> received;          // segments taken from the peer, ever
-  RingCounters rings[2];                   // in place of segments where the group has mesh: collectives, messages
+  RingCounters rings[2];                   // in place of segments where the group has a mesh: collectives, messages
 };
 static_assert(sizeof(Channel) == 64);
 

@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
-// A proof waits while its group is being made here, or while it is open which of two connections is kept. Connector
+// A proof waits while its group is being made here, or while it is open which of two connections is kept. A connector
 // gives up before that.
 constexpr auto kHold = 60s;
 

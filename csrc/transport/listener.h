@@ -1,10 +1,10 @@
 // The process's listener: one socket and one thread for all its groups. Here connections are made, accepted and proven.
 //
 // Nobody waits here for anybody: unauthenticated connections cost a bounded number of descriptors for a bounded time,
-// and those of this job never wait behind them. An incoming connection for a group that is not made yet is kept. Where
-// both ranks of a pair connect at // once on kind `collectives`, the higher rank's connection is kept; the other waits
-// at the higher rank's listener, and is taken where that rank's own comes to nothing. docs/decisions/0011 says why it
-// is safe to listen.
+// and those of this job never wait behind them. An incoming connection for a group that is not made yet is kept. If
+// both ranks of a pair connect at once on kind `collectives`, the higher rank's connection is kept; the other waits at
+// the higher rank's listener, and is taken if that rank's own connector fails. docs/decisions/0011 says why it is safe
+// to listen.
 // Ownership: made on first use, for as long as the process lives; a forked child makes its own.
 // Thread safety: all calls from any thread; a Resident is called on the listener's thread alone.
 #pragma once
@@ -44,7 +44,7 @@ class Listener {
     /// A connection that has proven itself. `take` tells the peer so, and is called while nobody else looks at the
     /// pipes: who sees anything that the peer did afterwards, sees the pipe as well.
     virtual void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept = 0;
-    /// A connector came to nothing.
+    /// A connector has failed.
     virtual void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
 
@@ -55,8 +55,8 @@ class Listener {
   const PeerAddress& address() const { return address_of_process_; }
   /// From now on connections to `rank` of the group with this key are received. The listener does not keep it alive.
   void enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident);
-  /// Those who come later are told so: on kind `collectives` by `final_frame`, if there are any, as if the connection
-  /// had stood before. They are also said over own connectors that are still under way.
+  /// Those who come later are told so: on kind `collectives` by `final_frame`, if there is one, as if the connection
+  /// had stood before. It is also sent over own connectors that are still under way.
   void leave(const Token& key, int rank, Bytes final_frame = {}) noexcept;
   /// Ends in the caller's admit() or give_up(), unless it has left before or a connection came from the other side.
   void connect_to(Connector::Target call);

@@ -101,8 +101,8 @@ bool SocketPipe::memory_gone() const noexcept { return end_.load(std::memory_ord
 void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
 
 void SocketPipe::close() noexcept {
-  // A connection closed with bytes unread is reset, which also takes from the peer what it has not read yet: final
-  // error.
+  // A connection closed with bytes unread is reset, which also takes from the peer what it has not read yet, such
+  // as a final error.
   socket_.discard();
   ::shutdown(socket_.get(), SHUT_RDWR);
 }

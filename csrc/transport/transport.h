@@ -38,7 +38,7 @@ struct RegionLayout {
   size_t message(int peer, int parity) const { return staging() + kStagingBytes + (2 * peer + parity) * kMessageBytes; }
   size_t bytes() const { return message(world, 0); }
 
-  // A group with mesh has neither segments nor staging buffers: its rings lie there. Both sizes are powers of two.
+  // A group with a mesh has neither segments nor staging buffers: its rings lie there. Both sizes are powers of two.
   static constexpr size_t kRingBytes = 2 * kMessageBytes;
   size_t ring_bytes(int index) const {
     return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStagingBytes / static_cast<size_t>(world)));

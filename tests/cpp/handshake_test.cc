@@ -53,7 +53,7 @@ struct Ranks {
   }
 };
 
-/// UnauthenticatedClient connections that came and went, as many as a rank's socket lets wait: who comes after them
+/// Unauthenticated connections that came and went, as many as a rank's socket lets wait: who comes after them
 /// waits in connect().
 void crowd(const Handshake& before) {
   sockaddr_un address{};

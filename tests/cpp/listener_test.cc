@@ -1,4 +1,4 @@
-// UnauthenticatedClient connections at the listener: noise, truncated and replayed handshakes, other versions, slow
+// Unauthenticated connections at the listener: noise, truncated and replayed handshakes, other versions, slow
 // clients, false listeners; all while a group works and others are made.
 #include "transport/listener.h"
 

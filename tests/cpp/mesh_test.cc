@@ -175,7 +175,7 @@ void shared_memory_does_without_wakeups() {
 }
 
 void a_way_open_in_one_direction_is_found() {
-  // Both connector, and the connection of rank 1, which would be kept, comes to nothing.
+  // Both connect, and the connection of rank 1, which would be kept, comes to nothing.
   Group group(2, [](int rank, PeerAddress& address) { address.port = rank == 0 ? 1 : address.port; });
   group.run([&](Mesh& mesh) {
     Pipe* pipe = nullptr;

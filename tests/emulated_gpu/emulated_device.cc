@@ -1,4 +1,4 @@
-// The live fake (emulated_gpu.cc) as a device of torch's, under the name that torch keeps for others: PrivateUse1.
+// The emulated GPU (emulated_gpu.cc) as a device of torch's, under the name that torch keeps for others: PrivateUse1.
 //
 // Tensors lie in host memory. torch's own operations wait for the current stream, and only for it, then run at once on
 // the host: so what has not been made to wait for a stream reads what was there before.
