@@ -146,8 +146,7 @@ struct LetGoOfGil final : RuntimeHooks {
 };
 
 void run(Communicator& group, const Call& call, const Bound& bound) {
-  const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(group.world());
-  if (group.ranks_are_threads() || call.count * element_size(call.dtype) * blocks > kKeepGilBytes) {
+  if (group.ranks_are_threads() || buffer_bytes(call, group.world()) > kKeepGilBytes) {
     const MemoryHold hold({bound.output, bound.input});
     const py::gil_scoped_release unlocked;
     group.run(call);

@@ -187,8 +187,7 @@ bool GpuExecutors::through_peers(const Call& call) const {
   if (!pull_) return false;
   if (!message_) return true;
   if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
-  const size_t blocks = is_divided(call.collective) ? 1 : static_cast<size_t>(host_.world());
-  return call.count * element_size(call.dtype) * blocks <= parts_.peer_bytes;
+  return buffer_bytes(call, host_.world()) <= parts_.peer_bytes;
 }
 
 void GpuExecutors::run(const Call& call, void* stream) {

@@ -28,6 +28,10 @@ size_t output_elements(const Call& call, int rank, int world) noexcept {
   return call.count * static_cast<size_t>(chunks.count);
 }
 
+size_t buffer_bytes(const Call& call, int world) noexcept {
+  return call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(world));
+}
+
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
   const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
   const bool uneven = call.blocks != nullptr && call.blocks->uneven;

@@ -54,6 +54,8 @@ struct Call {
 /// Elements of this rank's input and output for a call of that shape.
 size_t input_elements(const Call& call, int rank, int world) noexcept;
 size_t output_elements(const Call& call, int rank, int world) noexcept;
+/// Of the schedule's whole buffer: what selector, thresholds and segments go by.
+size_t buffer_bytes(const Call& call, int world) noexcept;
 
 /// Packs collective, algorithm, dtype, op and root; `registered` says that peers may read input and output in place.
 /// `history` stands for all calls before: ranks that parted in a call in which neither needed the other (broadcasts

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/partition.h"
+#include "engine/call_layout.h"
 #include "engine/selector.h"
 
 namespace ringlet {
@@ -35,45 +36,24 @@ struct GpuMessageExecutor::Segment {
 /// A call with its plan: where things lie and how it is cut.
 struct GpuMessageExecutor::Bound {
   Bound(const Call& call, const GpuPlan& plan, const RankInfo& info)
-      : call(call),
-        plan(plan),
-        size(element_size(call.dtype)),
-        divided(is_divided(call.collective)),
-        input(input_chunks(call.collective, info, plan.parts)),
-        output(output_chunks(call.collective, info, plan.parts)),
-        partition(call.count, static_cast<size_t>(plan.parts)) {}
+      : call(call), plan(plan), layout(call, info, plan.parts), size(layout.element_bytes()) {}
 
-  size_t length(int chunk) const {
-    if (call.blocks != nullptr) return call.blocks->counts[static_cast<size_t>(chunk)];
-    return divided ? partition.size(chunk) : call.count;
-  }
-  size_t elements(int chunk, const Segment& segment) const {
-    return length(chunk) <= segment.begin ? 0 : std::min(width, length(chunk) - segment.begin);
-  }
+  size_t elements(int chunk, const Segment& segment) const { return layout.elements(chunk, segment.begin, width); }
   size_t bytes(int chunk, const Segment& segment) const {
     return chunk == kNoChunk ? 1 : elements(chunk, segment) * size;
   }
   bool overlapped() const { return transfers != computing; }
 
-  std::byte* in_tensor(Residence residence, int chunk, size_t begin) const {
-    const bool out = residence == Residence::output;
-    const auto place = static_cast<size_t>(chunk - (out ? output : input).first);
-    if (call.blocks != nullptr) return (out ? call.blocks->outputs : call.blocks->inputs)[place] + begin * size;
-    const size_t start = divided ? partition.offset(chunk) : place * call.count;
-    return const_cast<std::byte*>(out ? call.output : call.input) + (start + begin) * size;
-  }
-
   /// A chunk's slots lie as the chunk itself does, modulo 16: kernels then load and store packs.
   size_t skew(int chunk, const Segment& segment) const {
-    const auto in = [chunk](Chunks c) { return chunk >= c.first && chunk < c.first + c.count; };
-    if (chunk == kNoChunk) return 0;
-    if (in(output)) return remainder_of(in_tensor(Residence::output, chunk, segment.begin));
-    return in(input) ? remainder_of(in_tensor(Residence::input, chunk, segment.begin)) : 0;
+    if (layout.outputs().contains(chunk)) return remainder_of(layout.output(chunk, segment.begin));
+    return layout.inputs().contains(chunk) ? remainder_of(layout.input(chunk, segment.begin)) : 0;
   }
 
   std::byte* address(Location location, const Segment& segment) const {
-    if (location.residence == Residence::input || location.residence == Residence::output)
-      return in_tensor(location.residence, location.chunk, segment.begin);
+    if (location.residence == Residence::output) return layout.output(location.chunk, segment.begin);
+    if (location.residence == Residence::input)
+      return const_cast<std::byte*>(layout.input(location.chunk, segment.begin));
     const size_t slot =
         static_cast<size_t>(location.residence == Residence::work ? location.slot : plan.work_slots + location.slot);
     return scratch + (segment.set * slots + slot) * slot_bytes + skew(location.chunk, segment);
@@ -81,10 +61,8 @@ struct GpuMessageExecutor::Bound {
 
   const Call& call;
   const GpuPlan& plan;
+  CallLayout layout;
   size_t size;
-  bool divided;
-  Chunks input, output;
-  Partition partition;
   std::byte* scratch = nullptr;
   size_t slots = 0;  // of a set
   size_t slot_bytes = 0;
@@ -145,8 +123,7 @@ RankInfo GpuMessageExecutor::place(int root) const { return {rank_, world_, root
 
 const Algorithm& GpuMessageExecutor::algorithm_for(const Call& call) const {
   if (call.algorithm != nullptr) return *call.algorithm;
-  const size_t whole =
-      call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const size_t whole = buffer_bytes(call, world_);
   const int hosts = topology_ ? topology_->hosts() : 1;
   return selector_.choose({call.collective, whole, world_, /*in_place=*/false, hosts > 1, hosts < world_, Way::nccl});
 }
@@ -174,9 +151,7 @@ GpuMessageExecutor::Bound GpuMessageExecutor::bind(const Call& call, const GpuPl
         describe(call) +
         " on a GPU: no rank knows all blocks' lengths, so none can say how to cut them; choose pairwise");
   }
-  const size_t longest = call.blocks != nullptr ? call.blocks->longest
-                         : bound.divided        ? bound.partition.size(0)
-                                                : call.count;
+  const size_t longest = bound.layout.longest_chunk();
   const size_t room = limits_.scratch_bytes / (kSets * std::max<size_t>(1, bound.slots)) / kSlotUnit * kSlotUnit;
   bound.slot_bytes = std::min(room, round_up(limits_.segment_bytes + kPackBytes, kSlotUnit));
   if (bound.slot_bytes < kSlotUnit) {

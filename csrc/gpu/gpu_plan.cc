@@ -4,13 +4,14 @@
 #include <string>
 
 #include "base/error.h"
-#include "engine/matching.h"
+#include "engine/plan_inputs.h"
 
 namespace ringlet {
 namespace {
 
 /// Whether rounds can be numbered so that those of a rank ascend and those that meet are equal.
-bool have_common_steps(const std::vector<Schedule>& schedules, const Matches& matches) {
+bool have_common_steps(const PlanInputs& inputs) {
+  const std::vector<Schedule>& schedules = inputs.schedules;
   std::vector<std::vector<int>> steps(schedules.size());
   int rounds = 0;
   for (size_t q = 0; q < schedules.size(); ++q) {
@@ -22,7 +23,7 @@ bool have_common_steps(const std::vector<Schedule>& schedules, const Matches& ma
     for (size_t q = 0; q < schedules.size(); ++q) {
       for (size_t r = 0; r < steps[q].size(); ++r) {
         int least = r == 0 ? 0 : steps[q][r - 1] + 1;
-        for (const Match& match : matches[q][r]) {
+        for (const Match& match : inputs.matches[q][r]) {
           if (match.peer >= 0) least = std::max(least, steps[match.peer][match.peer_round]);
         }
         if (least > rounds) return false;  // two rounds push each other up for ever
@@ -34,46 +35,22 @@ bool have_common_steps(const std::vector<Schedule>& schedules, const Matches& ma
   return true;
 }
 
-bool holds(Chunks chunks, int chunk) { return chunk >= chunks.first && chunk < chunks.first + chunks.count; }
-
-struct Everyone {
-  Everyone(const Algorithm& algorithm, const RankInfo& info)
-      : algorithm(algorithm), world(info.world), root(info.root) {
-    std::vector<Chunks> inputs;
-    for (int q = 0; q < world; ++q) {
-      const RankInfo there{q, world, root, info.topology};
-      schedules.push_back(schedule_of(algorithm, there));
-      inputs.push_back(input_chunks(algorithm.collective, there, schedules.back().parts));
-    }
-    matches = match_steps(schedules);
-    if (is_reduction(algorithm.collective)) contributions = count_contributions(schedules, matches, inputs);
-  }
-
-  const Algorithm& algorithm;
-  int world, root;
-  std::vector<Schedule> schedules;
-  Matches matches;
-  Contributions contributions;
-};
-
 class GpuPlanner {
  public:
-  GpuPlanner(const Everyone& everyone, int rank) : everyone_(everyone), rank_(rank) {
-    const RankInfo info{rank, everyone.world, everyone.root};
+  GpuPlanner(const PlanInputs& inputs, int rank)
+      : inputs_(inputs), rank_(rank), input_(inputs.inputs[rank]), output_(inputs.outputs[rank]) {
     plan_.parts = own().parts;
-    input_ = input_chunks(everyone.algorithm.collective, info, plan_.parts);
-    output_ = output_chunks(everyone.algorithm.collective, info, plan_.parts);
     work_.resize(plan_.parts, -1);
     for (int c = 0; c < plan_.parts; ++c) now_.push_back({Residence::input, c});
   }
 
   GpuPlan make(bool scaled) {
-    for (int c = input_.first; scaled && c < input_.first + input_.count; ++c) {
+    for (int c = input_.first; scaled && c < input_.end(); ++c) {
       plan_.scale.push_back(combine(home(c), {now_[c]}));
       now_[c] = home(c);
     }
     for (int r = 0; r < static_cast<int>(own().rounds.size()); ++r) plan_round(r);
-    for (int c = output_.first; c < output_.first + output_.count; ++c) {
+    for (int c = output_.first; c < output_.end(); ++c) {
       if (now_[c].residence != Residence::output) plan_.deliver.push_back(combine({Residence::output, c}, {now_[c]}));
     }
     plan_.slots = plan_.work_slots + plan_.incoming_slots;
@@ -81,11 +58,11 @@ class GpuPlanner {
   }
 
  private:
-  const Schedule& own() const { return everyone_.schedules[rank_]; }
+  const Schedule& own() const { return inputs_.schedules[rank_]; }
 
   /// Where this rank keeps what it makes of a chunk.
   Location home(int chunk) {
-    if (holds(output_, chunk)) return {Residence::output, chunk};
+    if (output_.contains(chunk)) return {Residence::output, chunk};
     if (work_[chunk] < 0) work_[chunk] = plan_.work_slots++;
     return {Residence::work, chunk, work_[chunk]};
   }
@@ -138,7 +115,7 @@ class GpuPlanner {
       std::vector<Location> sources;
       for (const auto& term : terms) sources.push_back(term.second);
       now_[c] = home(c);
-      round.combines.push_back(combine(now_[c], sources, everyone_.contributions[rank_][r + 1][c] == everyone_.world));
+      round.combines.push_back(combine(now_[c], sources, inputs_.complete(rank_, r, c)));
     }
   }
 
@@ -151,15 +128,15 @@ class GpuPlanner {
       for (const Step& read : steps) {
         const bool reads = read.verb == Verb::copy || (read.verb == Verb::send && written.verb == Verb::recv);
         if (!reads || read.first >= first + written.count || first >= read.first + read.count) continue;
-        throw InvalidUsage(std::string("schedule ") + everyone_.algorithm.name + ": in round " + std::to_string(r) +
+        throw InvalidUsage(std::string("schedule ") + inputs_.algorithm.name + ": in round " + std::to_string(r) +
                            " rank " + std::to_string(rank_) + " overwrites a chunk that it reads; run `ringlet prove`");
       }
     }
   }
 
-  const Everyone& everyone_;
+  const PlanInputs& inputs_;
   const int rank_;
-  Chunks input_{}, output_{};
+  const Chunks &input_, &output_;
   std::vector<Location> now_;  // by chunk: where its value lies
   std::vector<int> work_;      // by chunk: its work slot
   GpuPlan plan_;
@@ -168,11 +145,11 @@ class GpuPlanner {
 }  // namespace
 
 GpuPlan make_gpu_plan(const Algorithm& algorithm, const RankInfo& info, bool scaled) {
-  const Everyone everyone(algorithm, info);
-  GpuPlan plan = GpuPlanner(everyone, info.rank).make(scaled);
-  plan.in_step = have_common_steps(everyone.schedules, everyone.matches);
+  const PlanInputs inputs(algorithm, info);
+  GpuPlan plan = GpuPlanner(inputs, info.rank).make(scaled);
+  plan.in_step = have_common_steps(inputs);
   for (int q = 0; q < info.world; ++q) {
-    const GpuPlan other = GpuPlanner(everyone, q).make(scaled);
+    const GpuPlan other = GpuPlanner(inputs, q).make(scaled);
     plan.slots = std::max(plan.slots, other.slots);
     plan.most_sources = std::max(plan.most_sources, other.most_sources);
   }

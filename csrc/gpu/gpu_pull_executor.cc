@@ -141,23 +141,16 @@ bool GpuPullExecutor::in_heap(const Call& call) const {
          inside(call.output, output_elements(call, setup_.rank, setup_.world));
 }
 
-void GpuPullExecutor::place(const Call& call, bool in_heap, PullArgs& args) const {
-  const size_t block = is_divided(call.collective) ? 0 : call.count * args.size;
-  const auto moved = [&](const std::byte* tensor, Chunks chunks) {
-    return reinterpret_cast<uintptr_t>(tensor) - static_cast<size_t>(chunks.first) * block;
-  };
+void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& args) const {
   for (size_t q = 0; q < setup_.regions.size(); ++q) {
     args.regions[q] = setup_.regions[q];
     args.heaps[q] = setup_.heaps.empty() ? nullptr : setup_.heaps[q];
   }
-  const RankInfo here{setup_.rank, setup_.world, call.root};
-  const uintptr_t input = moved(call.input, input_chunks(call.collective, here, static_cast<int>(args.parts)));
-  const uintptr_t output = moved(call.output, output_chunks(call.collective, here, static_cast<int>(args.parts)));
-  args.input = reinterpret_cast<const std::byte*>(input);
-  args.output = reinterpret_cast<const std::byte*>(output);
+  args.input = layout.input_origin();
+  args.output = layout.output_origin();
   const auto heap = reinterpret_cast<uintptr_t>(args.heaps[setup_.rank]);
-  args.call.input = input - heap;
-  args.call.output = output - heap;
+  args.call.input = reinterpret_cast<uintptr_t>(args.input) - heap;
+  args.call.output = reinterpret_cast<uintptr_t>(args.output) - heap;
   args.call.in_heap = in_heap ? 1 : 0;
 }
 
@@ -165,8 +158,7 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   if (!failed_.empty()) rethrow(failed_kind_, failed_);
   check_call(given);
   Call call = given;
-  const size_t whole =
-      call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(setup_.world));
+  const size_t whole = buffer_bytes(call, setup_.world);
   // The same on all ranks, which do not know yet where the others' tensors are.
   if (call.algorithm == nullptr) {
     Situation situation{call.collective, whole, setup_.world, /*in_place=*/false};
@@ -184,17 +176,17 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   args.rank = setup_.rank;
   args.world = setup_.world;
   args.parts = static_cast<size_t>(staged.plan.parts);
-  const bool divided = is_divided(call.collective);
-  args.length = divided ? call.count / args.parts : call.count;
-  args.longer = divided ? call.count % args.parts : 0;
-  args.size = element_size(call.dtype);
+  const CallLayout layout(call, {setup_.rank, setup_.world, call.root}, staged.plan.parts);
+  args.length = layout.length(staged.plan.parts - 1);  // the last chunk is the shortest
+  args.longer = layout.divided() ? call.count - args.length * args.parts : 0;
+  args.size = layout.element_bytes();
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   args.premul = call.op == ReduceOp::premul_sum;
   // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
   args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
   cut(staged.plan, call, args);
-  place(call, readable, args);
+  place(layout, readable, args);
   last_ = describe(call);
   // A collective that combines nothing copies bytes, which any of the kernels does.
   const bool reduces = is_reduction(call.collective);

@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "cuda/pull.h"
-#include "engine/call.h"
+#include "engine/call_layout.h"
 #include "engine/pull/plan.h"
 #include "engine/selector.h"
 #include "gpu/copy_stream.h"
@@ -69,7 +69,7 @@ class GpuPullExecutor {
   const std::byte* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
-  void place(const Call& call, bool in_heap, cuda::PullArgs& args) const;
+  void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
   [[noreturn]] void refuse_other_call(int peer, int block) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;

@@ -24,6 +24,9 @@ enum class Verb : uint8_t { send, recv, reduce, copy };
 struct Chunks {
   int first = 0;
   int count = 1;
+
+  int end() const { return first + count; }
+  bool contains(int chunk) const { return chunk >= first && chunk < end(); }
 };
 
 struct Step {

@@ -58,16 +58,17 @@ void MessageEngine::run(const Call& call, bool background) {
   if (reported_) forward_failure();
   const CallSignature signature = publish_signature(call);
   const size_t size = element_size(call.dtype);
-  const size_t whole = call.count * size * (is_divided(call.collective) ? 1 : static_cast<size_t>(world_));
+  const size_t whole = buffer_bytes(call, world_);
   const Algorithm& algorithm =
       call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
   const MessagePlan& plan = plan_for(algorithm, call.root);
   const size_t limit = segment_bytes(whole);
-  MessageCall shared{call, plan, CallMemory(call, plan), scratch_, nullptr, world_, 0, {}};
+  MessageCall shared{call, plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr, world_,
+                     0,    {}};
   if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
   shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
-  const size_t segments = std::max<size_t>(1, ceil_div(shared.memory.longest_chunk(), shared.width));
-  if (segments == 1) shared.width = std::max<size_t>(1, shared.memory.longest_chunk());
+  const size_t segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
+  if (segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
   scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
   // As many on every rank: a segment that only one of two ranks has begun would stand in the way of earlier ones'
   // messages.

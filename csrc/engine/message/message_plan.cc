@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "engine/matching.h"
+#include "engine/plan_inputs.h"
 
 namespace ringlet {
 namespace {
@@ -17,12 +17,11 @@ bool is_copy(const ChunkUpdate& one) { return one.parts.size() == 1 && one.parts
 
 class MessagePlanner {
  public:
-  MessagePlanner(const Algorithm& algorithm, const RankInfo& info)
-      : info_(info), schedule_(schedule_of(algorithm, info)), reduces_(is_reduction(algorithm.collective)) {
+  MessagePlanner(const PlanInputs& inputs, int rank) : inputs_(inputs), rank_(rank), schedule_(inputs.schedules[rank]) {
     plan_.parts = schedule_.parts;
-    plan_.input = input_chunks(algorithm.collective, info, schedule_.parts);
-    plan_.output = output_chunks(algorithm.collective, info, schedule_.parts);
-    survey(algorithm);
+    plan_.input = inputs.inputs[rank];
+    plan_.output = inputs.outputs[rank];
+    for (const Schedule& schedule : inputs.schedules) plan_.most_held = std::max(plan_.most_held, held(schedule));
   }
 
   MessagePlan make() {
@@ -33,26 +32,15 @@ class MessagePlanner {
   }
 
  private:
-  /// What depends on all ranks' schedules: how much a segment may hold, so that all have as many under way, and how
-  /// many ranks' inputs this rank's chunks hold before each round, which tells where a sum becomes complete.
-  void survey(const Algorithm& algorithm) {
-    std::vector<Schedule> schedules;
-    std::vector<Chunks> inputs;
-    for (int q = 0; q < info_.world; ++q) {
-      RankInfo there = info_;
-      there.rank = q;
-      schedules.push_back(schedule_of(algorithm, there));
-      inputs.push_back(input_chunks(algorithm.collective, there, schedules[q].parts));
-      int received = 0;
-      for (const Round& round : schedules[q].rounds) {
-        for (const Step& step : round.steps) {
-          received += step.verb == Verb::recv || step.verb == Verb::reduce ? step.count : 0;
-        }
+  /// Chunks that a segment may hold on that rank.
+  static int held(const Schedule& schedule) {
+    int held = schedule.parts;
+    for (const Round& round : schedule.rounds) {
+      for (const Step& step : round.steps) {
+        if (step.verb == Verb::recv || step.verb == Verb::reduce) held += step.count;
       }
-      plan_.most_held = std::max(plan_.most_held, received + schedules[q].parts);
     }
-    if (!reduces_) return;
-    contributions_ = std::move(count_contributions(schedules, match_steps(schedules), inputs)[info_.rank]);
+    return held;
   }
 
   void plan_round(int r) {
@@ -76,7 +64,7 @@ class MessagePlanner {
     round.received = static_cast<int>(plan_.received.size()) - round.first_received;
     for (ChunkUpdate& one : round.updates) {
       order(one, r);
-      plan_.works |= one.chunk < plan_.output.first || one.chunk >= plan_.output.first + plan_.output.count;
+      plan_.works |= !plan_.output.contains(one.chunk);
     }
     // Copies read what stood there before the round.
     std::stable_partition(round.updates.begin(), round.updates.end(),
@@ -118,18 +106,17 @@ class MessagePlanner {
     if (is_copy(one) || !plan_.received[one.parts[0].message].reduces) return;
     one.parts.push_back({ChunkUpdate::kOwn, one.chunk});
     std::sort(one.parts.begin(), one.parts.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-    one.finish = contributions_[r + 1][one.chunk] == info_.world;
+    one.finish = inputs_.complete(rank_, r, one.chunk);
     plan_.most_parts = std::max(plan_.most_parts, static_cast<int>(one.parts.size()));
   }
 
   int rank(const ChunkUpdate::Part& part) const {
-    return part.message == ChunkUpdate::kOwn ? info_.rank : plan_.received[part.message].peer;
+    return part.message == ChunkUpdate::kOwn ? rank_ : plan_.received[part.message].peer;
   }
 
-  const RankInfo info_;
-  const Schedule schedule_;
-  const bool reduces_;
-  std::vector<std::vector<int>> contributions_;  // by round and chunk
+  const PlanInputs& inputs_;
+  const int rank_;
+  const Schedule& schedule_;
   std::map<int, uint32_t> sent_to_;
   MessagePlan plan_;
 };
@@ -137,7 +124,8 @@ class MessagePlanner {
 }  // namespace
 
 MessagePlan make_message_plan(const Algorithm& algorithm, const RankInfo& info) {
-  return MessagePlanner(algorithm, info).make();
+  const PlanInputs inputs(algorithm, info);
+  return MessagePlanner(inputs, info.rank).make();
 }
 
 }  // namespace ringlet

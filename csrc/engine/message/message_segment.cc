@@ -15,9 +15,9 @@ void MessageSegment::begin(const MessageCall& call, size_t index) {
   scratch_.assign(plan.received.size(), nullptr);
   arrived_.assign(plan.received.size(), 0);
   sources_.resize(plan.most_parts);
-  for (int c = plan.input.first; c < plan.input.first + plan.input.count; ++c) homes_[c] = Home::input;
+  for (int c = plan.input.first; c < plan.input.end(); ++c) homes_[c] = Home::input;
   const bool scaled = call.kernel != nullptr && call.call.op == ReduceOp::premul_sum;
-  if (plan.works || scaled) work_.resize(call.width * call.memory.element_bytes() * static_cast<size_t>(plan.parts));
+  if (plan.works || scaled) work_.resize(call.width * call.layout.element_bytes() * static_cast<size_t>(plan.parts));
   if (scaled) scale_input();
   if (rounds_ > 0) start_round();
   advance();
@@ -25,9 +25,9 @@ void MessageSegment::begin(const MessageCall& call, size_t index) {
 
 std::byte* MessageSegment::at(int chunk, Home home) const {
   switch (home) {
-    case Home::input: return const_cast<std::byte*>(call_->memory.input(chunk, begin_));
-    case Home::output: return call_->memory.output(chunk, begin_);
-    case Home::work: return const_cast<std::byte*>(work_.data()) + chunk * call_->width * call_->memory.element_bytes();
+    case Home::input: return const_cast<std::byte*>(call_->layout.input(chunk, begin_));
+    case Home::output: return call_->layout.output(chunk, begin_);
+    case Home::work: return const_cast<std::byte*>(work_.data()) + chunk * call_->width * call_->layout.element_bytes();
     case Home::none: break;
   }
   return nullptr;
@@ -45,14 +45,14 @@ void MessageSegment::add(std::vector<iovec>& pieces, std::byte* data, size_t byt
 size_t MessageSegment::bytes(int first, int count) const {
   size_t all = 0;
   for (int c = first; c < first + count; ++c) all += elements(c);
-  return all * call_->memory.element_bytes();
+  return all * call_->layout.element_bytes();
 }
 
 void MessageSegment::pieces_of_sent(int message, std::vector<iovec>& pieces) const {
   const SentMessage& sent = call_->plan.sent[message];
   pieces.clear();
   for (int c = sent.first; c < sent.first + sent.count; ++c) {
-    add(pieces, at(c, homes_[c]), elements(c) * call_->memory.element_bytes());
+    add(pieces, at(c, homes_[c]), elements(c) * call_->layout.element_bytes());
   }
 }
 
@@ -63,7 +63,7 @@ void MessageSegment::pieces_of_received(int message, std::vector<iovec>& pieces)
   for (int c = received.first; c < received.first + received.count; ++c) direct = direct && readers_[c] == 0;
   if (direct) {
     for (int c = received.first; c < received.first + received.count; ++c) {
-      add(pieces, at(c, target(c)), elements(c) * call_->memory.element_bytes());
+      add(pieces, at(c, target(c)), elements(c) * call_->layout.element_bytes());
     }
   } else {
     scratch_[message] = call_->scratch.take();
@@ -117,7 +117,7 @@ void MessageSegment::start_round() {
 }
 
 void MessageSegment::combine(const ChunkUpdate& update) {
-  const size_t count = elements(update.chunk), size = call_->memory.element_bytes();
+  const size_t count = elements(update.chunk), size = call_->layout.element_bytes();
   const Home home = target(update.chunk);
   std::byte* const to = at(update.chunk, home);
   size_t n = 0;
@@ -146,7 +146,7 @@ void MessageSegment::combine(const ChunkUpdate& update) {
 /// Before anything moves every rank's input is scaled, and rounded where its dtype asks for it.
 void MessageSegment::scale_input() {
   const Chunks input = call_->plan.input;
-  for (int c = input.first; c < input.first + input.count; ++c) {
+  for (int c = input.first; c < input.end(); ++c) {
     const std::byte* const from = at(c, Home::input);
     ReduceArgs args{};
     args.dst = at(c, target(c));
@@ -163,11 +163,11 @@ void MessageSegment::scale_input() {
 /// What this rank holds from the start and must deliver too.
 void MessageSegment::deliver_input() {
   const Chunks output = call_->plan.output;
-  for (int c = output.first; c < output.first + output.count; ++c) {
+  for (int c = output.first; c < output.end(); ++c) {
     if (homes_[c] != Home::input) continue;
     std::byte* const to = at(c, Home::output);
     const std::byte* const from = at(c, Home::input);
-    if (to != from && elements(c) > 0) copy_bytes(to, from, elements(c) * call_->memory.element_bytes());
+    if (to != from && elements(c) > 0) copy_bytes(to, from, elements(c) * call_->layout.element_bytes());
     homes_[c] = Home::output;
   }
 }

@@ -11,7 +11,8 @@
 #include <functional>
 #include <vector>
 
-#include "engine/call_memory.h"
+#include "engine/call_layout.h"
+#include "engine/message/message_plan.h"
 #include "engine/message/scratch.h"
 #include "reduce/reduce.h"
 
@@ -21,7 +22,7 @@ namespace ringlet {
 struct MessageCall {
   const Call& call;
   const MessagePlan& plan;
-  CallMemory memory;
+  CallLayout layout;
   Scratch& scratch;
   ReduceKernel kernel;  ///< null where nothing is combined
   int world;
@@ -57,8 +58,8 @@ class MessageSegment {
   enum class Home : uint8_t { none, input, output, work };
 
   std::byte* at(int chunk, Home home) const;
-  Home target(int chunk) const { return holds(call_->plan.output, chunk) ? Home::output : Home::work; }
-  size_t elements(int chunk) const { return call_->memory.elements(chunk, begin_, call_->width); }
+  Home target(int chunk) const { return call_->plan.output.contains(chunk) ? Home::output : Home::work; }
+  size_t elements(int chunk) const { return call_->layout.elements(chunk, begin_, call_->width); }
   void add(std::vector<iovec>& pieces, std::byte* data, size_t bytes) const;
   void advance();
   bool ready(const MessageRound& round) const;

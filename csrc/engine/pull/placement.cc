@@ -36,14 +36,13 @@ struct Uses {
 
 class Placer {
  public:
-  Placer(const Schedule& schedule, Collective collective, const RankInfo& info, bool in_place)
+  Placer(const Schedule& schedule, const Chunks& input, const Chunks& output, bool in_place)
       : uses_(schedule),
-        input_(input_chunks(collective, info, schedule.parts)),
-        output_(output_chunks(collective, info, schedule.parts)),
+        output_(output),
         in_place_(in_place),
         state_(schedule.parts),
         next_staging_(schedule.parts, Space::staging_a) {
-    for (int c = input_.first; c < input_.first + input_.count; ++c) {
+    for (int c = input.first; c < input.end(); ++c) {
       state_[c] = {Space::input, in_place ? Space::input : Space::none, true};
     }
   }
@@ -74,7 +73,7 @@ class Placer {
     // A value is read by peers in the rounds after r up to the one that overwrites it, which still sends the old one.
     const bool sent =
         Uses::next_after(uses_.sends[c], r) <= next_write && Uses::next_after(uses_.sends[c], r) != kNever;
-    const bool output = c >= output_.first && c < output_.first + output_.count;
+    const bool output = output_.contains(c);
     const bool read_now = uses_.sent_in(c, r);
     PlacedWrite write;
     if (in_place_ && output && !(read_now && !is_staging(state_[c].shared))) {
@@ -100,7 +99,6 @@ class Placer {
   }
 
   Uses uses_;
-  Chunks input_;
   Chunks output_;
   bool in_place_;
   std::vector<ChunkState> state_;
@@ -109,8 +107,8 @@ class Placer {
 
 }  // namespace
 
-Placement place_chunks(const Schedule& schedule, Collective collective, const RankInfo& info, bool in_place) {
-  Placer placer(schedule, collective, info, in_place);
+Placement place_chunks(const Schedule& schedule, const Chunks& input, const Chunks& output, bool in_place) {
+  Placer placer(schedule, input, output, in_place);
   Placement placement;
   for (int r = 0; r < static_cast<int>(schedule.rounds.size()); ++r) placement.rounds.push_back(placer.place_round(r));
   placement.after = placer.after();

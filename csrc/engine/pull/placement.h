@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "schedule/collective.h"
+#include "schedule/step.h"
 
 namespace ringlet {
 
@@ -45,6 +45,7 @@ struct Placement {
   std::vector<ChunkState> after;
 };
 
-Placement place_chunks(const Schedule& schedule, Collective collective, const RankInfo& info, bool in_place);
+/// Of the rank whose schedule, input and output these are.
+Placement place_chunks(const Schedule& schedule, const Chunks& input, const Chunks& output, bool in_place);
 
 }  // namespace ringlet

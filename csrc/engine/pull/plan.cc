@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/matching.h"
+#include "engine/plan_inputs.h"
 #include "transport/control.h"
 
 namespace ringlet {
@@ -40,23 +40,17 @@ int staging_buffers(const Placement& placement) {
 
 class Planner {
  public:
-  Planner(const Algorithm& algorithm, const RankInfo& info, bool in_place) : algorithm_(algorithm), info_(info) {
-    std::vector<Chunks> inputs;
-    for (int q = 0; q < info.world; ++q) {
-      const RankInfo there{q, info.world, info.root, info.topology};
-      schedules_.push_back(schedule_of(algorithm, there));
-      placements_.push_back(place_chunks(schedules_[q], algorithm.collective, there, in_place));
-      inputs.push_back(input_chunks(algorithm.collective, there, schedules_[q].parts));
+  Planner(const PlanInputs& inputs, int rank, bool in_place)
+      : inputs_(inputs), rank_(rank), rounds_(inputs.schedules[rank].rounds), matches_(inputs.matches[rank]) {
+    for (int q = 0; q < inputs.world(); ++q) {
+      placements_.push_back(place_chunks(inputs.schedules[q], inputs.inputs[q], inputs.outputs[q], in_place));
+      plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placements_[q]));
     }
-    for (const Placement& placement : placements_)
-      plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placement));
-    matches_ = match_steps(schedules_);
-    if (is_reduction(algorithm.collective)) contributions_ = count_contributions(schedules_, matches_, inputs);
-    plan_.parts = schedules_[info.rank].parts;
-    plan_.rounds = static_cast<int>(schedules_[info.rank].rounds.size());
+    plan_.parts = inputs.schedules[rank].parts;
+    plan_.rounds = static_cast<int>(rounds_.size());
     plan_.in_place = in_place;
     readers_.resize(plan_.parts);
-    known_.resize(info.world, 0);
+    known_.resize(placements_.size(), 0);
   }
 
   Plan make() {
@@ -82,11 +76,11 @@ class Planner {
   const PlacedRound& placed(int rank, int round) const { return placements_[rank].rounds[round]; }
 
   void plan_round(int r) {
-    const PlacedRound& here = placed(info_.rank, r);
+    const PlacedRound& here = placed(rank_, r);
     for (const int c : here.published) {
       const ChunkState& state = here.before[c];
       wait_for_readers(readers_[c][slot(state.shared)]);
-      emit({c, false, {{info_.rank, c, state.own, state.raw}}, {}}, state.shared, false, false, true);
+      emit({c, false, {{rank_, c, state.own, state.raw}}, {}}, state.shared, false, false, true);
     }
     // In place, announcing the call already says that the input can be read.
     if (!(plan_.in_place && r == 0)) publish(ready(r));
@@ -98,21 +92,21 @@ class Planner {
 
   /// Chunks that this rank holds from the start and must deliver: nothing of the schedule writes them.
   void deliver_input() {
-    const Placement& mine = placements_[info_.rank];
-    const Chunks output = output_chunks(algorithm_.collective, info_, plan_.parts);
-    for (int c = output.first; c < output.first + output.count; ++c) {
+    const Placement& mine = placements_[rank_];
+    const Chunks& output = inputs_.outputs[rank_];
+    for (int c = output.first; c < output.end(); ++c) {
       if (!mine.after[c].raw) continue;
-      emit({c, false, {{info_.rank, c, Space::input, true}}, {}}, Space::output, false, false, false);
+      emit({c, false, {{rank_, c, Space::input, true}}, {}}, Space::output, false, false, false);
     }
   }
 
   void note_readers(int r) {
-    const auto& steps = schedules_[info_.rank].rounds[r].steps;
+    const auto& steps = rounds_[r].steps;
     for (size_t s = 0; s < steps.size(); ++s) {
       if (steps[s].verb != Verb::send) continue;
-      const Match& match = matches_[info_.rank][r][s];
+      const Match& match = matches_[r][s];
       for (int c = steps[s].first; c < steps[s].first + steps[s].count; ++c) {
-        readers_[c][slot(placed(info_.rank, r).before[c].shared)].push_back({match.peer, match.peer_round});
+        readers_[c][slot(placed(rank_, r).before[c].shared)].push_back({match.peer, match.peer_round});
       }
     }
   }
@@ -120,11 +114,11 @@ class Planner {
   std::vector<Item> collect(int r) {
     std::vector<Item> items;
     std::vector<int> index(plan_.parts, -1);
-    const auto& steps = schedules_[info_.rank].rounds[r].steps;
+    const auto& steps = rounds_[r].steps;
     for (size_t s = 0; s < steps.size(); ++s) {
       const Step& step = steps[s];
       if (step.verb == Verb::send) continue;
-      const Match& match = matches_[info_.rank][r][s];
+      const Match& match = matches_[r][s];
       if (step.count == 0) wait(match.peer, ready(match.peer_round));  // nothing but the meeting: a barrier
       for (int i = 0; i < step.count; ++i) {
         const int chunk = (step.verb == Verb::copy ? step.peer : step.first) + i;
@@ -140,8 +134,8 @@ class Planner {
 
   void add_source(Item& item, const Step& step, const Match& match, int r, int i) {
     if (step.verb == Verb::copy) {
-      const ChunkState& own = placed(info_.rank, r).before[step.first + i];
-      item.sources.push_back({info_.rank, step.first + i, own.own, own.raw});
+      const ChunkState& own = placed(rank_, r).before[step.first + i];
+      item.sources.push_back({rank_, step.first + i, own.own, own.raw});
       return;
     }
     const int chunk = match.peer_first + i;
@@ -151,7 +145,7 @@ class Planner {
   }
 
   void plan_item(Item& item, int r) {
-    const PlacedWrite& write = placed(info_.rank, r).writes[item.chunk];
+    const PlacedWrite& write = placed(rank_, r).writes[item.chunk];
     for (const Reader& need : item.needs) {
       // In place, inputs can be read from the call signature on, for which the engine waits once.
       if (!plan_.in_place || need.round > 0) wait(need.peer, ready(need.round));
@@ -161,26 +155,23 @@ class Planner {
     if (write.tee) wait_for_readers(readers[0]);
     bool finish = false;
     if (item.reduces) {
-      const ChunkState& own = placed(info_.rank, r).before[item.chunk];
-      item.sources.push_back(
-          {info_.rank, item.chunk, own.own, own.raw, is_staging(own.shared) ? own.shared : Space::none});
+      const ChunkState& own = placed(rank_, r).before[item.chunk];
+      item.sources.push_back({rank_, item.chunk, own.own, own.raw, is_staging(own.shared) ? own.shared : Space::none});
       std::sort(item.sources.begin(), item.sources.end(),
                 [](const Source& a, const Source& b) { return a.rank < b.rank; });
-      finish = contributions_[info_.rank][r + 1][item.chunk] == info_.world;
+      finish = inputs_.complete(rank_, r, item.chunk);
     }
     const bool read_later = write.later || is_staging(write.to) ||
-                            placements_[info_.rank].after[item.chunk].own != write.to || sent_after(item.chunk, r) ||
+                            placements_[rank_].after[item.chunk].own != write.to || sent_after(item.chunk, r) ||
                             written_after(item.chunk, r);
     emit(item, write.to, write.tee, finish, read_later);
-    if (write.later) late_.push_back({item.chunk, false, {{info_.rank, item.chunk, write.to, false}}, {}});
+    if (write.later) late_.push_back({item.chunk, false, {{rank_, item.chunk, write.to, false}}, {}});
   }
 
   bool used_after(int chunk, int r, bool sends) const {
-    const auto& rounds = schedules_[info_.rank].rounds;
-    for (size_t later = static_cast<size_t>(r) + 1; later < rounds.size(); ++later) {
-      for (const Step& step : rounds[later].steps) {
-        const bool touches = chunk >= step.first && chunk < step.first + step.count;
-        if (touches && (step.verb == Verb::send) == sends) return true;
+    for (size_t later = static_cast<size_t>(r) + 1; later < rounds_.size(); ++later) {
+      for (const Step& step : rounds_[later].steps) {
+        if (Chunks{step.first, step.count}.contains(chunk) && (step.verb == Verb::send) == sends) return true;
       }
     }
     return false;
@@ -195,7 +186,7 @@ class Planner {
   }
 
   void wait(int peer, uint32_t phase) {
-    if (peer == info_.rank || known_[peer] >= phase) return;
+    if (peer == rank_ || known_[peer] >= phase) return;
     known_[peer] = phase;
     PlanStep step{PlanStep::Kind::wait};
     step.peer = peer;
@@ -244,22 +235,22 @@ class Planner {
     return true;
   }
 
-  const Algorithm& algorithm_;
-  const RankInfo info_;
-  std::vector<Schedule> schedules_;
-  std::vector<Placement> placements_;
-  Matches matches_;
-  Contributions contributions_;
-  std::vector<Readers> readers_;  // by chunk: peers that may still read what lies there
-  std::vector<uint32_t> known_;   // by peer: what this rank has already waited for
-  std::vector<Item> late_;        // results that go from a staging buffer to the output at the end
+  const PlanInputs& inputs_;
+  const int rank_;
+  const std::vector<Round>& rounds_;                // of this rank, as the next
+  const std::vector<std::vector<Match>>& matches_;  // by round and step
+  std::vector<Placement> placements_;               // by rank
+  std::vector<Readers> readers_;                    // by chunk: peers that may still read what lies there
+  std::vector<uint32_t> known_;                     // by peer: what this rank has already waited for
+  std::vector<Item> late_;                          // results that go from a staging buffer to the output at the end
   Plan plan_;
 };
 
 }  // namespace
 
 Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place) {
-  return Planner(algorithm, info, in_place).make();
+  const PlanInputs inputs(algorithm, info);
+  return Planner(inputs, info.rank, in_place).make();
 }
 
 }  // namespace ringlet

@@ -22,36 +22,20 @@ constexpr uint64_t kFirstEpoch = 2;
 
 }  // namespace
 
-/// Where the chunks of the segment in progress lie. A segment is the same piece of every chunk, so segments never
-/// change which chunk an element belongs to: its bits depend on the message, not on how the engine cuts it.
+/// The segment in progress: where its pieces of the chunks lie.
 struct PullExecutor::Segment {
-  Segment(const Call& call, const Plan& plan)
-      : divided(is_divided(call.collective)),
-        size(element_size(call.dtype)),
-        block(call.count),
-        blocks(call.blocks),
-        partition(call.count, static_cast<size_t>(plan.parts)) {}
-
-  size_t longest_chunk() const { return divided ? partition.size(0) : block; }
-  size_t in_tensor(int chunk) const { return ((divided ? partition.offset(chunk) : chunk * block) + begin) * size; }
-  size_t in_staging(int chunk) const { return (whole ? partition.offset(chunk) : chunk * width) * size; }
-  size_t staging_bytes(int parts) const {
-    return round_up((whole ? block : width * static_cast<size_t>(parts)) * size, 64);
+  size_t in_staging(int chunk) const {
+    return whole ? layout.offset(chunk, 0) : chunk * width * layout.element_bytes();
   }
+  size_t staging_bytes(int parts) const { return round_up(in_staging(parts), 64); }
   /// Elements of this segment in chunks [chunk, chunk + chunks), which are neighbours in memory.
   size_t elements(int chunk, int chunks) const {
-    if (whole) return partition.offset(chunk + chunks) - partition.offset(chunk);
-    const size_t length = blocks != nullptr ? blocks->counts[chunk] : divided ? partition.size(chunk) : block;
-    return length <= begin ? 0 : std::min(width, length - begin);
+    return whole ? layout.start(chunk + chunks) - layout.start(chunk) : layout.elements(chunk, begin, width);
   }
   /// How many chunks one step may take at once: all of them while their pieces touch.
   int stride(int chunks) const { return whole ? chunks : 1; }
 
-  bool divided;
-  size_t size;
-  size_t block;  // elements of the divided buffer, or of one block
-  const Blocks* blocks;
-  Partition partition;
+  const CallLayout& layout;
   size_t begin = 0;            // in every chunk
   size_t width = 0;            // of every chunk
   bool whole = false;          // a divided buffer in one segment
@@ -80,9 +64,7 @@ void PullExecutor::run(const Call& call, bool background) {
   segment_index_ = 0;
   segments_ = 1;
   comparing_ = false;
-  const size_t size = element_size(call.dtype);
-  const bool divided = is_divided(call.collective);
-  const size_t whole = call.count * size * (divided ? 1 : static_cast<size_t>(world_));
+  const size_t whole = buffer_bytes(call, world_);
   const bool small = whole <= small_bytes(world_);
   const bool registered = !small && readable_in_place(call);
   first_epoch_ = epoch_ + 1;
@@ -97,14 +79,15 @@ void PullExecutor::run(const Call& call, bool background) {
   const Algorithm& algorithm =
       call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, in_place);
   const Plan& plan = plan_for(algorithm, call.root, in_place);
-  bind(plan, in_place);
+  const CallLayout layout(call, {rank_, world_, call.root}, plan.parts);
+  bind(plan, layout);
   streaming_ = whole >= kStreamingBytes;
 
-  Segment segment(call, plan);
+  Segment segment{layout};
   const size_t limit = segment_limit(plan);
-  segment.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
-  segments_ = std::max<size_t>(1, ceil_div(segment.longest_chunk(), segment.width));
-  segment.whole = divided && segments_ == 1;
+  segment.width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan.parts)));
+  segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment.width));
+  segment.whole = layout.divided() && segments_ == 1;
   waiter_.calls().chosen(algorithm, in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(call, algorithm, in_place, limit);
@@ -133,7 +116,7 @@ bool PullExecutor::readable_in_place(const Call& call) const {
 
 /// `limit`: bytes of a segment.
 void PullExecutor::tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit) {
-  const size_t whole = call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : world_);
+  const size_t whole = buffer_bytes(call, world_);
   const Choice choice{&algorithm, in_place ? "in place" : "staged", segments_, whole, limit};
   waiter_.calls().tell(call, choice, selector_, situation(call.collective, whole, in_place));
 }
@@ -181,30 +164,21 @@ const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in
   return *plan;
 }
 
-void PullExecutor::bind(const Plan& plan, bool in_place) {
+void PullExecutor::bind(const Plan& plan, const CallLayout& layout) {
   const Call& call = *call_;
   if (is_reduction(call.collective)) {
     kernel_ = reduce_kernel(call.dtype, call.op);
     divisor_ = call.op == ReduceOp::avg ? world_ : 1;
   }
-  // A blocked tensor's first chunk need not be chunk 0 of the schedule; pointers are moved so that chunk c is at c
-  // blocks.
-  const size_t block = is_divided(call.collective) ? 0 : call.count * element_size(call.dtype);
-  const auto moved = [&](const std::byte* pointer, int first) {
-    return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(pointer) -
-                                              static_cast<size_t>(first) * block);
-  };
-  const RankInfo own{rank_, world_, call.root};
-  first_input_ = input_chunks(call.collective, own, plan.parts).first;
-  first_output_ = output_chunks(call.collective, own, plan.parts).first;
-  for (int q = 0; q < world_; ++q) {
-    if (q != rank_ && !in_place) continue;
+  inputs_[rank_] = layout.input_origin();
+  outputs_[rank_] = layout.output_origin();
+  for (int q = 0; plan.in_place && q < world_; ++q) {
+    if (q == rank_) continue;
     const RankInfo info{q, world_, call.root};
     const CallDetail& detail = transport_.control(q).details[first_epoch_ & 1];
-    const std::byte* input = q == rank_ ? call.input : transport_.link(q).base + detail.input;
-    const std::byte* output = q == rank_ ? call.output : transport_.link(q).base + detail.output;
-    inputs_[q] = moved(input, input_chunks(call.collective, info, plan.parts).first);
-    outputs_[q] = moved(output, output_chunks(call.collective, info, plan.parts).first);
+    const std::byte* const base = transport_.link(q).base;
+    inputs_[q] = layout.origin(base + detail.input, input_chunks(call.collective, info, plan.parts));
+    outputs_[q] = layout.origin(base + detail.output, output_chunks(call.collective, info, plan.parts));
   }
 }
 
@@ -265,13 +239,14 @@ NextReader PullExecutor::next_reader(const Plan& plan, const PlanStep& step) con
 }
 
 void PullExecutor::combine(const Plan& plan, const PlanStep& step, const Segment& segment) {
+  const CallLayout& layout = segment.layout;
+  const size_t size = layout.element_bytes();
   const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
     if (call_->blocks != nullptr && !is_staging(space)) {
-      return space == Space::input ? call_->blocks->inputs[chunk - first_input_] + segment.begin * segment.size
-                                   : call_->blocks->outputs[chunk - first_output_] + segment.begin * segment.size;
+      return space == Space::input ? layout.input(chunk, segment.begin) : layout.output(chunk, segment.begin);
     }
-    if (space == Space::input) return inputs_[rank] + segment.in_tensor(chunk);
-    if (space == Space::output) return outputs_[rank] + segment.in_tensor(chunk);
+    if (space == Space::input) return inputs_[rank] + layout.offset(chunk, segment.begin);
+    if (space == Space::output) return outputs_[rank] + layout.offset(chunk, segment.begin);
     return transport_.link(rank).region + segment.staging[space == Space::staging_a ? 0 : 1] +
            segment.in_staging(chunk);
   };
@@ -299,16 +274,16 @@ void PullExecutor::combine(const Plan& plan, const PlanStep& step, const Segment
       foreign += source.rank != rank_;
     }
     // One writer: an addition need not be atomic as a whole.
-    bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * segment.size,
+    bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * size,
                       std::memory_order_relaxed);
     const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
     if (!plain) {
       kernel_(args);
       continue;
     }
-    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * segment.size, args.next);
+    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * size, args.next);
     const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
-    if (step.tee) copy_bytes(args.dst2, args.dst, elements * segment.size, second);
+    if (step.tee) copy_bytes(args.dst2, args.dst, elements * size, second);
   }
 }
 

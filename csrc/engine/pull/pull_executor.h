@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/call.h"
+#include "engine/call_layout.h"
 #include "engine/pull/plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
@@ -58,7 +58,7 @@ class PullExecutor {
   void publish_signature(const Call& call, bool registered, const CallSignature& previous);
   bool readable_in_place(const Call& call) const;
   bool agree_on_place();
-  void bind(const Plan& plan, bool in_place);
+  void bind(const Plan& plan, const CallLayout& layout);
   void run_segment(const Plan& plan, const Segment& segment, bool last);
   void confirm_reads(const Plan& plan, size_t end);
   size_t segment_limit(const Plan& plan) const;
@@ -96,8 +96,7 @@ class PullExecutor {
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   bool streaming_ = false;
-  int first_input_ = 0, first_output_ = 0;          // of this rank's chunks
-  std::vector<const std::byte*> inputs_, outputs_;  // by rank, moved so that chunk 0 would lie there
+  std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources
 };
 

@@ -1,4 +1,4 @@
-#include "engine/matching.h"
+#include "engine/plan_inputs.h"
 
 #include <map>
 #include <string>
@@ -17,6 +17,8 @@ struct Position {
 bool receives(const Step& step) { return step.verb == Verb::recv || step.verb == Verb::reduce; }
 
 using Messages = std::map<std::pair<int, int>, std::vector<Position>>;  // (from, to) -> steps in order
+using Matches = decltype(PlanInputs::matches);
+using Contributions = decltype(PlanInputs::contributions);
 
 [[noreturn]] void unmatched(int from, int to) {
   throw InvalidUsage("schedule: rank " + std::to_string(from) + "'s sends to rank " + std::to_string(to) +
@@ -40,8 +42,6 @@ void advance(const Schedule& schedule, int rank, int r, const Matches& matches, 
   }
   counts[rank].push_back(std::move(now));
 }
-
-}  // namespace
 
 Matches match_steps(const std::vector<Schedule>& schedules) {
   const int world = static_cast<int>(schedules.size());
@@ -77,6 +77,7 @@ Matches match_steps(const std::vector<Schedule>& schedules) {
   return matches;
 }
 
+/// Runs the schedules as an engine would run them.
 Contributions count_contributions(const std::vector<Schedule>& schedules, const Matches& matches,
                                   const std::vector<Chunks>& inputs) {
   const int world = static_cast<int>(schedules.size());
@@ -105,6 +106,19 @@ Contributions count_contributions(const std::vector<Schedule>& schedules, const 
     }
   }
   return counts;
+}
+
+}  // namespace
+
+PlanInputs::PlanInputs(const Algorithm& algorithm, const RankInfo& info) : algorithm(algorithm) {
+  RankInfo each = info;
+  for (each.rank = 0; each.rank < info.world; ++each.rank) {
+    schedules.push_back(schedule_of(algorithm, each));
+    inputs.push_back(input_chunks(algorithm.collective, each, schedules.back().parts));
+    outputs.push_back(output_chunks(algorithm.collective, each, schedules.back().parts));
+  }
+  matches = match_steps(schedules);
+  if (is_reduction(algorithm.collective)) contributions = count_contributions(schedules, matches, inputs);
 }
 
 }  // namespace ringlet

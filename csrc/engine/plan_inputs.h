@@ -1,0 +1,39 @@
+// What a planner knows of a collective: the schedule of every rank, and which sends and receives belong together.
+//
+// A plan is of one rank, but depends on its peers' schedules. Each engine's planner makes its plan from this.
+// Thread safety: immutable once made.
+#pragma once
+
+#include <vector>
+
+#include "schedule/registry.h"
+
+namespace ringlet {
+
+/// The other end of a send or a receive. The k-th send from a to b matches the k-th receive at b from a.
+struct Match {
+  int peer;  // of a copy: -1
+  int peer_round;
+  int peer_first;  // the first of the peer's chunks
+};
+
+struct PlanInputs {
+  /// Throws InvalidUsage if a send has no receive, a receive has no send, or ranks wait for each other in a circle.
+  PlanInputs(const Algorithm& algorithm, const RankInfo& info);
+
+  int world() const { return static_cast<int>(schedules.size()); }
+  /// Of a reduction: whether a chunk holds the inputs of all ranks after that round.
+  bool complete(int rank, int round, int chunk) const {
+    return contributions[rank][round + 1][chunk] == static_cast<int>(schedules.size());
+  }
+
+  const Algorithm& algorithm;
+  std::vector<Schedule> schedules;                       ///< by rank, as what follows
+  std::vector<Chunks> inputs, outputs;                   ///< which chunks a rank gives and gets
+  std::vector<std::vector<std::vector<Match>>> matches;  ///< by round and step
+  /// By round and chunk, of a reduction: how many ranks' inputs a chunk holds before the round. The last entry is for
+  /// after the last round.
+  std::vector<std::vector<std::vector<int>>> contributions;
+};
+
+}  // namespace ringlet
