@@ -9,7 +9,7 @@
 // 2S (world-1)/world, its halves and pairwise half of that. Sums: one n-ary reduction in rank order, rounded once;
 // one tree for all elements. Peers are taken from the next rank on, so that not all ranks start with rank 0.
 // Source: the direct algorithms of shared memory and NVLink systems, e.g. DeepSpeed csrc/cpu/comm/shm.cpp.
-#include "schedule/all_pairs.h"
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 namespace {

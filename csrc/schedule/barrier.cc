@@ -4,7 +4,7 @@
 //
 // Rounds: ceil(log2 world). Bytes: none; messages are empty, their arrival is the news.
 // Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.
-#include "schedule/barrier.h"
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 

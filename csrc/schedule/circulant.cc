@@ -13,9 +13,9 @@
 // last chunk becomes two steps, cut at the same place on both sides.
 // Rounds: ceil(log2 world) each. Bytes sent per rank: S (world-1)/world each. Sums: depth <= ceil(log2 world).
 // Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv 2410.14234.
-#include "schedule/circulant.h"
-
 #include <algorithm>
+
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 namespace {

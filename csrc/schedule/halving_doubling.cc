@@ -13,8 +13,7 @@
 // Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with q the
 // power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
-#include "schedule/halving_doubling.h"
-
+#include "schedule/algorithms.h"
 #include "schedule/fold.h"
 
 namespace ringlet {

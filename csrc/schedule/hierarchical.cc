@@ -12,11 +12,8 @@
 // all-reduce 2S (n-1)/n, the least possible; broadcast S ceil(log2 n) at the root's host.
 // Sums: one n-ary reduction in rank order, rounded once, then depth <= ceil(log2 n).
 // Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, with circulant.cc and tree.cc between hosts.
-#include "schedule/hierarchical.h"
-
-#include "schedule/circulant.h"
+#include "schedule/algorithms.h"
 #include "schedule/locals.h"
-#include "schedule/tree.h"
 
 namespace ringlet {
 namespace {

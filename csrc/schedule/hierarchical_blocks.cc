@@ -12,7 +12,7 @@
 // S (p-1)/p for any hosts; all-gather S (p-1)/p. Over a host's uplink: S (n-1)/n, the least possible.
 // Sums: an n-ary reduction in rank order on each host, and one of the hosts' sums: rounded twice.
 // Source: as hierarchical.cc, with all hosts at once between hosts.
-#include "schedule/hierarchical.h"
+#include "schedule/algorithms.h"
 #include "schedule/locals.h"
 
 namespace ringlet {

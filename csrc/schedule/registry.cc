@@ -1,16 +1,8 @@
 #include "schedule/registry.h"
 
-#include "schedule/all_pairs.h"
-#include "schedule/barrier.h"
-#include "schedule/butterfly.h"
-#include "schedule/circulant.h"
-#include "schedule/halving_doubling.h"
-#include "schedule/hierarchical.h"
+#include "schedule/algorithms.h"
 #include "schedule/relabel.h"
-#include "schedule/ring.h"
-#include "schedule/star.h"
 #include "schedule/topology.h"
-#include "schedule/tree.h"
 
 namespace ringlet {
 namespace {

@@ -7,7 +7,7 @@
 // Rounds: world-1 each. Bytes sent per rank: S (world-1)/world each; together the least possible for an all-reduce.
 // Sums: a chain of world-1 additions that starts at a different rank for each chunk.
 // Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
-#include "schedule/ring.h"
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 namespace {

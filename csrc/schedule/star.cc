@@ -11,7 +11,7 @@
 // rank order, rounded once. The root's link carries everything: a yardstick over a network, and a good
 // choice on shared memory, where peers read the root's memory at the same time.
 // Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; MPI's linear forms.
-#include "schedule/star.h"
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 namespace {

@@ -9,7 +9,7 @@
 // Rounds: ceil(log2 world) at the root. Bytes sent: broadcast S ceil(log2 world) at the root, reduce S at every other
 // rank. Sums: one tree of depth ceil(log2 world). Source: Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", 2005.
-#include "schedule/tree.h"
+#include "schedule/algorithms.h"
 
 namespace ringlet {
 namespace {

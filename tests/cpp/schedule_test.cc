@@ -6,13 +6,9 @@
 #include <vector>
 
 #include "check.h"
-#include "schedule/all_pairs.h"
-#include "schedule/circulant.h"
-#include "schedule/halving_doubling.h"
-#include "schedule/hierarchical.h"
+#include "schedule/algorithms.h"
 #include "schedule/registry.h"
 #include "schedule/relabel.h"
-#include "schedule/ring.h"
 #include "schedule/topology.h"
 
 namespace {

@@ -1,0 +1,56 @@
+// The algorithms: each makes the schedule of the position info.rank. All are pure functions.
+//
+// The file of an algorithm says what it does, in how many rounds, with how many bytes, and where it comes from.
+// Whoever wants a schedule by name asks registry.h.
+#pragma once
+
+#include "schedule/collective.h"
+#include "schedule/step.h"
+
+namespace ringlet {
+
+// all_pairs.cc: all ranks exchange with all others at once
+Schedule one_shot_all_reduce(const RankInfo& info);
+Schedule two_shot_reduce_scatter(const RankInfo& info);
+Schedule two_shot_all_gather(const RankInfo& info);
+Schedule two_shot_all_reduce(const RankInfo& info);
+Schedule pairwise_all_to_all(const RankInfo& info);
+
+// barrier.cc
+Schedule dissemination_barrier(const RankInfo& info);
+
+// butterfly.cc: recursive doubling
+Schedule butterfly_all_reduce(const RankInfo& info);
+
+// circulant.cc: Träff's algorithms on a circulant graph
+Schedule circulant_reduce_scatter(const RankInfo& info);
+Schedule circulant_all_gather(const RankInfo& info);
+Schedule circulant_all_reduce(const RankInfo& info);
+
+// halving_doubling.cc: Rabenseifner's butterfly, in its two orders
+Schedule halving_doubling_near(const RankInfo& info);
+Schedule halving_doubling_far(const RankInfo& info);
+
+// hierarchical.cc, hierarchical_blocks.cc: inside hosts, across hosts, inside hosts. Only these read info.topology.
+Schedule hierarchical_all_reduce(const RankInfo& info);
+Schedule hierarchical_broadcast(const RankInfo& info);
+Schedule hierarchical_reduce_scatter(const RankInfo& info);
+Schedule hierarchical_all_gather(const RankInfo& info);
+
+// ring.cc
+Schedule ring_reduce_scatter(const RankInfo& info);
+Schedule ring_all_gather(const RankInfo& info);
+Schedule ring_all_reduce(const RankInfo& info);
+
+// star.cc: one rank exchanges with all others directly
+Schedule star_all_reduce(const RankInfo& info);  ///< through rank 0, whatever info.root says
+Schedule star_broadcast(const RankInfo& info);
+Schedule star_reduce(const RankInfo& info);
+Schedule linear_gather(const RankInfo& info);
+Schedule linear_scatter(const RankInfo& info);
+
+// tree.cc: the binomial tree
+Schedule tree_broadcast(const RankInfo& info);
+Schedule tree_reduce(const RankInfo& info);
+
+}  // namespace ringlet
