@@ -28,8 +28,8 @@ from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemErr
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import use_registered_allocator
-from ringlet.reducer import GradientReducer
-from ringlet.zero import Offload, Zero
+from ringlet.training.reducer import GradientReducer
+from ringlet.training.zero import Offload, Zero
 
 _backend.register()
 

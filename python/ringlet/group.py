@@ -6,6 +6,7 @@ import atexit
 import itertools
 import operator
 import os
+import pathlib
 import threading
 import warnings
 from collections.abc import Sequence
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def default_transport() -> str:
     """RINGLET_TRANSPORT, or "auto". Raises InvalidUsage where it names none."""
     return _checked(os.environ.get("RINGLET_TRANSPORT") or "auto", "RINGLET_TRANSPORT")
+
+
+def congestion_controls() -> tuple[str, str]:
+    """This machine's, and that of ringlet's connections. Raises InvalidUsage for a wrong RINGLET_TCP_CONGESTION."""
+    used = _C.congestion_control()
+    return CONGESTION.read_text().strip() if CONGESTION.exists() else used, used
 
 
 def _checked(transport: str, given: str) -> str:

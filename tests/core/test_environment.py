@@ -13,8 +13,8 @@ import torch
 import ringlet
 from ranks import LIMITED, free_ports, on_host
 from ringlet import _C
+from ringlet.cli.topology import own_host_address
 from ringlet.schedule import schedule
-from ringlet.topology import own_host_address
 
 VARIABLES = ("RANK", "WORLD_SIZE", "RINGLET_HOST_ID", "RINGLET_TRANSPORT", "RINGLET_TOPOLOGY", "RINGLET_INTERFACE")
 CLEAN = {name: value for name, value in os.environ.items() if name not in VARIABLES} | LIMITED

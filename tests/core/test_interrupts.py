@@ -23,7 +23,7 @@ import torch.distributed as dist
 import ringlet
 from ranks import free_ports, on_host
 from ringlet import _C, launch
-from ringlet.__main__ import main
+from ringlet.cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The wait is to end within 0.1 s; the machine may be busy. Without it the wait ends at the group's timeout.

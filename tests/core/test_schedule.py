@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 import ringlet
-from ringlet.__main__ import main
+from ringlet.cli.main import main
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.cost import Machine, counts
 from ringlet.schedule.draw import svg, text

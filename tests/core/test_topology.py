@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 import ringlet
-from ringlet.__main__ import main
+from ringlet.cli.main import main
 from ringlet.schedule.hosts import described, numbered, parse_hosts, ranks_by_host
 from ringlet.schedule.prove import prove_all
 from ringlet.schedule.uplink import uplink_load, uplink_totals

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import ringlet
 from random_zero_modules import OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, logits_of, settings_of
-from ringlet.zero.released import Released
+from ringlet.training.zero.released import Released
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 ROUGH = {"rtol": 0.05, "atol": 0.02}  # bfloat16 that rounds in another order

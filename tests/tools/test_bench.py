@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from ringlet.bench import cli as bench_cli
 from ringlet.bench import peers, report, results
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
-from ringlet.bench.cli import add_parsers, bench_command, build_sweep
 from ringlet.bench.errors import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.plot import plot, quartiles
 from ringlet.bench.ranks import data
 from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
 from ringlet.bench.run import Outcome, plan_samples, run, turns
+from ringlet.cli import bench as bench_cli
+from ringlet.cli.bench import add_parsers, bench_command, build_sweep
 
 ROOT = Path(__file__).parents[2]
 SMALL = Sweep(begin_bytes=4, end_bytes=4096, factor=32, rounds=2, sample_ms=1.0, memory=("ordinary",))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from hosts import require_hosts
-from ringlet.bench import cli, hosts, peers, report, results
+from ringlet.bench import hosts, peers, report, results
 from ringlet.bench.cases import Sweep, uplink_factor
 from ringlet.bench.clusters import Cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.run import busiest_uplink, run
+from ringlet.cli import bench as cli
 
 PAIR = Cluster(2, uplink_mbit=1000)
 SMALL = Sweep(

@@ -11,9 +11,8 @@ import xml.etree.ElementTree
 import pytest
 
 import ringlet
-from ringlet import doctor, variables
-from ringlet.__main__ import main, make_parser
-from ringlet.cli import outputs, values
+from ringlet.cli import doctor, outputs, values, variables
+from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMANDS = ("bench", "tune", "prove", "draw", "doctor", "version")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ringlet import doctor, tune
-from ringlet.__main__ import main
-from ringlet.bench import cli as bench_cli
-from ringlet.schedule import cli as schedule_cli
+from ringlet.cli import bench as bench_cli
+from ringlet.cli import doctor, tune
+from ringlet.cli import schedule as schedule_cli
+from ringlet.cli.main import main
 from ringlet.schedule import prove
 
 

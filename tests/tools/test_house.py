@@ -32,9 +32,9 @@ ROOMS = {
 TORCH = re.compile(r"(torch|ATen|c10|pybind11)/|Python\.h")
 # The schedules are pure functions of (rank, world).
 NOT_IN_SCHEDULE = re.compile(r"sys/|cuda|pthread|unistd|thread|mutex|atomic|condition_variable|chrono|future")
-WITHOUT_TORCH = ("python/ringlet/schedule/", "python/ringlet/simulate/", "python/ringlet/buckets.py")
-WITHOUT_TORCH += ("python/ringlet/gradients/merging.py", "python/ringlet/gradients/options.py")
-PUBLIC_NAMES_ONLY = ("python/ringlet/bench/", "python/ringlet/reducer.py", "python/ringlet/gradients/", "examples/")
+WITHOUT_TORCH = ("python/ringlet/schedule/", "python/ringlet/simulate/")
+WITHOUT_TORCH += tuple(f"python/ringlet/training/reducer/{name}.py" for name in ("buckets", "merging", "options"))
+PUBLIC_NAMES_ONLY = ("python/ringlet/bench/", "python/ringlet/training/", "examples/")
 NOT_ALGORITHMS = {"registry", "collective", "step"}
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "manager"}
 

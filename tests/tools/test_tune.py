@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringlet import _C
-from ringlet.__main__ import main
-from ringlet.rules import Rule, Timing, derive, size_text, table_text
-from ringlet.tune import alternatives
+from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
+from ringlet.cli.main import main
+from ringlet.cli.tune import alternatives
 
 SIZES = (1024, 4096, 16384, 65536)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from reducer_checks import assert_gradients, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
-from ringlet.gradients.merging import Cost, cut, end_of, fit
+from ringlet.training.reducer.merging import Cost, cut, end_of, fit
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 MEASURED = 7  # where the layouts are the same, that decides
@@ -116,10 +116,10 @@ def layouts_change_and_gradients_do_not(rank, world):
 
 def the_slower_layout_is_dropped(rank, world):
     """A hand-made clock: whatever the model predicts, what was measured decides, and the largest rank's times count."""
-    from ringlet import buckets
-    from ringlet.gradients.channel import Channel
-    from ringlet.gradients.measured import MeasuredMerging
-    from ringlet.gradients.timeline import Timeline
+    from ringlet.training.reducer import buckets
+    from ringlet.training.reducer.channel import Channel
+    from ringlet.training.reducer.measured import MeasuredMerging
+    from ringlet.training.reducer.timeline import Timeline
 
     for slower in ("plain", "merged"):
         entries = [buckets.Entry(f"p{i}", 1000, 4, "float32", "cpu") for i in range(6)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ringlet.buckets import ALIGNMENT_BYTES, Caps, Entry, assign, lay_out
 from ringlet.errors import InvalidUsage
+from ringlet.training.reducer.buckets import ALIGNMENT_BYTES, Caps, Entry, assign, lay_out
 
 KIB = 1024
 

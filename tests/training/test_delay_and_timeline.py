@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage, SystemError
-from ringlet.gradients.draw_timeline import _colours
+from ringlet.training.reducer.draw_timeline import _colours
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 

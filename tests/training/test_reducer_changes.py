@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
-from ringlet import GradientReducer, InvalidUsage, replicas
+from ringlet import GradientReducer, InvalidUsage
+from ringlet.training import replicas
 
 PLACES = [("gloo", 2), ("ringlet", 2), ("ringlet", 3)]
 CHECKS = []

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ringlet
-from ringlet.zero.checkpoint import boxes
+from ringlet.training.zero.checkpoint import boxes
 from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}

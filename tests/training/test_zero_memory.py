@@ -174,7 +174,7 @@ def pages_in_memory(rank, world, folder):
         text = pathlib.Path("/proc/self/status").read_text()
         return int(text.split("RssAnon:")[1].split()[0])
 
-    from ringlet.zero.memory import MappedFiles
+    from ringlet.training.zero.memory import MappedFiles
 
     files = MappedFiles(folder)
     before = resident_kib()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ringlet
-from ringlet.zero.options import Options
+from ringlet.training.zero.options import Options
 from zero_checks import batch, loss_of, make, train_zero, zero_of
 
 

@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ringlet.topology import congestion_controls
+from ringlet.group import congestion_controls
 
 from .cases import MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of
 from .clusters import Cluster

@@ -1,0 +1,370 @@
+"""The command line of `ringlet bench`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringlet.bench import peers, report, results
+from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, PEERS, STREAM, Sweep, format_bytes
+from ringlet.bench.clusters import read_cluster, read_toml
+from ringlet.bench.errors import BenchError
+from ringlet.bench.hosts import why_not
+from ringlet.bench.plot import FORMATS, plot, require_matplotlib
+from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
+from ringlet.bench.ranks.data import OPS
+from ringlet.bench.run import Row, Watcher, run
+from ringlet.cli import outputs, values
+from ringlet.cli.parser import Elsewhere, add_option
+from ringlet.errors import InvalidUsage
+from ringlet.group import default_transport
+from ringlet.schedule import algorithms
+
+_EPILOG = """\
+examples:
+  ringlet bench --algorithm ring,butterfly,two_shot -e 16M
+  ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
+  ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
+  ringlet bench --hosts 4x1 --algorithm ring,circulant -b 64K -e 16M
+  ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
+
+bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
+A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second.
+"""
+_RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
+TRANSPORTS = ("auto", "shared_memory", "tcp")
+# nccl-tests' names of what has another name here, and its flags that have no meaning here.
+_DTYPES_OF_NCCL_TESTS = {
+    "half": "float16", "float": "float32", "double": "float64", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
+_OPS_OF_NCCL_TESTS = {"prod": "product"}
+_ONE_PROCESS = (
+    "ringlet bench starts one process for each rank, on a GPU of its own where --device is cuda: give --world N"
+)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{values.shown(text)} is not 0 or 1")
+    return text == "1"
+
+
+# What each setting of a sweep takes, as a flag's word or as a value in a sweep file.
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "hosts": values.name,
+    "device": values.one_of(DEVICES),
+    "transport": values.one_of(TRANSPORTS),
+    "worlds": values.worlds,
+    "collectives": values.names(CALLS),
+    "algorithms": values.names(none=True),
+    "begin_bytes": values.size,
+    "end_bytes": values.size,
+    "factor": values.whole(2),
+    "memory": values.names(MEMORIES),
+    "via": values.names(("api", "torch")),
+    "peers": values.names(PEERS, none=True),
+    "dtype": values.one_of(tuple(ITEM_BYTES), _DTYPES_OF_NCCL_TESTS),
+    "op": values.one_of(OPS, _OPS_OF_NCCL_TESTS),
+    "iterations": values.whole(0),
+    "sample_ms": values.number(0, 1e7),
+    "warmup": values.whole(1),
+    "check": _switch,
+    "rounds": values.whole(1),
+    "timeout_s": values.number(0, 1e6),
+}
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add `bench` to the parsers of `python -m ringlet`; its `run` default is `bench_command`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure collectives against gloo and the MPIs",
+        description="Measure a collective over message sizes, against gloo and the MPIs, interleaved in one run.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=bench_command)
+    _add_what(parser)
+    _add_how(parser)
+    _add_output(parser)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to measure")
+
+    def add(name: str, setting: str, metavar: str, told: str) -> None:
+        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told)
+
+    group.add_argument("--sweep", type=values.name, metavar="NAME",
+        help="settings from benchmarks/sweeps/NAME.toml, or a file; flags override them")  # fmt: skip
+    add(
+        "--hosts", "hosts", "NAME", "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)"
+    )
+    add("--device", "device", "D", f"where buffers are: {', '.join(DEVICES)} (default cpu; cuda is compared with NCCL)")
+    add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default: its own choice)")
+    add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
+    add("--collective", "collectives", "C,C", f"{', '.join(CALLS)} (default all_reduce)")
+    add("--algorithm", "algorithms", "A,A", "ringlet's (default auto; none: only the peers)")
+    add("-b", "begin_bytes", "BYTES", "smallest size (default 4)")
+    add("-e", "end_bytes", "BYTES", "largest size (default 256M)")
+    add("-f", "factor", "F", "factor from one size to the next (default 4)")
+    add("--memory", "memory", "M,M",
+        f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
+    add("--via", "via", "V,V", "api, torch: through ringlet's interface (default) or torch.distributed")
+    add("--peers", "peers", "P,P", f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")
+    add("--dtype", "dtype", "D", "also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")
+    add("--op", "op", "O", f"also -o: {', '.join(OPS)} (default sum)")
+    group.add_argument("-g", "--ngpus", "-t", "--nthreads", dest="elsewhere", action=Elsewhere, instead=_ONE_PROCESS)
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how")
+
+    def add(name: str, setting: str, metavar: str, told: str, **more: Any) -> None:
+        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, **more)
+
+    add("-n", "iterations", "N", "timed calls of a measurement (default 0: fill --ms)")
+    add("--ms", "sample_ms", "MS", "length of a measurement (default 50)")
+    add("-w", "warmup", "N", "warm-up calls of a measurement (default 5; 2 from 16 MiB)")
+    add("-c", "check", "0|1", "check results (default 1)", nargs="?", const=True)
+    add("--rounds", "rounds", "R", "repetitions of everything, interleaved (default 5)")
+    add("--timeout", "timeout_s", "S", "longest wait for any answer (default 120)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add("--json", type=values.file(), metavar="FILE", help="write one object a line, and FILE's .meta.json beside it")
+    add("--plot", type=values.file(*FORMATS), metavar="FILE",
+        help=f"draw time, bus bandwidth and the ratio to the best peer ({', '.join(FORMATS)})")  # fmt: skip
+    add("--report", type=values.file(), metavar="FILE", help="write a page FILE.md; a folder: DATE-MACHINE.md in it")
+    add("--from", dest="source", type=values.file(), metavar="FILE", help="show an earlier --json, measure nothing")
+
+
+def bench_command(args: argparse.Namespace) -> int:
+    """Run it. 0: done; 1: wrong elements; 2: cannot run as asked, or a rank died; 130: interrupted."""
+    try:
+        sweep = None if args.source else build_sweep(args)
+        if sweep:
+            peers.require(sweep.peers)
+            require_able(sweep)
+        elif args.json:
+            raise BenchError("--json: --from measures nothing; leave one of them out")
+        earlier = results.read(args.source) if args.source else ([], {})
+        _check_outputs(args)
+        if missing := getattr(args, "missing_peers", ()):
+            print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
+        rows, meta = measure(sweep, args.json) if sweep else earlier
+        if not rows:
+            raise BenchError("nothing was measured")
+        report.show(rows, meta)
+        if args.plot:
+            plot(rows, args.plot)
+        if args.report:
+            _write_report(args.report, rows, meta)
+    except (BenchError, InvalidUsage) as error:
+        print(f"ringlet bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ringlet bench: interrupted", file=sys.stderr)
+        return 130
+    return 1 if results.wrong_elements(rows) else 0
+
+
+def machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """All files that will be written, before anything is measured."""
+    if args.plot:
+        require_matplotlib()
+    page = args.report
+    if page and page.suffix not in ("", ".md") and not page.is_dir():
+        raise BenchError(f"--report: {page} must end in .md, or be a folder")
+    if page and page.suffix != ".md":
+        page = page / "page.md"
+    meta = args.json and args.json.with_suffix(".meta.json")
+    files = {"--json": args.json, "--json's .meta.json": meta, "--plot": args.plot, "--report": page}
+    outputs.check(files | {"--from": args.source}, make_folders=True)
+
+
+def require_able(sweep: Sweep) -> None:
+    """BenchError where this machine or ringlet cannot run the sweep."""
+    require_hosts(sweep)
+    require_device(sweep)
+    require_algorithms(sweep)
+    require_memory(sweep)
+    wish = sweep.transport or default_transport()
+    if wish not in TRANSPORTS:
+        raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {", ".join(TRANSPORTS)}')
+
+
+def require_algorithms(sweep: Sweep) -> None:
+    """BenchError where one of the algorithms is not one of a collective's."""
+    for collective in sweep.collectives if "api" in sweep.via else ():
+        known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
+        for name in sweep.algorithms:
+            if name not in known and collective not in ("barrier", "send_recv", *LISTS):
+                raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}")
+
+
+def require_memory(sweep: Sweep) -> None:
+    """BenchError where the ranks, or their largest buffers, surely need more memory than the machine has."""
+    if sweep.device != "cpu":
+        return
+    machine = machine_bytes()
+    world, jobs = max(sweep.worlds), len({config.job for config in sweep.configs()})
+    if world * jobs * _RANK_BYTES > machine:
+        raise BenchError(
+            f"--world: {world} ranks of {jobs} libraries are {world * jobs} processes, more than this machine's "
+            f"{machine >> 30} GiB can hold"
+        )
+    if world * sweep.end_bytes > machine:
+        raise BenchError(
+            f"-e: {world} buffers of {format_bytes(sweep.end_bytes)} are more than this machine's {machine >> 30} GiB"
+        )
+
+
+def require_hosts(sweep: Sweep) -> None:
+    """BenchError where the sweep is on emulated hosts, and there can be none here."""
+    reason = why_not() if sweep.hosts else None
+    if reason:
+        raise BenchError(reason)
+
+
+def require_device(sweep: Sweep) -> None:
+    """BenchError where the sweep is on GPUs, and torch sees none."""
+    if sweep.device != "cpu" and not getattr(torch, sweep.device).is_available():
+        raise BenchError(f"device: torch {torch.__version__} sees no {sweep.device} here (ringlet doctor says more)")
+
+
+def build_sweep(args: argparse.Namespace) -> Sweep:
+    """Defaults, then the sweep file, then flags. args.missing_peers: those that would be compared with by default."""
+    names = {one.name for one in dataclasses.fields(Sweep)}
+    chosen = _read_sweep(args.sweep, names) if args.sweep else {}
+    chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if "hosts" in chosen:
+        chosen["hosts"] = read_cluster(named_file("clusters", chosen["hosts"]))
+        chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
+    if chosen.get("device", "cpu") != "cpu":
+        chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
+    if "peers" not in chosen:
+        able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
+        there = [peer for peer in able if peer in peers.installed()]
+        chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
+        args.missing_peers = tuple(peer for peer in able if peer not in there)
+    return Sweep(**chosen)
+
+
+def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
+    """A sweep file's settings, each checked as its flag would be."""
+    path = named_file("sweeps", name)
+    found = {}
+    for key, value in read_toml(path, f"sweep {path}").items():
+        if key not in known:
+            raise BenchError(f"sweep {path}: {key} is not one of {', '.join(sorted(known))}")
+        try:
+            found[key] = _TYPES[key](_as_word(value))
+        except argparse.ArgumentTypeError as error:
+            raise BenchError(f"sweep {path}: {key}: {error}") from error
+    return found
+
+
+def _as_word(value: Any) -> str:
+    """A value of a file as the word of a flag."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
+
+def named_file(folder: str, name: str) -> Path:
+    """A file of the repository's benchmarks by its name, or any file by its path."""
+    if name.endswith(".toml"):
+        return Path(name)
+    return (peers.repository() or Path()) / "benchmarks" / folder / f"{name}.toml"
+
+
+def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:
+    """Runs a sweep with progress on stderr; rows go to `path` as they come."""
+    load = os.getloadavg()[0]
+    if load > len(os.sched_getaffinity(0)) / 2:
+        print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
+    # A plain SIGTERM would end this process without ending the ranks.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        with _progress() as watch, results.recorder(path) as record:
+
+            def seen(row: Row | None, done: int, total: int) -> None:
+                record(row)
+                watch(row, done, total)
+
+            outcome = run(sweep, seen)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    for name, reason in outcome.refused.items():
+        print(f"{name} was not measured: {reason}", file=sys.stderr)
+    meta = results.circumstances(outcome, load, sweep.hosts)
+    if path:
+        results.write_meta(path, meta)
+    return outcome.rows, meta
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Watcher]:
+    """A bar on a terminal; elsewhere, or without rich, a line per tenth of the way."""
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _plain_watcher()
+        return
+    if not sys.stderr.isatty():
+        yield _plain_watcher()
+        return
+    from rich.console import Console
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting ranks", total=None)
+
+        def watch(row: Row | None, done: int, total: int) -> None:
+            bar.update(task, total=total, completed=done, description=_told(row) if row else "")
+
+        yield watch
+
+
+def _plain_watcher() -> Watcher:
+    started, shown = time.monotonic(), [0]
+    print("starting ranks", file=sys.stderr, flush=True)
+
+    def watch(row: Row | None, done: int, total: int) -> None:
+        if done * 10 // total > shown[0]:
+            shown[0] = done * 10 // total
+            told = f"{done}/{total} measurements, {time.monotonic() - started:.0f} s: {_told(row) if row else ''}"
+            print(told, file=sys.stderr, flush=True)
+
+    return watch
+
+
+def _told(row: Row) -> str:
+    what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
+    return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
+
+
+def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:
+    if path.suffix != ".md":
+        path = path / f"{date.today()}-{meta.get('machine', {}).get('name', 'machine')}.md"
+    path.write_text(report.markdown(rows, meta))
+    print(f"wrote {path}", file=sys.stderr)

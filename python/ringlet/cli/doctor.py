@@ -1,0 +1,316 @@
+"""`ringlet doctor`: what was built, what works on this machine, and what to do about what does not.
+
+A finding is tried, not read off: the transports run a real all-reduce on two ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringlet
+from ringlet import _C
+from ringlet.bench import peers
+from ringlet.bench.cases import MPI_PEERS
+from ringlet.cli import outputs
+from ringlet.cli.topology import topology_command
+from ringlet.cli.values import file
+from ringlet.cli.variables import VARIABLES, problems
+from ringlet.group import congestion_controls
+
+WORLD = 2
+TIMEOUT_S = 30.0
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+# x86-64 has numbers of its own; aarch64 and later architectures share theirs.
+MEMBARRIER_CALL = 324 if platform.machine() == "x86_64" else 283
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: "ok", "absent" (nothing needs it), "poor" (it works, but slowly) or "fails". advice: what to do."""
+
+    part: str
+    name: str
+    state: str
+    told: str
+    advice: str = ""
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds `doctor`; its `run` returns 1 where something that ringlet needs does not work."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="show what works here, and what to do about the rest",
+        description="Try transports, CPU kernels and GPU parts on this machine, and check ringlet's environment "
+        "variables. The exit code is 1 if something that ringlet needs does not work.",
+        epilog="examples:\n  ringlet doctor\n  torchrun --nproc-per-node 4 -m ringlet doctor --topology\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=file(), metavar="FILE", help="also write the findings to FILE")
+    parser.add_argument(
+        "--topology",
+        action="store_true",
+        help="under torchrun, mpirun or srun: show which ranks share a host, and what is between them",
+    )
+    parser.set_defaults(run=doctor_command)
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    outputs.check({"--json": args.json})
+    if args.topology:
+        return topology_command()
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        print(_line(finding), flush=True)
+    fails = [finding for finding in findings if finding.state == "fails"]
+    _print_advice(findings)
+    if args.json:
+        report = {"ok": not fails, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if fails else 0
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in the order in which one rests on another. What a part raises is a finding too."""
+    wrong: list[str] = []
+    for part, section in (
+        ("build", _build),
+        ("host", _host),
+        ("variables", lambda: _variables(wrong)),
+        ("kernels", _kernels),
+        ("transport", lambda: _transports(wrong)),
+        ("gpu", _gpu),
+        ("peers", _peers),
+    ):
+        try:
+            yield from section()
+        except Exception as error:  # of whatever library: an environment that doctor has not met before
+            yield Finding(part, "(rest)", "fails", f"could not be examined: {_reason(error)}", "see what is told there")
+
+
+def _variables(wrong: list[str]) -> Iterator[Finding]:
+    """Those of the environment that are set wrong, whose names go into `wrong`; and the table that `auto` goes by."""
+    for name, told, advice in problems():
+        known = name in VARIABLES
+        wrong += [name] if known else []
+        yield Finding("variables", name, "fails" if known else "poor", told, advice)
+    if "RINGLET_TABLE" not in wrong:
+        yield _table()
+
+
+def _table() -> Finding:
+    try:
+        file, text = _C.given_table()
+        _C.chosen("all_reduce", 1, 2, "staged", text)
+    except ringlet.Error as error:
+        advice = "make the table readable, mend it, or set RINGLET_TABLE to nothing"
+        return Finding("variables", "table", "fails", str(error), advice)
+    return Finding("variables", "table", "ok", f"rules of {file}" if text else "none given: the built-in rules count")
+
+
+def _transports(wrong: list[str]) -> Iterator[Finding]:
+    yield _transport("threads", _try_threads, wrong)
+    yield _transport("shared_memory", _try_processes, wrong)
+    yield _transport("tcp", _try_connections, wrong)
+    yield _congestion()
+
+
+def _build() -> Iterator[Finding]:
+    info = _C.build_info()
+    told = f"{ringlet.__version__}, {info['compiler']}, for Python {info['python']} and torch {info['torch']}"
+    yield Finding("build", "ringlet", "ok", told)
+    there, built = torch.__version__.partition("+")[0], info["torch"].partition("+")[0]
+    abi = torch.compiled_with_cxx11_abi()
+    advice = "" if (there, abi) == (built, info["cxx11_abi"]) else "build ringlet again for this torch"
+    told = f"{torch.__version__}, C++11 ABI {'on' if abi else 'off'}"
+    yield Finding("build", "torch", "fails" if advice else "ok", told + (f", built for {built}" * bool(advice)), advice)
+
+
+def _host() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("host", "cores", "ok", f"{cores} of {os.cpu_count()} usable, {platform.machine()}")
+    advice = "memory that peers map needs memfd_create: Linux 3.17, or a sandbox that lets it through"
+    yield _host_call("memfd", "fails", lambda: os.memfd_create("ringlet-doctor"), advice)
+    advice = "without pidfd_open (Linux 5.3) a dead rank is not seen while a child that it forked lives"
+    yield _host_call("pidfd", "poor", lambda: os.pidfd_open(os.getpid()), advice)
+    supported = ctypes.CDLL(None, use_errno=True).syscall(MEMBARRIER_CALL, 0, 0, 0)
+    told = f"commands {supported:#x}" if supported >= 0 else os.strerror(ctypes.get_errno())
+    yield Finding("host", "membarrier", "ok" if supported >= 0 else "absent", told)
+    yield _huge_pages()
+
+
+def _host_call(name: str, otherwise: str, attempt: Callable[[], int], advice: str) -> Finding:
+    """Whether a system call that makes a descriptor works; `otherwise` is the state if not."""
+    try:
+        os.close(attempt())
+    except OSError as error:
+        return Finding("host", name, otherwise, str(error), advice)
+    return Finding("host", name, "ok", "works")
+
+
+def _huge_pages() -> Finding:
+    name = "huge pages"
+    try:
+        chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return Finding("host", name, "absent", f"no {HUGE_PAGES}")
+    told = f"shmem_enabled = {chosen}"
+    if chosen in ("advise", "always", "within_size", "force"):
+        return Finding("host", name, "ok", told)
+    advice = f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}"
+    return Finding("host", name, "poor", told, advice)
+
+
+def _kernels() -> Iterator[Finding]:
+    found = _C.kernels()
+    told = f"{found['chosen']} of {', '.join(found['available'])}"
+    if found["chosen"] == "portable" and platform.machine() == "x86_64" and len(found["available"]) == 1:
+        advice = "this processor (or virtual machine) lacks AVX2, F16C or FMA; 16-bit sums are much slower without"
+        yield Finding("kernels", "CPU", "poor", told, advice)
+    else:
+        yield Finding("kernels", "CPU", "ok", told)
+
+
+def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Finding:
+    """wrong: the environment's variables that are set wrong, to be set right before anything else is looked for."""
+    with _progress(f"trying {name} on {WORLD} ranks"):
+        try:
+            return Finding("transport", name, "ok", attempt())
+        except Exception as error:  # whatever a rank raised, of any library, is the finding
+            reason = _reason(error)
+    if wrong:
+        return Finding("transport", name, "fails", reason, f"first set right what fails above: {', '.join(wrong)}")
+    advice = {
+        "shared_memory": "see the host's findings above",
+        "tcp": "a sandbox or firewall may forbid listening and connecting on loopback",
+    }.get(name, "the message of the failure says what is missing; with an undefined symbol in it, build ringlet again")
+    return Finding("transport", name, "fails", reason, advice)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what was raised: of a rank's traceback, the exception."""
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
+def _try_threads() -> str:
+    ringlet.spawn(_add_up, WORLD, transport="threads", timeout=TIMEOUT_S)
+    return f"all_reduce on {WORLD} threads is right"
+
+
+def _try_processes() -> str:
+    with tempfile.TemporaryDirectory(prefix="ringlet-doctor-") as folder:
+        ringlet.spawn(_add_up_both_ways, WORLD, (folder,), timeout=TIMEOUT_S)
+    return f'all_reduce on {WORLD} processes is right, also through torch.distributed ("{ringlet.backend.NAME}")'
+
+
+def _try_connections() -> str:
+    ringlet.spawn(_add_up, WORLD, transport="tcp", timeout=TIMEOUT_S)
+    return f"all_reduce on {WORLD} processes over loopback is right"
+
+
+def _congestion() -> Finding:
+    try:
+        machines, used = congestion_controls()
+    except ringlet.Error as error:
+        return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
+    if machines == used:
+        return Finding("transport", "tcp congestion", "ok", used)
+    return Finding("transport", "tcp congestion", "ok", f"{used}; this machine's {machines} is slower for collectives")
+
+
+def _add_up(rank: int) -> None:
+    """Sums 1, 2, ... over the ranks, in registered and in ordinary memory."""
+    for values in (ringlet.empty(1 << 16), torch.empty(1 << 16)):
+        values.fill_(rank + 1)
+        ringlet.all_reduce(values)
+        _check(values)
+
+
+def _add_up_both_ways(rank: int, folder: str) -> None:
+    _add_up(rank)
+    dist.init_process_group(
+        ringlet.backend.NAME, store=dist.FileStore(f"{folder}/store", WORLD), rank=rank, world_size=WORLD
+    )
+    values = torch.full((1 << 16,), rank + 1.0)
+    dist.all_reduce(values)
+    dist.destroy_process_group()
+    _check(values)
+
+
+def _check(values: torch.Tensor) -> None:
+    wanted = WORLD * (WORLD + 1) / 2
+    if not bool((values == wanted).all()):
+        raise ringlet.Error(f"all_reduce gave {values.unique().tolist()[:4]} where every element must be {wanted}")
+
+
+def _gpu() -> Iterator[Finding]:
+    with _progress("asking the GPU"):
+        gpu = _C.gpu_status()
+    state = {"ready": "ok", "error": "fails", "not loaded": "fails"}.get(gpu["state"], "absent")
+    versions = [
+        f"{what} {version // 1000}.{version % 1000 // 10}"
+        for what, version in (("CUDA runtime", gpu["runtime_version"]), ("driver for CUDA", gpu["driver_version"]))
+        if version
+    ]
+    told = ", ".join(filter(None, [gpu["state"], gpu["detail"], *versions]))
+    yield Finding("gpu", "CUDA", state, told, gpu["advice"])
+    nccl = _C.nccl_status()
+    state = {"ready": "ok"}.get(nccl["state"], "poor" if gpu["state"] == "ready" else "absent")
+    told, _, why = nccl["detail"].partition(": ")
+    yield Finding("gpu", "NCCL", state, told, why)
+
+
+def _peers() -> Iterator[Finding]:
+    gloo = dist.is_gloo_available()
+    yield Finding("peers", "gloo", "ok" if gloo else "absent", "part of this torch" if gloo else "not in this torch")
+    there = peers.installed()
+    for name in MPI_PEERS:
+        if name in there:
+            yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
+        else:
+            where = peers.repository() or "ringlet's repository"
+            advice = f"only to compare with: run `make peers` in {where}"
+            yield Finding("peers", name, "absent", "not installed", advice)
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.part:<10} {finding.name:<14} {finding.state:<7} {finding.told}"
+
+
+def _print_advice(findings: list[Finding]) -> None:
+    """Advice that several findings share is said once."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.advice:
+            names.setdefault(finding.advice, []).append(finding.name)
+    if names:
+        print("\nwhat to do:")
+    for advice, whose in names.items():
+        print(f"  {', '.join(whose)}: {advice}")
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Says on a terminal what is being tried, and takes it back."""
+    stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    print(f"\r{text} ...", end="", file=stream, flush=True)
+    try:
+        yield
+    finally:
+        print(f"\r{' ' * (len(text) + 4)}\r", end="", file=stream, flush=True)

@@ -1,0 +1,104 @@
+"""`ringlet doctor --topology`: which ranks share a host, what carries bytes between them, how schedules go round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+import ringlet
+from ringlet import _C, environment
+from ringlet.group import Group
+from ringlet.schedule.hosts import ranks_by_host
+
+_MOST_BYTES = 4096  # of one rank's text: names of 64 letters, an identity cut short, at most 16 addresses
+_IDENTITY_LETTERS = 200
+_LAUNCHES = ("torchrun --nproc-per-node 4 -m ringlet doctor --topology", "srun ringlet doctor --topology")
+
+
+@dataclass(frozen=True)
+class HostAddress:
+    """One process's host. identity: equal on ranks that share one. addresses: "eth0 10.0.0.1", best first."""
+
+    name: str
+    identity: str
+    addresses: tuple[str, ...]
+
+
+def topology_command() -> int:
+    """Under a launcher, a collective: rank 0 prints. Elsewhere: this host's part, and how to see the rest."""
+    try:
+        environment.find()
+    except ringlet.InvalidUsage as reason:
+        print("\n".join(_host_lines(own_host_address())))
+        launches = "".join(f"\n  {launch}" for launch in _LAUNCHES)
+        print(f"\nThis process is alone ({str(reason).partition(':')[0]}). To see the ranks of a job:{launches}")
+        return 0
+    group = ringlet.init()
+    try:
+        everyone = gathered(own_host_address(), group)
+        if group.rank == 0:
+            print(described(group, everyone), flush=True)
+    finally:
+        ringlet.finalize()
+    return 0
+
+
+def own_host_address() -> HostAddress:
+    """Of this process."""
+    wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
+    interfaces: dict[str, str] = {}
+    for _, name in reversed(socket.if_nameindex()):
+        with contextlib.suppress(ringlet.InvalidUsage):  # it has no address
+            interfaces |= dict.fromkeys(_C.addresses(name), name)
+    addresses = (f"{interfaces.get(address, '?')} {address}" for address in _C.addresses(wanted))
+    identity = os.environ.get("RINGLET_HOST_ID") or str(_C.host_identity())
+    return HostAddress(socket.gethostname(), identity[:_IDENTITY_LETTERS], tuple(addresses))
+
+
+def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
+    """By rank; over the group itself, which is tried by it."""
+    text = json.dumps(asdict(own)).encode().ljust(_MOST_BYTES)
+    texts = torch.empty(group.world * _MOST_BYTES, dtype=torch.uint8)
+    ringlet.all_gather(texts, torch.frombuffer(bytearray(text), dtype=torch.uint8), group=group)
+    told = (json.loads(bytes(text.tolist())) for text in texts.view(group.world, _MOST_BYTES))
+    return [HostAddress(one["name"], one["identity"], tuple(one["addresses"])) for one in told]
+
+
+def described(group: Group, everyone: Sequence[HostAddress]) -> str:
+    """For people, on rank 0, whose environment counts: hosts with their ranks, what carries bytes, the two orders."""
+    hosts = ranks_by_host(group.hosts)
+    lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {carriers(group, hosts)}"]
+    for number, ranks in enumerate(hosts):
+        lines += ["", f"host {number}: ranks {_joined(ranks)}"]
+        lines += [f"  {line}" for line in _host_lines(everyone[ranks[0]])]
+    seen: Sequence[int] = group.hosts
+    if os.environ.get("RINGLET_TOPOLOGY") == "ignore":
+        lines += ["", "RINGLET_TOPOLOGY=ignore: every rank counts as a host of its own"]
+        seen = range(group.world)
+    along, across = _C.orders(list(seen))
+    lines += ["", f"ring goes round       {_joined(along)}", f"circulant goes round  {_joined(across)}"]
+    return "\n".join(lines)
+
+
+def carriers(group: Group, hosts: Sequence[Sequence[int]]) -> str:
+    """What carries the bytes, by transport and hosts."""
+    if group.transport != "shared_memory+tcp":
+        return f"{group.transport} between all"
+    if all(len(ranks) == 1 for ranks in hosts):
+        return "tcp between all"
+    return "shared_memory inside hosts, tcp between them"
+
+
+def _host_lines(where: HostAddress) -> list[str]:
+    named = f"{where.name}, identity {where.identity}"
+    return [named, *(f"address {address}" for address in where.addresses)]
+
+
+def _joined(ranks: Sequence[int]) -> str:
+    return " ".join(map(str, ranks))

@@ -1,0 +1,192 @@
+"""`ringlet tune`: measures which algorithm is fastest when, and writes the table that `auto` then goes by."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ringlet import _C
+from ringlet.bench.cases import Sweep
+from ringlet.bench.clusters import Cluster, read_cluster
+from ringlet.bench.errors import BenchError
+from ringlet.bench.rules import MARGIN, Rule, Timing, derive, table_text
+from ringlet.bench.run import Row
+from ringlet.cli import bench, outputs, values
+from ringlet.cli.parser import add_option
+from ringlet.errors import InvalidUsage
+from ringlet.group import default_transport
+
+_EPILOG = """\
+examples:
+  ringlet tune                            two ranks of this machine, into the table that is used from then on
+  ringlet tune --world 2,4 -e 4M -o four    into a file, for RINGLET_TABLE=four
+  ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
+  ringlet tune --show                     the table in force
+
+Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file; set to nothing, only the built-in
+rules count.
+"""
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds `tune`."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure algorithms, and write the table that `auto` goes by",
+        description="Measure all algorithms of each collective over sizes, interleaved, and write rules for `auto` "
+        "where another than its built-in choice pays.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=tune_command)
+    add = functools.partial(add_option, parser)
+    add("--show", action="store_true", help="print the table in force and where it came from, measure nothing")
+    add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
+    add("--hosts", type=values.name, metavar="NAME",
+        help="on emulated hosts: benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+    add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
+        help=f"of {', '.join(bench.TRANSPORTS)} (default: as groups have it)")  # fmt: skip
+    known = tuple(alternatives())
+    add("--collective", dest="collectives", type=values.names(known), default=known, metavar="C,C",
+        help=f"default {','.join(known)}")  # fmt: skip
+    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
+    add("-e", dest="end_bytes", type=values.size, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
+    add("-f", dest="factor", type=values.whole(2), default=4, metavar="F",
+        help="factor from one size to the next (default 4)")  # fmt: skip
+    add("--rounds", type=values.whole(1), default=7, metavar="R",
+        help="repetitions of everything, interleaved (default 7)")  # fmt: skip
+    add("--ms", dest="sample_ms", type=values.number(0, 1e7), default=20.0, metavar="MS",
+        help="length of a measurement (default 20)")  # fmt: skip
+    add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
+        help="what a rule must gain on the built-in choice (default 5)")  # fmt: skip
+    add("-o", dest="output", type=values.file(), metavar="FILE", help="default: the table that groups then use")
+
+
+def tune_command(args: argparse.Namespace) -> int:
+    """0: done; 2: cannot run as asked, or a rank died. Without -o, the table of before is kept beside the new one."""
+    if args.show:
+        print(in_force(), end="")
+        return 0
+    try:
+        cluster = read_cluster(bench.named_file("clusters", args.hosts)) if args.hosts else None
+        sweeps = list(_sweeps(args, cluster))
+        output = args.output or _usual_place()
+        for sweep in sweeps:
+            bench.require_able(sweep)
+        outputs.check({"-o": output}, make_folders=True)
+        rows, meta = _measure(sweeps)
+    except (BenchError, InvalidUsage) as error:
+        print(f"ringlet tune: {error}", file=sys.stderr)
+        return 2
+    rules = derive(timings(rows, cluster), _C.chosen, args.margin / 100)
+    text = _heading(meta, args.margin) + table_text(rules)
+    _write(output, text)
+    print(text, end="")
+    print(f"wrote {output}: {_summary(rules)}", file=sys.stderr)
+    return 0
+
+
+def in_force() -> str:
+    """The rules that a group would go by if this process were its rank 0, in their order, as text."""
+    file, text = _C.given_table()
+    if text:
+        given = f"# from {file}\n{text.rstrip()}\n"
+    else:
+        given = f"# no rules given: {file} is empty or not there\n" if file else "# no rules given\n"
+    return f"{given}\n# built in\n{_C.built_in_rules()}"
+
+
+def alternatives() -> dict[str, tuple[str, ...]]:
+    """By collective: its algorithms, where there is more than one."""
+    known: dict[str, list[str]] = defaultdict(list)
+    for name, collective, _ in _C.algorithms():
+        known[collective].append(name)
+    return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
+
+
+def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
+    """What was measured of each algorithm, by situation."""
+    found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        medium = _medium(row, cluster)
+        key = (row["collective"], medium, row["world"], row["bytes"], row["algorithm"])
+        # Small messages go through stages in both kinds of memory; once is enough.
+        if medium != "registered" or row["bytes"] > _C.small_bytes(row["world"]):
+            found[key][row["round"]] = row["time_us_p50"]
+    return (Timing(*key, times) for key, times in found.items())
+
+
+def _medium(row: Row, cluster: Cluster | None) -> str:
+    if row["transport"] == "shared_memory":
+        return "registered" if row["memory"] == "registered" else "staged"
+    return "hosts" if cluster is None or cluster.ranks_per_host > 1 else "apart"
+
+
+def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep]:
+    """One a collective, since each has algorithms of its own."""
+    worlds = args.worlds or ((cluster.world,) if cluster else (2,))
+    if min(worlds) < 2:
+        raise BenchError("--world: a rank that is alone has nothing to choose")
+    transport = args.transport or default_transport()
+    in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and transport != "tcp"
+    memory = ("registered", "ordinary") if in_place else ("ordinary",)
+    known = alternatives()
+    for collective in args.collectives:
+        yield Sweep(
+            worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
+            begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor, rounds=args.rounds,
+            sample_ms=args.sample_ms, transport=transport,
+        )  # fmt: skip
+
+
+def _measure(sweeps: Iterable[Sweep]) -> tuple[list[Row], dict[str, Any]]:
+    rows: list[Row] = []
+    meta: dict[str, Any] = {}
+    before = os.environ.get("RINGLET_TABLE")
+    os.environ["RINGLET_TABLE"] = ""  # of the ranks: one that is wrong must not keep a better one from being measured
+    try:
+        for sweep in sweeps:
+            measured, meta = bench.measure(sweep)
+            rows += measured
+    finally:
+        os.environ.pop("RINGLET_TABLE")
+        if before is not None:
+            os.environ["RINGLET_TABLE"] = before
+    return rows, meta
+
+
+def _usual_place() -> Path:
+    file = _C.table_file()
+    if not file:
+        raise BenchError("there is no usual place for a table here (RINGLET_TABLE is set to nothing): give -o FILE")
+    return Path(file)
+
+
+def _heading(meta: dict[str, Any], margin: float) -> str:
+    machine = meta["machine"]
+    return (
+        f"# {meta['command']}\n"
+        f"# {meta['date']}, {machine['processor']}, {machine['cores']} cores, commit {meta['commit']}\n"
+        f"# Rules that gain at least {margin:g} % on the built-in choice, in the median of ratios within a round.\n"
+    )
+
+
+def _summary(rules: list[Rule]) -> str:
+    if not rules:
+        return "the built-in choice is right wherever it was measured"
+    return f"{len(rules)} rule{'s' if len(rules) > 1 else ''} before the built-in ones"
+
+
+def _write(output: Path, text: str) -> None:
+    """Whole or not at all: groups may be made meanwhile. What was there may be somebody's own work, and is kept."""
+    if output.exists():
+        output.replace(output.with_name(f"{output.name}.before"))
+    fresh = output.with_name(f".{output.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(output)

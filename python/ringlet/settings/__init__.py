@@ -1,0 +1,298 @@
+"""Reads the settings that people already have: DeepSpeed's JSON and Paddle's gradient_merge_configs.
+
+Every key either does here what it says there, or is refused by name. A key that is missing leaves ringlet's own default
+in force, not DeepSpeed's. Sizes are in elements, as in DeepSpeed. Source: DeepSpeed runtime/config.py and
+runtime/zero/config.py, Paddle's DistributedStrategy.gradient_merge_configs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.zero import Offload
+
+from .keys import AUTO, AUTO_MAY_BE_LEFT_OUT, KEYS, ONLY, OTHERS_DO, PRINT_EVERY, SECTIONS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a file asks for; None: it does not say. Elements where DeepSpeed has elements.
+
+    `train_batch_size` = `micro_batch_size` x `accumulate` x world, samples a step of all ranks.
+    """
+
+    source: str
+    stage: int | None = None
+    bf16: bool | None = None
+    accumulate: int = 1
+    average: bool = True
+    train_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    clip_norm: float | None = None
+    reduce_bucket_elements: int | None = None
+    gather_bucket_elements: int | None = None
+    sub_group_elements: int | None = None
+    persistence_elements: int | None = None
+    overlap: bool | None = None
+    offload_optimizer: Offload | None = None
+    offload_parameters: Offload | None = None
+    print_every: int = 0
+    print_times: bool = False
+
+    def zero(self) -> dict[str, Any]:
+        """Arguments for `ringlet.Zero(module, optimizer_class, **settings.zero(), **optimizer_defaults)`.
+
+        Raises InvalidUsage where the file asks for stage 0.
+        """
+        if self.stage == 0:
+            raise InvalidUsage(
+                f"{self.source}: zero_optimization.stage is 0, which divides nothing: use GradientReducer with "
+                "settings.reducer(module) and settings.accumulation()"
+            )
+        arguments: dict[str, Any] = {
+            "stage": self.stage,
+            "dtype": torch.bfloat16 if self.bf16 else None,
+            "max_norm": self.clip_norm,
+            "bucket_elements": self.reduce_bucket_elements,
+            "gather_elements": self.gather_bucket_elements,
+            "sub_group_elements": self.sub_group_elements,
+            "persistence_elements": self.persistence_elements,
+            "overlap": self.overlap,
+            "offload_optimizer": self.offload_optimizer,
+            "offload_parameters": self.offload_parameters,
+        }
+        given = {name: value for name, value in arguments.items() if value is not None}
+        printing = {"print_every": self.print_every, "print_times": self.print_times}
+        return {**given, "accumulate": self.accumulate, "average": self.average, **printing}
+
+    def reducer(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Arguments for `ringlet.GradientReducer(module, **settings.reducer(module))`, whose buckets are in MiB.
+
+        Raises InvalidUsage, naming them, for settings that a GradientReducer does not carry out.
+        """
+        asks = {
+            f"zero_optimization.stage={self.stage}": self.stage,
+            "bf16.enabled": self.bf16,
+            "gradient_clipping": self.clip_norm,
+            "zero_optimization.sub_group_size": self.sub_group_elements,
+            "zero_optimization.allgather_bucket_size": self.gather_bucket_elements,
+            "zero_optimization.stage3_param_persistence_threshold": self.persistence_elements,
+            "zero_optimization.overlap_comm=false": self.overlap is False,
+            "zero_optimization.offload_optimizer": self.offload_optimizer,
+            "zero_optimization.offload_param": self.offload_parameters,
+            "steps_per_print": self.print_every,
+        }
+        refused = [name for name, value in asks.items() if value]
+        if refused:
+            raise InvalidUsage(
+                f"{self.source}: GradientReducer does not carry out {', '.join(refused)}; use Zero, or leave them out"
+            )
+        if self.reduce_bucket_elements is None:
+            return {}
+        item_bytes = max(p.element_size() for p in module.parameters())
+        return {"bucket_mb": self.reduce_bucket_elements * item_bytes / (1 << 20)}
+
+    def accumulation(self) -> dict[str, Any]:
+        """{"k", "average"} of the gradient accumulation (Paddle: gradient merge)."""
+        return {"k": self.accumulate, "average": self.average}
+
+
+def from_deepspeed(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    world: int | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings of a DeepSpeed configuration, a file or what is in one.
+
+    world: of the batch sizes; by default that of torch.distributed, else of the environment. values: what "auto" stands
+    for, by key with dots, {"gradient_clipping": 1.0}; "auto" without a value leaves ringlet's default for sizes and
+    switches, and is worked out for batch sizes.
+
+    Raises InvalidUsage, naming key and file, for unknown keys, for those that ringlet does not carry out, for values of
+    the wrong kind and for batch sizes that disagree; SystemError where a file cannot be read.
+    """
+    source, raw = _read(config)
+    found = _settle_auto(_parse(raw, source), dict(values or {}), source)
+    train, micro, accumulate = _batch_sizes(found, world, source)
+    zero = "zero_optimization."
+    print_times = bool(found.get("wall_clock_breakdown"))
+    return Settings(
+        source,
+        stage=found.get(zero + "stage", 0),
+        bf16=found.get("bf16.enabled"),
+        accumulate=accumulate,
+        train_batch_size=train,
+        micro_batch_size=micro,
+        clip_norm=found.get("gradient_clipping") or None,  # 0 is DeepSpeed's word for none
+        reduce_bucket_elements=found.get(zero + "reduce_bucket_size"),
+        gather_bucket_elements=found.get(zero + "allgather_bucket_size"),
+        sub_group_elements=found.get(zero + "sub_group_size"),
+        persistence_elements=found.get(zero + "stage3_param_persistence_threshold"),
+        overlap=found.get(zero + "overlap_comm"),
+        offload_optimizer=_offload(found, zero + "offload_optimizer", source),
+        offload_parameters=_offload(found, zero + "offload_param", source),
+        print_every=found.get("steps_per_print", PRINT_EVERY if print_times else 0),
+        print_times=print_times,
+    )
+
+
+def from_paddle(gradient_merge_configs: Mapping[str, Any], *, gradient_merge: bool = True) -> Settings:
+    """The settings of Paddle's gradient merge: {"k_steps": micro-batches a step, "avg": divide by their number}.
+
+    Both default as in Paddle, to 1 and True. Without `gradient_merge` the configs do nothing, as there.
+    """
+    source = "gradient_merge_configs"
+    for key in gradient_merge_configs:
+        if key not in ("k_steps", "avg"):
+            raise InvalidUsage(f"{source}: unknown key {key!r}{_nearest(key, ['k_steps', 'avg'])}")
+    k, average = gradient_merge_configs.get("k_steps", 1), gradient_merge_configs.get("avg", True)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidUsage(f"{source}: k_steps must be a whole number from 1 on, got {k!r}")
+    if not isinstance(average, bool):
+        raise InvalidUsage(f"{source}: avg must be True or False, got {average!r}")
+    return Settings(source, accumulate=k if gradient_merge else 1, average=average if gradient_merge else True)
+
+
+def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(config, Mapping):
+        return "DeepSpeed settings", config
+    path = os.fspath(config)
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise InvalidUsage(f"{path}: {', '.join(twice)} is there twice")
+        return dict(pairs)
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            raw = json.load(file, object_pairs_hook=once)
+    except OSError as error:
+        raise InvalidUsage(f"cannot read DeepSpeed settings from {path}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidUsage(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    if not isinstance(raw, dict):
+        raise InvalidUsage(f"{path}: holds a {type(raw).__name__}, not an object of settings")
+    return path, raw
+
+
+def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, Any]:
+    """Values by key with dots, checked; those that change nothing here are left out, "auto" stays."""
+    found: dict[str, Any] = {}
+    for name, value in raw.items():
+        key = f"{section}{name}"
+        if key in SECTIONS:
+            if value is None and section:
+                continue
+            if key == "fp16" and isinstance(value, Mapping) and value.get("enabled", False) is False:
+                continue  # switched off, whatever else is in it
+            if not isinstance(value, Mapping):
+                raise InvalidUsage(f"{source}: {key} must be an object of settings, got {value!r}")
+            found.update(_parse(value, source, key + "."))
+        elif key in KEYS:
+            found[key] = value if value == AUTO else _checked(key, value, source)
+        elif key in ONLY:
+            if value != ONLY[key] and value != AUTO:
+                raise InvalidUsage(f"{source}: {key} can only be {json.dumps(ONLY[key])} here, got {value!r}")
+        elif key in OTHERS_DO:
+            raise InvalidUsage(f"{source}: ringlet does not carry out {key}: {OTHERS_DO[key]}")
+        else:
+            known = [k.removeprefix(section) for k in (*KEYS, *ONLY, *SECTIONS) if k.startswith(section)]
+            raise InvalidUsage(f"{source}: unknown key {key}{_nearest(str(name), known)}")
+    return found
+
+
+def _checked(key: str, value: Any, source: str) -> Any:
+    if KEYS[key] is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 5e8
+    wanted, words = {
+        int: (int, "a whole number from 0 on"),
+        float: ((int, float), "a number from 0 on"),
+        bool: (bool, "true or false"),
+        str: (str, "a string"),
+    }[KEYS[key]]
+    right = isinstance(value, wanted) and (KEYS[key] is bool or not isinstance(value, bool))  # type: ignore[arg-type]
+    if not right or (KEYS[key] in (int, float) and value < 0):
+        raise InvalidUsage(f"{source}: {key} must be {words}, got {value!r}")
+    return value
+
+
+def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> dict[str, Any]:
+    settled = {}
+    for key, value in found.items():
+        if value == AUTO:
+            if key in values:
+                settled[key] = _checked(key, values.pop(key), source)
+            elif key not in AUTO_MAY_BE_LEFT_OUT:
+                raise InvalidUsage(
+                    f'{source}: {key} is "auto", and ringlet cannot tell it: pass values={{"{key}": ...}}'
+                )
+        else:
+            settled[key] = value
+    if values:
+        raise InvalidUsage(f'{source}: values has {", ".join(values)}, which the settings do not have as "auto"')
+    return settled
+
+
+def _batch_sizes(found: dict[str, Any], world: int | None, source: str) -> tuple[int | None, int | None, int]:
+    """Train batch, micro-batch and accumulation; what is missing is worked out from the others and the world."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    for name in names:
+        if found.get(name) == 0:
+            raise InvalidUsage(f"{source}: {name} must be positive, got 0")
+    given: list[int | None] = [found.get(name) for name in names]
+    if given[0] is None and given[1] is None:
+        return None, None, given[2] or 1
+    ranks = _world(world, source)
+    train, micro = given[0], given[1]
+    steps = given[2] or (train // (micro * ranks) if train and micro else 1)
+    micro = micro or (train or 0) // (steps * ranks)
+    train = train or micro * steps * ranks
+    if micro * steps * ranks != train:
+        said = ", ".join(f"{name}={found.get(name, 'not given')}" for name in names)
+        raise InvalidUsage(
+            f"{source}: the batch sizes disagree on {ranks} ranks: train_batch_size must be "
+            f"train_micro_batch_size_per_gpu x gradient_accumulation_steps x world, but {said}, world={ranks}"
+        )
+    return train, micro, steps
+
+
+def _world(world: int | None, source: str) -> int:
+    if world is None and dist.is_initialized():
+        world = dist.get_world_size()
+    if world is None and os.environ.get("WORLD_SIZE", "").isdigit():
+        world = int(os.environ["WORLD_SIZE"])
+    if world is None or world < 1:
+        raise InvalidUsage(f"{source}: batch sizes depend on the world: init torch.distributed first, or pass world=")
+    return world
+
+
+def _offload(found: dict[str, Any], section: str, source: str) -> Offload | None:
+    device = found.get(f"{section}.device")
+    path, pinned = found.get(f"{section}.nvme_path"), found.get(f"{section}.pin_memory", False)
+    if device in (None, "none"):
+        if path is not None or pinned:
+            raise InvalidUsage(f"{source}: {section} has no device that its other settings could be of")
+        return None
+    if device not in ("cpu", "nvme"):
+        raise InvalidUsage(f"{source}: {section}.device must be none, cpu or nvme, got {device!r}")
+    try:
+        return Offload("file" if device == "nvme" else "cpu", path, pinned)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{source}: {section}: {error}") from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"

@@ -1,0 +1,1 @@
+"""Data-parallel training over torch.distributed: the gradient reducer (reducer/) and ZeRO (zero/)."""

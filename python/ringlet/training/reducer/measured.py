@@ -1,0 +1,130 @@
+"""Merging by measurement: times a group and a model, cuts the buckets by them, and keeps the faster of two layouts.
+
+Reduced backwards count: 2 unseen (the first lays buckets out anew), 5 on plain buckets (gradients' ready times), then
+turns on merged and plain buckets, the first backward of each unseen, and a decision by the turns' medians. All that is
+decided on is the maximum over ranks, so every rank decides the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringlet.backend import backend_of
+
+from . import buckets, events, merging
+from .channel import Channel
+from .timeline import Timeline, now_ns
+
+UNSEEN, SAMPLES = 1, 5
+TURNS = ("plain", "merged", "plain", "merged")
+WORTH_IT = 0.98  # of the plain layout's time; less may be noise
+SMALLEST_BYTES, LARGEST_BYTES, REPEATS = 4 << 10, 32 << 20, 7
+
+
+def measure_cost(channel: Channel, device: torch.device, most_bytes: int) -> merging.Cost:
+    """alpha and beta of `channel`, from all-reduces of up to `most_bytes`. Collective; the same on all ranks."""
+    largest = min(max(most_bytes, 16 * SMALLEST_BYTES), LARGEST_BYTES)
+    buffer = torch.zeros(largest // 4, dtype=torch.float32, device=device)
+    backend = backend_of(channel.group, device)
+    if backend.supports_tensor_alloc(device):
+        buffer = backend.allocate_tensor(largest // 4, dtype=torch.float32, device=device).zero_()
+    sizes, medians = [], []
+    size = SMALLEST_BYTES
+    while size <= largest:
+        times = []
+        for _ in range(REPEATS):
+            started = now_ns()
+            channel.all_reduce(buffer[: size // 4], dist.ReduceOp.AVG).wait()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append((now_ns() - started) * 1e-9)
+        sizes.append(size)
+        medians.append(statistics.median(times))
+        size *= 4
+    return merging.fit(sizes, largest_over_ranks(medians, channel, device))
+
+
+def largest_over_ranks(values: list[float], channel: Channel, device: torch.device) -> list[float]:
+    found = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, channel.group)
+    return found.tolist()
+
+
+class MeasuredMerging:
+    """Chooses bucket bounds over the first reduced backwards of a training; `kept` is None until it is decided."""
+
+    def __init__(self, entries: list[buckets.Entry], channel: Channel, device: torch.device) -> None:
+        self._entries, self._channel, self._device = entries, channel, device
+        self._plans: dict[str, list[buckets.Bucket]] = {}
+        self._ready: list[dict[int, int]] = []
+        self._durations: list[list[float]] = [[] for _ in TURNS]
+        self._turn, self._count = 0, -UNSEEN
+        self.kept: str | None = None
+        self._told: dict[str, Any] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """For `GradientReducer.stats()`: what was measured, predicted and kept; times in seconds."""
+        return {"kept": self.kept, **self._told}
+
+    def observe(self, timeline: Timeline, plan: list[buckets.Bucket]) -> list[buckets.Bucket] | None:
+        """Takes in one reduced backward, done with `plan`. Returns the plan to change to, if any. Collective."""
+        if self.kept is not None or not timeline.arrivals:
+            return None
+        self._plans.setdefault("plain", plan)
+        self._count += 1
+        if self._count <= 0:
+            return None
+        self._durations[self._turn].append((timeline.finished_ns - timeline.begin_ns) * 1e-9)
+        if self._turn == 0:
+            begin, ended = timeline.begin_ns, timeline.ended_ns
+            times = timeline.arrivals
+            self._ready.append({i: times.get(i, ended) - begin for i in range(len(self._entries))})
+        return self._next_turn() if self._count == SAMPLES else None
+
+    def _next_turn(self) -> list[buckets.Bucket] | None:
+        self._turn, self._count = self._turn + 1, -1
+        if self._turn == 1:
+            self._plans["merged"] = self._merge()
+        if self._plans["merged"] == self._plans["plain"]:
+            self._keep("plain")
+            return None
+        if self._turn < len(TURNS):
+            return self._plans[TURNS[self._turn]]
+        turns = largest_over_ranks([statistics.median(times) for times in self._durations], self._channel, self._device)
+        # A machine that is slow during one turn must not decide: merged has to win at its worst against plain's best.
+        plain = min(took for name, took in zip(TURNS, turns, strict=True) if name == "plain")
+        merged = max(took for name, took in zip(TURNS, turns, strict=True) if name == "merged")
+        self._told["measured_s"] = {"plain": plain, "merged": merged}
+        return self._keep("merged" if merged < WORTH_IT * plain else "plain")
+
+    def _keep(self, name: str) -> list[buckets.Bucket]:
+        self.kept = name
+        events.tell_merging(self.describe(), self._channel.group)
+        return self._plans[name]
+
+    def _merge(self) -> list[buckets.Bucket]:
+        """The plan whose buckets the model lets end earliest; each dtype and device is cut by itself."""
+        count = len(self._entries)
+        medians = [statistics.median(seen[i] for seen in self._ready) * 1e-9 for i in range(count)]
+        ready = largest_over_ranks(medians, self._channel, self._device)
+        cost = measure_cost(self._channel, self._device, sum(entry.nbytes for entry in self._entries))
+        order = sorted(range(count), key=lambda index: (ready[index], index))
+        groups = []
+        for kind in dict.fromkeys((self._entries[i].dtype, self._entries[i].device) for i in order):
+            alike = [i for i in order if (self._entries[i].dtype, self._entries[i].device) == kind]
+            cuts = merging.cut([ready[i] for i in alike], [self._entries[i].nbytes for i in alike], cost)
+            groups += [[alike[place] for place in cut] for cut in cuts]
+        plan = buckets.lay_out(self._entries, groups, order)
+        nbytes = [entry.nbytes for entry in self._entries]
+        self._told["cost"] = asdict(cost)
+        self._told["predicted_s"] = {
+            name: merging.end_of([[slot.index for slot in b.slots] for b in found], ready, nbytes, cost)
+            for name, found in (("plain", self._plans["plain"]), ("merged", plan))
+        }
+        self._told["buckets"] = {"plain": len(self._plans["plain"]), "merged": len(plan)}
+        return plan

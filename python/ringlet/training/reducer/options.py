@@ -1,0 +1,83 @@
+"""How a reducer was asked to work, as plain data that ranks can compare."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringlet.errors import InvalidUsage
+
+from . import buckets
+
+MEASURED = "measured"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, repr=False)
+class Options:
+    """The arguments of GradientReducer that all ranks must agree on, under its names."""
+
+    bucket_mb: float | str = 25
+    first_bucket_mb: float = 1
+    algorithm: str | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = True
+    broadcast_buffers: bool = True
+    delay: int = 0
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Those that are not the default."""
+        default = asdict(Options())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen.items())})"
+
+    @property
+    def measured(self) -> bool:
+        return isinstance(self.bucket_mb, str) and self.bucket_mb == MEASURED
+
+    @property
+    def caps(self) -> buckets.Caps:
+        largest = 25.0 if isinstance(self.bucket_mb, str) else self.bucket_mb
+        return buckets.Caps(max(1, int(largest * _MIB)), max(1, int(self.first_bucket_mb * _MIB)))
+
+    @property
+    def any_may_be_unused(self) -> bool:
+        return self.find_unused_parameters or self.static_graph
+
+    @property
+    def used_change(self) -> bool:
+        """Whether the parameters that get gradients may be others in every backward."""
+        return self.find_unused_parameters and not self.static_graph
+
+    def check(self) -> None:
+        """Raises InvalidUsage where an option is unknown or two exclude each other."""
+        if not self.measured and not _is_size(self.bucket_mb):
+            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB above 0, or {MEASURED!r}")
+        if not _is_size(self.first_bucket_mb):
+            raise InvalidUsage(f"first_bucket_mb={self.first_bucket_mb!r}: a number of MiB above 0")
+        if not isinstance(self.delay, int) or self.delay not in (0, 1):
+            raise InvalidUsage(f"delay={self.delay!r}: 0 (off) or 1 (gradients of the step before)")
+        if not isinstance(self.algorithm, str | None):
+            raise InvalidUsage(f"algorithm={self.algorithm!r}: the name of an algorithm, or None")
+        if self.delay and self.any_may_be_unused:
+            raise InvalidUsage(
+                "delay=1 needs every parameter in every backward: no find_unused_parameters, static_graph"
+            )
+        if self.delay and not self.gradient_as_bucket_view:
+            raise InvalidUsage("delay=1 hands out views of its buckets: leave gradient_as_bucket_view=True")
+        if self.measured and (self.delay or self.used_change):
+            other = "delay=1" if self.delay else "find_unused_parameters=True"
+            raise InvalidUsage(f"bucket_mb='measured' cannot be combined with {other}: there is no overlap to measure")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value) and float(value) > 0

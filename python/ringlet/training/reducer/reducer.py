@@ -1,0 +1,447 @@
+"""Gradient averaging across ranks, in buckets, while backward is still running.
+
+Gradients are views of flat buffers, one buffer a bucket; a bucket is all-reduced as one message as soon as its last
+gradient has arrived. Every rank launches its buckets in the same order, whatever the order in which its gradients
+arrive. Speaks torch.distributed only, so it runs on any backend; where the backend allocates tensors (`ringlet` does:
+registered memory) the buffers come from it and are reduced where they lie. Source: PyTorch DDP (Li et al., VLDB 2020).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from ringlet.errors import InvalidUsage
+from ringlet.training import replicas
+from ringlet.training.gradient_hooks import ForwardHook, on_gradient, tensors_in
+from ringlet.training.module_watch import ModuleWatch
+
+from . import refusals, trace
+from .channel import Channel
+from .draw_timeline import draw
+from .joining import ReducerJoinHook, active_ranks, one_rank
+from .measured import MeasuredMerging
+from .options import Options
+from .reduction import Reduction
+from .stepping import Stepping
+from .window import GradientMerge
+
+
+class GradientReducer(Joinable):
+    """Averages a module's gradients over the ranks of a group, during `loss.backward()`.
+
+    The module is used unchanged: after `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
+    `parameter.grad` the average over all ranks of the gradients accumulated since the last reduction, whatever was
+    in `.grad` before included. `zero_grad` works both ways. At construction rank 0's parameters and buffers are
+    copied to all ranks. Parameters and buffers named in the module's `_ddp_params_and_buffers_to_ignore` stay alone.
+
+    Args:
+        module: any module with dense parameters of any floating or complex dtypes and devices; parameters that
+            require no gradient at construction are left alone. Shared parameters are reduced once.
+        process_group: a torch.distributed group, by default the whole world.
+        bucket_mb: largest bucket in MiB; one larger parameter is a bucket of its own. Or "measured": 25 at first;
+            over the first 25 reduced backwards the group and the model are timed, buckets are cut by MG-WFBP's model
+            (Shi et al., INFOCOM 2019), and the faster of both layouts stays.
+        first_bucket_mb: the same for each dtype's and device's first bucket: small, so that communication starts early.
+        algorithm: the ringlet algorithm of the all-reduces ("ring", "butterfly", ...), by default the group's own.
+        find_unused_parameters: parameters may get no gradient in a backward. On a rank where one gets none, what is
+            in `.grad` (or zero) is averaged with the others; where no rank has one, `.grad` stays untouched. Costs one
+            small all-reduce per backward, and no bucket with an unused parameter overlaps with backward.
+        static_graph: every backward does what the first reduced one does: a gradient may arrive several times
+            (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
+            `find_unused_parameters`. With reentrant checkpoints the module's output must be a tensor, or tensors in
+            containers or dataclasses: by others' gradients the start of a backward is not seen.
+        gradient_as_bucket_view: `.grad` is a view of its bucket. If False it is a tensor of its own, and gradients are
+            copied both ways.
+        broadcast_buffers: rank 0's buffers are copied to all ranks before a forward with gradients enabled, unless the
+            forward before was not reduced. (DDP does so without gradients too, and a rank that evaluates alone hangs.)
+        optimizer_in_backward: makes an optimizer of a list of one parameter, which steps as soon as the parameter's
+            bucket is reduced; its gradient is None after the backward. `reducer.optimizers` has them by name.
+        delay: 1 hands out the averages of the backward before, so that communication has a whole step to finish; the
+            first backward leaves None in `.grad`. `flush()` hands out the last ones.
+
+    Raises:
+        InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
+            when no parameter requires a gradient, when a parameter is to have sparse gradients, is on the meta device
+            or is reduced by another (DDP, FSDP, a reducer, a Zero), when options are wrong or exclude each other, or
+            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or parameters
+            that require gradients came, went, or have another shape, dtype or device: call `remove()` and make a new
+            reducer. From `backward`, when parameters got no gradient and may not be unused (naming them; the other
+            ranks' reduction still completes, with nothing from this rank), or when a gradient arrives again after its
+            bucket was sent.
+        PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
+
+    The module keeps its reducer, and both go together. A gradient that arrives later, because a part of the module is
+    still in use, raises InvalidUsage: it would be this rank's alone.
+
+    A rank whose backward reaches no parameter at all takes no part in that reduction and the others wait for it.
+    Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_mb: float | str = 25,
+        first_bucket_mb: float = 1,
+        algorithm: str | None = None,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = True,
+        broadcast_buffers: bool = True,
+        optimizer_in_backward: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+        delay: int = 0,
+    ) -> None:
+        super().__init__()
+        refusals.refuse_arguments(module, process_group, optimizer_in_backward)
+        self._module = module
+        self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
+        self._device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
+        self._options = Options(
+            bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
+            gradient_as_bucket_view, broadcast_buffers, delay,
+        )  # fmt: skip
+        settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
+        replicas.check_agreement([settings, *replicas.describe(module)], self._group, self._device)
+        self._options.check()
+        named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
+        refusals.refuse_unsupported(module, named)
+        self._channel = Channel(self._group, algorithm)
+        self._channel.check_algorithm(self._device)
+        stepping = Stepping(named, optimizer_in_backward)
+        if stepping.active and delay:
+            raise InvalidUsage("delay=1 hands gradients out a backward later: no optimizer can step in this one")
+        replicas.broadcast_state(module, self._group)
+
+        self.optimizers = stepping.optimizers
+        self._named = named
+        self._reduction = Reduction(named, self._options, self._channel, stepping)
+        if self._options.measured:
+            self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
+        self._begin()
+        self._add_hooks(module)
+
+    def _begin(self) -> None:
+        """The state before the first forward."""
+        world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
+        self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
+        self._watch = ModuleWatch(self._module)
+        self._checked = False  # since the latest backward
+        self._sync = True
+        self._merge: GradientMerge | None = None
+        self._backward: weakref.ref[Any] | None = None  # what autograd holds for as long as one is under way
+        self._reducing = False
+        self._reduced_before = True  # the latest forward's gradients were to be reduced
+        self._divide_by_initial_world_size = True
+        self._active = world  # ranks that still have inputs
+
+    def _add_hooks(self, module: torch.nn.Module) -> None:
+        self._hooks: list[Any] = [
+            module.register_forward_pre_hook(ForwardHook(self._before_forward)),
+            module.register_forward_hook(ForwardHook(self._after_forward)),
+        ]
+        for index, (_, parameter) in enumerate(self._named):
+            self._hooks.append(on_gradient(parameter, self._on_gradient, index))
+
+    # -- what a training loop calls --
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside accumulate on this rank; the next one outside averages the sums. All ranks must agree."""
+        if self._merge is not None:
+            raise InvalidUsage("no_sync() after accumulate(): windows of micro-batches are counted already")
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def accumulate(self, k: int, average: bool = True) -> GradientMerge:
+        """Gradient merge: from now on gradients are reduced once for every `k` backwards, the last of which overlaps.
+
+        They are averaged over ranks and, with `average`, divided by the number of micro-batches; without, summed over
+        them. With `k` = 1 every backward is reduced again; no_sync() and join() stay refused. Returns the counter
+        (see GradientMerge), which says when the optimizer may step.
+
+        Raises:
+            InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open; after a backward
+                that stopped half-way, as the next forward would.
+        """
+        if not self._sync or self._join_config.enable:
+            raise InvalidUsage("accumulate() inside no_sync() or join(): both decide when gradients are reduced")
+        self._check_stopped()
+        made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_stopped)
+        if self._merge is not None:
+            self._merge.check_closed("accumulate()")
+            self._merge.remove()
+        self._merge = made
+        return made
+
+    def flush(self) -> bool:
+        """With delay=1: waits for what was sent last and puts it into `.grad`. Returns whether there was anything."""
+        return self._reduction.flush()
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Replaces the all-reduce of each bucket by `hook(state, bucket) -> Future[Tensor]`, as DDP's method does.
+
+        The hooks of torch.distributed.algorithms.ddp_comm_hooks run unchanged; `bucket` is a GradBucket
+        (comm_hooks.py). A hook averages by itself. The next bucket's is called when the future is complete,
+        a moment that differs between ranks: what else communicates in a backward needs a group of its own.
+
+        Raises:
+            InvalidUsage: when there is a hook already, or options that rely on plain all-reduces.
+        """
+        if self._channel.hooked:
+            raise InvalidUsage("register_comm_hook: this reducer has a communication hook already")
+        if self._options.measured or self._options.algorithm is not None:
+            raise InvalidUsage("register_comm_hook: bucket_mb='measured' and algorithm= are about plain all-reduces")
+        if not callable(hook):
+            raise InvalidUsage(f"register_comm_hook: the hook is a {type(hook).__name__}, not callable")
+        self._channel.set_hook(state, hook)
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for ranks with different numbers of inputs: one that has no more takes part with zeros.
+
+        As DDP's, by torch.distributed.algorithms.join, which also takes this reducer together with other joinables.
+        Averages are over the initial number of ranks, or over those that still have inputs. When all are through,
+        every rank holds the parameters and buffers of one that had the most. Two small all-reduces per forward.
+
+        Raises:
+            InvalidUsage: with accumulate(), delay=1, bucket_mb="measured" or an optimizer in backward.
+        """
+        options = {"divide_by_initial_world_size": divide_by_initial_world_size}
+        return Join([self], enable, throw_on_early_termination, **options)
+
+    def remove(self) -> None:
+        """Takes the reducer off the module: later backwards are local. Gradients stay where they are."""
+        if self._merge is not None:
+            self._merge.check_closed("remove()")
+            self._merge.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def stats(self) -> dict[str, Any]:
+        """What the reducer did, as plain numbers and names.
+
+        Times are in seconds, of the latest reduced backward and summed over all (`total_`): `communication_s`, with at
+        least one bucket under way; `exposed_s`, from the end of this rank's own backward until its gradients were
+        ready (waiting for slower ranks included); `overlapped_s`, the difference. `ready_s`, in `ready_order`, and the
+        times of `buckets` are since the start of the backward. `merging`: what bucket_mb="measured" measured (alpha_s,
+        beta_s per byte), predicted and measured for both layouts, and which one it kept (None: not decided yet).
+        """
+        reduction = self._reduction
+        flat, merging = reduction.flat, reduction.merging
+        return {
+            "algorithm": self._options.algorithm,
+            "bucket_bytes": [bucket.nbytes for bucket in flat.plan],
+            "bucket_parameters": [flat.names([slot.index for slot in bucket.slots]) for bucket in flat.plan],
+            "rebuilt": not self._options.used_change and not reduction.rebuild_due,
+            "merging": None if merging is None else merging.describe(),
+            **reduction.totals.describe([name for name, _ in self._named]),
+        }
+
+    def plot_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Draws the latest reduced backward: gradients, buckets and communication over time.
+
+        The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
+        where matplotlib is not installed, SystemError where it cannot write.
+        """
+        draw(self.stats(), path, dist.get_rank(self._group))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
+
+        Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
+        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError where it cannot write.
+        """
+        trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
+
+    def __repr__(self) -> str:
+        plan, totals = self._reduction.flat.plan, self._reduction.totals
+        told = [
+            f"{len(self._named)} parameters",
+            f"{len(plan)} buckets of {sum(bucket.nbytes for bucket in plan)} bytes",
+            self._place,
+            *(f"{name}={value!r}" for name, value in self._options.chosen.items()),
+            *(["optimizer_in_backward"] if self.optimizers else []),
+            *([repr(self._merge)] if self._merge is not None else []),
+            f"{totals.backwards} backwards reduced" if self._hooks else "removed",
+        ]
+        return f"GradientReducer({type(self._module).__name__}: {', '.join(told)})"
+
+    # -- one backward: output's gradient, parameters' gradients, end --
+
+    def _before_forward(self, called: torch.nn.Module, _inputs: Any) -> None:
+        if called is not self._module or not torch.is_grad_enabled():  # copy.copy(module) shares its hooks
+            return
+        self._check_stopped()
+        self._check_module()
+        if self._merge is not None:
+            self._merge.check_gradients()
+        joining = self._join_config.enable
+        notice = Join.notify_join_context(self)
+        if notice is not None:
+            notice.wait()
+        self._share_buffers(own_are_current=True)
+        reduced = self._sync and (self._merge is None or self._merge.seen + 1 == self._merge.k)
+        if joining:
+            self._active = active_ranks(reduced, self._group, self._device)
+        self._reduced_before = reduced
+
+    def _after_forward(self, called: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        if called is not self._module or not torch.is_grad_enabled():
+            return
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._on_backward)
+
+    def _on_backward(self, _gradient: torch.Tensor | None = None) -> None:
+        # Opened by the output's gradient and not only by the first parameter's: with reentrant checkpoints the latter
+        # arrives in a nested backward, whose end is not the end.
+        self._check_stopped()
+        if self._backward is not None:
+            return
+        if not self._checked:  # no forward of the whole module came before
+            self._check_module()
+        end = partial(GradientReducer._on_backward_end, self)
+        self._backward = weakref.ref(end)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._open()
+
+    def _open(self) -> None:
+        self._reducing = self._sync if self._merge is None else self._merge.closes()
+        self._reduction.open(self._reducing)
+        if self._join_config.enable and not self._divide_by_initial_world_size:
+            self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
+
+    def _on_gradient(self, index: int) -> None:
+        self._on_backward()
+        if self._merge is not None:
+            self._merge.begin()
+            if self._reducing and not self._merge.gathering:
+                self._reduction.scale = self._merge.gather(self._merge.seen + 1)
+        self._reduction.arrived(index, self._named[index][1])
+
+    def _on_backward_end(self) -> None:
+        try:
+            if self._reduction.anything_arrived:  # else torch.autograd.grad, which leaves .grad alone
+                self._close()
+        finally:
+            self._rearm()
+
+    def _close(self) -> None:
+        wrong = self._reduction.close()
+        if self._merge is not None:
+            if self._reducing:
+                self._merge.end()
+            else:
+                self._merge.count()
+        if wrong:
+            named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
+            refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
+
+    def _finish_window(self, scale: float) -> None:
+        """Reduces what a window has gathered, outside of a backward."""
+        self._reducing = True
+        self._reduction.open(True)
+        self._reduction.scale = scale
+        try:
+            self._close()
+        finally:
+            self._rearm()
+
+    def _check_stopped(self) -> None:
+        """Before whatever a backward that raised before its end must not be mistaken for a part of."""
+        if self._backward is not None and (torch._C._current_graph_task_id() == -1 or self._backward() is None):
+            self._abandon()
+
+    def _check_module(self) -> None:
+        """Refuses a module whose gradients the reducer would not average, or not it alone."""
+        wrong = refusals.shared_with_ddp(self._named)
+        if wrong is None and not self._watch.same():
+            change = self._watch.change()
+            if change is not None:
+                wrong = (
+                    f"{change}; the GradientReducer averages gradients of the parameters for which it was made: call "
+                    "remove() and make a new GradientReducer after such a change, on every rank"
+                )
+            elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
+                self._watch.take()
+        if wrong is not None:
+            replicas.refuse_together(wrong, self._group, self._device)
+        self._checked = True
+
+    def _abandon(self) -> None:
+        """A backward raised before its end. Harmless unless buckets had gone out."""
+        launched, of = self._reduction.sent()
+        arrived = self._reduction.anything_arrived
+        self._rearm()
+        if launched:
+            if self._merge is not None:
+                self._merge.forget()
+            raise InvalidUsage(
+                f"rank {dist.get_rank(self._group)}: the previous backward stopped after {launched} of {of} buckets "
+                "had been sent, so ranks no longer match: make a new process group and reducer, or restart"
+            )
+        if self._merge is not None:
+            self._merge.abandon(arrived)
+
+    def _rearm(self) -> None:
+        self._backward = None
+        self._checked = False
+        self._reduction.rearm()
+
+    # -- buffers and uneven inputs --
+
+    def _share_buffers(self, own_are_current: bool) -> None:
+        if not self._options.broadcast_buffers or not self._reduced_before or not self._watch.has_buffers:
+            return
+        source = 0
+        if self._join_config.enable:
+            source = one_rank(own_are_current, self._group, self._device)
+        replicas.broadcast_buffers(self._module, self._group, source)
+
+    def shadow_step(self) -> None:
+        """For a rank without inputs (joining.py): takes part in one forward and backward of the others."""
+        self._share_buffers(own_are_current=False)
+        self._reduced_before = active_ranks(False, self._group, self._device) > 0
+        if self._reduced_before:
+            self._reduction.shadow()
+            self._reduction.rearm()
+
+    def copy_state_from_one(self, candidate: bool) -> None:
+        """At the end of join(): the highest rank that is a `candidate` gives its parameters and buffers to all."""
+        replicas.broadcast_state(self._module, self._group, one_rank(candidate, self._group, self._device))
+        self._join_config = type(self._join_config).construct_disabled_join_config()
+
+    def join_hook(self, **options: Any) -> JoinHook:
+        """For torch.distributed.algorithms.join.Join."""
+        if self._merge is not None or self._options.delay or self._options.measured or self.optimizers:
+            raise InvalidUsage(
+                "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured' or an optimizer in backward"
+            )
+        self._divide_by_initial_world_size = options.get("divide_by_initial_world_size", True)
+        return ReducerJoinHook(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self._device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        return self._group

@@ -1,0 +1,296 @@
+"""One module's gradients on their way through a backward: into buckets, over the wire, back to `.grad`.
+
+A backward is `open`, any number of `arrived`, `close`; a rank without inputs calls `shadow` instead, and takes part in
+the same collectives in the same order: each bucket in launch order, which parameters were used (where that may
+change), the order of arrival (once). Reducing or not is the caller's word, the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from ringlet.errors import InvalidUsage
+
+from . import events
+from .channel import Channel
+from .flat_gradients import FlatBucket, FlatGradients, Gradient
+from .measured import MeasuredMerging
+from .options import Options
+from .stepping import Stepping
+from .timeline import BucketTimes, Timeline, Totals, now_ns
+
+
+class Reduction:
+    """The buffers and the state of a backward under way. Not thread-safe; reduced gradients are averages over ranks.
+
+    `scale` multiplies this rank's gradients before they are averaged, for the next reducing backward only. With
+    `delay` two sets of buffers take turns: one is being reduced while the other is filled.
+    """
+
+    def __init__(
+        self,
+        parameters: list[tuple[str, torch.nn.Parameter]],
+        options: Options,
+        channel: Channel,
+        stepping: Stepping,
+    ) -> None:
+        self.options, self.channel, self.stepping = options, channel, stepping
+        self.sets = [FlatGradients(parameters, options.caps, channel.group) for _ in range(1 + options.delay)]
+        self.flat = self.sets[0]
+        self.device = parameters[0][1].device
+        self.totals = Totals()
+        self.scale = 1.0
+        self.used = bytearray(len(parameters))  # gradients that arrived since the last reduction
+        self.rebuild_due = not options.used_change and len(self.flat.plan) > 1
+        self._order: list[int] | None = None  # of arrival, agreed on
+        self._seen_order: list[int] = []  # in this rank's latest backward
+        self._expected: list[int] | None = None  # static graph: how often each parameter's gradient arrives
+        self._static_used: list[int] | None = None  # static graph: which ones any rank uses
+        self.merging: MeasuredMerging | None = None
+        self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
+        self._reducing = False
+        events.tell_layout(self.flat.plan, channel.group, "by size")
+        self.rearm()
+
+    # -- one backward --
+
+    def open(self, reducing: bool) -> None:
+        self._reducing = reducing
+        self._timeline.begin_ns = now_ns()
+
+    def arrived(self, index: int, parameter: torch.Tensor) -> None:
+        gradient = self.flat.gradients[index]
+        self._take(gradient, parameter)
+        self.used[index] = 1
+        self._arrivals[index] += 1
+        again = index in self._timeline.arrivals
+        self._timeline.arrive(index)
+        if not self._reducing:
+            return
+        bucket = gradient.bucket
+        if bucket.work is not None:
+            raise InvalidUsage(
+                f"the gradient of {gradient.name} arrived again after its bucket was sent: a backward may reach it "
+                "only once (reentrant checkpoints that share parameters reach them more often: static_graph=True "
+                "counts how often)"
+            )
+        if self.options.static_graph:
+            if self._expected is None or self._arrivals[index] != self._expected[index]:
+                return
+        elif again:
+            return
+        bucket.waiting -= 1
+        if bucket.waiting == 0 or self.channel.hooked:  # a full bucket may be waiting for the hook before it
+            self._launch_full(waiting_allowed=False)
+
+    def _take(self, gradient: Gradient, parameter: torch.Tensor) -> None:
+        """Puts what arrived into the bucket."""
+        arrived = parameter.grad
+        if arrived is not None and gradient.is_at(arrived):
+            return
+        if arrived is None or arrived.layout is not torch.strided:
+            layout = None if arrived is None else arrived.layout
+            raise InvalidUsage(f"the gradient of {gradient.name} has layout {layout}; only dense ones are reduced")
+        if (arrived.shape, arrived.dtype) != (gradient.view.shape, gradient.view.dtype):
+            raise InvalidUsage(
+                f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, and the reducer "
+                f"was made for {list(gradient.view.shape)} and {gradient.view.dtype}: make a new GradientReducer after "
+                "the parameter has changed"
+            )
+        if gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
+            gradient.view.copy_(arrived.detach())
+            if self.options.gradient_as_bucket_view:
+                gradient.hand_over()
+
+    @torch.no_grad()
+    def close(self) -> list[int]:
+        """The end of a backward. Returns the parameters whose gradients should have come and did not."""
+        timeline = self._timeline
+        timeline.ended_ns = now_ns()
+        if timeline.arrivals:
+            self._seen_order = list(timeline.arrivals)
+        if not self._reducing:
+            return []
+        absent = [index for index in range(len(self.used)) if index not in timeline.arrivals]
+        for index in absent:
+            self._fill(index)
+        wrong = self._strayed() if self.options.any_may_be_unused else [i for i in absent if not self.used[i]]
+        for bucket in self.flat.buckets:
+            bucket.waiting = 0
+        self._launch_full(waiting_allowed=True)
+        used = self._agree_on_used(self.used)
+        if self.options.delay:
+            self._exchange()
+        else:
+            self._receive(self.flat, timeline, timeline.ended_ns)
+            self._give(used)
+        self._lay_out_anew()
+        self.used = bytearray(len(self.used))
+        return wrong
+
+    def shadow(self) -> None:
+        """Takes part in a reducing backward of the other ranks with zeros. Leaves this rank's gradients alone."""
+        started, last = [], len(self.flat.buckets) - 1
+        for place, bucket in enumerate(self.flat.buckets):
+            started.append(self.channel.start(bucket.zeros(), place, place == last))
+        self._agree_on_used(bytearray(len(self.used)))
+        for work in started:
+            work.wait()
+        self._lay_out_anew()
+
+    def flush(self) -> bool:
+        """With delay: hands over what was sent last. Whether there was anything."""
+        if self._pending is None:
+            return False
+        pending, self._pending = self._pending, None
+        self._receive(*pending, now_ns())
+        for gradient in pending[0].gradients:
+            gradient.hand_over()
+        return True
+
+    def rearm(self) -> None:
+        """Ready for the next backward."""
+        self._timeline = Timeline()
+        self._launched, self._reducing, self.scale = 0, False, 1.0
+        self._arrivals = [0] * len(self.used)
+        self._filled: dict[int, torch.Tensor | None] = {}
+        for bucket in self.flat.buckets:
+            bucket.rearm()
+            if self._expected is not None:
+                bucket.waiting = sum(self._expected[gradient.index] > 0 for gradient in bucket.members)
+
+    @property
+    def anything_arrived(self) -> bool:
+        return bool(self._timeline.arrivals)
+
+    def sent(self) -> tuple[int, int]:
+        """Buckets of the backward under way that have gone out, and all."""
+        return self._launched, len(self.flat.buckets)
+
+    # -- sending --
+
+    def _launch_full(self, waiting_allowed: bool) -> None:
+        found = self.flat.buckets
+        while self._launched < len(found) and found[self._launched].waiting <= 0:
+            if not waiting_allowed and not self.channel.free():
+                break
+            self._launch(found[self._launched])
+        if self.stepping.active and not self.options.any_may_be_unused:
+            self.stepping.step_reduced(found[: self._launched], self.used)
+
+    @torch.no_grad()
+    def _launch(self, bucket: FlatBucket) -> None:
+        for gradient in bucket.members:
+            if gradient.index not in self._timeline.arrivals:
+                self._fill(gradient.index)
+        if self.scale != 1.0:
+            bucket.buffer.mul_(self.scale)
+        place = self._launched
+        self._launched += 1
+        bucket.launched_ns = now_ns()
+        bucket.work = self.channel.start(bucket, place, place == len(self.flat.buckets) - 1)
+        bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
+
+    def _fill(self, index: int) -> None:
+        """Gives a gradient that did not arrive its value in the buffer: what is in `.grad`, or zero.
+
+        What was in place and is not of this window is kept, to put back if no rank has one.
+        """
+        if index in self._filled:
+            return
+        gradient, kept = self.flat.gradients[index], None
+        current = gradient.parameter.grad
+        if current is None:
+            gradient.view.zero_()
+            self.used[index] = 0
+        elif not gradient.is_at(current):
+            gradient.view.copy_(current)
+        elif not self.used[index]:
+            kept = current.clone()
+        self._filled[index] = kept
+
+    def _strayed(self) -> list[int]:
+        """Static graph: the parameters whose gradients did not arrive as often as in the first reduced backward."""
+        if not self.options.static_graph or not self._timeline.arrivals:
+            return []
+        if self._expected is None:
+            self._expected = list(self._arrivals)
+        return [index for index, times in enumerate(self._expected) if self._arrivals[index] != times]
+
+    def _agree_on_used(self, used: bytearray) -> Sequence[int]:
+        """Which parameters got a gradient on any rank, or on this one where none may be unused."""
+        if not self.options.any_may_be_unused:
+            return used
+        if self._static_used is None or self.options.used_change:
+            found = torch.tensor(list(used), dtype=torch.uint8, device=self.device)
+            dist.all_reduce(found, dist.ReduceOp.MAX, self.channel.group)
+            self._static_used = found.tolist()
+        return self._static_used
+
+    # -- receiving --
+
+    def _receive(self, flat: FlatGradients, timeline: Timeline, since_ns: int) -> None:
+        """Waits until the buckets of `flat` are reduced, and notes when they were."""
+        for bucket in flat.buckets:
+            bucket.work.wait()
+        timeline.finished_ns = now_ns()
+        timeline.exposed_ns = timeline.finished_ns - since_ns
+        for bucket in flat.buckets:
+            indices = [gradient.index for gradient in bucket.members]
+            ready_ns = max(timeline.arrivals.get(index, timeline.ended_ns) for index in indices)
+            # the backend may report it a moment after the wait for it was over
+            done_ns = min(bucket.done_ns or timeline.finished_ns, timeline.finished_ns)
+            times = BucketTimes(bucket.buffer.nbytes, flat.names(indices), ready_ns, bucket.launched_ns, done_ns)
+            timeline.buckets.append(times)
+        self.totals.add(timeline)
+
+    def _give(self, used: Sequence[int]) -> None:
+        for gradient in self.flat.gradients:
+            parameter, kept = gradient.parameter, self._filled.get(gradient.index)
+            if not used[gradient.index]:
+                if kept is not None:
+                    gradient.view.copy_(kept)
+            elif self.options.gradient_as_bucket_view:
+                gradient.hand_over()
+            elif parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter).copy_(gradient.view)
+            else:
+                parameter.grad.copy_(gradient.view)
+        if self.stepping.active:
+            self.stepping.step_reduced(self.flat.buckets, used, waited=True)
+            self.stepping.end()
+
+    def _exchange(self) -> None:
+        """Delay: hands over the gradients sent before, and goes on with the set of buffers that held them."""
+        current, previous = (self.flat, self._timeline), self._pending
+        if previous is None:
+            for gradient in self.flat.gradients:
+                gradient.parameter.grad = None
+        else:
+            self.flush()
+        self._pending = current
+        self.flat = self.sets[1] if self.flat is self.sets[0] else self.sets[0]
+
+    def _lay_out_anew(self) -> None:
+        """Once: buckets in the order in which rank 0's gradients arrived. Where merging is measured, as it says."""
+        if self.rebuild_due:
+            self.rebuild_due = False
+            default = [slot.index for bucket in self.flat.plan for slot in bucket.slots]
+            seen = [*self._seen_order, *(index for index in default if index not in set(self._seen_order))]
+            order = torch.tensor(seen, device=self.device)
+            dist.broadcast(order, group=self.channel.group, group_src=0)
+            self._order = order.tolist()
+            self.flat.reorder(self._order)
+            events.tell_layout(self.flat.plan, self.channel.group, "in the order of arrival")
+        elif self.merging is not None:
+            plan = self.merging.observe(self._timeline, self.flat.plan)
+            if plan is not None:
+                self.flat.adopt(plan)
+                events.tell_layout(self.flat.plan, self.channel.group, "as merging measures it")
+        elif self.options.delay and self._order is not None:  # the set of buffers that was away
+            self.flat.reorder(self._order)
+            self._order = None

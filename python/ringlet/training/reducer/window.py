@@ -1,0 +1,164 @@
+"""Gradient merge: one reduction for every k micro-batches, counted here and not by the training loop."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ringlet.errors import InvalidUsage
+
+
+class GradientMerge:
+    """What `GradientReducer.accumulate(k)` returns: windows of `k` micro-batches, one backward each.
+
+        merge = reducer.accumulate(4)
+        for inputs, targets in batches:
+            loss_of(model, inputs, targets).backward()
+            if merge.complete:
+                optimizer.step()
+                optimizer.zero_grad()
+        if merge.finish():  # a last window of fewer than 4
+            optimizer.step()
+            optimizer.zero_grad()
+
+    `seen` is the number of micro-batches in the window under way, whose gradients are this rank's own: until it is
+    closed, an `optimizer.step()` on the module's parameters and a forward after `zero_grad(set_to_none=True)` raise
+    InvalidUsage.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        average: bool,
+        parameters: list[tuple[str, torch.nn.Parameter]],
+        group: dist.ProcessGroup,
+        reduce: Callable[[float], None],
+        *,
+        check: Callable[[], None],
+    ) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise InvalidUsage(f"accumulate({k!r}): k is the number of micro-batches in a window, 1 or more")
+        self.k, self.average = k, average
+        self.seen = 0
+        self._complete = False
+        self._group, self._reduce, self._check = group, reduce, check
+        self._device = parameters[0][1].device
+        self._parameters = parameters
+        self._ids = {id(parameter) for _, parameter in parameters}
+        self._counts: tuple[list[torch.Tensor], Any] | None = None
+        watcher = weakref.WeakMethod(self._check_step)
+        self._guard = register_optimizer_step_pre_hook(
+            lambda optimizer, _args, _kwargs: (watcher() or _nobody)(optimizer)
+        )
+
+    def __repr__(self) -> str:
+        state = "complete" if self._complete else f"{self.seen} of {self.k} micro-batches seen"
+        return f"GradientMerge(k={self.k}, average={self.average}, {state})"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the latest backward closed a window: gradients are averages over ranks, the optimizer may step."""
+        return self._complete
+
+    def finish(self) -> bool:
+        """Closes a window of fewer than `k` micro-batches, at the end of an epoch. Collective.
+
+        Returns whether there was one; then gradients are what `complete` promises, divided by the micro-batches that
+        were really seen. Raises InvalidUsage on every rank when ranks have seen different numbers of them.
+        """
+        self._check()
+        scale = self.gather(self.seen)
+        if not any(self._wait_for_counts()):
+            self._counts = None
+            return False
+        self._reduce(scale)
+        return True
+
+    # -- for the reducer --
+
+    def closes(self) -> bool:
+        """Whether the backward that is starting now is the last of its window."""
+        return self.seen + 1 == self.k
+
+    def begin(self) -> None:
+        """A gradient has arrived; torch.autograd.grad alone leaves a closed window what it is."""
+        self._complete = False
+
+    @property
+    def gathering(self) -> bool:
+        return self._counts is not None
+
+    def gather(self, seen: int) -> float:
+        """Starts to compare `seen` over ranks; returns what gradients are to be multiplied by."""
+        own = torch.tensor([seen], device=self._device)
+        counts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        self._counts = (counts, dist.all_gather(counts, own, group=self._group, async_op=True))
+        return 1 / seen if self.average and seen else 1.0
+
+    def count(self) -> None:
+        self.seen += 1
+
+    def end(self) -> None:
+        """The window's reduction is done. Raises InvalidUsage when ranks have put different numbers into it."""
+        counts = self._wait_for_counts()
+        self._counts, self.seen = None, 0
+        if len(set(counts)) > 1:
+            seen = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
+            raise InvalidUsage(
+                f"ranks closed one window of gradient merge with different numbers of micro-batches: {seen}. The "
+                "gradients are of no use: give every rank as many micro-batches, or drop those that are too many"
+            )
+        self._complete = True
+
+    def check_gradients(self) -> None:
+        """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""
+        if self.seen and all(parameter.grad is None for _, parameter in self._parameters):
+            raise InvalidUsage(
+                f"zero_grad() after {self.seen} of {self.k} micro-batches threw their gradients away: call it only "
+                "where merge.complete, or finish(), says so"
+            )
+
+    def check_closed(self, what: str) -> None:
+        if self.seen:
+            raise InvalidUsage(
+                f"{what} after {self.seen} of {self.k} micro-batches: their gradients are still this rank's own. "
+                "Call finish() first"
+            )
+
+    def abandon(self, arrived: bool) -> None:
+        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already."""
+        stopped = self.seen + 1
+        if arrived:
+            self.forget()
+            raise InvalidUsage(
+                f"the previous backward stopped half-way through micro-batch {stopped} of a window of {self.k}, and a "
+                "part of its gradients has been added: call zero_grad() on every rank; the next backward opens a window"
+            )
+
+    def forget(self) -> None:
+        """The window under way is lost."""
+        self._counts, self.seen, self._complete = None, 0, False
+
+    def remove(self) -> None:
+        self._guard.remove()
+
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.seen or self.gathering:  # gathering: an optimizer in backward steps as the window closes
+            return
+        if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
+            self.check_closed("optimizer.step()")
+
+    def _wait_for_counts(self) -> list[int]:
+        assert self._counts is not None
+        counts, work = self._counts
+        work.wait()
+        return [int(count) for count in counts]
+
+
+def _nobody(_optimizer: torch.optim.Optimizer) -> None:
+    pass

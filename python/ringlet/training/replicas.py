@@ -1,0 +1,134 @@
+"""The same module on every rank: that ranks agree on its parameters and buffers, and hold one rank's values of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.nn.parameter import is_lazy
+
+from ringlet.errors import InvalidUsage
+
+ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
+
+
+def ignored(module: torch.nn.Module) -> list[str]:
+    """Names of the parameters and buffers that are each rank's own business, where DDP looks for them too."""
+    return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def parameters_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Those that are not ignored; a shared one once, under the first of its names."""
+    left_out = set(ignored(module))
+    return ((name, p) for name, p in module.named_parameters() if name not in left_out)
+
+
+def buffers_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    left_out = set(ignored(module))
+    return ((name, b) for name, b in module.named_buffers() if name not in left_out)
+
+
+def describe(module: torch.nn.Module) -> list[str]:
+    """One line for each parameter and buffer, and the ignored ones: all that ranks must agree on."""
+    lines = [f"ignored {name}" for name in ignored(module)]
+    for name, p in parameters_of(module):
+        strides = f" strides {list(p.stride())}" if p.layout is torch.strided and not is_lazy(p) else ""
+        lines.append(f"parameter {name} {_layout_of(p)}{strides} requires_grad={p.requires_grad}")
+    for name, b in buffers_of(module):
+        lines.append(f"buffer {name} {_layout_of(b)}")
+    return lines
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    shape = "to be inferred" if is_lazy(tensor) else list(tensor.shape)
+    return f"{tensor.dtype} on {tensor.device.type} shape {shape}"
+
+
+def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raises InvalidUsage on every rank if `lines` differ, naming the first rank and line that differ from rank 0's.
+
+    Collective. Costs one all-gather of 8 bytes on `device` while ranks agree.
+    """
+    world = dist.get_world_size(group)
+    digest = int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "little")
+    own = torch.tensor([digest], device=device)
+    digests = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(digests, own, group=group)
+    if all(int(other) == int(digests[0]) for other in digests):
+        return
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, lines, group=group)
+    for rank, theirs in enumerate(everyone):
+        for place in range(max(len(theirs), len(everyone[0]))):
+            expected = everyone[0][place] if place < len(everyone[0]) else "nothing"
+            found = theirs[place] if place < len(theirs) else "nothing"
+            if expected != found:
+                raise InvalidUsage(f"ranks hold different models: rank 0 has '{expected}', rank {rank} has '{found}'")
+
+
+def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:
+    """Raises InvalidUsage with `message`, which every rank is expected to raise at the same place of its program.
+
+    If all do so the group is as before. If one has not within 10 s, the group is failed: on `ringlet` the others raise
+    InvalidUsage with this message in the call in which they wait; on another backend they wait until this process ends,
+    or for their timeout. Speaks through the group's store: the group itself may be in other ranks' calls.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if not _all_refuse(message, group, world, rank):
+        backend: Any = group._get_backend(device)
+        if hasattr(backend, "fail"):
+            backend.fail(f"rank {rank} refused what other ranks went on with: {message}")
+    raise InvalidUsage(message)
+
+
+def _all_refuse(message: str, group: dist.ProcessGroup, world: int, rank: int) -> bool:
+    topic = "ringlet refusal " + hashlib.sha256(message.encode()).hexdigest()
+    with contextlib.suppress(RuntimeError):  # the store's timeout, and whatever else keeps ranks from agreeing
+        store = group.get_group_store()
+        time = store.add(f"{topic} {rank}", 1)  # the same message may be raised again
+        store.set(f"{topic} {rank} {time}", "")
+        store.wait([f"{topic} {other} {time}" for other in range(world)], timedelta(seconds=ALIKE_SECONDS))
+        return True
+    return False
+
+
+@torch.no_grad()
+def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
+    """Copies the parameters and buffers of group rank `source` to every rank, in place. Collective; shapes and dtypes
+    must agree; ignored ones are left alone. As bytes: backends know fewer dtypes than torch."""
+    sent = []
+    for _, tensor in (*parameters_of(module), *buffers_of(module)):
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        sent.append((tensor, dense, dist.broadcast(_bytes_of(dense), group=group, group_src=source, async_op=True)))
+    for tensor, dense, work in sent:
+        work.wait()
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.copy_(dense)
+
+
+@torch.no_grad()
+def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source: int = 0) -> None:
+    """Copies the buffers of group rank `source` to every rank, as the bytes of one message for each device. Collective.
+
+    Copies leave version counters alone: a forward whose backward is still to come may have saved a buffer.
+    """
+    alike: dict[torch.device, list[torch.Tensor]] = {}
+    for _, buffer in sorted(buffers_of(module), key=lambda named: -named[1].element_size()):  # so each is aligned
+        alike.setdefault(buffer.device, []).append(buffer)
+    for found in alike.values():
+        flat = torch.cat([_bytes_of(buffer.resolve_conj().resolve_neg()) for buffer in found])
+        dist.broadcast(flat, group=group, group_src=source)
+        if dist.get_rank(group) != source:
+            with torch.autograd._unsafe_preserve_version_counter(tuple(found)):
+                for buffer, values in zip(found, flat.split([b.nbytes for b in found]), strict=True):
+                    buffer.copy_(values.view(buffer.dtype).view_as(buffer))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements in logical order; the tensor's own memory where it is contiguous."""
+    return tensor.reshape(-1).view(torch.uint8)

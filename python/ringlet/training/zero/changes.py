@@ -1,0 +1,204 @@
+"""What others than a Zero do to its module between two of its calls: followed where that has a meaning, else refused.
+
+New values of parameters are followed: rank 0's are put into every rank's shards. A change of which parameters there are
+to train, or of their shape, dtype or device is refused on all ranks alike, because units are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.module_watch import ModuleWatch
+from ringlet.training.replicas import refuse_together
+
+from .build import Parts
+from .gather import Residency
+from .refusals import shared_with_ddp, wrapped
+from .shards import FlatUnit
+from .traffic import Traffic
+from .units import Slot
+
+_version_of = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+_is_contiguous = torch.Tensor.is_contiguous
+_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+class Changes:
+    """A change of a parameter's values is what autograd counts as one, or other memory given to the parameter. What is
+    written through `parameter.data` is neither: every rank keeps its own shard of it.
+
+    `follow` looks at parameters of units that are whole, which can be written at any time, `gathered` at all.
+    """
+
+    def __init__(self, module: nn.Module, parts: Parts, residency: Residency | None, traffic: Traffic) -> None:
+        self._module, self._parts, self._residency, self._traffic = module, parts, residency, traffic
+        self._places = {slot.parameter: (flat, slot) for flat in parts.flats for slot in flat.unit.slots}
+        self._trained = [(s.name, s.parameter) for flat in parts.trainable for s in flat.unit.slots]
+        self._whole = [p for p, (flat, _) in self._places.items() if flat.whole is not None]
+        self._watch = ModuleWatch(module, [p for p, (flat, _) in self._places.items() if flat.whole is None])
+        self._gathering = False
+        self._alone: Any = None  # the DDP whose forward was found to share no parameter
+        self.renew()
+
+    def renew(self) -> None:
+        """The values that parameters have now are known to Zero."""
+        self._versions = list(map(_version_of, self._whole))
+
+    def follow(self) -> None:
+        """Before a forward that is to be trained, an update and a checkpoint. Collective if values have changed."""
+        if self._gathering:
+            return
+        self._refuse_ddp()
+        if self._watch.same():
+            if list(map(_version_of, self._whole)) == self._versions and all(map(_is_contiguous, self._whole)):
+                return
+        else:
+            self._refuse_other_parameters()
+        changed = [self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True)]
+        if any(changed):
+            self._keep(list(zip(self._whole, changed, strict=True)), [])
+        if all(isinstance(p, nn.Parameter) for p in self._module.parameters()):  # else in functional_call
+            self._watch.take()
+
+    def refuse_frozen(self) -> None:
+        """Before an update, which takes a parameter without a gradient for one whose gradient is zero."""
+        if all(map(_requires_grad, (p for _, p in self._trained))):
+            return
+        name = next(name for name, p in self._trained if not p.requires_grad)
+        self._refuse(
+            f"parameter {name} was frozen (requires_grad=False) after Zero was made, and step() would go on to change "
+            "it by weight decay and momentum: unfreeze it, or freeze it before Zero is made; after remove() another "
+            "Zero can be made of the module"
+        )
+
+    @contextmanager
+    def gathered(self) -> Iterator[list[nn.Parameter]]:
+        """All parameters are whole inside, and what rank 0 changed is kept at the end, or was since `renew` if they
+        are whole anyway; gives a list that then has them. Collective."""
+        if self._residency is not None:
+            self._residency.hold_all()
+        before = dict(zip(self._whole, self._versions, strict=True))
+        others = [p for p in self._module.parameters() if p not in before]
+        before |= {p: p._version for p in others}
+        aside = {p: _place_of(p) for p in others if p not in self._places}
+        kept: list[nn.Parameter] = []
+        self._gathering = True
+        try:
+            yield kept
+            self._refuse_other_parameters()
+            changed = [
+                (p, self._has_changed(p, version) or (p in aside and _place_of(p) != aside[p]))
+                for p, version in before.items()
+            ]
+            self._keep(changed, kept)
+        finally:
+            self._gathering = False
+            if self._residency is not None:
+                self._residency.let_go_all(bool(kept))
+
+    @torch.no_grad()
+    def _keep(self, changed: list[tuple[nn.Parameter, bool]], kept: list[nn.Parameter]) -> None:
+        """Takes rank 0's values of what changed on any rank, and puts those parameters into `kept`."""
+        here = [int(yes) for _, yes in changed]
+        rows = [here, here if self._traffic.rank == 0 else [0] * len(here)]
+        everyone = torch.tensor(rows, dtype=torch.int32, device=changed[0][0].device)
+        try:
+            dist.all_reduce(everyone, dist.ReduceOp.MAX, group=self._traffic.group)
+        except InvalidUsage as error:
+            written = ", ".join(self._name_of(p) for p, yes in changed if yes)
+            raise InvalidUsage(
+                f"parameters were written on this rank and not on all ({written}): write them on every rank, or inside "
+                f"`with zero.gathered():`, where rank 0 may write alone. Underneath: {error}"
+            ) from error
+        anywhere, on_rank_0 = everyone.tolist()
+        kept += [p for (p, _), taken in zip(changed, anywhere, strict=True) if taken]
+        for parameter in kept:
+            if parameter in self._places:
+                self._take(*self._places[parameter])
+            else:
+                self._take_frozen(parameter)
+        self.renew()
+        missed = [p for (p, _), yes, first in zip(changed, anywhere, on_rank_0, strict=True) if yes and not first]
+        if missed:
+            where = "inside gathered()" if self._gathering else "by other than Zero's calls"
+            raise InvalidUsage(
+                f"parameter {self._name_of(missed[0])} was changed {where}, but not on rank 0, whose values all take"
+            )
+
+    def _take_frozen(self, parameter: nn.Parameter) -> None:
+        """One that is in no unit."""
+        dense = parameter.detach().contiguous()
+        dist.broadcast(dense, group=self._traffic.group, group_src=0)
+        parameter.copy_(dense)
+
+    def _take(self, flat: FlatUnit, slot: Slot) -> None:
+        values = self._values_of(flat)[slot.start : slot.stop]
+        if not slot.parameter.is_set_to(values.view(slot.shape)):
+            values.copy_(slot.parameter.detach().reshape(-1).clone())  # which may be another view of the same memory
+            slot.parameter.data = values.view(slot.shape)
+        dist.broadcast(values, group=self._traffic.group, group_src=0)
+        torch.autograd.graph.increment_version(slot.parameter)  # the flat buffer has a counter of its own
+        if flat.whole is None:
+            _copy_common(flat.shard, flat.start, values, slot.start)
+
+    def _values_of(self, flat: FlatUnit) -> torch.Tensor:
+        if flat.whole is not None:
+            return flat.whole
+        assert self._residency is not None
+        return self._residency.buffer_of(flat)
+
+    def _has_changed(self, parameter: nn.Parameter, version: int) -> bool:
+        if parameter._version != version:
+            return True
+        if parameter not in self._places:
+            return False
+        flat, slot = self._places[parameter]
+        return not parameter.is_set_to(flat.view(slot, self._values_of(flat)))
+
+    def _name_of(self, parameter: nn.Parameter) -> str:
+        if parameter in self._places:
+            return self._places[parameter][1].name
+        return next((name for name, p in self._module.named_parameters() if p is parameter), "?")
+
+    # -- what cannot be followed --
+
+    def _refuse_ddp(self) -> None:
+        active = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
+        if active is None or active is self._alone:
+            return
+        wrong = shared_with_ddp(active, self._trained)
+        if wrong is not None:
+            self._refuse(wrong)
+        self._alone = active
+
+    def _refuse_other_parameters(self) -> None:
+        wrong = wrapped(self._module)
+        if wrong is not None:
+            self._refuse(wrong)
+        change = self._watch.change()
+        if change is not None:
+            self._refuse(
+                f"{change}; Zero trains the parameters for which it was made: undo the change, or call remove() and "
+                "make another Zero of the module, on every rank (add adapters, freeze and convert before Zero is made)"
+            )
+
+    def _refuse(self, message: str) -> None:
+        refuse_together(message, self._traffic.group, self._parts.flats[0].unit.device)
+
+
+def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:
+    return parameter.data_ptr(), parameter.stride()
+
+
+def _copy_common(to: torch.Tensor, to_start: int, values: torch.Tensor, start: int) -> None:
+    """Copies what both have: elements from `to_start` and from `start` of one unit."""
+    first, last = max(to_start, start), min(to_start + to.numel(), start + values.numel())
+    if first < last:
+        to[first - to_start : last - to_start].copy_(values[first - start : last - start])

@@ -1,0 +1,305 @@
+"""Stage 3: which units are whole at the moment, and why.
+
+A module's forward gathers the units of its own parameters, a backward those that an operation saved. What autograd
+saves of a gathered parameter is kept as a place in its unit, so a buffer serves another unit in between. While a unit
+is used the one that was next in the pass before is gathered already; units that nobody uses are released first, so a
+chain of modules has two whole units at any time. Source: ZeRO-3 (Rajbhandari et al., SC 2020), FSDP (Zhao et al., VLDB
+2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.gradient_hooks import ForwardHook, in_backward, untraced
+
+from .memory import MappedFiles, Pool, storage_key
+from .released import Released, release, restore
+from .shards import FlatUnit
+from .traffic import Pending, Traffic
+from .units import Slot
+
+
+@dataclass(eq=False)
+class _Whole:
+    """A gathered unit. `uses`: forwards that run with it. `awaited`: a backward has yet to produce its gradients."""
+
+    buffer: torch.Tensor
+    pending: Pending
+    uses: int = 0
+    awaited: bool = False
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Stands for a tensor that autograd saved: a part of a unit, as it was after so many updates, and of a dtype that
+    may be another view of the unit's bytes. In elements of this dtype."""
+
+    flat: FlatUnit
+    updates: int
+    dtype: torch.dtype
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Order:
+    """The order of use in the pass before, to tell what comes next."""
+
+    def __init__(self) -> None:
+        self.expected: list[FlatUnit] = []
+        self.seen: list[FlatUnit] = []
+        self._place = 0
+
+    def begin(self, otherwise: list[FlatUnit]) -> None:
+        self.expected = self.seen or otherwise
+        self.seen, self._place = [], 0
+
+    def next_after(self, flat: FlatUnit) -> FlatUnit | None:
+        self.seen.append(flat)
+        if flat not in self.expected[self._place :]:
+            return None
+        self._place = self.expected.index(flat, self._place) + 1
+        return self.expected[self._place] if self._place < len(self.expected) else None
+
+
+class Residency:
+    """Gathers and releases `flats`, the units that are kept in shards. `on_backward` is called when a backward uses
+    one. Collective in all it does: ranks must run the same modules in the same order."""
+
+    def __init__(
+        self, flats: list[FlatUnit], traffic: Traffic, files: MappedFiles | None, on_backward: Callable[[], None]
+    ) -> None:
+        self.flats = flats
+        self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
+        self._usual_pools = self.pools
+        self._held: Any = None  # while all are: the hooks on what autograd saves
+        self._updates = 0
+        self._traffic = traffic
+        self._files = files
+        self._on_backward = on_backward
+        self._whole: dict[FlatUnit, _Whole] = {}
+        self._of_storage: dict[int, FlatUnit] = {}
+        self._current: FlatUnit | None = None
+        self._forward, self._backward = _Order(), _Order()
+        self._running: list[tuple[nn.Module, Any, list[tuple[FlatUnit, Slot]]]] = []
+        self._depth: dict[nn.Parameter, int] = {}
+        self._lent_version: dict[nn.Parameter, int] = {}
+        for flat in flats:
+            for slot in flat.unit.slots:
+                release(slot.parameter, slot.name, slot.shape)
+
+    def attach(self, module: nn.Module) -> list[Any]:
+        """Hooks on every module with parameters of its own, or that is one unit; returns their handles."""
+        place = {slot.parameter: (flat, slot) for flat in self.flats for slot in flat.unit.slots}
+        used: dict[nn.Module, list[tuple[FlatUnit, Slot]]] = {}
+        for flat, slot in place.values():
+            used.setdefault(slot.user, []).append((flat, slot))
+        handles = []
+        for child in module.modules():
+            own = used.get(child, [])
+            own = own + [place[p] for p in child.parameters(recurse=False) if p in place and place[p] not in own]
+            if own:
+                enter = child.register_forward_pre_hook(ForwardHook(partial(self._enter, own)), prepend=True)
+                leave = child.register_forward_hook(ForwardHook(self._leave), always_call=True)
+                load = child.register_load_state_dict_pre_hook(ForwardHook(self._refuse_loading))
+                handles += [enter, leave, load]
+        return handles
+
+    def begin_forward(self) -> None:
+        if not self._running:
+            self.release_all()
+            self._forward.begin(self.flats)
+
+    def end_forward(self, keep_last: bool) -> None:
+        """`keep_last`: a backward is expected, which begins with the unit that was used last."""
+        for flat in list(self._whole):
+            if not (keep_last and flat is self._current):
+                self._release(flat)
+
+    def begin_backward(self) -> None:
+        self._backward.begin(list(reversed(self._forward.seen)))
+
+    def arrived(self, flat: FlatUnit) -> None:
+        """All gradients of the unit are there: this backward needs it no more."""
+        whole = self._whole.get(flat)
+        if whole is not None:
+            whole.awaited = False
+            self._release(flat)
+
+    def release_all(self) -> None:
+        for flat, whole in list(self._whole.items()):
+            whole.awaited = False
+            self._release(flat)
+
+    def before_update(self) -> None:
+        """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
+        if self._held is not None:
+            raise InvalidUsage("an update inside gathered()")
+        self.release_all()
+        self._updates += 1
+
+    def hold_all(self) -> None:
+        """Makes every unit whole, and every parameter usable, until `let_go_all`; in buffers beside the usual ones."""
+        if self._held is not None:
+            raise InvalidUsage("gathered() inside gathered()")
+        self.release_all()
+        self._usual_pools, self.pools = self.pools, {}
+        for flat in self.flats:
+            self._touch(flat, prefetch=False).uses += 1
+            for slot in flat.unit.slots:
+                self._lend(flat, slot)
+        self._held = self._watch_saved()  # a backward may come when they are gone again
+
+    def buffer_of(self, flat: FlatUnit) -> torch.Tensor:
+        """Of a unit that is whole."""
+        return self._whole[flat].buffer
+
+    def let_go_all(self, changed: bool) -> None:
+        """`changed`: some values are others now than those that autograd saved."""
+        self._held.__exit__()
+        self._updates += changed
+        for flat in self.flats:
+            for slot in flat.unit.slots:
+                self._take_back(slot)
+            self._whole[flat].uses -= 1
+        self.release_all()
+        self.pools, self._held = self._usual_pools, None
+
+    def _enter(self, own: list[tuple[FlatUnit, Slot]], module: nn.Module, _inputs: Any) -> None:
+        for flat, slot in own:
+            self._touch(flat).uses += 1
+            self._lend(flat, slot)
+        self._running.append((module, self._watch_saved(), own))
+
+    def _watch_saved(self) -> Any:
+        """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            untraced(lambda tensor: self._pack(tensor, outer)), untraced(lambda saved: self._unpack(saved, outer))
+        )
+        hooks.__enter__()
+        return hooks
+
+    def _leave(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not self._running or self._running[-1][0] is not module:
+            return  # an error before _enter was done
+        _, hooks, own = self._running.pop()
+        hooks.__exit__()
+        written = [slot.name for flat, slot in own if self._depth[slot.parameter] == 1 and self._is_written(flat, slot)]
+        for flat, slot in own:
+            self._take_back(slot)
+            self._whole[flat].uses -= 1
+        if written:
+            raise InvalidUsage(
+                f"{type(module).__name__} wrote into its parameter {written[0]} in its forward, which stage 3 does not "
+                "keep: compute the value without writing it (as parametrizations do), write inside `with "
+                "zero.gathered():`, or use stage 1 or 2"
+            )
+        for tensor in tree_leaves(output):
+            if self._unit_of(tensor) is not None:
+                names = ", ".join(slot.name for _, slot in own)
+                raise InvalidUsage(
+                    f"{type(module).__name__} returns a view of its own parameter (one of {names}), which stage 3 "
+                    "releases after its forward: return a copy"
+                )
+
+    def _lend(self, flat: FlatUnit, slot: Slot) -> None:
+        depth = self._depth.get(slot.parameter, 0)
+        if depth == 0:
+            restore(slot.parameter, flat.view(slot, self._whole[flat].buffer))
+            self._lent_version[slot.parameter] = slot.parameter._version
+        self._depth[slot.parameter] = depth + 1
+
+    def _take_back(self, slot: Slot) -> None:
+        self._depth[slot.parameter] -= 1
+        if self._depth[slot.parameter] == 0:
+            release(slot.parameter, slot.name, slot.shape)
+
+    def _is_written(self, flat: FlatUnit, slot: Slot) -> bool:
+        parameter = slot.parameter
+        there = parameter.is_set_to(flat.view(slot, self._whole[flat].buffer))
+        return not there or parameter._version != self._lent_version[parameter]
+
+    def _refuse_loading(self, module: nn.Module, *_arguments: Any) -> None:
+        if any(isinstance(parameter, Released) for parameter in module.parameters(recurse=False)):
+            raise InvalidUsage(
+                f"load_state_dict of {type(module).__name__}, whose parameters stage 3 keeps in shards: call it inside "
+                "`with zero.gathered():`"
+            )
+
+    def _unit_of(self, value: Any) -> FlatUnit | None:
+        """The unit whose gathered buffer a tensor is a view of."""
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or isinstance(value, Released):
+            return None
+        return self._of_storage.get(storage_key(value))
+
+    def _pack(self, tensor: torch.Tensor, outer: Any) -> Any:
+        flat = self._unit_of(tensor)
+        if flat is not None and (tensor.is_conj() or tensor.is_neg()):  # more than a place
+            flat, tensor = None, tensor.detach().resolve_conj().resolve_neg()
+        if flat is None:
+            return outer[0](tensor) if outer is not None else tensor
+        offset = int(tensor.storage_offset() - self._whole[flat].buffer.view(tensor.dtype).storage_offset())
+        return _Saved(flat, self._updates, tensor.dtype, offset, tensor.size(), tensor.stride())
+
+    def _unpack(self, saved: Any, outer: Any) -> torch.Tensor:
+        if not isinstance(saved, _Saved):
+            return outer[1](saved) if outer is not None else saved
+        if saved.updates != self._updates:
+            names = ", ".join(slot.name for slot in saved.flat.unit.slots)
+            raise InvalidUsage(f"a backward after its parameters were updated, of: {names}; call it before step()")
+        if in_backward():
+            self._on_backward()
+        whole = self._touch(saved.flat)
+        whole.awaited = whole.awaited or (in_backward() and saved.flat.unit.trainable)
+        buffer = whole.buffer.view(saved.dtype)
+        part = buffer.as_strided(saved.size, saved.stride, buffer.storage_offset() + saved.offset)
+        # nobody tells when the operation is done with a frozen unit, and what it saved besides may take others first;
+        # with create_graph the backward is recorded in its turn, and what it saves is not packed
+        return part.clone() if not whole.awaited or torch.is_grad_enabled() else part
+
+    def _touch(self, flat: FlatUnit, prefetch: bool = True) -> _Whole:
+        fresh = flat is not self._current
+        if fresh:
+            for other in list(self._whole):
+                if other is not flat:
+                    self._release(other)
+            self._current = flat
+        whole = self._whole.get(flat) or self._start(flat)
+        whole.pending.wait()
+        if fresh and prefetch:
+            following = (self._backward if in_backward() else self._forward).next_after(flat)
+            if following is not None and following not in self._whole and self._traffic.overlap:
+                self._start(following)
+        return whole
+
+    def _start(self, flat: FlatUnit) -> _Whole:
+        unit = flat.unit
+        key = (unit.dtype, unit.device)
+        pool = self.pools.setdefault(key, Pool(*key, self._traffic.group))
+        buffer = pool.borrow(unit.count)
+        pending = self._traffic.all_gather(buffer, flat.shard.to(unit.device, non_blocking=True))
+        self._whole[flat] = whole = _Whole(buffer, pending)
+        self._of_storage[storage_key(buffer)] = flat
+        return whole
+
+    def _release(self, flat: FlatUnit) -> None:
+        whole = self._whole[flat]
+        if whole.uses or whole.awaited:
+            return
+        whole.pending.wait()  # a gather that nobody used
+        del self._whole[flat], self._of_storage[storage_key(whole.buffer)]
+        self.pools[flat.unit.dtype, flat.unit.device].give_back(whole.buffer)
+        if self._files is not None:
+            self._files.release_pages([flat.shard])
+        if self._current is flat:
+            self._current = None

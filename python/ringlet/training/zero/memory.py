@@ -1,0 +1,114 @@
+"""Where flat tensors lie: memory of the group's backend, of the host, or of a file; and buffers that are used again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pathlib
+import tempfile
+import weakref
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from ringlet.backend import backend_of
+from ringlet.errors import SystemError
+
+
+def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
+    """`count` zeros from the group's own allocator where it has one (`ringlet`: registered memory), else from torch."""
+    backend = backend_of(group, device)
+    with torch.inference_mode(False):  # what an evaluation borrows first, training borrows later
+        if backend.supports_tensor_alloc(device):
+            return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
+        return torch.zeros(count, dtype=dtype, device=device)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The same for all tensors that share a storage."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages that `tensors` lie in, each counted once."""
+    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+class Pool:
+    """Flat buffers of one dtype and device that are borrowed and given back.
+
+    There are never more of them than were borrowed at one time, and none is larger than the largest request.
+    `peak_bytes` is the most that was held, `peak_live` the most that was borrowed at one time.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
+        self._place = (dtype, device, group)
+        self._free: list[torch.Tensor] = []
+        self._borrowed: dict[int, torch.Tensor] = {}
+        self.peak_bytes = 0
+        self.peak_live = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._free, *self._borrowed.values()))
+
+    def borrow(self, count: int) -> torch.Tensor:
+        """The first `count` elements of a buffer, whatever is in them."""
+        fitting = [buffer for buffer in self._free if buffer.numel() >= count]
+        if fitting:
+            buffer = min(fitting, key=torch.Tensor.numel)
+            self._drop(buffer)
+        else:
+            if self._free:
+                self._drop(max(self._free, key=torch.Tensor.numel))
+            buffer = allocate(count, *self._place)
+        self._borrowed[storage_key(buffer)] = buffer
+        self.peak_live = max(self.peak_live, len(self._borrowed))
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        return buffer[:count]
+
+    def give_back(self, part: torch.Tensor) -> None:
+        self._free.append(self._borrowed.pop(storage_key(part)))
+
+    def _drop(self, buffer: torch.Tensor) -> None:
+        self._free = [other for other in self._free if other is not buffer]
+
+
+class MappedFiles:
+    """Tensors in memory-mapped files of a folder, each file without a name, so that none is left behind.
+
+    Their pages are in memory while they are used, and `release_pages` hands them back to the kernel, which keeps or
+    writes them as it sees fit. A full disk is seen when a tensor is made, not later.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = pathlib.Path(folder)
+        self._maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+
+    def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        nbytes = max(1, count * dtype.itemsize)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                mapping = mmap.mmap(file.fileno(), nbytes)
+        except OSError as error:
+            raise SystemError(
+                f"cannot make a file of {nbytes} bytes in {self.folder} to offload to: {error.strerror}; "
+                "name a folder that exists, on a disk with room"
+            ) from error
+        tensor = torch.frombuffer(mapping, dtype=dtype)[:count]  # keeps the mapping alive
+        self._maps[storage_key(tensor)] = mapping
+        return tensor
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.zeros(tensor.numel(), tensor.dtype).copy_(tensor)
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        return storage_key(tensor) in self._maps
+
+    def release_pages(self, tensors: Iterable[torch.Tensor]) -> None:
+        for key in {storage_key(tensor) for tensor in tensors}:
+            mapping = self._maps.get(key)
+            if mapping is not None:
+                mapping.madvise(mmap.MADV_DONTNEED)

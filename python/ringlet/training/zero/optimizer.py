@@ -1,0 +1,272 @@
+"""The optimizer over this rank's shards: what it updates, in which pieces, and on which device.
+
+An elementwise optimizer gives an element the same update wherever it stands, so it may run on flat pieces of the
+shards. A piece lies in one unit, has one set of options and at most a sub-group's elements. Where the compute type has
+16 bits a piece is an fp32 master copy, from which the shard is rounded after every update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ringlet.errors import InvalidUsage
+
+from .gradients import UnitGradient
+from .memory import MappedFiles
+from .options import Offload
+from .shards import FlatUnit
+
+_OPTIM = torch.optim
+ELEMENTWISE = {
+    _OPTIM.Adam, _OPTIM.AdamW, _OPTIM.NAdam, _OPTIM.RAdam, _OPTIM.Adamax, _OPTIM.Adagrad, _OPTIM.Adadelta,
+    _OPTIM.RMSprop, _OPTIM.Rprop, _OPTIM.SGD, _OPTIM.ASGD,
+}  # fmt: skip
+NOT_ELEMENTWISE = {
+    "LBFGS": "it needs all parameters at once and evaluates the model again",
+    "Muon": "it orthogonalises whole matrices",
+    "Adafactor": "it keeps statistics of whole rows and columns",
+    "SparseAdam": "it takes sparse gradients",
+    "Shampoo": "it multiplies whole matrices",
+    "LAMB": "it takes norms of whole layers",
+    "LARS": "it takes norms of whole layers",
+}
+
+OptionsOf = Callable[[str, nn.Parameter], dict[str, Any]]
+OptionsBy = dict[nn.Parameter, dict[str, Any]]
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+def refuse_if_not_elementwise(optimizer_class: Any, vouched: bool) -> None:
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise InvalidUsage(f"optimizer_class must be a class of torch.optim.Optimizer, got {optimizer_class!r}")
+    bad = next((c.__name__ for c in optimizer_class.__mro__ if c.__name__ in NOT_ELEMENTWISE), None)
+    if bad is not None:
+        raise InvalidUsage(f"{optimizer_class.__name__} cannot run on flat shards: {NOT_ELEMENTWISE[bad]}")
+    if optimizer_class not in ELEMENTWISE and not vouched:
+        known = ", ".join(sorted(c.__name__ for c in ELEMENTWISE))
+        raise InvalidUsage(
+            f"{optimizer_class.__name__} is not known to treat every element alike, whatever the tensor it stands in "
+            f"(known: {known}); pass elementwise=True if it does"
+        )
+
+
+@dataclass(eq=False)
+class Piece:
+    """Elements [start, stop) of a unit's shard, which the optimizer updates as `tensor`: a view of it, or a master."""
+
+    flat: FlatUnit
+    start: int
+    stop: int
+    tensor: torch.Tensor
+    is_master: bool
+
+
+class ShardedOptimizer:
+    """`optimizer`, an `optimizer_class` over the pieces of `flats`.
+
+    Its groups are those of `options`, in their order, whatever this rank has of them: schedules and checkpoints go by
+    a group's number, on every rank, in any world and with any limits.
+    """
+
+    def __init__(
+        self,
+        flats: list[FlatUnit],
+        make: MakeOptimizer,
+        options: OptionsBy,
+        sub_group_elements: int,
+        offload: tuple[Offload | None, MappedFiles | None],
+    ) -> None:
+        self._offload, self._files = offload
+        self._make = make
+        self.pieces: list[Piece] = []
+        groups: dict[str, dict[str, Any]] = {_key(given): {"params": [], **given} for given in options.values()}
+        for flat in flats:
+            for given, start, stop in _runs(flat, options):
+                for first in range(start, stop, sub_group_elements):
+                    piece = self._piece(flat, first, min(first + sub_group_elements, stop))
+                    self.pieces.append(piece)
+                    groups[_key(given)]["params"].append(piece.tensor)
+        self.optimizer = make(list(groups.values()))
+        slots = [slot for flat in flats for slot in flat.unit.slots]
+        self.group_names = [sorted(s.name for s in slots if _key(options[s.parameter]) == key) for key in groups]
+        self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
+        self.sub_groups = list(_packed(self.pieces, sub_group_elements))
+        self.scratch_peak_bytes = 0
+        self.updating = False  # the optimizer's own step is called
+        self._settle(self.pieces)
+
+    def step(self, gradients: dict[FlatUnit, UnitGradient], factor: float | torch.Tensor | None) -> Iterator[FlatUnit]:
+        """Updates all pieces with their gradients times `factor`, a sub-group at a time; yields units as they are
+        done, their shards up to date."""
+        waiting = {flat: 0 for flat in gradients}
+        for piece in self.pieces:
+            waiting[piece.flat] += 1
+        for sub_group in self.sub_groups:
+            self._step(sub_group, gradients, factor)
+            for piece in sub_group:
+                waiting[piece.flat] -= 1
+                if waiting[piece.flat] == 0:
+                    yield piece.flat
+
+    @torch.no_grad()
+    def _step(
+        self, sub_group: list[Piece], gradients: dict[FlatUnit, UnitGradient], factor: float | torch.Tensor | None
+    ) -> None:
+        self.take_written(sub_group)
+        scratch_bytes = 0
+        for piece in sub_group:
+            gradient = gradients[piece.flat].shard[piece.start : piece.stop]
+            if piece.is_master:
+                # copied, so that the factor is applied before anything is rounded again
+                gradient = gradient.to(piece.tensor.device, piece.tensor.dtype, copy=True)
+                scratch_bytes += gradient.nbytes
+            if factor is not None:
+                gradient.mul_(factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor)
+            piece.tensor.grad = gradient
+        self.scratch_peak_bytes = max(self.scratch_peak_bytes, scratch_bytes)
+        self.updating = True
+        try:
+            self.optimizer.step()
+        finally:
+            self.updating = False
+        for piece in sub_group:
+            piece.tensor.grad = None
+            if piece.is_master:
+                piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
+        self._settle(sub_group)
+
+    def elementwise_states(self, piece: Piece) -> dict[str, torch.Tensor]:
+        """The states of the piece's elements, each of the shape of `piece.tensor`."""
+        state = self.optimizer.state.get(piece.tensor, {})
+        return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == piece.tensor.shape}
+
+    def states(self, piece: Piece) -> list[torch.Tensor]:
+        """All tensors that the optimizer keeps for the piece."""
+        return [v for v in self.optimizer.state.get(piece.tensor, {}).values() if isinstance(v, torch.Tensor)]
+
+    def other_states(self, piece: Piece) -> dict[str, Any]:
+        """The states of the piece as a whole, such as its number of steps."""
+        state = self.optimizer.state.get(piece.tensor, {})
+        return {k: v for k, v in state.items() if k not in self.elementwise_states(piece) and v is not None}
+
+    def make_states(self) -> list[Piece]:
+        """Gives pieces without states those that a first step would make, as places to load into; returns them.
+
+        Done on zeros beside the pieces, so that no piece changes, whatever the optimizer.
+        """
+        made = []
+        options = {id(tensor): group for group in self.optimizer.param_groups for tensor in group["params"]}
+        for piece in self.pieces:
+            if not self.optimizer.state.get(piece.tensor):
+                stand_in = torch.zeros_like(piece.tensor)
+                stand_in.grad = torch.zeros_like(stand_in)
+                other = self._make([{**options[id(piece.tensor)], "params": [stand_in]}])
+                other.step()
+                self.optimizer.state[piece.tensor] = other.state[stand_in]
+                made.append(piece)
+                self._settle([piece])
+        return made
+
+    @torch.no_grad()
+    def take_written(self, pieces: Iterable[Piece]) -> None:
+        """Puts into masters what was written into their shards by others than the optimizer: elements that are not what
+        the masters round to. The others keep what rounding would lose."""
+        for piece in pieces:
+            if not piece.is_master:
+                continue
+            master = piece.tensor
+            shard = piece.flat.shard[piece.start : piece.stop].to(master.device)
+            rounded = master.to(shard.dtype)
+            if not torch.equal(shard, rounded):
+                master.copy_(torch.where(shard == rounded, master, shard.to(master.dtype)))
+
+    @torch.no_grad()
+    def round_masters(self) -> None:
+        """Brings the shards up to date with masters that were loaded."""
+        for piece in self.pieces:
+            if piece.is_master:
+                piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
+
+    def drop_states(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self.optimizer.state.pop(piece.tensor, None)
+
+    def _piece(self, flat: FlatUnit, start: int, stop: int) -> Piece:
+        low = flat.shard[start:stop]
+        place = torch.device("cpu") if self._offload is not None else flat.unit.device
+        narrow = flat.unit.dtype.itemsize < 4
+        in_file = self._files is not None and not self._files.hold(low)
+        if not narrow and not in_file and low.device == place:
+            return Piece(flat, start, stop, low, False)
+        assert flat.initial is not None
+        master = flat.initial[start:stop].to(place, torch.float32 if narrow else flat.unit.dtype, copy=True)
+        if self._files is not None:
+            master = self._files.copy_of(master)
+        elif self._offload is not None and self._offload.pin_memory:
+            master = master.pin_memory()
+        return Piece(flat, start, stop, master, True)
+
+    def _settle(self, pieces: Iterable[Piece]) -> None:
+        """Moves new states to files, and takes what the pieces have there out of memory."""
+        if self._files is None:
+            return
+        for piece in pieces:
+            states = self.elementwise_states(piece)
+            for key, value in states.items():
+                if not self._files.hold(value):
+                    self.optimizer.state[piece.tensor][key] = self._files.copy_of(value)
+            self._files.release_pages([piece.tensor, *self.elementwise_states(piece).values()])
+
+
+def _key(options: dict[str, Any]) -> str:
+    return repr(sorted(options.items()))
+
+
+def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Ranges of the shard with equal options; a gap belongs to the slot before it."""
+    unit = flat.unit
+    options = [options_by[slot.parameter] for slot in unit.slots]
+    ends = [*(slot.start for slot in unit.slots[1:]), unit.count]
+    start, shard = 0, (flat.start, flat.stop)
+    for index, end in enumerate(ends):
+        if index + 1 < len(ends) and options[index + 1] == options[index]:
+            continue
+        first, last = max(start, shard[0]), min(end, shard[1])
+        if first < last:
+            yield options[index], first - shard[0], last - shard[0]
+        start = end
+
+
+def _packed(pieces: list[Piece], cap: int) -> Iterator[list[Piece]]:
+    """Consecutive pieces of at most `cap` elements together."""
+    part: list[Piece] = []
+    count = 0
+    for piece in pieces:
+        size = piece.stop - piece.start
+        if part and count + size > cap:
+            yield part
+            part, count = [], 0
+        part.append(piece)
+        count += size
+    if part:
+        yield part
+
+
+@torch.no_grad()
+def global_norm(units: list[UnitGradient], scale: float, group: dist.ProcessGroup) -> torch.Tensor:
+    """The 2-norm of all gradients of all ranks times `scale`, a scalar: float64 for float64 gradients, else float32.
+
+    Collective; the same bits on all ranks.
+    """
+    device = units[0].flat.unit.device
+    dtype = torch.float64 if any(unit.shard.dtype is torch.float64 for unit in units) else torch.float32
+    norms = [torch.linalg.vector_norm(unit.shard, dtype=dtype).to(device) for unit in units]
+    squares = torch.stack(norms).square().sum().reshape(1)
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt()[0] * scale

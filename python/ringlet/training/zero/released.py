@@ -1,0 +1,75 @@
+"""Parameters that are not there: those that stage 3 keeps in shards while no module uses them.
+
+A released parameter keeps its identity, shape, dtype and gradient. Everything that would read its values raises, where
+a silent zero or a stale value would train a wrong model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.gradient_hooks import in_backward
+
+_READ = "shape dtype device layout requires_grad grad is_leaf ndim grad_fn is_cuda is_meta _post_accumulate_grad_hooks"
+_METHODS = (
+    "size dim numel nelement element_size stride is_floating_point is_complex __hash__ __len__ "
+    "register_hook register_post_accumulate_grad_hook"
+)
+_ALLOWED = {getattr(torch.Tensor, name).__get__ for name in _READ.split()}
+_ALLOWED |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
+_ALLOWED |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}  # type: ignore[union-attr]
+
+
+class Released(nn.Parameter):
+    """What the class of a parameter is while its values are held in shards."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _ALLOWED:
+            name = next((v.__dict__.get("ringlet_name") for v in _flat(args) if isinstance(v, Released)), "?")
+            called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
+            hint = (
+                "An activation checkpoint inside that forward computes a part of it again: put it around modules"
+                if in_backward() and torch.is_grad_enabled()
+                else "Call that module, make bucket_elements so large that the module which reads it is one unit, or "
+                "use `with zero.gathered():`"
+            )
+            raise InvalidUsage(
+                f"{called} on parameter {name}, whose values are in shards: stage 3 gathers it only while its own "
+                f"module's forward runs. {hint}"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        shape = list(self.shape)
+        return f"Parameter {self.__dict__.get('ringlet_name')} of shape {shape}, {self.dtype}, held in shards"
+
+
+def _flat(args: Any) -> list[Any]:
+    found = []
+    for arg in args:
+        found += _flat(arg) if isinstance(arg, (list, tuple)) else [arg]
+    return found
+
+
+def release(parameter: nn.Parameter, name: str, shape: torch.Size) -> None:
+    """Takes the values away. The shape stays, because autograd looks at it when the gradient arrives."""
+    parameter.__class__ = nn.Parameter
+    value = float("nan") if parameter.dtype.is_floating_point or parameter.dtype.is_complex else 0
+    with torch.inference_mode(False):  # else it would stay an inference tensor, which cannot be trained
+        nothing = torch.full((), value, dtype=parameter.dtype, device=parameter.device)
+        parameter.data = nothing.expand(shape)
+    parameter.__dict__["ringlet_name"] = name
+    parameter.__class__ = Released
+
+
+def restore(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Gives the parameter `values`, of its shape and dtype."""
+    parameter.__class__ = nn.Parameter
+    with torch.inference_mode(False):
+        parameter.data = values

@@ -1,0 +1,82 @@
+"""Who else may call `step`: the optimizer over the shards, for a Zero; no optimizer over the module's parameters.
+
+A training loop that knows optimizers alone (GradScaler, Lightning, the transformers Trainer) is given
+`Zero.optimizer`. Another optimizer over the module's parameters would find no gradients, and train nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.gradient_hooks import owner_of
+
+from .gradients import Gradients
+from .optimizer import ShardedOptimizer
+
+
+def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_grad: Callable[[], None]) -> None:
+    """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero; within an update `step` is the
+    optimizer's own."""
+    optimizer = sharded.optimizer
+    own_step = type(optimizer).step
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        if sharded.updating:
+            return own_step(self)
+        _refuse_scaled(self)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        zero_step()
+        return loss
+
+    def drop(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        zero_grad()
+
+    def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        raise InvalidUsage(
+            "add_param_group on zero.optimizer: its groups are made with the Zero, of parameters that were trained "
+            "then; call remove() and make another Zero, with options_of= for options of a group"
+        )
+
+    # methods, not functions: torch's schedules wrap what stands behind a method
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(drop, optimizer)  # type: ignore[method-assign]
+    optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+    # GradScaler leaves scaled gradients to such an optimizer, and so comes to `step`
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def _refuse_scaled(optimizer: Any) -> None:
+    if hasattr(optimizer, "grad_scale"):
+        del optimizer.grad_scale, optimizer.found_inf
+        raise InvalidUsage(
+            "GradScaler on zero.optimizer: the scale would have to be taken from gradients in shards, alike on all "
+            "ranks; bfloat16 needs no loss scaling: use GradScaler(enabled=False), or call zero.step()"
+        )
+
+
+@functools.cache
+def refuse_other_optimizers() -> None:
+    """Once in a process: from now on `step` of an optimizer that holds a parameter of a Zero raises InvalidUsage."""
+    register_optimizer_step_pre_hook(_before_any_step)
+
+
+def _before_any_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        # all but those with gradients, which Zero takes away; only stage 1 does not within a window
+        for parameter in [*group["params"][:1], *(p for p in group["params"] if p.grad is None)]:
+            if isinstance(owner_of(parameter), Gradients):
+                raise InvalidUsage(
+                    f"step() of an optimizer ({type(optimizer).__name__}) that holds a parameter of shape "
+                    f"{list(parameter.shape)} which a Zero trains: gradients are in shards, and it would train "
+                    "nothing. Call zero.step(), or give the loop zero.optimizer in its place"
+                )

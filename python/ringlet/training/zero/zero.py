@@ -1,0 +1,428 @@
+"""ZeRO: the model's states in shards over the ranks of a group (Rajbhandari et al., SC 2020, arXiv 1910.02054)."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ringlet.errors import InvalidUsage
+from ringlet.training.gradient_hooks import ForwardHook, in_backward
+
+from . import checkpoint
+from .build import build
+from .changes import Changes
+from .gather import Residency
+from .gradients import Gradients
+from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
+from .options import Offload, Options, offload_of, refuse_max_norm
+from .refusals import group_of, options_by_parameter, refuse_unsupported, refusing_alike
+from .released import restore
+from .report import Clock, communication, describe, memory
+from .shards import FlatUnit
+from .step_calls import lead_to_zero, refuse_other_optimizers
+from .traffic import Traffic
+
+
+class Zero:
+    """Trains a module with its states divided over the ranks of a group, so that each rank keeps 1/N of them.
+
+        zero = ringlet.Zero(model, torch.optim.AdamW, stage=2, dtype=torch.bfloat16, lr=1e-3)
+        for inputs, targets in batches:
+            loss_of(model(inputs), targets).backward()
+            zero.step()
+
+    Stage 1 divides optimizer states and masters, stage 2 gradients too, stage 3 parameters too. The module is used
+    unchanged. A backward leaves the average over ranks of all gradients in shards and None in every `parameter.grad`,
+    at stage 1 the last of a window; a parameter that got no gradient counts zero. At construction rank 0's parameters
+    and buffers are copied to all ranks, and the parameters move to flat buffers, of the group's own memory where its
+    backend allocates.
+
+    Args:
+        module: a module whose trainable parameters are bfloat16, float32 or float64 and get dense gradients.
+        optimizer_class: an elementwise torch optimizer; `optimizer_defaults` are its arguments.
+        stage: 1, 2 or 3.
+        process_group: a torch.distributed group, by default the whole world.
+        dtype: parameters' and floating buffers' dtype for computation; by default as they are. Under bfloat16 the
+            optimizer updates float32 masters, made from the values before conversion.
+        accumulate: micro-batches a window; `step` after each of them updates after the last. Stage 1 communicates
+            once a window, stages 2 and 3 in every backward. average: divide the window's sum by their number.
+        max_norm: clip the global norm of each window's gradients to this.
+        options_of: (name, parameter) -> options of its optimizer group, such as {"weight_decay": 0.0}.
+        bucket_elements, gather_elements: a unit, which is reduced and gathered as one message, has at most as many
+            elements as the smaller of the two; one larger parameter is a unit of its own.
+        sub_group_elements: the optimizer takes so many elements at a time; bounds the fp32 copies of gradients.
+        persistence_elements: stage 3 keeps parameters of at most so many elements whole on every rank.
+        overlap: communicate while computing, stage 3's prefetch included; else wait for every message at once.
+        offload_optimizer, offload_parameters (stage 3): "cpu" or an `Offload`.
+        print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
+        elementwise: vouches for an optimizer class that is not known to be elementwise.
+
+    Raises InvalidUsage before anything moves when the module, optimizer or settings cannot be right or differ between
+    ranks; PeerLost, Timeout and SystemError as the group's backend raises them. Not thread-safe. All ranks must run
+    the same modules in the same order, and call `step` alike.
+    """
+
+    steps = 0
+    _micro_batches = 0  # backwards of this window
+    _stepped_at = 0  # how many of them there were at the latest step()
+    _factor: torch.Tensor | None = None  # of clipping
+    _task: weakref.ref[Any] | None = None  # what ends the backward under way; autograd drops it if that raises
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_class: type[torch.optim.Optimizer],
+        stage: int = 1,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        dtype: torch.dtype | None = None,
+        accumulate: int = 1,
+        average: bool = True,
+        max_norm: float | None = None,
+        options_of: OptionsOf | None = None,
+        bucket_elements: int = 1 << 23,
+        gather_elements: int = 1 << 23,
+        sub_group_elements: int = 1 << 24,
+        persistence_elements: int = 10_000,
+        overlap: bool = True,
+        offload_optimizer: Offload | str | None = None,
+        offload_parameters: Offload | str | None = None,
+        print_every: int = 0,
+        print_times: bool = False,
+        elementwise: bool = False,
+        **optimizer_defaults: Any,
+    ) -> None:
+        self.module = module
+        self._group = group_of(module, process_group)
+        make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
+        with refusing_alike(module, self._group):
+            refuse_if_not_elementwise(optimizer_class, elementwise)
+            self.options = Options(
+                stage, dtype, accumulate, average, max_norm, bucket_elements, gather_elements, sub_group_elements,
+                persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
+                offload_of("offload_parameters", offload_parameters), print_every, print_times,
+                f"{optimizer_class.__name__} {optimizer_defaults}",
+            )  # fmt: skip
+            refuse_unsupported(module, self.options)
+            options_by = options_by_parameter(module, options_of, make)
+        self._traffic = Traffic(self._group, overlap)
+        self._parts = build(module, self.options, self._traffic, make, options_by)
+        self._residency: Residency | None = None
+        if stage == 3:
+            self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
+        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_gradient, self._on_arrived)
+        self._placeholders: list[Piece] = []  # whose states were made to load into
+        self._clock = Clock(self._traffic)
+        self._changes = Changes(module, self._parts, self._residency, self._traffic)
+        self._hooks = self._attach()
+
+    def __repr__(self) -> str:
+        return describe(self._parts, self._gradients, self.options, self._traffic, (self.steps, self._micro_batches))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer over this rank's shards, for learning-rate schedules and for loops that step an optimizer.
+
+        Its `step` (also with a closure) and `zero_grad` are those of the Zero, but that `zero_grad` after a `step` that
+        did not end the window keeps it. Loss scaling is refused: bfloat16 needs none.
+        """
+        return self._parts.sharded.optimizer
+
+    def step(self, partial: bool = False) -> bool:
+        """Updates the parameters if the window is full; to be called after every backward. Whether it did.
+
+        `partial` ends a window that is not full, such as an epoch's last; averages then divide by the micro-batches
+        that it has, and it does nothing if there are none. Collective when it updates.
+        """
+        if not in_backward():
+            self._abandon()
+        if self._micro_batches == 0:
+            if partial:
+                return False
+            raise InvalidUsage("step() without a backward since the last one: there are no gradients")
+        self._stepped_at = self._micro_batches
+        if self._micro_batches < self.options.accumulate and not partial:
+            return False
+        self._changes.follow()
+        self._changes.refuse_frozen()
+        with self._clock.phase("step"):
+            self._complete_window()
+            if self.options.max_norm is not None and self._factor is None:
+                self._clip(self.options.max_norm)
+            self._update()
+        self.steps += 1
+        self._clock.end_window()
+        if self.options.print_every and self.steps % self.options.print_every == 0 and self._traffic.rank == 0:
+            print(self._clock.line(self.steps, self.optimizer, self.options.print_times), flush=True)
+        return True
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """The 2-norm of all gradients of the window, a scalar; the coming `step` scales them to at most `max_norm`.
+
+        As `torch.nn.utils.clip_grad_norm_` on the averaged gradients; `inf` scales nothing. Collective; only when the
+        window is full.
+        """
+        refuse_max_norm(max_norm)
+        if self._micro_batches < self.options.accumulate:
+            raise InvalidUsage(
+                f"clip_grad_norm after {self._micro_batches} of {self.options.accumulate} micro-batches: the gradients "
+                "are not complete; give max_norm= to Zero, which clips when they are"
+            )
+        return self._clip(max_norm)
+
+    def _zero_grad_after_step(self) -> None:
+        """As loops call it, also after every micro-batch."""
+        if self._micro_batches != self._stepped_at:
+            self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Drops what the window has; not needed after `step`."""
+        self._micro_batches = self._stepped_at = 0
+        self._factor = None
+        self._gradients.begin_window()
+        for unit in self._gradients.units:
+            for slot in unit.flat.unit.slots:
+                slot.parameter.grad = None
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All parameters are whole inside. Those that rank 0 changes in place take its values on every rank, masters
+        included; what is written through `.data` is not seen. Collective; ranks may change what rank 0 changes.
+
+        Raises InvalidUsage for one that is changed on other ranks alone.
+        """
+        with self._changes.gathered() as kept:
+            yield
+        if kept:
+            self._mark_changed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For torch.distributed.checkpoint, whose `save` and `load` also take the Zero itself:
+
+            dcp.save({"zero": zero}, checkpoint_id=folder)
+            dcp.load({"zero": zero}, checkpoint_id=folder)   # any world, stage and limits
+
+        {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: parameters and states by parameter name, of
+        the parameters' own shapes, this rank's part of each. Parameters are the float32 masters where there are any.
+        """
+        self._changes.follow()
+        self._parts.sharded.take_written(self._parts.sharded.pieces)
+        made = self._parts.sharded.make_states()
+        if self.steps == 0:
+            self._placeholders = self._placeholders or made
+        return {
+            "model": checkpoint.model_state(self.module, self._parts.flats, self._parts.sharded),
+            "optimizer": checkpoint.optimizer_state(self._parts.flats, self._parts.sharded),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
+        if self._micro_batches:
+            raise InvalidUsage("load_state_dict between a backward and its step: call step() or zero_grad() first")
+        if self._residency is not None:
+            self._residency.before_update()
+        checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
+        self.steps = state["steps"]
+        # from before a first step, which is to make the states
+        self._placeholders = self._parts.sharded.pieces if self.steps == 0 and self._parts.sharded.lazy else []
+        self._parts.sharded.round_masters()
+        for flat in self._parts.flats:
+            if flat.whole is not None:
+                self._traffic.all_gather(flat.whole, flat.shard).wait()
+        self._mark_changed()
+
+    def remove(self) -> None:
+        """Takes the Zero off the module: its parameters are whole, ordinary ones, backwards local. Collective."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._residency is not None:
+            self._residency.hold_all()
+            slots = [slot for flat in self._parts.in_shards for slot in flat.unit.slots]
+            whole = [(slot.parameter, slot.parameter.detach().clone()) for slot in slots]
+            self._residency.let_go_all(False)
+            for parameter, values in whole:
+                restore(parameter, values)
+            self._residency = None
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank holds and did, as plain numbers.
+
+        `memory`: bytes of the tensors that model states lie in, by kind, outside of files; `file`: in files.
+        `buffers`: the most bytes that were borrowed for a unit's whole parameters and gradients, the most whole units
+        at one time, and the most that a sub-group's float32 gradients took. `communication`: bytes sent at the least,
+        see traffic.py. Times in seconds, of the latest window; `exposed_s`: blocked in communication (on a GPU only
+        the host's part of it).
+        """
+        return {
+            "stage": self.options.stage,
+            "world": self._traffic.world,
+            "steps": self.steps,
+            "units": [
+                (unit.count, [slot.name for slot in unit.slots]) for unit in (flat.unit for flat in self._parts.flats)
+            ],
+            "memory": memory(self._parts.flats, self._gradients, self._parts.sharded, self._parts.files),
+            "buffers": self._buffers(),
+            "communication": communication(self._traffic),
+            **self._clock.seconds(),
+        }
+
+    def _buffers(self) -> dict[str, int]:
+        gathers = list(self._residency.pools.values()) if self._residency is not None else []
+        return {
+            "gather_peak_bytes": sum(pool.peak_bytes for pool in gathers),
+            "gather_peak_units": max((pool.peak_live for pool in gathers), default=0),
+            "gradient_peak_bytes": sum(pool.peak_bytes for pool in self._gradients.pools.values()),
+            "sub_group_peak_bytes": self._parts.sharded.scratch_peak_bytes,
+        }
+
+    def _attach(self) -> list[Any]:
+        lead_to_zero(self._parts.sharded, self.step, self._zero_grad_after_step)
+        refuse_other_optimizers()
+        hooks = self._gradients.attach()
+        if self._residency is not None:
+            hooks += self._residency.attach(self.module)
+        before = self.module.register_forward_pre_hook(ForwardHook(self._on_forward), prepend=True)
+        after = self.module.register_forward_hook(ForwardHook(self._on_forward_end), always_call=True)
+        return [*hooks, before, after]
+
+    # -- a pass: forward, the gradients of its outputs, the end of backward --
+
+    def _on_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if module is not self.module or in_backward():  # copy.copy(module) shares its hooks
+            return
+        self._abandon()
+        if torch.is_grad_enabled():
+            self._changes.follow()
+        self._clock.start("forward")
+        if self._residency is not None:
+            self._residency.begin_forward()
+
+    def _on_forward_end(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if module is not self.module or in_backward():
+            return
+        attached = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        for tensor in attached:
+            # not only by the first parameter's gradient: with reentrant checkpoints that one arrives in a backward
+            # inside, whose end is not the end
+            tensor.register_hook(lambda _: self._open_backward())
+        if self._residency is not None:
+            self._residency.end_forward(keep_last=bool(attached))
+        self._clock.stop("forward")
+
+    def _open_backward(self, late: bool = False) -> None:
+        if not in_backward() or (self._task is not None and self._task() is not None):
+            return
+        self._abandon(late)
+        end = functools.partial(self._on_backward_end)
+        self._task = weakref.ref(end)
+        self._clock.start("backward")
+        if self._residency is not None:
+            self._residency.begin_backward()
+        self._gradients.reducing = self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _on_gradient(self) -> None:
+        self._open_backward(late=True)
+        full, window = self._micro_batches, self.options.accumulate
+        if full >= window > 1:
+            raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
+
+    def _on_arrived(self, flat: FlatUnit) -> None:
+        if self._residency is not None:
+            self._residency.arrived(flat)
+
+    @torch.no_grad()
+    def _on_backward_end(self) -> None:
+        try:
+            if self._residency is not None:
+                self._residency.release_all()
+            if self._gradients.finish(self._gradients.reducing):  # else torch.autograd.grad, which leaves .grad alone
+                self._micro_batches += 1
+                self._factor = None
+        finally:
+            self._task = None
+            self._clock.stop("backward")
+
+    def _abandon(self, late: bool = False) -> None:
+        """Drops what a backward left that raised before its end. Harmless unless units had gone out or, at stage 1, its
+        gradients stand in the sums of a window. `late`: a gradient of the next one has arrived."""
+        if self._task is None:
+            return
+        launched, of = self._gradients.launched, len(self._gradients.units)
+        self._task = None
+        if self._residency is not None:
+            self._residency.release_all()
+        whole = self._gradients.abandon(late)
+        if whole and not launched:
+            return
+        self.zero_grad()
+        if launched:
+            raise InvalidUsage(
+                f"rank {self._traffic.rank}: the previous backward stopped after {launched} of {of} units had been "
+                "sent, so ranks no longer match: make a new process group and Zero, or restart"
+            )
+        raise InvalidUsage(
+            f"rank {self._traffic.rank}: the previous backward stopped after it had added to the gradients of this "
+            "window, which are dropped: begin the window again; call zero_grad() after a backward that raised"
+        )
+
+    # -- a step --
+
+    def _scale(self) -> float:
+        # backwards of one micro-batch add up, as without a Zero
+        return 1.0 / min(self._micro_batches, self.options.accumulate) if self.options.average else 1.0
+
+    def _complete_window(self) -> None:
+        """What is left to reduce of a window that ends early."""
+        if any(not unit.holds for unit in self._gradients.units):
+            self._gradients.reduce_all()
+            self._gradients.rearm()
+
+    def _clip(self, max_norm: float) -> torch.Tensor:
+        norm = global_norm(self._gradients.units, self._scale(), self._group)
+        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return norm
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        if self._residency is not None:
+            self._residency.before_update()
+        if self.steps == 0 and self._placeholders:
+            self._parts.sharded.drop_states(self._placeholders)
+        self._placeholders = []
+        scale = self._scale()
+        factor = self._factor * scale if self._factor is not None else (scale if scale != 1.0 else None)
+        self._factor = None
+        gathers = []
+        for flat in self._parts.sharded.step({unit.flat: unit for unit in self._gradients.units}, factor):
+            if flat.whole is not None:
+                gathers.append(self._traffic.all_gather(flat.whole, flat.shard))
+        for gather in gathers:
+            gather.wait()
+        self._mark_changed()
+        self._micro_batches = self._stepped_at = 0
+        self._gradients.begin_window()
+
+    def _mark_changed(self) -> None:
+        """So that autograd refuses a backward through values of before; the flat buffers have counters of their own."""
+        for flat in self._parts.flats:
+            if flat.whole is not None:
+                for slot in flat.unit.slots:
+                    torch.autograd.graph.increment_version(slot.parameter)
+        self._changes.renew()
+
+
+def _make_optimizer(
+    optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    return optimizer_class(groups, **defaults)
