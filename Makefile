@@ -28,7 +28,7 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all conformance bench check peers lint format docs-pictures clean
+.PHONY: help demo test test-all conformance bench check peers lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
@@ -53,7 +53,7 @@ demo: install
 test: TESTS := -m 'not slow'
 test: cpp-test python-test
 
-test-all: cpp-test python-test
+test-all: browser cpp-test python-test
 
 conformance: install $(STAMPS)/conformance
 	$(SAY) "torch's suite for backends"
@@ -160,6 +160,13 @@ gpu-check:
 # What the Python tests have for a GPU.
 emulated-device: extension
 	@$(INSIDE) cmake --build $(BUILD) --target emulated_device
+
+# For the tests of `ringlet explore`, which skip themselves without one.
+browser:
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) > /dev/null || echo "no chromium to be had: tests in a browser will be skipped"; \
+	  else echo "no chromium: tests in a browser will be skipped; install it with your system's packages, e.g. apt-get install chromium"; fi
 
 python-test: install emulated-device $(STAMPS)/machine-code
 	$(SAY) "Python tests"

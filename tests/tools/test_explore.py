@@ -1,0 +1,88 @@
+"""`ringlet explore` without a browser: what the page holds, and what the command says."""
+
+import base64
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import zlib
+
+import pytest
+
+from ringlet.cli.main import main
+from ringlet.schedule import Schedule, schedule
+from ringlet.schedule.explore import _ASSETS, SCRIPTS, page
+from ringlet.schedule.explore.embed import Source, catalogue, hosts_of, registered
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
+    assert main(["explore", "--world", "2-4", "-o", str(tmp_path / "page.html")]) == 0
+    assert re.search(r"page.html: \d+ KiB, all algorithms, worlds 2 to 4\n", capsys.readouterr().out)
+    html = (tmp_path / "page.html").read_text()
+    for element in re.findall(r"<(?:script|link|img|iframe|source)[^>]*>", html):
+        assert "src=" not in element and not re.search(r'href="(?!data:)', element), element
+    assert "@import" not in html and not re.search(r"url\((?!#)", html)
+    assert "default-src 'none'" in html
+    addresses = set(re.findall(r"https?://[^\s'\"<>]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "a namespace is no request"
+    assert html.count("</script>") == 2, "data cannot end its element"
+
+
+def test_every_script_of_the_folder_is_in_the_page():
+    assert {path.stem for path in _ASSETS.glob("*.js")} == set(SCRIPTS)
+
+
+def test_equal_schedules_are_packed_once_and_missing_ones_told():
+    def make(world, root, hosts):
+        if world == 3:
+            raise ValueError("not of three")
+        return schedule("ring", world=world)
+
+    (row,) = catalogue([Source("mine", "all_reduce", "", make)], (2, 3, 4), {})["algorithms"]
+    data = zlib.decompress(base64.b64decode(row["data"]))
+    places = [len(hosts_of(world)) for world in (2, 3, 4)]
+    index = list(data[: sum(places)])
+    assert index == [1] * places[0] + [0] * places[1] + [2] * places[2]
+
+
+def test_a_source_of_ones_own_is_shown_beside_the_registered():
+    steps = [[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 0, 1), ("reduce", 0, 0, 1)]]]
+    made = Schedule.from_steps("all_reduce", 1, steps)
+    mine = Source("</script>", "all_reduce", "swap", lambda world, root, hosts: made)
+    html = page(catalogue([*registered(), mine], (2,), {"a": "</script>"}))
+    assert html.count("</script>") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "nowhere to put the page"),
+        (("rnig", "--serve"), "there is no algorithm 'rnig'; did you mean ring?"),
+        (("ring", "butterfly", "star", "--serve"), "3 algorithms: the page shows one, or two"),
+        (("ring", "--collective", "broadcast", "--serve"), "ring has no broadcast; known there: all_reduce"),
+        (("linear", "pairwise", "--serve"), "have no collective in common"),
+        (("--world", "1-4", "--serve"), "the page shows 2 to 30 ranks, not 1 to 4"),
+        (("--world", "64", "--serve"), "the page shows 2 to 30 ranks, not 64"),
+        (("-o", "no/such/folder/page.html"), "the folder no/such/folder is missing"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(words, told, capsys):
+    assert main(["explore", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_page_is_served_to_this_machine_until_interrupted():
+    command = [sys.executable, "-m", "ringlet", "explore", "--world", "2", "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.match(r"(http://127\.0\.0\.1:\d+/) ", server.stdout.readline())[1]
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+                assert answer.read().startswith(b"<!doctype html>")
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(address + "etc/passwd", timeout=30)
+        finally:
+            server.send_signal(2)
+        assert server.wait(30) == 130
+        assert server.stderr.read() == "ringlet explore: interrupted\n"
