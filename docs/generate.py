@@ -81,10 +81,10 @@ LIMITS = [
     ),
     (
         "kLooks",
-        "engine/message/message_failure.cc",
+        "engine/message/message_wait.cc",
         "looks at all pipes, each with a yield, before a wait on pipes sleeps",
     ),
-    ("kFinalErrorTime", "engine/message/message_failure.cc", "what a failed rank gives its pipes to take the error"),
+    ("kFinalErrorTime", "engine/message/message_wait.cc", "what a failed rank gives its pipes to take the error"),
     ("kExamineEvery", "transport/mesh.cc", "how often a sleeper asks the system about silent connections"),
     ("kSilenceMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
     ("kPerAddress", "transport/connector.cc", "what one address gets to answer"),

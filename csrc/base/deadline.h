@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <string>
 
 namespace ringlet {
 
-// As error messages tell it: "12.5 s".
+/// For error messages: "12.5 s".
 inline std::string in_seconds(std::chrono::steady_clock::duration duration) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
   return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
 }
 
-// 100 years. A longer timeout counts as this one, which can be added to any clock's time.
+/// 100 years. A longer timeout counts as this one: it can be added to any time of the clock.
 inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 36500);
 
 class Deadline {
@@ -26,7 +25,6 @@ class Deadline {
   }
 
   bool passed() const { return Clock::now() >= at_; }
-  bool passed_by(std::chrono::milliseconds more) const { return Clock::now() - more >= at_; }
   std::chrono::milliseconds left() const {
     const auto now = Clock::now();
     if (now >= at_) return std::chrono::milliseconds(0);

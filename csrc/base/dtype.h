@@ -40,9 +40,9 @@ bool is_floating(DType dtype) noexcept;  ///< float64 down to float8; not comple
 bool is_integral(DType dtype) noexcept;  ///< signed and unsigned; not bool
 bool is_complex(DType dtype) noexcept;
 
-/// Whether `op` is defined on `dtype`: sum and product everywhere (on bool: or, and); avg on all but bool
-/// (integers truncate towards zero); min and max on all but complex; band, bor, bxor on integers and bool;
-/// premul_sum on floating and complex types. uint16, uint32 and uint64 are copied only: they have none.
+/// Whether `op` is defined on `dtype`. sum and product: on all dtypes (on bool they are or and and). avg: on all but
+/// bool; integers truncate towards zero. min and max: on all but complex. band, bor and bxor: on integers and bool.
+/// premul_sum: on floating and complex dtypes. uint16, uint32 and uint64 have no operation: they are only copied.
 bool supports(DType dtype, ReduceOp op) noexcept;
 
 }  // namespace ringlet

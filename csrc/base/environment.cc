@@ -1,7 +1,6 @@
 #include "base/environment.h"
 
 #include <charconv>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>

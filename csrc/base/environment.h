@@ -1,14 +1,13 @@
-// Numbers that the environment gives.
-//
-// Thread safety: that of getenv.
+// Numbers in environment variables. Thread safety: as getenv.
 #pragma once
 
 #include <cstddef>
 
 namespace ringlet {
 
-/// `fallback` where the variable is not set or empty; InvalidUsage where it is no whole number, is less than `least`,
-/// or is more than an address space has. `unit`, in bytes, is what is counted, e.g. 1 << 20; the result is in bytes.
+/// The value of `variable` in bytes; `fallback` if the variable is not set or is empty. The variable counts units of
+/// `unit` bytes, for example 1 << 20. Throws InvalidUsage if it is not a whole number, is less than `least`, or is more
+/// than an address space has.
 size_t bytes_from_environment(const char* variable, size_t unit, size_t least, size_t fallback);
 
 }  // namespace ringlet

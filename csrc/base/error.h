@@ -1,7 +1,7 @@
 // The five kinds of error, the same in C++ and Python.
 //
-// Contract: every failure leaves this library as an Error whose message says who, which operation, with
-// whom, how far, after how long, and what to do. It is thrown, and printed only for who set RINGLET_LOG (base/log.h).
+// Contract: every failure leaves this library as an Error. Its message says which rank, in which operation, with which
+// peer, how far, after how long, and what to do. The library prints an error only if RINGLET_LOG is set (base/log.h).
 // Thread safety: immutable once made.
 #pragma once
 
@@ -39,10 +39,10 @@ struct DeviceError : Error {
 
 const char* name(ErrorKind kind) noexcept;
 
-/// Throws the class that belongs to `kind`, for an error that was stored or came from a peer.
+/// Throws the class of `kind`: for an error that was kept, or that a peer reported.
 [[noreturn]] void rethrow(ErrorKind kind, const std::string& message);
 
-/// SystemError with errno's text: "memfd_create: Too many open files (errno 24); <advice>".
+/// Throws SystemError with the text of errno: "memfd_create: Too many open files (errno 24); <advice>".
 [[noreturn]] void throw_errno(const std::string& what, const std::string& advice = "");
 
 }  // namespace ringlet

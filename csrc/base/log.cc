@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kMostQueued = 10'000;
 constexpr std::array<std::string_view, 4> kLevels{"off", "warning", "info", "debug"};
 
-/// Of one process: a forked child gets one of its own, since its parent's lock may have been held at that moment.
+/// Of one process: a forked child makes its own, because a thread of the parent may have held the lock at the fork.
 struct Queue {
   const int owner = this_process();
   std::mutex mutex;
@@ -38,18 +38,19 @@ struct Queue {
 
 std::atomic<int> line_level{0}, queue_level{0};
 std::atomic<int> lines_to{STDERR_FILENO};
-std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads tell until the process ends
-std::atomic<long> seconds_east{0};  // of Greenwich; asked once, since localtime takes a lock that a fork can leave held
+std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
+std::atomic<long> seconds_east{
+    0};  // of Greenwich; read once, because localtime takes a lock that a fork can leave held
 
 std::mutex configuring;
-std::string file_name;  // what lines_to was opened as; guarded by configuring
+std::string file_name;  // of lines_to; guarded by configuring
 
 std::string environment(const char* variable) {
   const char* value = std::getenv(variable);
   return value != nullptr ? value : "";
 }
 
-/// RINGLET_HOST_ID stands for a host's name here, as it does where ranks find out who shares a host.
+/// RINGLET_HOST_ID replaces the host's name here, too, as when ranks detect which of them share a host.
 std::string host_name() {
   if (std::string given = environment("RINGLET_HOST_ID"); !given.empty()) return given;
   std::array<char, 256> name{};
@@ -72,7 +73,7 @@ std::string file_from(const std::string& pattern) {
   return name;
 }
 
-/// Lines of threads that tell something meanwhile go to either file.
+/// Lines that other threads write meanwhile go to either file.
 void open_lines(const std::string& name) {
   if (name == file_name) return;
   int fd = STDERR_FILENO;
@@ -80,7 +81,7 @@ void open_lines(const std::string& name) {
     fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) throw_errno("RINGLET_LOG_FILE=" + name);
   }
-  // The number that threads write to stays open and comes to mean the new file: none of them writes to a closed one.
+  // The descriptor to which threads write stays open and then means the new file: no thread writes to a closed one.
   if (const int before = lines_to.load(); before == STDERR_FILENO || fd == STDERR_FILENO) {
     lines_to.store(fd);
   } else {
@@ -145,7 +146,7 @@ void log(LogLevel level, const LogSource& source, std::string_view text) noexcep
     if (queue_level.load(std::memory_order_relaxed) < wanted) return;
     const double seconds = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
     enqueue({level, seconds, source, std::string(text)});
-  } catch (const std::bad_alloc&) {  // an event less, and the program goes on
+  } catch (const std::bad_alloc&) {  // the event is lost, and the program goes on
   }
 }
 

@@ -1,5 +1,5 @@
-// The only remainder arithmetic: `count` elements in `parts` contiguous ranges whose sizes differ by at most
-// one, the larger ones first. split 10 by 4: [0,3) [3,6) [6,8) [8,10).
+// The only remainder arithmetic: it divides `count` elements into `parts` contiguous ranges. Their sizes differ by at
+// most one, and the larger ranges come first. 10 elements in 4 ranges: [0,3) [3,6) [6,8) [8,10).
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,10 @@
-// What a waiting thread owes the runtime of its program (Python): to let go of the runtime's lock, and to notice
+// The duties of a waiting thread to the runtime of its program (Python): it releases the runtime's lock, and notices
 // signals.
 //
-// Contract: every loop that sleeps calls check_interrupts() between two sleeps of at most kInterruptCheckEvery, with no
-// lock of this library held: the runtime may run a signal handler, and that may call this library. Where the runtime
-// raises, the check throws what is both the runtime's own exception and Interrupted; a wait that ends so in the middle
-// of a call gives the call up, and poisons its group. Without a runtime nothing is checked.
+// Contract: every loop that sleeps calls check_interrupts() between two sleeps of at most kInterruptCheckEvery. It then
+// holds no lock of this library, because the runtime may run a signal handler that calls this library. If the runtime
+// raises, the check throws an exception that is both the runtime's own and Interrupted. A wait that ends so in the
+// middle of a call abandons the call and poisons its group. Without a runtime nothing is checked.
 // Thread safety: all calls from any thread.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace ringlet {
 
-/// What the caller's runtime wants done around a wait that gives the processor up: Python lets go of the GIL.
+/// What the runtime does around a wait that gives the processor up: Python releases the GIL.
 struct RuntimeHooks {
   void* (*leave)();
   void (*enter)(void*);
 };
 extern thread_local const RuntimeHooks* runtime_hooks;
 
-/// Outside the caller's runtime for as long as it lives.
+/// While it lives, this thread is outside of its runtime.
 class OutsideRuntime {
  public:
   OutsideRuntime() : hooks_(runtime_hooks), state_(hooks_ != nullptr ? hooks_->leave() : nullptr) {
@@ -40,8 +40,8 @@ class OutsideRuntime {
 
 inline constexpr std::chrono::milliseconds kInterruptCheckEvery{50};
 
-/// The part of an interrupt's exception that the core knows. Not an Error: it is the program's own. No std::exception
-/// either, since what derives from it is one by its other base.
+/// The part of an interrupt's exception that the core knows. It is not an Error, because it belongs to the program. It
+/// is not a std::exception, because the derived class is one by its other base.
 struct Interrupted {
   std::string by;  ///< the name of the exception, for people
 
@@ -54,10 +54,10 @@ struct Interrupted {
 /// `check` lets the runtime act on signals in the calling thread; it throws a class derived from Interrupted.
 void set_interrupt_check(void (*check)()) noexcept;
 
-/// Asks the runtime, if this thread has not asked for kInterruptCheckEvery.
+/// Asks the runtime, at most once every kInterruptCheckEvery in a thread.
 void check_interrupts();
 
-/// The same; tells `give_up`, by a text such as "interrupted (KeyboardInterrupt)", before the exception goes on.
+/// The same. Calls `give_up` with a text such as "interrupted (KeyboardInterrupt)" before the exception goes on.
 template <typename GiveUp>
 void check_interrupts(const GiveUp& give_up) {
   try {
@@ -68,10 +68,11 @@ void check_interrupts(const GiveUp& give_up) {
   }
 }
 
-/// Whether this thread is in check_interrupts(), and so in a signal handler of the program.
+/// Whether this thread is in check_interrupts(): then it may be in a signal handler of the program.
 bool checking_interrupts() noexcept;
 
-/// While it lives this thread's waits check nothing: a signal is handled once the thread is back in the runtime.
+/// While it lives, waits of this thread do not check for interrupts. The runtime handles a signal when the thread is
+/// back.
 class Uninterrupted {
  public:
   Uninterrupted() noexcept;

@@ -10,7 +10,7 @@
 
 namespace ringlet {
 
-/// A running thread. Throws SystemError that says what it was for, `purpose`, where the system refuses one.
+/// Starts a thread. If the system refuses, throws SystemError that names the `purpose`.
 template <typename Body>
 std::thread start_thread(const char* purpose, Body&& body) {
   try {

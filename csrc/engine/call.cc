@@ -11,7 +11,8 @@ constexpr int kHistoryShift = 48;
 constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 0xff;
 constexpr uint64_t kUneven = uint64_t{1} << 7;
-constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // of an uneven call's count; above stands a digest of the lengths
+constexpr uint64_t kTotal =
+    (uint64_t{1} << 48) - 1;  // bits of an uneven call's count; the bits above are a digest of the lengths
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
 }  // namespace

@@ -6,11 +6,11 @@
 namespace ringlet {
 namespace {
 
-constexpr size_t kRunsInMessage = 4;  // as many lines again as the message itself has would be too many
+constexpr size_t kRunsInMessage = 4;  // more lines would hide the message
 
 int64_t now_ns() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-/// Whether the two say the same but for their numbers.
+/// Whether both differ only in their sequence numbers.
 bool alike(const PastCall& a, const PastCall& b) {
   const Call &x = a.call, &y = b.call;
   return a.done == b.done && x.collective == y.collective && x.dtype == y.dtype && x.op == y.op && x.root == y.root &&
@@ -28,7 +28,7 @@ void CallLog::tell_begin() {
 }
 
 void CallLog::tell_end() {
-  if (current_->timed.load(std::memory_order_relaxed) != made()) return;  // nobody listened when it began
+  if (current_->timed.load(std::memory_order_relaxed) != made()) return;  // the log was off when it began
   current_->took.store(now_ns() - current_->began.load(std::memory_order_relaxed), std::memory_order_release);
   if (!logging(LogLevel::debug)) return;
   const PastCall past = read(made() - 1);
@@ -89,7 +89,7 @@ std::vector<PastCall> CallLog::calls() const {
   const uint64_t end = made();
   for (uint64_t at = end - std::min<uint64_t>(end, kKept); at < end; ++at) {
     const PastCall past = read(at);
-    if (made() < at + kRecords) calls.push_back(past);  // else newer ones were written over it meanwhile
+    if (made() < at + kRecords) calls.push_back(past);  // else a newer call has overwritten it meanwhile
   }
   return calls;
 }

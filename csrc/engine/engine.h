@@ -1,9 +1,9 @@
-// What runs a group's collectives, whatever lies between its ranks; and what ended them, if something did.
+// An engine runs the collectives of a group, and keeps the error that ended the group, if there is one.
 //
 // Contract: run() is a collective: all ranks make the same calls in the same order. It returns when this rank's output
-// is complete and its tensors may be written again, or throws: Timeout at the call's deadline, PeerLost, InvalidUsage
-// where ranks call different things, or the error that another rank reported. The first error poisons the group.
-// Thread safety: run and leave from one thread at a time; the rest from any.
+// is complete and its tensors may be written again. It throws Timeout at the call's deadline, PeerLost, InvalidUsage if
+// ranks make different calls, or the error that another rank reported. The first error poisons the group.
+// Thread safety: run and leave from one thread at a time; all else from any thread.
 #pragma once
 
 #include <chrono>
@@ -32,45 +32,46 @@ class Engine {
   virtual int rank() const noexcept = 0;
   virtual int world() const noexcept = 0;
 
-  /// `background`: called from a progress thread, which must not take the processor from the rank's own computation.
+  /// `background`: on a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
 
-  /// What `auto` means for a message of so many bytes (of the schedule's whole buffer) here: the same on every rank.
-  /// `registered`: all ranks' tensors are.
+  /// The choice of `auto` for that many bytes of the schedule's whole buffer: the same on every rank. `registered`:
+  /// the tensors of all ranks are registered.
   virtual const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const = 0;
 
-  /// The rules that it goes by, and what schedules are made for (null: all ranks share a host). The same on all ranks.
+  /// The rules of `auto`, and the topology of the schedules (null: all ranks share a host). The same on all ranks.
   virtual const Selector& selector() const noexcept = 0;
   virtual const Topology* topology() const noexcept { return nullptr; }
 
-  /// What carries its point-to-point messages.
+  /// It carries the point-to-point messages.
   virtual P2pTransport& p2p() = 0;
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   virtual bool registered(const void* pointer, size_t bytes) const noexcept = 0;
-  /// What collectives took in from peers, ever; what they gave out, where peers do not take it themselves.
+  /// What all collectives so far received from peers, and sent to them. An engine whose peers read its memory sends
+  /// nothing.
   virtual uint64_t bytes_received() const noexcept = 0;
   virtual uint64_t bytes_sent() const noexcept { return 0; }
-  /// TCP connections that stand.
+  /// Open TCP connections.
   virtual int connections() const noexcept { return 0; }
   /// By rank: its host, numbered by first appearance.
   virtual const std::vector<int>& hosts() const noexcept = 0;
 
-  /// What this rank called last.
+  /// The last calls of this rank.
   CallLog& calls() noexcept { return calls_; }
   const CallLog& calls() const noexcept { return calls_; }
 
   /// Throws the error that poisoned the group, if one did.
   virtual void raise_if_failed() = 0;
   virtual std::optional<ErrorKind> failure() const = 0;
-  /// Outside of any call: throws what a peer has told of an error or of its end, which poisons the group.
+  /// Outside of any call: throws if a peer has reported an error or is gone, which poisons the group.
   virtual void poll_failures() = 0;
   /// Poisons the group, tells the peers, and throws.
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
-  /// The last call. `quiet`: nothing is pending; then what peers still need of this rank reaches them within
-  /// `patience`. An interrupt (base/runtime.h) cuts that short, and goes on when this rank has left.
+  /// The last call. `quiet`: nothing is pending; then it gives peers `patience` to get what they still need of this
+  /// rank. An interrupt (base/runtime.h) ends that wait early, and is thrown when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 
  private:

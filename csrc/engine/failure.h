@@ -1,4 +1,4 @@
-// The first error of a group, kept for every later call. Thread safety: all calls from any thread.
+// The first error of a group, which every later call raises. Thread safety: all calls from any thread.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class Failure {
     return what_ ? std::optional(what_->first) : std::nullopt;
   }
 
-  /// Remembers an error; false where there was one before.
+  /// Keeps an error. Returns false if there was one before.
   bool set(ErrorKind kind, const std::string& message) {
     const std::lock_guard lock(mutex_);
     if (what_) return false;
@@ -29,7 +29,7 @@ class Failure {
     return true;
   }
 
-  /// `before`: what stands before the message.
+  /// `before` precedes the message.
   [[noreturn]] void raise(const std::string& before) const {
     const std::lock_guard lock(mutex_);
     rethrow(what_->first, before + what_->second);

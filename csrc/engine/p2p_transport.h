@@ -1,7 +1,7 @@
-// How messages get from rank to rank: the same few steps over segments of shared memory and over streams.
+// A P2P transport moves messages from rank to rank: over segments of shared memory, or over streams.
 //
-// Contract: a pair's messages of one direction are a queue: messages arrive in the order in which they were put in, one
-// at a time. Steps are resumable and never wait, so that one thread can move many messages (comm/messenger.h, which
+// Contract: the messages of a pair in one direction are a queue: they arrive in the order in which they were sent, one
+// at a time. Every call can be repeated and never waits, so one thread can move many messages (comm/messenger.h, which
 // also matches tags). A message is complete at its sender when its tensor may be written again.
 // Thread safety: one thread at a time; sleep from any.
 #pragma once
@@ -23,10 +23,10 @@
 namespace ringlet {
 
 inline constexpr int kAnySource = -1;
-inline constexpr size_t kAtOnce = size_t{512} << 10;  // so that no message holds up the others, or who started it
+inline constexpr size_t kAtOnce = size_t{512} << 10;  // so that no message delays the others
 
 struct Message {
-  int peer;  ///< when receiving, kAnySource takes whichever comes first
+  int peer;  ///< a receive from kAnySource takes the first message that comes
   bool sending;
   DType dtype;
   size_t count;
@@ -37,7 +37,7 @@ struct Message {
   size_t bytes() const { return count * element_size(dtype); }
 };
 
-/// What a message says of itself before it is taken.
+/// What a message says before it is received.
 struct Envelope {
   DType dtype;
   uint64_t count;
@@ -46,14 +46,14 @@ struct Envelope {
   size_t bytes() const { return count * element_size(dtype); }
 };
 
-/// How far one message is.
+/// How far a message is.
 struct MessageProgress {
   size_t bytes = 0;
   bool started = false;
   bool in_place = false;
 };
 
-/// What may change while a thread sleeps.
+/// What ends the sleep of a thread.
 struct Watchlist {
   std::vector<Watched> words;
   std::vector<Mesh::Watch> pipes;
@@ -70,21 +70,23 @@ class P2pTransport {
   virtual int world() const = 0;
   virtual int spins(bool background) const = 0;
 
-  /// Puts out what there is room for, at most about kAtOnce bytes; true once the message is complete.
+  /// Sends while there is room, at most about kAtOnce bytes. Returns whether the message is complete.
   virtual bool send(const Message& message, MessageProgress& progress) = 0;
-  /// The message that comes next from `peer`; none while it has not arrived. Not while one is being taken.
+  /// The next message from `peer`; none if it has not arrived. Do not call it between calls of receive() for one
+  /// message.
   virtual std::optional<Envelope> next(int peer) = 0;
-  /// Takes what has arrived of it, at most about kAtOnce bytes; true once it is complete.
+  /// Takes what has arrived of it, at most about kAtOnce bytes. Returns whether it is complete.
   virtual bool receive(int peer, std::byte* to, size_t bytes, MessageProgress& progress) = 0;
 
-  /// Adds to a list what changes when there is room for more to `peer`, or more arrives from it. Then look once more.
+  /// Adds to `list` what changes when there is room to send to `peer`, or when more arrives from it. After this call,
+  /// try once more before sleep().
   virtual void watch(int peer, bool sending, Watchlist& list) = 0;
   virtual void sleep(const Watchlist& list, int64_t nanoseconds) = 0;
 
   /// Tells the peers in which message this rank has waited for long; "": in none. Best effort.
   virtual void tell_waiting(const std::string& context) = 0;
 
-  /// Throws what ends a wait, if something does. `closely`: even what takes system calls to find out.
+  /// Throws if something ends the wait. `closely`: looks also for what takes system calls to detect.
   virtual void examine(const Waiting& waiting, const Deadline& deadline, bool closely) = 0;
   virtual void raise_if_failed() = 0;
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;

@@ -35,7 +35,7 @@ std::optional<Value> find(const std::pair<std::string_view, Value> (&known)[n], 
   return std::nullopt;
 }
 
-/// One line's words, read from the left.
+/// The words of a line, read from the left.
 class Line {
  public:
   Line(std::string_view text, const std::string& origin, size_t number)
@@ -87,14 +87,15 @@ class Line {
     } else if (word == "above") {
       rule.least_bytes = size() + 1;
     } else if (word == "up") {
-      if (next("\"to\"") != "to") refuse("\"up\" goes on with \"to\"");
+      if (next("\"to\"") != "to") refuse("\"up\" must be followed by \"to\"");
       rule.most_bytes = size();
     } else if (word == "world") {
       world(rule);
     } else {
-      refuse(quoted(word) +
-             " is no condition; there are: above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
-             "staged, network, hosts, apart, peers, nccl");
+      refuse(
+          quoted(word) +
+          " is not a condition; there are: above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
+          "staged, network, hosts, apart, peers, nccl");
     }
   }
 

@@ -1,9 +1,9 @@
-// The rules that say what `auto` means, as text that people read and edit: one a line, and the first that fits counts.
+// The rules of `auto`, as text that people read and edit: one rule a line. The first rule that fits is used.
 //
 //   all_reduce  above 4KiB  up to 32KiB  world 2-4  network  one_shot    # a comment
 //
-// First the collective, last the algorithm; between them conditions in any order, none meaning always: sizes of the
-// schedule's whole buffer (B, KiB, MiB, GiB), the world (4, 2-4 or 5-, which has no end), and what lies between ranks:
+// The collective is first, the algorithm last. Between them are conditions in any order; no condition means always.
+// There are sizes of the schedule's whole buffer (B, KiB, MiB, GiB), worlds (4, 2-4, or 5- without an end), and media:
 //   memory      they read each other's memory      network   some reach each other over a network only
 //   registered  ... in tensors that are registered  hosts     ... and some share a host
 //   staged      ... through staging buffers                  apart     ... and none do
@@ -24,13 +24,13 @@ namespace ringlet {
 /// What moves a message: the host, a kernel that reads peers' GPU memory, or NCCL.
 enum class Way : unsigned char { host, peers, nccl };
 
-/// What a rule looks at: the same on every rank.
+/// What a rule depends on: the same on every rank.
 struct Situation {
   Collective collective;
   size_t bytes;  ///< of the schedule's whole buffer
   int world;
-  bool in_place;  ///< all ranks' tensors are registered, and the message is large enough to read them where they lie
-  bool network = false;       ///< some ranks reach each other over a network only
+  bool in_place;         ///< all ranks' tensors are registered, and the message is large enough to be read in place
+  bool network = false;  ///< some ranks reach each other over a network only
   bool shared_hosts = false;  ///< some of them share a host
   Way way = Way::host;
 };

@@ -1,7 +1,8 @@
-// Which algorithm `auto` means: rules that were given, then the built-in ones, so that every situation has one.
+// The selector chooses the algorithm of `auto`: by the given rules, then by the built-in rules, one of which always
+// fits.
 //
-// The choice is the same on every rank by construction: a group's ranks hold the same rules (comm/join.h), and all that
-// rules look at is the same on every rank. Thread safety: immutable once made.
+// Every rank makes the same choice: all ranks of a group have the same rules (comm/join.h), and rules depend only on
+// what is the same on every rank. Thread safety: immutable once made.
 #pragma once
 
 #include <array>
@@ -17,13 +18,13 @@ class Selector {
  public:
   /// The built-in rules alone.
   Selector() : Selector("", "") {}
-  /// Those of `table` before them. Throws as parse_rules().
+  /// The rules of `table`, then the built-in ones. Throws as parse_rules().
   Selector(std::string_view table, const std::string& origin);
 
   const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
   const Rule& rule_for(const Situation& situation) const;
 
-  /// Where the table is from; empty: there is none.
+  /// Where the table comes from; empty if there is none.
   const std::string& origin() const { return origin_; }
 
  private:
@@ -34,7 +35,7 @@ class Selector {
 /// The built-in rules, as text.
 std::string_view built_in_rules() noexcept;
 
-/// The algorithm of that name; "auto" gives null. Throws InvalidUsage that lists the names there are.
+/// The algorithm of that name; null for "auto". For an unknown name throws InvalidUsage that lists the names.
 const Algorithm* named_algorithm(Collective collective, std::string_view name);
 
 }  // namespace ringlet

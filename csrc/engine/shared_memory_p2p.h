@@ -1,4 +1,4 @@
-// Messages through segments of the sender's region, or in place from registered memory.
+// The P2P transport of a host: messages go through segments of the sender's region, or in place from registered memory.
 //
 // Ownership: transport and waiter outlive it. Thread safety: p2p_transport.h.
 #pragma once

@@ -41,7 +41,8 @@ bool StreamP2p::send(const Message& message, MessageProgress& progress) {
   return complete;
 }
 
-/// The other kind stands too before anything is sent: by it each hears of the other's errors, and of its end.
+/// The pipe for collectives must be open, too, before anything is sent: through it each rank learns of the other's
+/// errors and of its end.
 Pipe* StreamP2p::open(int peer) {
   try {
     const bool heard = engine_.mesh().open(peer, ConnectionKind::collectives) != nullptr;
@@ -77,7 +78,7 @@ std::optional<Envelope> StreamP2p::next(int peer) {
   const auto dtype = static_cast<DType>(header->signature);
   if (header->kind != FrameKind::message || header->signature >= kDTypes ||
       header->count > header->bytes / element_size(dtype) || header->bytes != header->count * element_size(dtype)) {
-    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent something that is not a message");
+    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
   }
   return Envelope{dtype, header->count, header->detail};
 }
@@ -128,7 +129,7 @@ void StreamP2p::check_alive(const Waiting& waiting) {
   bool all = true;
   for (int peer = 0; peer < world(); ++peer) {
     if (peer == rank() || (waiting.peer >= 0 && peer != waiting.peer)) continue;
-    // Who waits for a message holds a connection to its sender, which ends when that process does.
+    // A rank that waits for a message holds a connection to the sender, which ends when that process does.
     if (waiting.peer >= 0) engine_.mesh().open(peer, ConnectionKind::collectives);
     all = all && engine_.mesh().gone(peer);
   }

@@ -1,4 +1,4 @@
-// Messages over pipes, one for each direction; the sender opens the connection.
+// The P2P transport between hosts: messages go over pipes, one for each direction. The sender opens the connection.
 //
 // Ownership: the engine outlives it. Thread safety: p2p_transport.h.
 #pragma once

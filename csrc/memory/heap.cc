@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -20,7 +19,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kCounters = 512;                  // made at once
-constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from here on go back to the system at once
+constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from this size on go back to the system at once
 
 size_t default_heap_bytes() {
   const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -35,7 +34,8 @@ const std::shared_ptr<Heap>& Heap::process() {
   static std::shared_ptr<Heap> heap;
   const std::lock_guard lock(mutex);
   if (!heap || heap->owner_ != ::getpid()) {
-    static std::shared_ptr<Heap> parents;  // a forked child keeps its parent's pages mapped: its tensors live there
+    static std::shared_ptr<Heap>
+        parents;  // a forked child keeps its parent's pages mapped, because its tensors are there
     parents = heap;
     heap = std::make_shared<Heap>(default_heap_bytes());
   }
@@ -107,15 +107,15 @@ void Heap::drop_counter(std::atomic<uint64_t>& counter) noexcept {
 }
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
-  if (owner_ != ::getpid()) return;  // the pages are the parent's too
+  if (owner_ != ::getpid()) return;  // the pages belong to the parent, too
   ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(pointer - map_.base()),
               static_cast<off_t>(bytes));
 }
 
 void Heap::free(std::byte* pointer) noexcept {
-  if (owner_ != ::getpid()) return;  // a forked child's copy of a tensor went; the parent's is still in use
+  if (owner_ != ::getpid()) return;  // a forked child freed its copy of a tensor; the parent still uses it
   const auto offset = static_cast<size_t>(pointer - map_.base());
-  // Before the range can be another's.
+  // Before the range can be taken again.
   if (const size_t length = ranges_.length(offset); length >= kReturnBytes) discard(pointer, length);
   ranges_.give_back(offset);
 }

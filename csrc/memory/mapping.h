@@ -1,4 +1,4 @@
-// One mmap of a whole file descriptor, aligned for huge pages, unmapped when it goes.
+// A mapping of a file: one mmap, aligned for huge pages. The destructor unmaps it.
 //
 // Ownership: owns the address range, not the descriptor. Thread safety: immutable once made.
 #pragma once
@@ -31,7 +31,7 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-/// A file descriptor closed when it goes.
+/// A file descriptor. The destructor closes it.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}

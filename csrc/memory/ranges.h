@@ -1,4 +1,4 @@
-// Which ranges of [0, bytes) are taken: the first free one that fits is, and neighbours that are freed become one.
+// The free and taken ranges of [0, bytes). take() uses the first free range that fits; free neighbours become one.
 //
 // Ownership: numbers only. Thread safety: all calls from any thread.
 #pragma once
@@ -17,9 +17,9 @@ class Ranges {
   size_t bytes() const { return bytes_; }
   size_t taken_bytes() const;
 
-  /// Where `bytes` begin, at a multiple of `alignment`; none where there is no room.
+  /// The offset of a range of `bytes`, a multiple of `alignment`; none if there is no room.
   std::optional<size_t> take(size_t bytes, size_t alignment);
-  /// How long the range was that began there; 0 where none did.
+  /// The length of the range that begins there; 0 if none does.
   size_t length(size_t offset) const;
   void give_back(size_t offset);
 

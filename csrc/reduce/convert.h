@@ -2,8 +2,8 @@
 //
 // Contract: widening is exact; narrowing rounds to nearest even, as torch 2.13 does: float8_e4m3fn saturates at 448
 // (infinity too), float8_e5m2, float16 and bfloat16 overflow to infinity. Any NaN narrows to one NaN, see level.h. Each
-// narrow value comes in, and leaves, in the low bits of a 32-bit lane. No float32 denormal is met on the way, so that a
-// thread that flushes denormals (torch.set_flush_denormal) still reads float16 and float8 exactly.
+// narrow value is in the low bits of a 32-bit lane. No intermediate value is a float32 denormal, so a thread that
+// flushes denormals (torch.set_flush_denormal) still reads float16 and float8 exactly.
 #pragma once
 
 #include "reduce/vector.h"

@@ -1,4 +1,4 @@
-// Element types and operations on vectors: how a vector of memory becomes values to compute with, and back.
+// Element types and operations on vectors: they unpack a vector of memory into values, and pack values into memory.
 //
 // An element type E has kSize (bytes), Value (a vector to compute in) and kParts: a word of memory holds the elements
 // of kParts values, split so that unpacking needs shifts only: lane l of part p is element l * kParts + p.
@@ -72,7 +72,7 @@ struct Float8 {
   }
 };
 
-/// Values are unsigned, so that sums and products wrap; Ordered is what comparisons and divisions see.
+/// Values are unsigned, so that sums and products wrap. Comparisons and divisions use Ordered.
 template <class Machine, class T>
 struct Integer {
   using Value = Vector<std::make_unsigned_t<T>, Machine::kBytes>;
@@ -136,8 +136,8 @@ struct Product {
   }
 };
 
-/// Of two floats that are neither less nor greater, the bits' union is right for all: equal numbers are their own
-/// union, of -0 and +0 it is -0, and with a NaN among them it is a NaN.
+/// If neither of two floats is less, the union of their bits is right in all cases: equal numbers are their own union,
+/// the union of -0 and +0 is -0, and the union with a NaN is a NaN.
 struct Min {
   template <class E, class V>
   static V apply(V a, V b) {

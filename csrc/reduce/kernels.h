@@ -1,9 +1,9 @@
 // The reduction loop and the table of kernels, for one Machine (see vector.h). Each level's file includes this once.
 //
-// One pass: a block of vectors is combined over all sources in registers, finished, and stored to dst and dst2; then
-// single vectors; then one part vector. A long output starts with a part vector that aligns dst; of a still longer one
-// the vectors of a block are from parts far apart (kSideBySideBytes). Hints say where results should lie (NextReader).
-// scaled_source and divisor are sum's alone; the other operations ignore them.
+// One pass: it combines a block of vectors over all sources in registers, finishes it, and stores it to dst and dst2;
+// then single vectors; then one part vector. A long output starts with a part vector that aligns dst. In a still longer
+// one, the vectors of a block come from parts far apart (kSideBySideBytes). NextReader says in which cache the results
+// should be. Only sum uses scaled_source and divisor.
 #pragma once
 
 #include <type_traits>
@@ -16,20 +16,20 @@ namespace {
 
 #define RINGLET_INLINE inline __attribute__((always_inline))
 
-// Below this an unaligned vector store costs less than the part vector that would align it.
+// Below this size an unaligned vector store costs less than the part vector that would align it.
 inline constexpr size_t kLongBytes = 1024;
-// The processor's own prefetcher stops at a page's end, and small floats compute too long for reads to overlap without
-// help: 2 KiB ahead was best on a Xeon with AMX (bfloat16 beyond the cache on AVX2: two times faster), and free in
-// cache.
+// The processor's prefetcher stops at the end of a page. Small floats compute too long for reads to overlap without
+// prefetching: 2 KiB ahead was best on a Xeon with AMX (bfloat16 beyond the cache on AVX2: two times faster), and costs
+// nothing if the data are in the cache.
 inline constexpr size_t kPrefetchBytes = 2048;
 inline constexpr int kLineBytes = 64;
-// What another core reads next is pushed out of this core's caches as it is written, up to this size: from the shared
-// cache it is taken sooner. Pushing more takes longer than that gains.
+// Up to this size, results that another core reads next are demoted to the shared cache, from where that core gets them
+// sooner. For more, demoting takes longer than that gains.
 inline constexpr size_t kDemoteBytes = 8 << 10;
-// Beyond that size: so long before they are written, lines are taken from the core that read them the last time.
+// Beyond that size: so many bytes before they are written, lines are taken from the core that read them last.
 inline constexpr size_t kOwnAheadBytes = 1024;
-// Parts of a pass that go side by side begin at different places of their pages: otherwise they would compete for the
-// same sets of the cache.
+// Passes side by side begin at different places of their pages: otherwise they would compete for the same sets of the
+// cache.
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kSkewBytes = 17 * kLineBytes;
 static_assert(kSideBySideBytes >= 8 * kPageBytes && kDemoteBytes >= kOwnAheadBytes);

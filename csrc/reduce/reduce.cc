@@ -37,7 +37,7 @@ const Level& chosen_level() noexcept {
     try {
       return choose_level(std::getenv(kVariable));
     } catch (const InvalidUsage&) {
-      return *available_levels().front();  // check_cpu_kernels() is where the user hears of it
+      return *available_levels().front();  // check_cpu_kernels() tells the user
     }
   }();
   return level;

@@ -2,10 +2,10 @@
 //
 // Contract: dst[i] = finish(src[0][i] op src[1][i] op ... op src[n-1][i]), combined left to right, accumulated in
 // float32 for float16, bfloat16 and float8 and in the element type otherwise, rounded once. dst may be one of the
-// sources (same address), and dst2, if given, receives the same values; otherwise nothing overlaps. No pointer
-// needs more than its element's alignment. Integers wrap. NaN in any input of min or max gives NaN.
-// n == 1 is a copy (with scale and finish). Thread safety: pure functions; the kernel table is chosen once per process
-// from the processor (or RINGLET_CPU_KERNELS=portable|avx2|avx512) and constant after.
+// sources (same address). dst2, if given, gets the same values. Apart from that, nothing overlaps. A pointer needs only
+// the alignment of its element. Integers wrap. NaN in any input of min or max gives NaN. n == 1 is a copy (with scale
+// and finish). Thread safety: pure functions. The kernel table depends on the processor (or
+// RINGLET_CPU_KERNELS=portable|avx2|avx512), is chosen once per process, and is then constant.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace ringlet {
 
-/// Who reads the results next: a hint on where they should lie, without a meaning for what they are.
+/// Who reads the results next: a hint in which cache they should be. It does not change the results.
 enum class NextReader : uint8_t {
   self,    ///< this processor core, or unknown
   peer,    ///< another core: dst, as soon as this returns
-  nobody,  ///< not soon: non-temporal stores where the processor has them
+  nobody,  ///< not soon: non-temporal stores, if the processor has them
 };
 
 struct ReduceArgs {
@@ -36,13 +36,13 @@ struct ReduceArgs {
 
 using ReduceKernel = void (*)(const ReduceArgs&);
 
-/// The kernel for a dtype and an operation; avg and premul_sum share sum's. Null where supports() is false.
+/// The kernel of a dtype and an operation; avg and premul_sum use that of sum. Null if supports() is false.
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept;
 
 /// memcpy with a hint; regions must not overlap.
 void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, NextReader next = NextReader::self) noexcept;
 
-/// "avx512", "avx2" or "portable": what was chosen on this machine.
+/// The level in use: "avx512", "avx2" or "portable".
 const char* cpu_kernels() noexcept;
 
 }  // namespace ringlet

@@ -1,11 +1,10 @@
-// Vectors of any width in the compiler's own vector notation, and loads and stores of whole and part vectors.
+// Vectors of any width in the compiler's vector notation, and loads and stores of whole and part vectors.
 //
 // Contract: addresses need no alignment. A part load fills the rest with zeros and touches no byte outside its range; a
-// part store writes only its range. `Machine` is one level's description: kBytes, the width; load_part, store_part,
-// stream (address aligned to kBytes), fence; own and demote, hints on the line at an address: it will be written
-// here, it will be read elsewhere; widen_half and narrow_half.
-// The anonymous namespace is deliberate: each level compiles these headers with other flags, and with external linkage
-// the linker would keep one level's code for all.
+// part store writes only its range. A `Machine` describes a level: kBytes, the width; load_part, store_part, stream
+// (address aligned to kBytes), fence, widen_half and narrow_half. Its own and demote are hints on the line at an
+// address: this core will write it, another core will read it. The anonymous namespace is deliberate: each level
+// compiles these headers with other flags, and with external linkage the linker would keep one level's code for all.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +20,7 @@ struct VectorOf {
 template <class T, int kBytes>
 using Vector = typename VectorOf<T, kBytes>::Type;
 
-/// The memory image of one vector; every element type is a whole number of lanes or an equal part of one.
+/// The memory image of one vector. Every element type is a whole number of lanes, or an equal part of a lane.
 template <class Machine>
 using Words = Vector<uint32_t, Machine::kBytes>;
 template <class Machine>

@@ -1,8 +1,8 @@
-// The dissemination barrier: in round k a rank tells rank + 2^k that it, and all it has heard of, have arrived.
+// The dissemination barrier: in round k a rank tells rank + 2^k that it has arrived, and all ranks that it knows of.
 //
 //   world 5   after round 0: r, r-1     round 1: r .. r-3     round 2: everybody
 //
-// Rounds: ceil(log2 world). Bytes: none; messages are empty, their arrival is the news.
+// Rounds: ceil(log2 world). Bytes: none; messages are empty, and their arrival is the information.
 // Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.
 #include "schedule/algorithms.h"
 

@@ -6,7 +6,7 @@
 //   \__\__\__\__/__/__/__/     distance 4
 //
 // Rounds: log2 world; other worlds fold (schedule/fold.h): floor(log2 world) + 2.
-// Bytes sent per rank: S log2 world; where a rank stands in for a folded one, S (floor(log2 world) + 1).
+// Bytes sent per rank: S log2 world; if a rank stands in for a folded one, S (floor(log2 world) + 1).
 // Sums: one tree of depth ceil(log2 world) for all elements, so bits do not depend on an element's place.
 // Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
 #include "schedule/algorithms.h"

@@ -40,7 +40,7 @@ std::vector<Halving> halvings(const RankInfo& info) {
   return rounds;
 }
 
-/// Adds the verb for a range of the circle of `world` chunks: one step, or two where it passes the last chunk.
+/// Adds the verb for a range of the circle of `world` chunks: one step, or two if the range passes the last chunk.
 void add(Round& round, Round& (Round::*verb)(int, Chunks), int peer, Chunks range, int world) {
   const int before_end = std::min(range.count, world - range.first);
   (round.*verb)(peer, {range.first, before_end});

@@ -1,8 +1,8 @@
-// What a collective promises: which chunks of the schedule's buffer are a rank's input and which its output.
+// The contract of a collective: which chunks of the schedule's buffer are a rank's input, and which are its output.
 //
-// Two shapes of buffer. *Divided* (all_reduce, broadcast, reduce): the caller's count elements are cut into
-// `parts` nearly equal chunks, so a chunk keeps its index wherever it goes. *Blocked* (the others): every chunk
-// has the caller's count elements, so any chunk may land in any other's place. Pure functions.
+// A buffer has one of two shapes. *Divided* (all_reduce, broadcast, reduce): the caller's count elements are cut into
+// `parts` nearly equal chunks, so a chunk keeps its index wherever it goes. *Blocked* (the others): every chunk has the
+// caller's count elements, so a chunk may take the place of any other. Pure functions.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// How a butterfly, which needs a power of two, serves any world: the ranks in excess are folded into neighbours.
+// A butterfly needs a power of two. For any other world, the ranks in excess are folded into neighbours.
 //
 // With `size` the largest power of two <= world and `excess` = world - size, the first 2 excess ranks form pairs
-// (0,1) (2,3) ... The even rank of a pair gives its input to the odd one, sits out, and gets the result at the
-// end; the odd rank and all ranks from 2 excess on are the players, numbered 0 .. size-1 in rank order.
+// (0,1) (2,3) ... The even rank of a pair gives its input to the odd rank, sits out, and gets the result at the end.
+// The odd ranks and all ranks from 2 excess on are the players, numbered 0 .. size-1 in the order of ranks.
 //
 //   world 6, size 4:   rank    0 1   2 3   4   5
 //                      player    0     1   2   3
@@ -26,7 +26,7 @@ struct Fold {
 
   int rank_of(int other_player) const { return other_player < excess ? 2 * other_player + 1 : other_player + excess; }
 
-  /// The round in which an input is given or taken in.
+  /// The round in which a rank gives or takes an input.
   void enter(Schedule& schedule) const {
     const Chunks all{0, schedule.parts};
     if (sits_out) schedule.round().send(partner, all);
@@ -44,8 +44,8 @@ struct Fold {
   int excess;   ///< ranks that sit out
   bool paired;  ///< this rank sits out or stands in for one that does
   bool sits_out;
-  int partner;  ///< the other rank of the pair, where paired
-  int player;   ///< this rank's number among the players, where it does not sit out
+  int partner;  ///< the other rank of the pair, if paired
+  int player;   ///< this rank's number among the players, if it does not sit out
 };
 
 }  // namespace ringlet

@@ -11,7 +11,7 @@
 // numbered host after host. Far first: distance 2 comes before 1, the largest exchanges are between ranks half the
 // world apart, which share a host when ranks are numbered round robin over the hosts.
 // Rounds: 2 log2 world; other worlds fold (schedule/fold.h): 2 floor(log2 world) + 2. Bytes sent per rank, with q the
-// power of two: 2S (q-1)/q; where a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
+// power of two: 2S (q-1)/q; if a rank stands in for a folded one, S more. Sums: one tree, depth ceil(log2 world).
 // Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "schedule/algorithms.h"
 #include "schedule/fold.h"

@@ -7,7 +7,7 @@
 //
 // All-reduce: owners combine what comes in; across goes the circulant all-reduce. Broadcast: the root, which counts as
 // the first rank of its host, deals out the shards; across goes the binomial tree.
-// With n hosts of k ranks each, p = nk: rounds 2 + 2 ceil(log2 n) and 2 + ceil(log2 n), without in and out where k = 1.
+// With n hosts of k ranks each, p = nk: rounds 2 + 2 ceil(log2 n) and 2 + ceil(log2 n), without in and out if k = 1.
 // Bytes sent per rank: all-reduce 2S (p-1)/p; broadcast S (2(k-1) + ceil(log2 n))/k at the root. Over a host's uplink:
 // all-reduce 2S (n-1)/n, the least possible; broadcast S ceil(log2 n) at the root's host.
 // Sums: one n-ary reduction in rank order, rounded once, then depth <= ceil(log2 n).

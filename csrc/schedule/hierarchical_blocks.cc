@@ -8,7 +8,7 @@
 // Reduce-scatter: in, owners combine their host's contributions to their blocks; across, they send them to the ranks
 // whose blocks they are, which combine them. All-gather: across, every rank gives its block to its owners on the other
 // hosts; out, owners give what they have to all ranks on their host.
-// With n hosts of k ranks each, p = nk: rounds 2, or 1 where n or k is 1. Bytes sent per rank: reduce-scatter
+// With n hosts of k ranks each, p = nk: rounds 2, or 1 if n or k is 1. Bytes sent per rank: reduce-scatter
 // S (p-1)/p for any hosts; all-gather S (p-1)/p. Over a host's uplink: S (n-1)/n, the least possible.
 // Sums: an n-ary reduction in rank order on each host, and one of the hosts' sums: rounded twice.
 // Source: as hierarchical.cc, with all hosts at once between hosts.

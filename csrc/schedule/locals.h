@@ -1,4 +1,4 @@
-// One rank and the others on its host, as the hierarchical algorithms see them. Plain data.
+// A rank and the other ranks on its host, for the hierarchical algorithms. Plain data.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ringlet {
 
-/// The ranks on a host, ascending but for `leader`, which comes first where it is among them.
+/// The ranks on a host in ascending order, but `leader` first, if it is among them.
 inline std::vector<int> ranks_on(const Topology& topology, int host, int leader) {
   const auto there = topology.ranks_on(host);
   std::vector<int> ranks(there.begin(), there.end());
@@ -31,8 +31,8 @@ struct Locals {
   int size() const { return static_cast<int>(ranks.size()); }
   bool alone() const { return size() == 1; }
 
-  /// Indices into `ranks` of the others among the first `most`: from the next one on, so that not all ranks of a host
-  /// start with the same.
+  /// Indices into `ranks` of the other ranks among the first `most`. They begin with the next rank, so that the ranks
+  /// of a host do not all start with the same one.
   std::vector<int> others(int most) const {
     std::vector<int> found;
     for (int i = (index + 1) % size(); i != index; i = (i + 1) % size()) {

@@ -1,8 +1,8 @@
-// Every algorithm by name: the one table that the engines, the prover, the drawings and the tests read.
+// Every algorithm by name: the table that engines, prover, drawings and tests read.
 //
-// An algorithm is written for positions 0 .. world-1. Which rank stands at a position follows from the topology, in the
-// order that suits the algorithm: schedule_of() sees to it, and everybody who wants a schedule asks there.
-// To add an algorithm: one file in schedule/, one row in registry.cc.
+// An algorithm is written for positions 0 .. world-1. The topology says which rank stands at a position, in the order
+// that suits the algorithm. schedule_of() applies it: use it whenever you want a schedule.
+// To add an algorithm: a file in schedule/, a line in algorithms.h, a row in registry.cc.
 // Thread safety: the table is constant.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace ringlet {
 
-/// How ranks take positions (schedule/topology.h): by number, host after host, or round robin over the hosts.
+/// The order of ranks in positions (schedule/topology.h): by number, host after host, or round robin over the hosts.
 enum class Order : uint8_t { none, along, across };
 
 struct Algorithm {
@@ -32,13 +32,13 @@ Schedule schedule_of(const Algorithm& algorithm, const RankInfo& info);
 
 std::span<const Algorithm> algorithms() noexcept;
 
-/// Null where there is none of that name for that collective.
+/// Null if the collective has no algorithm of that name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name) noexcept;
 
 /// "a, b, c": the collective's algorithms, for messages.
 std::string algorithm_names(Collective collective);
 
-/// Index into algorithms(), stable within one build: what ranks compare to see that they call the same thing.
+/// Index into algorithms(), stable within one build. Ranks compare it to check that they make the same call.
 int index_of(const Algorithm& algorithm) noexcept;
 
 }  // namespace ringlet

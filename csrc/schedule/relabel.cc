@@ -23,7 +23,7 @@ class BlockOrder {
   int world_;
 };
 
-/// Appends a step on blocks, cut where they do not stay together.
+/// Appends a step on blocks, cut between blocks that are no longer neighbours.
 void append(std::vector<Step>& steps, const Step& step, const BlockOrder& blocks) {
   const bool copies = step.verb == Verb::copy;
   for (int i = 0, n = 0; i < step.count; i += n) {

@@ -1,4 +1,4 @@
-// A schedule made for positions, turned into one for the ranks that stand there. Pure.
+// Turns a schedule for positions into the schedule of the ranks at these positions. A pure function.
 #pragma once
 
 #include "schedule/collective.h"
@@ -7,9 +7,9 @@
 
 namespace ringlet {
 
-/// Peers become ranks. Where chunks belong to ranks (reduce_scatter, all_gather, ...), chunks move with them, and a
-/// step is cut where its chunks no longer lie side by side. Both sides of a message cut alike because its chunks have
-/// the same indices on both; a schedule where they have not may only send single chunks, as all_to_all does.
+/// Peers become ranks. If chunks belong to ranks (reduce_scatter, all_gather, ...), chunks are renumbered, too, and a
+/// step is cut between chunks that are no longer neighbours. Both sides of a message cut it alike, because its chunks
+/// have the same indices on both. A schedule without that property may only send single chunks, as all_to_all does.
 Schedule relabelled(const Schedule& schedule, Collective collective, const Numbering& numbering);
 
 }  // namespace ringlet

@@ -9,7 +9,7 @@
 // Rounds: 1; all-reduce 2. Bytes sent: all-reduce and broadcast S (world-1) at the root; reduce S at every other rank;
 // gather one chunk at every other rank; scatter world-1 chunks at the root. Sums: one n-ary reduction in
 // rank order, rounded once. The root's link carries everything: a yardstick over a network, and a good
-// choice on shared memory, where peers read the root's memory at the same time.
+// choice on shared memory, because peers read the root's memory at the same time.
 // Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; MPI's linear forms.
 #include "schedule/algorithms.h"
 

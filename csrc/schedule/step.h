@@ -1,15 +1,15 @@
 // A schedule: what one rank does in one collective, as plain data. Four verbs, for ever.
 //
-//   send(peer, chunks)     these chunks, as they stood before the round, are for `peer`
-//   recv(peer, chunks)     overwritten by what `peer` sends
-//   reduce(peer, chunks)   combined with what `peer` sends
-//   copy(chunks, target)   local: chunks [target, ...) become chunks [first, ...)
+//   send(peer, chunks)     sends `peer` these chunks, as they were before the round
+//   recv(peer, chunks)     overwrites these chunks with chunks of `peer`
+//   reduce(peer, chunks)   combines these chunks with chunks of `peer`
+//   copy(chunks, target)   local: overwrites chunks [target, ...) with these chunks
 //
-// Chunks are indices into `parts` parts of the collective's buffer (schedule/collective.h says which of them
-// are a rank's input and output). A round's reads all see the values from before the round; its steps are
-// posted together and complete together. Rounds are each rank's own order, never a global barrier. The k-th
-// send from a to b matches the k-th recv or reduce at b from a. Several reduces into one chunk in one round are
-// one n-ary reduction in ascending rank order, the own value in its own rank's place.
+// Chunks are indices into `parts` parts of the collective's buffer (schedule/collective.h says which of them are a
+// rank's input and output). All reads of a round see the values from before the round; its steps begin and complete
+// together. Rounds order the steps of one rank; they are not a global barrier. The k-th send from a to b matches the
+// k-th recv or reduce at b from a. Several reduces into one chunk in one round are one n-ary reduction in ascending
+// order of ranks, with the own value in the place of the own rank.
 #pragma once
 
 #include <cstdint>
@@ -55,10 +55,10 @@ struct Round {
 struct Schedule {
   explicit Schedule(int parts) : parts(parts) {}
 
-  /// Opens a new round. The reference is good until the next round is opened.
+  /// Opens a new round. The reference is valid until the next round is opened.
   Round& round() { return rounds.emplace_back(); }
 
-  /// Appends the rounds of `next`, which must have the same parts: two halves make an all-reduce.
+  /// Appends the rounds of `next`, which must have the same parts: so two halves make an all-reduce.
   Schedule& then(Schedule next) {
     for (Round& r : next.rounds) rounds.push_back(std::move(r));
     return *this;

@@ -1,10 +1,10 @@
-// Which ranks share a host, and the two orders in which a schedule can go round the ranks.
+// The ranks of each host, and the two orders in which a schedule can go round the ranks.
 //
-//   host of rank 0 .. 5: a b c a a b     along   0 3 4 1 5 2     host after host: the next rank is mostly a neighbour
-//                                        across  0 1 2 3 5 4     round robin over the hosts: the next one is mostly not
+//   host of rank 0 .. 5: a b c a a b     along   0 3 4 1 5 2     host after host: the next rank is mostly on this host
+//                                        across  0 1 2 3 5 4     round robin over the hosts: it is mostly on another
 //
-// Hosts are numbered by their first rank, ranks on a host ascend. Where all hosts have as many ranks, `along` is the
-// block numbering of the ranks and `across` the cyclic one. Thread safety: immutable once made; spans live as long as
+// Hosts are numbered by their first rank; ranks on a host ascend. If all hosts have equally many ranks, `along` is the
+// block numbering of the ranks, and `across` the cyclic one. Thread safety: immutable once made; spans live as long as
 // it does.
 #pragma once
 
@@ -30,7 +30,7 @@ class Topology {
   int world() const { return static_cast<int>(host_.size()); }
   int hosts() const { return static_cast<int>(first_.size()) - 1; }
   bool one_host() const { return hosts() == 1; }
-  int fewest() const { return fewest_; }  ///< ranks on the host that has fewest
+  int fewest() const { return fewest_; }  ///< ranks on the host with the fewest
 
   int host(int rank) const { return host_[rank]; }
   int size(int host) const { return first_[host + 1] - first_[host]; }
@@ -48,7 +48,7 @@ class Topology {
   Numbering across_;
 };
 
-/// The place's own, or all of its ranks on one host where it has none.
+/// info.topology; without one, all ranks on one host.
 Topology topology_of(const RankInfo& info);
 
 }  // namespace ringlet

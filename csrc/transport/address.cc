@@ -73,7 +73,7 @@ std::vector<Address> named(const std::vector<Interface>& all, const std::string&
   return addresses;
 }
 
-/// The own address from which packets to MASTER_ADDR leave. Connecting a datagram socket sends nothing.
+/// This process's address from which packets to MASTER_ADDR leave. To connect a datagram socket sends nothing.
 std::optional<Address> towards_master() {
   const char* master = std::getenv("MASTER_ADDR");
   addrinfo hints{};
@@ -226,7 +226,7 @@ std::vector<Address> own_addresses(const std::string& interfaces) {
   }
   if (const std::optional<Address> first = towards_master()) {
     const auto place = std::find(addresses.begin(), addresses.end(), *first);
-    // A master on this very host is reached by loopback, which says nothing about the way to the others.
+    // A master on this host is reached by loopback, which says nothing about the way to other hosts.
     if (place != addresses.end() && !first->is_loopback()) std::rotate(addresses.begin(), place, place + 1);
   }
   return addresses;

@@ -1,7 +1,8 @@
-// Where a process can be reached over TCP: its addresses as others see them, packed into one text for the store.
+// The TCP addresses under which peers reach a process, packed into one text for the store.
 //
-// Which addresses: those of RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME; names, separated by commas), else all global ones
-// of interfaces that are up, the one that leads to MASTER_ADDR first, loopback last. Pure values. Thread safety: any.
+// These are the addresses of RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME: names, separated by commas). If that is not set:
+// all global addresses of interfaces that are up. The one that leads to MASTER_ADDR comes first, loopback last.
+// Pure values. Thread safety: any.
 #pragma once
 
 #include <netinet/in.h>
@@ -17,10 +18,10 @@
 
 namespace ringlet {
 
-/// IPv4 or IPv6: an IPv4 address is held as the IPv6 address that stands for it (::ffff:a.b.c.d).
+/// IPv4 or IPv6. An IPv4 address is kept in its IPv6 form (::ffff:a.b.c.d).
 class Address {
  public:
-  /// Throws InvalidUsage where `text` is no numeric address.
+  /// Throws InvalidUsage if `text` is not a numeric address.
   explicit Address(const std::string& text);
   explicit Address(const sockaddr* address);
 
@@ -41,16 +42,16 @@ struct PeerAddress {
   static constexpr size_t kMostAddresses = 16;
   static constexpr size_t kMostBytes = 1024;
 
-  uint64_t host = 0;      ///< host_identity() there
-  uint64_t listener = 0;  ///< random: who shows it means this process, and not one that a stale address leads to
+  uint64_t host = 0;      ///< its host_identity()
+  uint64_t listener = 0;  ///< random: it tells this process from one that a stale address leads to
   uint16_t port = 0;
   std::vector<Address> addresses{};
 
   std::string pack() const;
-  /// Throws InvalidUsage saying what is wrong with it.
+  /// Throws InvalidUsage that says what is wrong with `text`.
   static PeerAddress unpack(const std::string& text);
 
-  /// The addresses worth trying from here, best first: loopback inside a host only, and there before the others.
+  /// The addresses to try from here, best first. Loopback is among them only within a host, and is then the first.
   std::vector<Address> reachable_from(uint64_t own_host) const;
 };
 
@@ -58,12 +59,12 @@ struct PeerAddress {
 std::string own_end(const Socket& socket);
 std::string other_end(const Socket& socket);
 
-/// The same for two processes exactly where loopback joins them and one can hand the other a descriptor: one kernel,
-/// one network namespace.
+/// Equal for two processes if and only if loopback joins them and one can pass the other a descriptor: they have one
+/// kernel and one network namespace.
 uint64_t host_identity();
 
-/// This process's addresses. `interfaces` as in RINGLET_INTERFACE, empty for automatic choice. Throws InvalidUsage
-/// listing the interfaces there are, where one of the names is not among them.
+/// The addresses of this process. `interfaces` is as RINGLET_INTERFACE; empty: chosen automatically. If a name is
+/// unknown, throws InvalidUsage that lists the interfaces.
 std::vector<Address> own_addresses(const std::string& interfaces);
 
 }  // namespace ringlet

@@ -37,7 +37,7 @@ std::string find_congestion_control() {
   if (wish != nullptr && *wish != '\0') {
     if (std::string_view(wish) == "system" || take(probe.get(), wish)) return current(probe.get());
     throw InvalidUsage(std::string("RINGLET_TCP_CONGESTION names \"") + wish + "\": " + std::strerror(errno) +
-                       "; what may be used here stands in /proc/sys/net/ipv4/tcp_allowed_congestion_control");
+                       "; /proc/sys/net/ipv4/tcp_allowed_congestion_control lists the names that are allowed here");
   }
   if (!machines.starts_with("bbr")) return machines;
   for (const char* instead : {"cubic", "reno"}) {

@@ -1,8 +1,8 @@
-// Which congestion control the connections use: the machine's, unless that is BBR.
+// The congestion control of the connections: the machine's default, unless that is BBR.
 //
-// BBR paces each connection at the rate that it has measured. A collective's connections are idle, then send all they
-// have, two ways at once and several through one link: the measure is of the past, and the link stays partly empty.
-// docs/decisions/0017. RINGLET_TCP_CONGESTION names another, or "system" for the machine's.
+// BBR paces each connection at the rate that it has measured. But the connections of a collective are idle, and then
+// send much at once, in both directions and several through one link. The measured rate is out of date, and the link
+// stays partly empty (docs/decisions/0017). RINGLET_TCP_CONGESTION names another one, or "system" for the default.
 // Thread safety: all calls from any thread.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace ringlet {
 
-/// What the environment asks for now. Throws InvalidUsage where RINGLET_TCP_CONGESTION names one that is not to be had
-/// here.
+/// The congestion control that the environment asks for now. Throws InvalidUsage if RINGLET_TCP_CONGESTION names one
+/// that this machine does not have.
 std::string find_congestion_control();
 
-/// Decided once per process. Throws InvalidUsage where RINGLET_TCP_CONGESTION names one that is not to be had here.
+/// The same, decided once per process.
 const std::string& congestion_control();
 
-/// Before the socket connects or listens: who comes in gets the listener's.
+/// Call it before the socket connects or listens. Accepted connections get the setting of the listening socket.
 void use_congestion_control(int socket) noexcept;
 
 }  // namespace ringlet

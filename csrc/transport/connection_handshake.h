@@ -1,21 +1,21 @@
-// What is said on a TCP connection before its first byte belongs to a pipe. All messages have fixed sizes, so that an
-// unauthenticated connection never says how much to read:
+// The handshake messages of a TCP connection, which come before the first byte of its pipe. All messages have fixed
+// sizes, so an unauthenticated connection cannot say how much to read:
 //
-//   initiator   Hello    which listener, group, ranks and kind it wants, and a nonce
-//   acceptor  Answer   at once, whether it knows the group yet or not: its version and a nonce
-//   initiator   Proof    digest of Hello and Answer under the group's key
-//   acceptor  Proof    the same in another domain, once it takes the connection, or in a third if it has left the group
-//                      and has nothing more to say
+//   initiator  Hello    the listener, group, ranks and kind that it wants, and a nonce
+//   acceptor   Answer   its version and a nonce; at once, even if it does not know the group yet
+//   initiator  Proof    digest of Hello and Answer under the group's key
+//   acceptor   Proof    the same in another domain, when it takes the connection; in a third domain if it has left the
+//                       group and has no final error
 //
-// Both nonces go into both proofs, so what was recorded from one connection proves nothing on another.
+// Both nonces go into both proofs, so a recording of one connection proves nothing on another.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
-#include "transport/pipe.h"
 #include "transport/token.h"
 
 namespace ringlet {
@@ -44,10 +44,10 @@ using Proof = Token;
 static_assert(std::has_unique_object_representations_v<Hello> && sizeof(Hello) == 64);
 static_assert(std::has_unique_object_representations_v<Answer> && sizeof(Answer) == 24);
 
-/// What the digest is for: one made for one purpose serves no other.
+/// The purpose of a digest. A digest for one purpose proves nothing for another.
 enum class Domain : uint64_t { group = 1, initiator, acceptor, departed };
 
-/// By what name unauthenticated connections may know a group.
+/// The name of a group that unauthenticated connections may know.
 inline Token group_name(const Token& key) {
   const Domain domain = Domain::group;
   return siphash(key, std::as_bytes(std::span(&domain, 1)));

@@ -17,7 +17,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kWhole = 10s;      // to find a listener that answers
 constexpr auto kPerAddress = 2s;  // a packet lost on the way is sent again after 1 s
-// A listener that answered is the right one; its group may still be being made, or the peer's own connector under way.
+// A listener that answers is the right one, but its group may not be made yet, or the peer's own connector may be under
+// way.
 constexpr auto kWelcome = 50s;
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 

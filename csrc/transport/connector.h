@@ -1,9 +1,9 @@
-// A connection being made: the initiator's side of transport/connection_handshake.h, over the addresses of one peer in
-// turn.
+// A connection that this process is making: the initiator's side of transport/connection_handshake.h. The connector
+// tries the addresses of one peer in turn.
 //
-// It never waits: advance() does what can be done now, and says by descriptor(), events() and next() when to call
-// again. Refused or unreachable at all addresses: it fails at once. Not answered, or dropped by a listener that is
-// overrun: it tries again for as long as its time lasts.
+// It never waits: advance() goes as far as it can now; descriptor(), events() and next() say when to call it again. If
+// all addresses refuse or are unreachable, it fails at once. If there is no answer, or an overloaded listener drops the
+// connection, it tries again until its time is over.
 // Ownership: owns the socket until take(). Thread safety: one thread at a time (the listener's).
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "transport/address.h"
 #include "transport/connection_handshake.h"
+#include "transport/pipe.h"
 #include "transport/socket.h"
 
 namespace ringlet {
@@ -50,10 +51,10 @@ class Connector {
   Outcome connected();
   Outcome answered();
   Outcome welcomed();
-  /// This address came to nothing: on to the next, or to the end.
+  /// This address failed: tries the next one, or fails after the last.
   Outcome miss(const std::string& why, bool worth_repeating);
   Outcome fail(ErrorKind kind, const std::string& why);
-  /// -1 once all of it is there; else 0 while nothing is wrong, or what is.
+  /// -1 when all of the message is there; 0 while more is to come; else the error number.
   int fill(void* message, size_t bytes);
   std::string place() const;
 
@@ -65,8 +66,8 @@ class Connector {
   Deadline until_;
   Deadline step_;
   std::chrono::milliseconds pause_;
-  bool repeat_ = false;  // something in this round of addresses may go better next time
-  std::string reasons_;  // of this round
+  bool repeat_ = false;  // an address of this round may succeed next time
+  std::string reasons_;  // why the addresses of this round failed
   size_t got_ = 0;
   Hello hello_;
   Answer answer_;

@@ -60,7 +60,7 @@ void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexce
 #ifdef SYS_futex_waitv
   struct futex_waitv waiters[FUTEX_WAITV_MAX] = {};
   const size_t n =
-      std::min<size_t>(words.size(), FUTEX_WAITV_MAX);  // the sleep is short: what lies beyond is seen after it
+      std::min<size_t>(words.size(), FUTEX_WAITV_MAX);  // the sleep is short: the caller then looks at the others
   for (size_t i = 0; i < n; ++i) {
     waiters[i].val = words[i].seen;
     waiters[i].uaddr = reinterpret_cast<uintptr_t>(words[i].word);
@@ -68,7 +68,7 @@ void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexce
   }
   if (n > 0 && (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS)) return;
 #endif
-  // Before Linux 5.16 nobody can sleep on several words, nor on none: look again soon.
+  // Before Linux 5.16 a thread cannot sleep on several words, nor on none: look again soon.
   constexpr int64_t kGlance = 100'000;
   const timespec glance{0, std::min(nanoseconds, kGlance)};
   ::nanosleep(&glance, nullptr);

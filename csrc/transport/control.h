@@ -1,11 +1,11 @@
-// The page by which a rank tells its peers how far it is, what it is calling, and whether it failed.
+// The control page: here a rank tells its peers how far it is, which call it is in, and whether it failed.
 //
-// Only its owner writes it; peers map it read-only and poll. `progress` counts for ever upwards:
-//   epoch << 16               every segment before `epoch` is complete
-//   epoch << 16 | kSignatureReady  the call's description for `epoch` can be read
-//   epoch << 16 | ready(r)    rounds before r of `epoch` are complete and what round r sends can be read
-// An epoch is one segment of one call. A rank starts epoch e only when all peers completed e - 2, so what a slot of
-// parity e % 2 holds (descriptions, staging buffers) is not overwritten while a peer may read it.
+// Only its owner writes it; peers map it read-only and poll. `progress` only grows:
+//   epoch << 16                    every segment before `epoch` is complete
+//   epoch << 16 | kSignatureReady  the call signature for `epoch` can be read
+//   epoch << 16 | ready(r)         rounds before r of `epoch` are complete; peers can read what round r sends
+// An epoch is one segment of one call. A rank starts epoch e only when all peers have completed e - 2. So it overwrites
+// no signature and no staging buffer of parity e % 2 that a peer may still read.
 #pragma once
 
 #include <atomic>
@@ -22,23 +22,23 @@ namespace ringlet {
 
 inline constexpr uint32_t kSignatureReady = 1;
 constexpr uint32_t ready(int round) { return 2 + static_cast<uint32_t>(round); }
-constexpr uint64_t at(uint64_t epoch, uint32_t stage) { return (epoch << 16) + stage; }
+constexpr uint64_t at(uint64_t epoch, uint32_t phase) { return (epoch << 16) + phase; }
 
-/// What a rank is calling: compared by its peers before any data is used.
+/// The call that a rank makes: its peers compare it before they use any data.
 struct CallSignature {
   uint64_t signature = 0;  // engine/call.h packs it
   uint64_t count = 0;
 };
 
-/// What goes with it, seldom read.
+/// What belongs to a call signature and is seldom read.
 struct CallDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
   uint64_t output = 0;
-  CallSignature previous;  // the call before, for the message where ranks parted there
+  CallSignature previous;  // of the call before: for the error message, if ranks differed there
 };
 
-/// Words that their owner changes while others read them, for people: who reads meanwhile may get some of both.
+/// A text for people, which its owner changes while peers read it: a reader may get a mixture of old and new.
 class SharedText {
  public:
   void set(std::string_view text) noexcept;  // cut to what there is room for
@@ -53,7 +53,7 @@ enum class Presence : uint32_t { starting, present, left };
 struct Control {
   static constexpr size_t kMessageBytes = 1536;
 
-  // One line: a peer that sees the progress has what it compares at hand.
+  // In one cache line: a peer that reads the progress has the signatures, too.
   alignas(64) std::atomic<uint64_t> progress;
   CallSignature calls[2];  // by parity of the call's first epoch
   alignas(64) CallDetail details[2];
@@ -64,15 +64,15 @@ struct Control {
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];
-  // What this rank has waited in for long; empty: it does not.
+  // The collective and the message in which this rank has waited for long; empty: in none.
   SharedText in_collective, in_message;
 
   void fail(ErrorKind kind, const char* text) noexcept;  // first call wins
 };
 static_assert(sizeof(Control) <= 4096);
 
-/// One ring of bytes to the peer, and how far this rank has read the peer's (transport/ring_pipe.h). Bytes are counted
-/// for ever, modulo 2^32.
+/// One ring of bytes to the peer, and how far this rank has read the peer's ring (transport/ring_pipe.h). All bytes
+/// are counted, modulo 2^32.
 struct RingCounters {
   std::atomic<uint32_t> sent;
   std::atomic<uint32_t> received;
@@ -80,11 +80,11 @@ struct RingCounters {
   std::atomic<uint32_t> closed;    // nothing more will be received
 };
 
-/// Point-to-point traffic with one peer, both directions; the owner of the region writes all of it.
+/// Point-to-point messages with one peer, in both directions. Only the owner of the region writes it.
 struct Channel {
   alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer, ever
   std::atomic<uint32_t> received;          // segments taken from the peer, ever
-  RingCounters rings[2];                   // in place of segments where the group has a mesh: collectives, messages
+  RingCounters rings[2];                   // in place of segments, if the group has a mesh: of collectives, of messages
 };
 static_assert(sizeof(Channel) == 64);
 
@@ -100,7 +100,7 @@ struct alignas(64) StagingHeader {
 // Sleeping on a word of shared memory (futex); `word` may be mapped read-only.
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept;
 
-/// Until one of several words changes from what was seen.
+/// A word, and the value that was read last: sleep_on_any sleeps until one of several words has another value.
 struct Watched {
   const std::atomic<uint32_t>* word;
   uint32_t seen;

@@ -43,7 +43,7 @@ socklen_t address_length(const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-/// What a system call returns, repeated until the deadline where a signal ends it, or a limit of its own (limit_sends).
+/// Repeats a system call until the deadline, while a signal or its own limit (limit_sends) ends it early.
 template <typename SystemCall>
 auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   auto result = call();
@@ -54,13 +54,14 @@ auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   return result;
 }
 
-/// What waits for room in a socket, connect() for a place in the peer's queue, ends with EAGAIN after this long.
+/// A call that waits for room in the socket, or a connect() that waits for a place in the peer's queue, then ends with
+/// EAGAIN.
 void limit_sends(int socket) {
   constexpr timeval limit{0, std::chrono::microseconds(kInterruptCheckEvery).count()};
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-/// Whether something can be read before the deadline.
+/// Whether bytes arrive before the deadline.
 bool readable(int socket, const Deadline& deadline) {
   for (;;) {
     pollfd wait{socket, POLLIN, 0};
@@ -118,8 +119,8 @@ std::optional<Received> receive_hello(int socket, size_t expected, const Deadlin
   return received;
 }
 
-/// Readable once the process at the other end is gone. Where its pid is not visible here (another pid namespace), the
-/// connection itself serves: it ends with the process, unless a forked child holds it open.
+/// Watches the process at the other end by its pidfd. If its pid is not visible here (another pid namespace), by the
+/// connection: it ends with the process, unless a forked child holds it open.
 Introduced watched(Descriptor connection, std::vector<Descriptor> handed) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -161,7 +162,7 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
-  // A unix socket's connect() that a signal interrupts has done nothing, unlike TCP's: it is repeated.
+  // If a signal interrupts connect() on a unix socket, it has done nothing, unlike on TCP: so it is repeated.
   limit_sends(connection.get());
   const int connected = uninterrupted(deadline, [&] {
     return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
@@ -206,7 +207,7 @@ void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> ha
   } catch (...) {
     for (size_t q = 0; q < calls.size(); ++q) {
       if (!calls[q].valid()) continue;
-      ::shutdown(calls[q].get(), SHUT_RD);  // who has not answered by now cannot any more
+      ::shutdown(calls[q].get(), SHUT_RD);  // a peer that has not answered by now cannot any more
       std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), Deadline::after(kNow));
       if (received) joined[q] = watched(std::move(calls[q]), std::move(received->handed));
     }

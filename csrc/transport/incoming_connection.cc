@@ -11,8 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
-// A proof waits while its group is being made here, or while it is open which of two connections is kept. A connector
-// gives up before that.
+// A proof waits while its group is not made here, or while it is undecided which of two connections is used. The
+// connector gives up earlier.
 constexpr auto kHold = 60s;
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
@@ -34,11 +34,11 @@ bool IncomingConnection::fill(void* message, size_t bytes) noexcept {
 void IncomingConnection::send_answer() noexcept {
   state_ = State::gone;
   if (hello_.magic != kWireMagic) return;
-  // Another version gets an answer, too, so that its user learns why nothing comes of it.
+  // Another version gets an answer, too, so that its user learns why the connection fails.
   if (hello_.version == kWireVersion && hello_.listener != listener_id_) return;
   try {
     answer_.nonce = random_token();
-  } catch (...) {  // no randomness, no proof: the incoming connection is refused, and the initiator says so
+  } catch (...) {  // without randomness there is no proof: the connection is refused, and the initiator says so
     return;
   }
   if (::send(socket_.get(), &answer_, sizeof answer_, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof answer_) return;
@@ -48,7 +48,7 @@ void IncomingConnection::send_answer() noexcept {
 void IncomingConnection::look_for_end() noexcept {
   std::byte byte;
   const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
-  // It must not speak before it is welcome.
+  // The initiator must not send more before the acceptor's proof.
   if (n >= 0 || !transient(errno)) state_ = State::gone;
 }
 

@@ -1,6 +1,6 @@
-// A connection that came in, until it has proven itself: the acceptor's side of transport/connection_handshake.h.
+// An accepted connection until it is authenticated: the acceptor's side of transport/connection_handshake.h.
 //
-// It never waits and holds no more than one Hello and one Proof, whatever the other side sends or leaves out.
+// It never waits. It keeps at most one Hello and one Proof, whatever the other side sends.
 // Ownership: owns the socket until welcome(). Thread safety: one thread at a time (the listener's).
 #pragma once
 
@@ -17,14 +17,14 @@ class IncomingConnection {
  public:
   enum class State {
     unauthenticated,  ///< has not named this listener yet
-    named,    ///< named this listener, as only those can who read this job's store or overheard a rank; no proof yet
-    waiting,  ///< gave a proof, which nobody has looked at yet
-    gone,     ///< closed, broke the rules or ran out of time
+    named,    ///< has named this listener, so it knows this job's store or overheard a rank; no proof has arrived
+    waiting,  ///< has sent a proof that is not checked yet
+    gone,     ///< closed, broke the protocol or ran out of time
   };
 
   IncomingConnection(Socket socket, uint64_t listener);
 
-  /// Takes what has arrived.
+  /// Reads the bytes that have arrived.
   State advance() noexcept;
   State state() const { return state_; }
   int descriptor() const { return socket_.get(); }
@@ -32,9 +32,9 @@ class IncomingConnection {
 
   const Hello& hello() const { return hello_; }
   bool proves(const Token& key) const;
-  /// Shows that this side knows the key too; the socket, or an invalid one where the incoming connection has gone.
+  /// Proves that this side knows the key, too. Returns the socket, or an invalid one if the connection is gone.
   Socket welcome(const Token& key) noexcept;
-  /// Lets it know that the rank it wants has left the group.
+  /// Tells the peer that the rank which it wants has left the group.
   void send_away(const Token& key) noexcept;
 
  private:

@@ -21,12 +21,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kMostUnauthenticated = 128;  // connections that have not named this listener
-constexpr size_t kNamed = 512;                // those that have: ranks of this job, or who overheard one of them
+constexpr size_t kNamed = 512;  // connections that have: from ranks of this job, or from one that overheard them
 constexpr size_t kDeparted = 256;
 constexpr size_t kLeaving = 256;
 constexpr auto kGoodbyeTime = 2s;  // for a peer to read the final error
 constexpr int kBacklog = 4096;     // the kernel takes the smaller of this and net.core.somaxconn
-constexpr int kAtOnce = 256;       // accepted between two looks at the others
+constexpr int kAtOnce = 256;       // accepted before the thread looks at the others
 constexpr auto kRest = 100ms;
 
 Socket listen_at(int family, sockaddr* address, socklen_t length) {
@@ -39,9 +39,9 @@ Socket listen_at(int family, sockaddr* address, socklen_t length) {
   return listener;
 }
 
-/// At any address and a free port, for IPv6 and IPv4 where the machine knows both.
+/// Listens at all addresses and a free port: for IPv6 and IPv4, if the machine has both.
 Socket listen_anywhere() {
-  congestion_control();  // throws now, if at all
+  congestion_control();  // may throw
   sockaddr_in6 both{};
   both.sin6_family = AF_INET6;
   Socket listener = listen_at(AF_INET6, reinterpret_cast<sockaddr*>(&both), sizeof both);
@@ -54,7 +54,7 @@ Socket listen_anywhere() {
 }
 
 uint16_t port_of(const Socket& listener) {
-  sockaddr_in6 address{};  // the port stands at the same place in both families
+  sockaddr_in6 address{};  // the port is at the same place in both families
   socklen_t length = sizeof address;
   if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) throw_errno("getsockname");
   return ntohs(address.sin6_port);
@@ -67,14 +67,14 @@ std::string chosen_interfaces() {
   return "";
 }
 
-/// The acceptor's kind that meets the initiator's; none if that kind is never opened from there.
+/// The acceptor's kind for a kind of the initiator; none if an initiator never opens that kind.
 std::optional<ConnectionKind> facing(uint64_t which) {
   if (which == static_cast<uint64_t>(ConnectionKind::collectives)) return ConnectionKind::collectives;
   if (which == static_cast<uint64_t>(ConnectionKind::outgoing)) return ConnectionKind::incoming;
   return std::nullopt;
 }
 
-/// Whether the two join the same ranks on kind `collectives`, whichever end connected.
+/// Whether both join the same ranks on kind `collectives`, whichever end connected.
 bool same_pair(const Connector& own, const Hello& theirs) {
   const Connector::Target& call = own.target();
   return call.which == ConnectionKind::collectives &&
@@ -160,7 +160,7 @@ void Listener::connect_to(Connector::Target call) {
 
 void Listener::wake() noexcept {
   const uint64_t one = 1;
-  // Only a full counter refuses it, and then the thread wakes anyway.
+  // Only a full counter refuses it, and then the thread wakes anyhow.
   [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
 }
 
@@ -190,7 +190,8 @@ bool Listener::turn_away(IncomingConnection& incoming) {
   return true;
 }
 
-/// Says the final error. A connection that is closed while the peer still writes is reset, which can take them with it.
+/// Sends the final error. If the connection were closed while the peer still writes, it would be reset, and the final
+/// error could be lost.
 void Listener::part(Socket socket, const Bytes& final_frame) {
   if (!socket.valid()) return;
   ::send(socket.get(), final_frame.data(), final_frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -271,7 +272,7 @@ void Listener::make_room() {
     return each.state() == IncomingConnection::State::unauthenticated;
   };
   const auto named = [&](const IncomingConnection& each) { return !unauthenticated(each); };
-  // The oldest goes: a rank's own first words follow its connection at once, and it tries again if it is unlucky.
+  // The oldest is closed: a rank sends its Hello as soon as it is connected, and tries again if it is dropped.
   if (static_cast<size_t>(std::count_if(incoming_.begin(), incoming_.end(), unauthenticated)) > kMostUnauthenticated) {
     incoming_.erase(std::find_if(incoming_.begin(), incoming_.end(), unauthenticated));
   }
@@ -288,7 +289,7 @@ void Listener::poll_incoming() {
   });
 }
 
-/// Whether it need not wait any longer.
+/// Returns whether the connection need not wait any longer.
 bool Listener::consider(IncomingConnection& incoming) {
   const Hello& hello = incoming.hello();
   const Member host = member({hello.group, hello.to});
@@ -311,7 +312,7 @@ void Listener::poll_connectors() {
   if (connectors_.size() != before) reconsider_ = true;
 }
 
-/// Whether it came to an end.
+/// Returns whether the connector has ended.
 bool Listener::finish(Connector& connector) {
   const Connector::Target& call = connector.target();
   const MemberId id{group_name(call.key), call.from};
@@ -331,7 +332,7 @@ bool Listener::finish(Connector& connector) {
     if (const auto gone = departed(id)) part(connector.take(), gone->final_frame);  // unless it was admitted
     return true;
   }
-  for (IncomingConnection& each : incoming_) {  // the peer may have found the way that this rank did not find
+  for (IncomingConnection& each : incoming_) {  // the peer may have connected in the other direction
     if (each.state() != IncomingConnection::State::waiting || !same_pair(connector, each.hello()) ||
         !each.proves(call.key))
       continue;
@@ -342,7 +343,7 @@ bool Listener::finish(Connector& connector) {
   return true;
 }
 
-/// The peer may have taken the connection already, and would find it reset.
+/// The peer may have taken the connection already: it must not be reset.
 bool Listener::finish_for(const std::optional<Departed>& departed, Connector& connector) {
   if (!departed || departed->final_frame.empty() || connector.target().which != ConnectionKind::collectives)
     return true;

@@ -1,12 +1,12 @@
-// The process's listener: one socket and one thread for all its groups. Here connections are made, accepted and proven.
+// The listener of the process: one socket and one thread make, accept and authenticate the connections of all groups.
 //
-// Nobody waits here for anybody: unauthenticated connections cost a bounded number of descriptors for a bounded time,
-// and those of this job never wait behind them. An incoming connection for a group that is not made yet is kept. If
-// both ranks of a pair connect at once on kind `collectives`, the higher rank's connection is kept; the other waits at
-// the higher rank's listener, and is taken if that rank's own connector fails. docs/decisions/0011 says why it is safe
-// to listen.
-// Ownership: made on first use, for as long as the process lives; a forked child makes its own.
-// Thread safety: all calls from any thread; a Resident is called on the listener's thread alone.
+// No connection waits for another: unauthenticated connections cost a bounded number of descriptors for a bounded time,
+// and never delay the connections of this job. The listener keeps an incoming connection whose group is not made yet.
+// If both ranks of a pair connect at once on kind `collectives`, the connection of the higher rank is used. The other
+// one waits at the higher rank's listener, which takes it if its own connector fails. docs/decisions/0011 says why it
+// is safe to listen.
+// Ownership: made at first use, lives as long as the process; a forked child makes its own.
+// Thread safety: all calls from any thread. Only the listener's thread calls a Resident.
 #pragma once
 
 #include <cstddef>
@@ -41,24 +41,25 @@ class Listener {
     virtual ~Resident() = default;
     /// Whether a pipe to `peer` is still missing.
     virtual bool wants(int peer, ConnectionKind which) noexcept = 0;
-    /// A connection that has proven itself. `take` tells the peer so, and is called while nobody else looks at the
-    /// pipes: who sees anything that the peer did afterwards, sees the pipe as well.
+    /// A connection is authenticated. `take` tells the peer so; call it while no other thread looks at the pipes. Then
+    /// a thread that sees what the peer did afterwards sees the pipe, too.
     virtual void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept = 0;
     /// A connector has failed.
     virtual void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
 
-  /// Throws SystemError where this process cannot listen, InvalidUsage where RINGLET_INTERFACE or
-  /// RINGLET_TCP_CONGESTION names nothing.
+  /// Throws SystemError if this process cannot listen, InvalidUsage if RINGLET_INTERFACE or RINGLET_TCP_CONGESTION has
+  /// an unknown name.
   static Listener& process();
 
   const PeerAddress& address() const { return address_of_process_; }
-  /// From now on connections to `rank` of the group with this key are received. The listener does not keep it alive.
+  /// From now on the listener takes connections to `rank` of the group with this key. It does not keep `resident`
+  /// alive.
   void enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident);
-  /// Those who come later are told so: on kind `collectives` by `final_frame`, if there is one, as if the connection
-  /// had stood before. It is also sent over own connectors that are still under way.
+  /// From now on the listener tells peers that connect that this rank has left: on kind `collectives` by `final_frame`,
+  /// if there is one, as if the connection had existed before. Connectors of this rank that are under way send it, too.
   void leave(const Token& key, int rank, Bytes final_frame = {}) noexcept;
-  /// Ends in the caller's admit() or give_up(), unless it has left before or a connection came from the other side.
+  /// Ends in admit() or give_up() of the caller's Resident, unless that has left, or a connection came from the peer.
   void connect_to(Connector::Target call);
 
   Listener(const Listener&) = delete;
@@ -75,7 +76,7 @@ class Listener {
     Token key;
     Bytes final_frame;
   };
-  /// A connection on which everything has been said: kept until the other side has read it.
+  /// A connection over which the last byte is sent: kept until the peer has read it.
   struct Leaving {
     Socket socket;
     Deadline deadline;
@@ -110,12 +111,12 @@ class Listener {
   std::deque<Connector> calls_;         // new ones; guarded by mutex_
   bool stirred_ = false;                // members changed; guarded by mutex_
 
-  // The thread's own.
+  // Of the thread alone.
   std::deque<IncomingConnection> incoming_;  // in the order in which they came
   std::deque<Connector> connectors_;
   std::deque<Leaving> leaving_;
-  bool reconsider_ = false;  // what kept a proven incoming connection waiting may be over
-  bool resting_ = false;     // no descriptors are left: the listener is not looked at for a moment
+  bool reconsider_ = false;  // an authenticated connection that waits may now be taken
+  bool resting_ = false;     // no descriptors are left: the thread does not accept for a moment
 };
 
 }  // namespace ringlet

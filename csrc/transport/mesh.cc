@@ -35,13 +35,13 @@ Descriptor make_wakeup() {
 
 void silence(int wakeup) noexcept {
   uint64_t rung;
-  [[maybe_unused]] const ssize_t read = ::read(wakeup, &rung, sizeof rung);  // none rung: nothing to read
+  [[maybe_unused]] const ssize_t read = ::read(wakeup, &rung, sizeof rung);  // fails if no peer has signalled
 }
 
 constexpr ConnectionKind kAllConnectionKinds[] = {ConnectionKind::collectives, ConnectionKind::outgoing,
                                                   ConnectionKind::incoming};
 
-/// One pipe, or the way to it.
+/// A pipe, or the state of its connection.
 struct Slot {
   std::atomic<Pipe*> pipe{nullptr};
   // Guarded by State::mutex.
@@ -50,7 +50,7 @@ struct Slot {
   bool failed = false;
   ErrorKind kind = ErrorKind::peer_lost;
   std::string reason;
-  Deadline::Clock::time_point asked{};  // where `making`
+  Deadline::Clock::time_point asked{};  // if `making`
 };
 
 const char* name(ConnectionKind which) noexcept {
@@ -78,7 +78,7 @@ struct Mesh::State final : Listener::Resident {
   void tell_addresses() const;
   void tell_made(int peer, ConnectionKind which, const Socket& socket, const Slot& slot) const;
 
-  /// Rings stand from the start: the memory is there.
+  /// Rings exist from the start, because the memory is there.
   void join(int peer, int place) {
     for (const ConnectionKind which : kAllConnectionKinds) {
       Slot& slot = at(peer, which);
@@ -91,7 +91,7 @@ struct Mesh::State final : Listener::Resident {
     if (peer < 0 || peer >= setup.world || peer == setup.rank) return false;
     const std::lock_guard lock(mutex);
     const Slot& slot = at(peer, which);
-    return !closed && slot.owned == nullptr;  // also where an own connector failed: the peer may find a way
+    return !closed && slot.owned == nullptr;  // also if this rank's connector failed: the peer's may succeed
   }
 
   void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept override {
@@ -100,7 +100,7 @@ struct Mesh::State final : Listener::Resident {
       Slot& slot = at(peer, which);
       if (closed || slot.owned != nullptr) return;
       Socket socket = take();
-      if (!socket.valid()) return;  // it went while this side made up its mind
+      if (!socket.valid()) return;  // it ended meanwhile
       if (logging(LogLevel::info)) tell_made(peer, which, socket, slot);
       slot.owned = std::make_unique<SocketPipe>(std::move(socket));
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
@@ -149,9 +149,9 @@ struct Mesh::State final : Listener::Resident {
 
   const Setup setup;
   const LogSource source{setup.rank, setup.world, setup.group};
-  const int owner;  // the process that made it: a forked child's copy must leave the connections alone
+  const int owner;  // the process that made it: a forked child must not touch the connections
   std::vector<std::array<Slot, kConnectionKinds>> slots;
-  std::array<Descriptor, kConnectionKinds> own_wakeups;  // where `local` has none
+  std::array<Descriptor, kConnectionKinds> own_wakeups;  // if `local` has none
   std::array<std::atomic<Deadline>, kConnectionKinds> examination{Deadline::after(0ms), Deadline::after(0ms),
                                                                   Deadline::after(0ms)};
   std::atomic<int> sockets{0};
@@ -163,8 +163,8 @@ struct Mesh::State final : Listener::Resident {
 void Mesh::State::check() const {
   const size_t world = setup.world < 1 ? 0 : static_cast<size_t>(setup.world);
   if (setup.rank < 0 || setup.rank >= setup.world || setup.addresses.size() != world || setup.hosts.size() != world) {
-    throw InvalidUsage("mesh for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
-                       " need one address and one host for each rank, not " + std::to_string(setup.addresses.size()) +
+    throw InvalidUsage("a mesh for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
+                       " needs one address and one host for each rank, not " + std::to_string(setup.addresses.size()) +
                        " and " + std::to_string(setup.hosts.size()));
   }
   const auto together = std::count(setup.hosts.begin(), setup.hosts.end(), setup.hosts[setup.rank]);
@@ -174,7 +174,7 @@ void Mesh::State::check() const {
                        std::to_string(setup.local ? setup.local->world() - 1 : 0));
   }
   if (setup.local && setup.local->wakeup(setup.local->rank(), ConnectionKind::collectives) < 0) {
-    throw InvalidUsage("mesh need a transport with wakeups (connect_with_wakeups)");
+    throw InvalidUsage("a mesh needs a transport with wakeups (connect_with_wakeups)");
   }
 }
 
@@ -194,7 +194,7 @@ void Mesh::State::ask(int peer, ConnectionKind which) {
   slot.asked = Deadline::Clock::now();
 }
 
-/// Where each rank can be reached: this rank's own addresses are those that it listens on.
+/// Logs the addresses of each rank; those of this rank are the ones on which it listens.
 void Mesh::State::tell_addresses() const {
   const char* chosen = std::getenv("RINGLET_INTERFACE");
   for (int q = 0; q < setup.world; ++q) {
@@ -208,7 +208,7 @@ void Mesh::State::tell_addresses() const {
   }
 }
 
-/// A connection stands: who made it, between which addresses.
+/// Logs a new connection: which end made it, between which addresses.
 void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket, const Slot& slot) const {
   const std::string own = own_end(socket), other = other_end(socket);
   const bool accepted = own.ends_with(":" + std::to_string(PeerAddress::unpack(setup.addresses[setup.rank]).port));
@@ -221,7 +221,7 @@ void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket
   log(LogLevel::info, source, text);
 }
 
-/// Nothing may ever come from a peer that is gone: its pipe for collectives shows it.
+/// A peer that is gone sends nothing any more: its pipe for collectives shows that.
 void Mesh::State::look_after(int peer) {
   const Pipe* pipe = at(peer, ConnectionKind::collectives).pipe.load(std::memory_order_acquire);
   const bool over = pipe != nullptr && pipe->ended();
@@ -263,7 +263,7 @@ bool Mesh::gone(int peer) const noexcept {
   for (const Slot& slot : state_->slots[peer]) {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
     if (pipe == nullptr) continue;
-    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor tells of the peer's process
+    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor is of the peer's process
     pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
     if (::poll(&watched, 1, 0) > 0 || pipe->ended()) return true;
   }
@@ -279,13 +279,13 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   std::atomic<Deadline>& examination = state_->examination[static_cast<size_t>(which)];
   const bool examine = examination.load(std::memory_order_relaxed).passed();
   if (examine) examination.store(Deadline::after(kExamineEvery), std::memory_order_relaxed);
-  thread_local std::vector<pollfd> watched;  // several threads may sleep at once; kept, so that it allocates nothing
+  thread_local std::vector<pollfd> watched;  // for several threads at once; kept, so that a sleep allocates nothing
   watched.clear();
   for (const Watch& each : watches) {
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
     const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
-    watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's: its peer's process; its wakeup tells the rest
+    watched.push_back({each.pipe->descriptor(), events, 0});  // of a ring: its peer's process; the wakeup does the rest
     if (ring != nullptr) rings[static_cast<size_t>(ring->which())] = true;
     if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
   }

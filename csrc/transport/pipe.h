@@ -1,6 +1,6 @@
-// A pipe: bytes to and from one peer, in order, both directions at once, never waiting.
+// A pipe: bytes to and from one peer, in order, in both directions. No call waits.
 //
-// What is behind it, a socket or a ring in shared memory, makes no difference to those who move bytes through it.
+// A pipe is a socket or a ring in shared memory; the code that moves bytes does not see which.
 // Ownership: Mesh owns all pipes of a group. Thread safety: one thread at a time per pipe and direction.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace ringlet {
 
-/// What a pipe is for: a pair has one of each.
+/// The purpose of a pipe: a pair of ranks has one of each.
 enum class ConnectionKind : uint8_t { collectives, outgoing, incoming };
 inline constexpr int kConnectionKinds = 3;
 
@@ -20,29 +20,29 @@ class Pipe {
  public:
   virtual ~Pipe() = default;
 
-  /// Takes bytes from `pieces`, in order, as many as there is room for; how many.
+  /// Takes bytes from `pieces`, in order, while there is room. Returns how many.
   virtual size_t write(const iovec* pieces, int n) noexcept = 0;
 
-  /// Fills `pieces`, in order, with bytes that have arrived; how many.
+  /// Fills `pieces`, in order, with bytes that have arrived. Returns how many.
   virtual size_t read(const iovec* pieces, int n) noexcept = 0;
 
-  /// The peer closed it or is gone, and all that arrived before has been read. Then why, for people.
+  /// Whether the peer closed it or is gone, and all bytes that arrived have been read. why_ended() then says why.
   virtual bool ended() const noexcept = 0;
   virtual std::string why_ended() const = 0;
-  /// It ended on this side: the memory that it was to take bytes from, or to put them into, is not there.
+  /// Whether it ended on this side, because the memory of `pieces` is not there.
   virtual bool memory_gone() const noexcept { return false; }
 
-  /// Nothing more will be written or read: the peer reads what was, then sees the end; what it still writes goes
-  /// nowhere, and it need not wait for that.
+  /// This rank will write and read nothing more. The peer reads what was written, and then the end. What it still
+  /// writes is discarded, and it need not wait for that.
   virtual void finish() noexcept = 0;
 
-  /// Whether the peer has all that was written, as far as this side can know, or will never have it.
+  /// Whether the peer has read all that was written, as far as this side can know, or will never read it.
   virtual bool delivered() noexcept = 0;
 
-  /// Lets go of the connection.
+  /// Closes the connection.
   virtual void close() noexcept = 0;
 
-  /// What poll() watches on its behalf.
+  /// The descriptor for poll().
   virtual int descriptor() const noexcept = 0;
 
   virtual uint64_t bytes_written() const noexcept = 0;

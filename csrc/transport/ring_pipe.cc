@@ -43,7 +43,7 @@ size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
 
 void strike(int wakeup) noexcept {
   const uint64_t one = 1;
-  // Only a full counter refuses it, and then whoever sleeps wakes anyway.
+  // Only a full counter refuses it, and then the sleeper wakes anyhow.
   [[maybe_unused]] const ssize_t written = ::write(wakeup, &one, sizeof one);
 }
 
@@ -113,7 +113,7 @@ size_t RingPipe::read(const iovec* pieces, int n) noexcept {
 }
 
 bool RingPipe::ended() const noexcept {
-  // In this order: what was sent before the end is seen with it.
+  // In this order: a rank that sees the end also sees all bytes that were sent before.
   if (over_.load(std::memory_order_seq_cst) == 0 && transport_.alive(peer_)) return false;
   return which_ == ConnectionKind::outgoing ||
          theirs_.sent.load(std::memory_order_seq_cst) == mine_.received.load(std::memory_order_relaxed);

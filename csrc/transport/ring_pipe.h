@@ -1,8 +1,8 @@
-// A pipe between two processes of one host: a ring of bytes in each one's region, read where it lies.
+// A pipe between two processes of one host: each has a ring of bytes in its region, which the peer reads in place.
 //
-// The sender owns the bytes and the count of those sent; the reader keeps the count of those read in its own region, as
-// peers' memory is read-only. Whoever changes a count signals the peer's wakeup, if the peer has announced that it
-// sleeps.
+// The sender owns the bytes and the count of bytes sent. The reader keeps the count of bytes read in its own region,
+// because a peer's memory is read-only. A rank that changes a count signals the peer's wakeup, if the peer has
+// announced that it sleeps.
 // Ownership: the transport must outlive it. Thread safety: as Pipe; the counters from any thread.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace ringlet {
 
-/// Wakes who sleeps on an eventfd; nothing where it is -1.
+/// Wakes the thread that sleeps on an eventfd. Does nothing if it is -1.
 void strike(int wakeup) noexcept;
 
 class RingPipe final : public Pipe {
@@ -46,7 +46,7 @@ class RingPipe final : public Pipe {
   const uint32_t size_;
   RingCounters& mine_;
   const RingCounters& theirs_;
-  const std::atomic<uint32_t>& over_;  // the peer takes no part any more
+  const std::atomic<uint32_t>& over_;  // the peer has closed the pipe
   std::byte* const outgoing_;          // this rank's ring to the peer
   const std::byte* const incoming_;    // the peer's to this rank
   const int wakeup_;                   // the peer's, of the kind that faces this one

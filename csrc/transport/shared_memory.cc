@@ -22,20 +22,20 @@ namespace {
 
 constexpr uint32_t kRegionVersion = 3;
 
-/// What a rank tells the others through the store.
+/// What a rank publishes in the store.
 struct RegionInfo {
   uint32_t version;
   uint64_t host;
   uint64_t heap_id;
   uint64_t heap_bytes;
   uint64_t region;
-  uint64_t presence;  // where the counter is by which this rank departs
-  uint64_t present;   // what it counts until then
+  uint64_t presence;  // the offset of the counter by which this rank departs
+  uint64_t present;   // its value until then
   Token token;
   char socket_name[64];
 };
 
-/// Peers' heaps are mapped once per process, however many groups share them.
+/// The heap of a peer is mapped once per process, for all groups.
 std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descriptor, size_t bytes) {
   static std::mutex mutex;
   static std::map<uint64_t, std::weak_ptr<const Mapping>> known;
@@ -54,22 +54,22 @@ bool is_readable(const Descriptor& descriptor) noexcept {
   return ::poll(&wait, 1, 0) != 0;
 }
 
-/// Another rank of the group, as this one sees it.
+/// Another rank of the group.
 struct Peer {
-  Descriptor watch{};  // readable once its process is gone; none: this rank's region was never shown to it
+  Descriptor watch{};  // readable when its process has ended; none: it never got this rank's region
   std::shared_ptr<const Mapping> heap{};
   const std::atomic<uint64_t>* presence = nullptr;
   uint64_t present = 0;
 
-  /// Whether it reads this rank's region no more.
+  /// Whether it does not read this rank's region any more.
   bool departed() const noexcept {
     return !watch.valid() || (presence != nullptr && presence->load(std::memory_order_acquire) != present) ||
            is_readable(watch);
   }
 };
 
-/// A region is given back once no peer reads it any more (docs/decisions/0042). What tells so must outlive the region,
-/// which another group's may follow at the same place: a counter that this rank moves on when it departs.
+/// A region is freed when no peer reads it any more (docs/decisions/0042). Each rank shows that by a counter, which it
+/// moves on when it departs. The counter outlives the region, because another group's region may follow at its place.
 class SharedMemory final : public Transport {
  public:
   SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), peers_(world), wakeups_(world) {}
@@ -90,7 +90,7 @@ class SharedMemory final : public Transport {
     std::vector<RegionInfo> infos(world_);
     for (int q = 0; q < world_; ++q) infos[q] = q == rank_ ? mine : read_info(told[q], q, mine.host);
     exchange(handshake, infos, deadline);
-    store.forget(own_key);  // whoever joined this rank has read all infos
+    store.forget(own_key);  // every rank that joined this one has read all infos
     find_oversubscription();
   }
 
@@ -140,7 +140,7 @@ class SharedMemory final : public Transport {
   void make_region() {
     region_ = heap_->allocate(layout_.bytes());
     presence_ = &heap_->take_counter();
-    // A used block of the heap holds old bytes; counters must start at zero before any peer looks.
+    // A used block of the heap has old bytes; counters must be zero before a peer looks.
     std::memset(region_, 0, layout_.staging());
     links_[rank_] = {region_, heap_->base()};
   }
@@ -175,7 +175,7 @@ class SharedMemory final : public Transport {
     adopt(joined, infos);
   }
 
-  /// From here on those who were joined count as readers of this rank's region.
+  /// From here on, the joined peers count as readers of this rank's region.
   void adopt(std::vector<Introduced>& joined, const std::vector<RegionInfo>& infos) {
     for (int q = 0; q < world_; ++q) peers_[q].watch = std::move(joined[q].watch);
     for (int q = 0; q < world_; ++q) {

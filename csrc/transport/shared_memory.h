@@ -1,7 +1,7 @@
-// Ranks as processes of one host: each maps the others' heaps read-only and watches their processes.
+// Ranks that are processes of one host: each maps the others' heaps read-only and watches their processes.
 //
-// Ownership: the region is part of this process's heap, and stays one until every peer has departed too, or its process
-// is gone: peers that look late still see that this rank left. Thread safety: connect from one thread per group.
+// Ownership: the region is part of this process's heap. It stays there until every peer has departed or its process is
+// gone: a peer that looks late still sees that this rank left. Thread safety: connect from one thread per group.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace ringlet {
 
-/// Meets the other ranks through `store`, whose keys under `name` must be unused. Throws Timeout naming ranks that did
-/// not come, InvalidUsage where ranks are on different hosts, SystemError.
+/// Connects the ranks through `store`, whose keys under `name` must be unused. Throws Timeout that names the missing
+/// ranks, InvalidUsage if ranks are on different hosts, SystemError.
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
                                                  const Deadline& deadline);
 

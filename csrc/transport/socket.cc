@@ -23,7 +23,7 @@ struct Registry {
 Registry& registry() {
   static Registry* const all = [] {
     auto* made = new Registry;  // never destroyed: a child may be forked at any time
-    // Between these no socket is closed, so that no number in the child's list means something else by then.
+    // Between these two no socket is closed, so every number in the child's list is still that socket.
     ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                      [] {
                        const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -1,7 +1,8 @@
-// A socket that forked children do not hold: in them its number stands for an empty file.
+// A socket that a forked child does not inherit: in the child its number is an empty file.
 //
-// A child that a rank forks, such as a data loader's worker, would otherwise keep the rank's connections open after the
-// rank is gone, and its peers would wait for it. Ownership: closes the socket. Thread safety: one thread at a time.
+// Otherwise a child of a rank, such as the worker of a data loader, would keep the rank's connections open after the
+// rank is gone, and the peers would wait for the rank. Ownership: closes the socket. Thread safety: one thread at a
+// time.
 #pragma once
 
 namespace ringlet {
@@ -16,7 +17,7 @@ class Socket {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
-  /// Reads and forgets what has arrived; whether more may come.
+  /// Reads and discards the bytes that have arrived. Returns whether more may come.
   bool discard() const noexcept;
 
  private:

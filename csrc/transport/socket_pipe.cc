@@ -15,19 +15,20 @@
 namespace ringlet {
 namespace {
 
-// Where nothing is in flight: the first probe after 5 s of silence, three of them 2 s apart: 11 s.
+// If nothing is in flight: the first probe is sent after 5 s of silence, and three of them 2 s apart, which makes 11 s.
 constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
-// Where something is, the kernel itself would go on for a quarter of an hour. TCP_USER_TIMEOUT, made for this, also
-// ends connections to a healthy peer that does not read for that long (its window is shut), so examine() looks itself.
+// If something is in flight, the kernel would go on for a quarter of an hour. TCP_USER_TIMEOUT is made for this, but
+// also ends the connection to a healthy peer that does not read for so long (its window is closed). So examine() looks
+// itself.
 constexpr uint32_t kSilenceMs = 10'000;
-constexpr uint8_t kUnansweredProbes = 5;  // to a shut window; a healthy host answers each
+constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
 
 constexpr int kClosed = 1 << 16;  // among errno's numbers
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 
 void set(int socket, int level, int option, int value) {
-  ::setsockopt(socket, level, option, &value, sizeof value);  // without it the connection works, only less well
+  ::setsockopt(socket, level, option, &value, sizeof value);  // if it fails, the connection works, but less well
 }
 
 }  // namespace
@@ -55,11 +56,11 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   message.msg_iov = const_cast<iovec*>(pieces);
   message.msg_iovlen = static_cast<size_t>(std::min(n, IOV_MAX));
   const ssize_t bytes = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  // The kernel tells a cause once; EPIPE is none, only its echo.
+  // The kernel reports a cause once; later calls get EPIPE.
   if (bytes < 0 && !transient(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
   if (bytes < 0 && errno == EFAULT) {
     end(EFAULT);
-    finish();  // nothing can follow what is out by half: the peer must not wait for the rest
+    finish();  // a frame is partly written, and nothing can follow it: the peer must not wait for the rest
   }
   if (bytes <= 0) return 0;
   written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
@@ -101,8 +102,8 @@ bool SocketPipe::memory_gone() const noexcept { return end_.load(std::memory_ord
 void SocketPipe::finish() noexcept { ::shutdown(socket_.get(), SHUT_WR); }
 
 void SocketPipe::close() noexcept {
-  // A connection closed with bytes unread is reset, which also takes from the peer what it has not read yet, such
-  // as a final error.
+  // If it were closed with unread bytes, the connection would be reset, and the peer would lose what it has not read
+  // yet, such as a final error.
   socket_.discard();
   ::shutdown(socket_.get(), SHUT_RDWR);
 }
@@ -111,7 +112,7 @@ bool SocketPipe::delivered() noexcept {
   int waiting = 0;
   if (end_.load(std::memory_order_relaxed) != 0 || ::ioctl(socket_.get(), SIOCOUTQ, &waiting) != 0) return true;
   if (waiting == 0) return true;
-  // What a connection had on its way when the peer reset it is waited for by nobody, and counted for ever.
+  // After a reset by the peer, the kernel still counts the bytes that were in flight, though no peer waits for them.
   tcp_info info{};
   socklen_t length = sizeof info;
   return ::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_CLOSE;

@@ -1,6 +1,6 @@
 // A pipe over a TCP connection.
 //
-// A host that vanishes is noticed: by keep-alive where nothing is in flight, by examine() where something is.
+// It notices a host that vanishes: by keep-alive if no bytes are in flight, by examine() if some are.
 // Ownership: owns the socket. Thread safety: as Pipe; the counters from any thread.
 #pragma once
 
@@ -27,10 +27,10 @@ class SocketPipe final : public Pipe {
   int descriptor() const noexcept override { return socket_.get(); }
   uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
   uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }
-  /// The peer's kernel has all that was written, or never will.
+  /// Whether the peer's kernel has all that was written, or never will have it.
   bool delivered() noexcept override;
 
-  /// Ends the pipe if the peer's host has not acknowledged what is in flight for too long. A system call.
+  /// Ends the pipe if the peer's host has not acknowledged bytes for too long. Costs a system call.
   void examine() const noexcept;
 
  private:
@@ -38,8 +38,8 @@ class SocketPipe final : public Pipe {
   void end_of_stream() const noexcept;
 
   Socket socket_;
-  mutable std::atomic<int> end_{0};  // errno's numbers, or kClosed
-  std::atomic<int> write_error_{0};  // why nothing can be written; bytes to be read may still be there
+  mutable std::atomic<int> end_{0};  // an errno, or kClosed
+  std::atomic<int> write_error_{0};  // an errno; there may still be bytes to read
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> read_{0};
 };

@@ -51,7 +51,7 @@ class Threads final : public Transport {
     if (!share_addresses_) return std::nullopt;
     return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null: an address is its own offset
   }
-  bool alive(int) const noexcept override { return true; }  // a thread cannot go without its communicator going
+  bool alive(int) const noexcept override { return true; }  // a thread cannot end without its communicator
   void depart() noexcept override {
     Transport::depart();
     hub_.reset();
@@ -99,8 +99,8 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
     if (deadline.passed()) {
       const std::string missing = missing_ranks(*hub);
       withdraw(name, *hub, rank);
-      throw Timeout("rank " + std::to_string(rank) + " waited in vain for thread(s) of rank " + missing +
-                    " to join the group \"" + name + "\"");
+      throw Timeout("rank " + std::to_string(rank) + ": thread(s) of rank " + missing + " did not join the group \"" +
+                    name + "\" in time; did they fail, or not start?");
     }
     hubs_changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
     lock.unlock();

@@ -1,8 +1,8 @@
-// How a group's ranks reach each other's memory. The engine above asks nothing per step: all addresses are laid out
-// when the group is made.
+// How the ranks of a group reach each other's memory. All addresses are set when the group is made, so an engine asks
+// nothing per step.
 //
 // Every rank owns one region: its control page, a channel per peer, and staging buffers. Peers see it at
-// link(q).region. A *registered address* is a number that, added to link(q).base, is where rank q's memory lies here.
+// link(q).region. Rank q's memory with the *registered address* a lies at link(q).base + a in this process.
 // Ownership: the transport keeps all mappings alive. Thread safety: const calls from any thread.
 #pragma once
 
@@ -23,11 +23,11 @@ struct Link {
   const std::byte* base = nullptr;
 };
 
-/// Where things lie in a region; the same for all ranks of a group.
+/// The layout of a region; the same for all ranks of a group.
 struct RegionLayout {
-  // Staging buffers of successive segments follow each other through this many bytes and start again. A staging buffer
-  // written over soon is still in its readers' caches, and taking lines back from there costs twice what taking them
-  // from a shared cache does.
+  // Staging buffers of successive segments follow each other through this many bytes, and then start again. A staging
+  // buffer that is soon overwritten is still in its readers' caches. To take lines back from there costs twice as much
+  // as to take them from a shared cache.
   static constexpr size_t kStagingBytes = size_t{4} << 20;
   static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point segment; two per peer
   static constexpr size_t kControlBytes = 4096;
@@ -38,7 +38,7 @@ struct RegionLayout {
   size_t message(int peer, int parity) const { return staging() + kStagingBytes + (2 * peer + parity) * kMessageBytes; }
   size_t bytes() const { return message(world, 0); }
 
-  // A group with a mesh has neither segments nor staging buffers: its rings lie there. Both sizes are powers of two.
+  // A group with a mesh has its rings in place of segments and staging buffers. Both sizes are powers of two.
   static constexpr size_t kRingBytes = 2 * kMessageBytes;
   size_t ring_bytes(int index) const {
     return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStagingBytes / static_cast<size_t>(world)));
@@ -59,28 +59,28 @@ class Transport {
 
   virtual const char* name() const noexcept = 0;
 
-  /// The registered address of [pointer, pointer + bytes); none where peers cannot reach it.
+  /// The registered address of [pointer, pointer + bytes); none if peers cannot reach it.
   virtual std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept = 0;
 
-  /// Whether the peer's process (or thread) still runs. A system call: for slow paths.
+  /// Whether the peer's process (or thread) still runs. Costs a system call.
   virtual bool alive(int peer) const noexcept = 0;
 
-  /// What poll() finds readable once the peer's process is gone; -1 where there is nothing of the kind.
+  /// A descriptor that becomes readable when the peer's process ends; -1 if there is none.
   virtual int watch(int) const noexcept { return -1; }
 
-  /// The eventfd that wakes whoever sleeps on that kind in the peer's process, or in this one; -1 in a transport
-  /// without.
+  /// The eventfd that wakes the threads that sleep on that kind in the peer's process, or in this one; -1 if there is
+  /// none.
   virtual int wakeup(int, ConnectionKind) const noexcept { return -1; }
 
-  /// Gives the staging buffers' memory back once no peer will read them any more. The control page stays: peers that
-  /// look late must still see that this rank left.
+  /// Frees the memory of the staging buffers, when no peer will read them any more. The control page stays: a peer that
+  /// looks late must still see that this rank left.
   virtual void retire() noexcept {}
 
-  /// The last call but for name() and locate(), while no other is made: this rank looks at no region any more, nor at
-  /// its own, which stays as it is until all peers have done the same or their processes are gone.
+  /// The last call, except name() and locate(); no other call may be in progress. From then on this rank looks at no
+  /// region. Its own region stays until all peers have departed or their processes are gone.
   virtual void depart() noexcept { links_.assign(links_.size(), Link{}); }
 
-  /// Ranks' waits should yield at once: there are more of them here than processors.
+  /// Whether there are more ranks than processors: then a waiting rank yields at once.
   bool oversubscribed() const { return oversubscribed_; }
 
   int rank() const { return rank_; }

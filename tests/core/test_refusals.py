@@ -216,7 +216,7 @@ def missing_rank(rank: int, world: int, store: str) -> str:
 def missing_thread(rank: int, world: int) -> str:
     with pytest.raises(ringlet.Timeout) as caught:
         ringlet.init(0, 2, transport="threads", timeout=0.2, name="incomplete")
-    assert "rank 0 waited in vain for thread(s) of rank 1" in str(caught.value)
+    assert "rank 0: thread(s) of rank 1 did not join the group" in str(caught.value)
     with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
         ringlet.current()
 

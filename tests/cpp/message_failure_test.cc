@@ -1,5 +1,5 @@
-// How the message engine waits, and tells of failures: what happens just between two of its steps, which the system
-// calls below, the engine's own, make happen there.
+// How the message engine waits, and tells of failures: the protocol alone, which needs no sockets; and the engine with
+// what happens just between two of its steps, which the system calls below, the engine's own, make happen there.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/uio.h>
@@ -8,6 +8,7 @@
 #include <semaphore>
 
 #include "check.h"
+#include "engine/message/failure_protocol.h"
 #include "ranks.h"
 
 using namespace ringlet;
@@ -96,6 +97,143 @@ void a_frame_at_hand_is_not_slept_upon() {
   }
 }
 
+/// The protocol of rank 0 of 4 in its call number 7, with an engine that waits for rank 1 and only writes down what it
+/// is to send.
+class Alone final : public FailureProtocol::Owner {
+ public:
+  Alone() {
+    FrameHeader call;
+    call.call = 7;
+    protocol.begin_call(call, kTimeout, began);
+  }
+
+  /// A frame of that peer in its call number `call`.
+  void report(int peer, FrameKind kind, int64_t detail, uint64_t call = 7, uint32_t index = 0, std::string text = "") {
+    FrameHeader header;
+    header.kind = kind;
+    header.detail = detail;
+    header.call = call;
+    header.index = index;
+    protocol.on_report(peer, header, text);
+  }
+  void idle(std::chrono::milliseconds waited) { protocol.on_idle(began + waited); }
+  FailureProtocol::State state() const { return protocol.state(); }
+
+  std::string context() const override { return "rank 0"; }
+  bool awaits(int peer) const override { return peer == waited_for; }
+  int awaited() const override { return waited_for; }
+  const FrameHeader* frame_ahead(int) override { return nullptr; }
+  void read_reports() override {
+    if (arriving) std::exchange(arriving, nullptr)();
+  }
+  void poll_peers() override { read_reports(); }
+  void say(const FrameHeader& header, const std::string&) override {
+    CHECK(header.kind == FrameKind::waiting);
+    said.push_back(static_cast<int>(header.detail));
+  }
+  void post(const FrameHeader& header, const std::string& text) override {
+    posted.push_back(header.kind == FrameKind::error ? std::to_string(header.index) + ": " + text : "goodbye");
+  }
+  void flush() override { flushed = posted.size(); }
+
+  static constexpr auto kTimeout = 1s;
+  const FailureProtocol::Clock::time_point began = FailureProtocol::Clock::now();
+  int waited_for = 1;
+  std::function<void()> arriving;   // what the next look for reports finds
+  std::vector<int> said;            // whom it suspects
+  std::vector<std::string> posted;  // last words
+  size_t flushed = 0;
+  CallLog calls;
+  FailureProtocol protocol{0, 4, calls, *this};
+};
+
+void contains(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) CHECK_EQ(text, "..." + part);
+}
+
+void a_suspicion_is_passed_on() {
+  Alone rank;
+  rank.idle(40ms);
+  CHECK(rank.said.empty());
+  rank.idle(60ms);
+  rank.idle(70ms);
+  CHECK(rank.said == std::vector{1});  // once
+  rank.report(1, FrameKind::waiting, 3);
+  rank.idle(80ms);
+  CHECK(rank.said == (std::vector{1, 3}));
+  contains(CHECK_THROWS(Timeout, rank.idle(Alone::kTimeout)),
+           "furthest behind is rank 3, which has not made this call");
+  CHECK(rank.state() == FailureProtocol::State::failed);
+  CHECK_EQ(rank.flushed, 1u);
+  contains(rank.posted[0], "0: rank 0: Timed out");
+}
+
+void a_suspicion_ends() {
+  Alone rank;
+  rank.report(1, FrameKind::waiting, 3, 7, 1);
+  rank.idle(60ms);
+  rank.protocol.on_data(1, 7);
+  rank.protocol.on_message(1);  // rank 1 waits no longer
+  rank.idle(70ms);
+  CHECK(rank.said == (std::vector{3, 1}));
+  rank.protocol.end_call();
+  CHECK(rank.said == (std::vector{3, 1, -1}));
+  Alone quick;
+  quick.protocol.end_call();
+  CHECK(quick.said.empty());
+}
+
+void a_report_of_a_later_call_can_wait() {
+  Alone rank;
+  rank.report(2, FrameKind::error, static_cast<int64_t>(ErrorKind::timeout), /*call=*/8, /*index=*/3, "too late");
+  CHECK(rank.state() == FailureProtocol::State::warned);
+  rank.idle(1ms);  // it needs nothing of rank 2
+  rank.protocol.end_call();
+  contains(CHECK_THROWS(Timeout, rank.protocol.enter_call()), "rank 3 reported: too late");
+  CHECK(rank.state() == FailureProtocol::State::failed);
+  CHECK_EQ(rank.posted.back(), "3: too late");  // as rank 3 said it
+  contains(CHECK_THROWS(Timeout, rank.protocol.enter_call()), "this group failed before");
+  CHECK_EQ(rank.posted.size(), 1u);
+}
+
+void a_report_of_this_call_ends_it() {
+  Alone rank;
+  const auto kind = static_cast<int64_t>(ErrorKind::invalid_usage);
+  contains(CHECK_THROWS(InvalidUsage, rank.report(2, FrameKind::error, kind, 7, 2, "no")), "rank 2 reported: no");
+  Alone unmoved;
+  unmoved.report(2, FrameKind::error, 99);  // of no known kind
+  CHECK(unmoved.state() == FailureProtocol::State::healthy);
+}
+
+void an_end_is_a_failure_if_the_call_needs_the_peer() {
+  Alone rank;
+  rank.report(2, FrameKind::goodbye, 0);
+  rank.protocol.on_closed(2, false, "end of file");
+  CHECK(rank.state() == FailureProtocol::State::healthy);
+  contains(CHECK_THROWS(PeerLost, rank.protocol.on_closed(3, false, "reset")), "connection to rank 3 ended (reset)");
+  Alone waiting;
+  waiting.report(1, FrameKind::goodbye, 0);
+  contains(CHECK_THROWS(PeerLost, waiting.idle(1ms)), "rank 1 left the group");
+  Alone unmapped;
+  contains(CHECK_THROWS(InvalidUsage, unmapped.protocol.on_closed(3, true, "")),
+           "memory of this call's tensor is gone");
+  Alone told;  // another peer knows why
+  told.arriving = [&] {
+    told.report(2, FrameKind::error, static_cast<int64_t>(ErrorKind::device_error), 8, 2, "a bad GPU");
+  };
+  contains(CHECK_THROWS(DeviceError, told.protocol.on_closed(3, false, "reset")), "rank 2 reported: a bad GPU");
+}
+
+void an_abort_says_goodbye() {
+  Alone rank;
+  rank.protocol.abort("enough");
+  CHECK(rank.posted == std::vector<std::string>{"goodbye"});
+  CHECK_EQ(rank.flushed, 1u);
+  CHECK_EQ(CHECK_THROWS(PeerLost, rank.idle(1ms)), "enough");
+  rank.protocol.leave();
+  CHECK(rank.state() == FailureProtocol::State::left);
+}
+
 enum class Holder { call, look };
 
 /// Another thread of rank 0 fails while rank 0 moves bytes, which ends before it notices: rank 1 hears of it all the
@@ -121,12 +259,18 @@ void a_failure_beside_is_told(Holder holder, const std::function<void(Engine&)>&
   after_read = nullptr;
   peer.join();
   CHECK(failed);
-  if (heard.find(told) == std::string::npos) CHECK_EQ(heard, "..." + told);
+  contains(heard, told);
 }
 
 }  // namespace
 
 int main() {
+  a_suspicion_is_passed_on();
+  a_suspicion_ends();
+  a_report_of_a_later_call_can_wait();
+  a_report_of_this_call_ends_it();
+  an_end_is_a_failure_if_the_call_needs_the_peer();
+  an_abort_says_goodbye();
   a_frame_at_hand_is_not_slept_upon();
   const auto abort = [](Engine& engine) { engine.abort("it was aborted"); };
   const auto fail = [](Engine& engine) { CHECK_THROWS(Timeout, engine.fail(ErrorKind::timeout, "a message is late")); };

@@ -16,7 +16,7 @@ size_t length(std::span<const iovec> pieces) {
   return bytes;
 }
 
-/// Appends to `out` what comes after the first `skip` bytes of `pieces`; how many entries.
+/// Writes to `out` the pieces after the first `skip` bytes of `pieces`. Returns how many.
 size_t remainder(std::span<const iovec> pieces, size_t skip, std::span<iovec> out) {
   size_t n = 0;
   for (const iovec& piece : pieces) {
@@ -72,7 +72,7 @@ const FrameHeader* FrameReader::header() {
   }
   std::memcpy(&header_, buffer_.data() + begin_, sizeof header_);
   begin_ += sizeof header_;
-  if (header_.magic != FrameHeader::kMagic) throw PeerLost("sent something that is not a frame of ringlet's");
+  if (header_.magic != FrameHeader::kMagic) throw PeerLost("sent bytes that are not a ringlet frame");
   have_header_ = true;
   return &header_;
 }
@@ -82,7 +82,7 @@ bool FrameReader::payload(std::span<const iovec> payload) {
   std::array<iovec, kPieces> rest;
   while (taken_ < all) {
     size_t n = remainder(payload, taken_, std::span(rest).first(kPieces - 1));
-    if (begin_ < end_) {  // of what came with the header
+    if (begin_ < end_) {  // of the bytes that came with the header
       const size_t piece = std::min(rest[0].iov_len, end_ - begin_);
       std::memcpy(rest[0].iov_base, buffer_.data() + begin_, piece);
       begin_ += piece;

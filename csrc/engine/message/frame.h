@@ -1,7 +1,7 @@
-// Frames: what goes over a pipe, a header and a payload; written and read piece by piece, without waiting.
+// Frames go over a pipe: a header and a payload, written and read piece by piece, without waiting.
 //
-// The reader never believes a length: whoever asks for a payload knows how long it must be. Both sides are resumable:
-// the same frame is offered again until it is through. Ownership: the pipe and the payload belong to the caller.
+// The reader never believes a length: the caller that asks for a payload knows how long it must be. The caller passes
+// the same frame again until it is complete. Ownership: the pipe and the payload belong to the caller.
 // Thread safety: one thread at a time per reader and per writer.
 #pragma once
 
@@ -17,10 +17,10 @@ namespace ringlet {
 enum class FrameKind : uint32_t {
   data,        ///< a step of a collective
   message,     ///< a point-to-point message
-  error,       ///< why rank `index` gave the group up: `detail` is the ErrorKind, the payload its text
+  error,       ///< why rank `index` failed: `detail` is the ErrorKind, the payload its text
   goodbye,     ///< the sender left the group
-  waiting,     ///< the sender has waited for long: `detail` is the rank that it takes for the one to blame
-  in_message,  ///< the sender has waited for long in the message that the payload names; none: it does no more
+  waiting,     ///< the sender has waited for long: `detail` is the rank that it suspects; -1: it waits no longer
+  in_message,  ///< the sender has waited for long in the message that the payload names; empty: it waits no longer
 };
 
 struct FrameHeader {
@@ -44,9 +44,9 @@ class FrameWriter {
  public:
   explicit FrameWriter(Pipe& pipe) : pipe_(&pipe) {}
 
-  /// Writes what there is room for; true once the frame is out. `payload` is all of it, in every call.
+  /// Writes while there is room. Returns whether the frame is complete. `payload` is the whole payload, in every call.
   bool write(const FrameHeader& header, std::span<const iovec> payload);
-  /// Some of a frame is out, not all.
+  /// Part of a frame is written.
   bool midway() const { return done_ > 0; }
   size_t done() const { return done_; }
 
@@ -59,24 +59,24 @@ class FrameReader {
  public:
   explicit FrameReader(Pipe& pipe) : pipe_(&pipe) {}
 
-  /// The next frame's header; null while it has not arrived. Throws PeerLost for one that is none.
+  /// The header of the next frame; null if it has not arrived. Throws PeerLost if the bytes are not a header.
   const FrameHeader* header();
-  /// Reads what has arrived of the payload; true once it is complete, and the next frame's turn. `payload` is all of
-  /// it, header()->bytes long, in every call.
+  /// Reads what has arrived of the payload. Returns whether it is complete; then comes the next frame. `payload` is the
+  /// whole payload, header()->bytes long, in every call.
   bool payload(std::span<const iovec> payload);
-  /// A header is there whose payload nobody has asked for, or not to the end.
+  /// A header has been read whose payload is not complete.
   bool waits() const { return have_header_; }
   size_t taken() const { return taken_; }
-  /// Whether a whole header has been read ahead: then the pipe may have ended, but its frames have not.
+  /// Whether another header is in the buffer: then the pipe may have ended, but its frames have not.
   bool has_more() const { return end_ - begin_ >= sizeof(FrameHeader); }
 
  private:
-  static constexpr size_t kBuffer = 4096;  // small frames come whole; of large ones at most this much is copied twice
+  static constexpr size_t kBuffer = 4096;  // small frames come whole; of a large one at most this much is copied twice
 
   bool fill();
 
   Pipe* pipe_;
-  size_t begin_ = 0, end_ = 0;  // of what is buffered
+  size_t begin_ = 0, end_ = 0;  // of the bytes in the buffer
   bool have_header_ = false;
   size_t taken_ = 0;  // of the payload
   FrameHeader header_;

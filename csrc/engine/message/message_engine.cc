@@ -4,20 +4,17 @@
 #include <utility>
 
 #include "engine/message/message_link.h"
-#include "engine/pull/wait.h"
 
 namespace ringlet {
 namespace {
 
-// A segment's messages are large enough to be worth their headers and system calls, and small enough for several
-// segments to be under way even in messages of middle size, and for what arrived to be still in the cache when it is
-// combined.
+// A segment's messages are large enough to be worth their headers and system calls. They are small enough that a call
+// of middle size has several segments under way, and that a message is still in the cache when it is combined.
 constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kSegmentsWanted = 4;
 constexpr size_t kMostSegmentsUnderWay = 64;
-// A look at a link is a system call. Of a call that is one segment only the links of its round are looked at, for so
-// long.
+// A look at a link is a system call. If a call is one segment, so many looks are at the links of its round only.
 constexpr int kGlances = 8;
 
 size_t segment_bytes(size_t whole) { return std::clamp(whole / kSegmentsWanted, kLeastSegmentBytes, kSegmentBytes); }
@@ -33,6 +30,7 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
       selector_(std::move(selector)),
       rank_(mesh_->rank()),
       world_(mesh_->world()),
+      failures_(rank_, world_, calls(), *this),
       links_(static_cast<size_t>(world_)) {}
 
 MessageEngine::~MessageEngine() = default;
@@ -54,8 +52,7 @@ const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root)
 
 void MessageEngine::run(const Call& call, bool background) {
   const Hold hold{*this};
-  failure_.raise_if_failed();
-  if (reported_) forward_failure();
+  failures_.enter_call();
   const CallSignature signature = publish_signature(call);
   const size_t size = element_size(call.dtype);
   const size_t whole = buffer_bytes(call, world_);
@@ -87,12 +84,13 @@ void MessageEngine::run(const Call& call, bool background) {
     link(plan.sent[message].peer).queue.push_back({segment, message});
   };
   run_ = &run;
+  failures_.begin_call(run.header, call.timeout, Deadline::Clock::now());
   try {
     work_through();
     if (run.slept.count() > 0) calls().waited(-1, run.slept);
-    if (run.reported && run.told.rank >= 0) report_suspect({});  // taken back: nobody holds this rank up any more
+    failures_.end_call();
   } catch (const Error& error) {
-    failure_.set(error.kind(), error.what());
+    failures_.keep(error);
     abandon();
     throw;
   } catch (const Interrupted&) {  // which has set the failure
@@ -120,6 +118,7 @@ void MessageEngine::abandon() {
   for (const auto& each : links_) {
     if (each) each->drop();
   }
+  failures_.abandon_call();
   run_ = nullptr;
 }
 
@@ -138,7 +137,7 @@ void MessageEngine::note(const Call& call, const Choice& choice) {
   calls().tell(call, choice, selector_, situation(call.collective, choice.bytes));
 }
 
-/// One look at everything, or only where the first segment's round needs something; whether something moved.
+/// Looks once at all links, or only at those that the round of the first segment needs. Returns whether bytes moved.
 bool MessageEngine::turn(bool only_round) {
   bool moved = begin_segments();
   for (const int peer : run_->shared.plan.peers) {
@@ -150,7 +149,7 @@ bool MessageEngine::turn(bool only_round) {
   return moved;
 }
 
-/// Whether there is a pipe; asking starts one.
+/// Returns whether there is a pipe; starts to connect if there is none.
 bool MessageEngine::reach(Link& link) {
   try {
     return link.open(*mesh_);
@@ -237,12 +236,12 @@ bool MessageEngine::read(Link& link) {
   return moved;
 }
 
-/// Takes what has arrived of a message; true once it is complete. `waits`: it is not its time yet.
+/// Takes what has arrived of a message. Returns whether it is complete. `waits`: its segment has not begun.
 bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   Run& run = *run_;
   if (link.receiving < 0) {
     compare(link, header);
-    link.heard = header.call;
+    failures_.on_data(link.peer, header.call);
     waits = header.segment >= run.next && header.segment < run.segments;
     if (waits || !expect(link, header)) return false;
   }
@@ -251,9 +250,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
   const int message = link.receiving;
   link.receiving = -1;
-  link.suspects = {};
-  link.in_collective.clear();
-  link.in_message.clear();
+  failures_.on_message(link.peer);
   MessageSegment& segment = segments_[index % run.window];
   const bool was_complete = segment.complete();
   segment.arrived(message);
@@ -261,7 +258,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   return true;
 }
 
-/// Finds the place of a message that begins to arrive. Throws PeerLost for one that the schedule does not know.
+/// Finds the place of a message that begins to arrive. Throws PeerLost if the schedule has no such message.
 bool MessageEngine::expect(Link& link, const FrameHeader& header) {
   Run& run = *run_;
   const auto from = run.shared.plan.from.find(link.peer);
@@ -280,7 +277,7 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
   }
   fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent message " +
                                  std::to_string(header.index) + " of segment " + std::to_string(header.segment) + ", " +
-                                 std::to_string(header.bytes) + " bytes, which this call has no use for");
+                                 std::to_string(header.bytes) + " bytes, which this call does not expect");
 }
 
 /// A peer may be a call behind, if neither needed the other in that one.

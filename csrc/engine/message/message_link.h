@@ -1,4 +1,4 @@
-// What the message engine knows of one peer and of the call in progress. Private to engine/message*.cc.
+// What the message engine knows of one peer and of the call in progress. Private to the .cc files of the engine.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "base/runtime.h"
 #include "engine/message/message_engine.h"
-#include "engine/pull/wait.h"
 
 namespace ringlet {
 
 struct MessageEngine::Word {
+  Word(const FrameHeader& header, const std::string& text) : header(header), text(text) {
+    this->header.bytes = text.size();
+  }
+
   FrameHeader header;
   std::string text;
 };
@@ -27,7 +31,7 @@ struct MessageEngine::Link {
 
   explicit Link(int peer) : peer(peer) {}
 
-  /// Whether there is a pipe; open() starts one.
+  /// Returns whether there is a pipe. open() starts to connect if there is none.
   bool open(Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.open(peer, ConnectionKind::collectives)); }
   bool find(const Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.find(peer, ConnectionKind::collectives)); }
 
@@ -39,23 +43,17 @@ struct MessageEngine::Link {
     }
   }
 
-  /// Whether a message of the call is still to go out; words may be lost.
+  /// Whether a message of the call is still to be sent.
   bool owes() const {
     return std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
   }
 
-  /// What the peer is in.
-  std::string context(const FrameHeader& of, int world) const {
-    return "rank " + std::to_string(peer) + " of " + std::to_string(world) + " in " +
-           describe({of.signature, of.count}, of.sequence);
-  }
-
-  /// Puts a word before all that is not on its way yet.
+  /// Puts a word before all frames that are not partly written.
   void say(const std::shared_ptr<const Word>& word) {
     queue.insert(queue.begin() + (writer->midway() ? 1 : 0), {0, -1, word});
   }
 
-  /// Writes what is queued next, once its header and payload are set; true once it is out.
+  /// Writes the first frame of the queue, whose header and payload are set. Returns whether it is complete.
   bool send() {
     const Queued& next = queue.front();
     if (next.word && !writer->midway()) {
@@ -65,7 +63,8 @@ struct MessageEngine::Link {
     return writer->write(header, sending);
   }
 
-  /// Forgets the call in progress. What is out by half stays so: its tensor is the caller's again.
+  /// Drops the frames of the call in progress. A frame that is partly written stays so: its tensor is the caller's
+  /// again.
   void drop() {
     mute = mute || (writer && writer->midway());
     queue.clear();
@@ -77,16 +76,12 @@ struct MessageEngine::Link {
   std::optional<FrameWriter> writer{};
   std::optional<FrameReader> reader{};
   std::deque<Queued> queue{};
-  FrameHeader header{};                       // of the message being sent
-  std::vector<iovec> sending{};               // its payload
-  int receiving = -1;                         // which of plan.received is being taken
-  std::vector<iovec> pieces{};                // where it goes
-  std::string text{};                         // of an error being taken
-  bool left = false;                          // the peer said goodbye
-  bool mute = false;                          // nothing can follow what is out by half
-  uint64_t heard = 0;                         // the last call in which it was heard
-  Suspect suspects{};                         // whom it waits for
-  std::string in_collective{}, in_message{};  // what it has waited in for long
+  FrameHeader header{};          // of the message being sent
+  std::vector<iovec> sending{};  // its payload
+  int receiving = -1;            // which of plan.received is being taken
+  std::vector<iovec> pieces{};   // where it goes
+  std::string text{};            // of an error being taken
+  bool mute = false;             // a frame is partly written for good: nothing can follow it
 
  private:
   bool attach(Pipe* found) {
@@ -101,22 +96,13 @@ struct MessageEngine::Link {
 
 struct MessageEngine::Run {
   Run(const Call& call, const MessageCall& shared, const CallSignature& signature, size_t segments, size_t window)
-      : call(call),
-        shared(shared),
-        signature(signature),
-        segments(segments),
-        window(window),
-        started(Deadline::Clock::now()),
-        deadline(Deadline::after(call.timeout)),
-        finished(window, 0) {}
+      : call(call), shared(shared), signature(signature), segments(segments), window(window), finished(window, 0) {}
 
   const Call& call;
   const MessageCall& shared;
   const CallSignature signature;
   const size_t segments, window;
-  const Deadline::Clock::time_point started;
-  const Deadline deadline;
-  FrameHeader header{};  // what all of its messages share
+  FrameHeader header{};  // of all its messages
   bool background = false;
   Deadline::Clock::duration slept{};
   size_t first = 0, next = 0;  // segments [first, next) are under way
@@ -124,8 +110,6 @@ struct MessageEngine::Run {
   std::vector<uint8_t> finished;  // by segment modulo window
   std::optional<OutsideRuntime> outside{};
   std::vector<Mesh::Watch> watches{};
-  bool reported = false;  // the peers were told what this rank is in
-  Suspect told{};         // whom the peers were last told that this rank waits for
 };
 
 }  // namespace ringlet

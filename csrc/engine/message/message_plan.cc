@@ -66,7 +66,7 @@ class MessagePlanner {
       order(one, r);
       plan_.works |= !plan_.output.contains(one.chunk);
     }
-    // Copies read what stood there before the round.
+    // Copies read the values from before the round.
     std::stable_partition(round.updates.begin(), round.updates.end(),
                           [](const ChunkUpdate& one) { return is_copy(one); });
     plan_.rounds.push_back(std::move(round));

@@ -1,7 +1,7 @@
-// One rank's part of a schedule as messages: what goes out, what comes in, and what is combined, round by round.
+// One rank's part of a schedule as messages: round by round what it sends, receives and combines.
 //
-// Messages between two ranks are numbered in each direction, so that they may overtake those of other segments. A plan
-// depends on the schedule only, never on count, dtype or addresses. Thread safety: immutable once made.
+// The messages between two ranks are numbered in each direction, so they may overtake messages of other segments. A
+// plan depends on the schedule only, not on count, dtype or addresses. Thread safety: immutable once made.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,24 @@ namespace ringlet {
 
 struct SentMessage {
   int peer;
-  uint32_t index;  // among all that go to that peer
+  uint32_t index;  // among all messages to that peer
   int first, count;
 };
 
 struct ReceivedMessage {
   int peer;
-  uint32_t index;  // among all that come from that peer
+  uint32_t index;  // among all messages from that peer
   int first, count;
   int round;
   bool reduces;
-  int direct_from;  // from this round on nothing before it touches the chunks: the payload may go straight to its place
+  int direct_from;  // from this round on no earlier step touches the chunks: the payload may go directly to its place
 };
 
-/// What becomes of one chunk in one round: overwritten by a received or copied one, or combined with received ones.
+/// What a round does with one chunk: a received or copied chunk overwrites it, or received chunks are combined with it.
 struct ChunkUpdate {
   static constexpr int kOwn = -1;
 
-  /// Of which message's chunk, counted from the message's first; kOwn: this rank's own chunk of that number.
+  /// A chunk of a message, counted from the message's first; if `message` is kOwn, this rank's chunk of that number.
   struct Part {
     int message;
     int chunk;
@@ -51,8 +51,9 @@ struct MessagePlan {
   int parts = 1;
   int most_chunks = 0;  // of one message
   int most_parts = 1;   // of one update
-  int most_held = 0;    // chunks of scratch and work that a segment may take, on the rank that takes most: alike on all
-  bool works = false;   // chunks outside of the output are written
+  int most_held =
+      0;  // chunks of scratch and work that a segment may take, on the rank that takes most: the same on all ranks
+  bool works = false;  // chunks outside of the output are written
   std::vector<int> peers;
   std::vector<MessageRound> rounds;
   std::vector<SentMessage> sent;

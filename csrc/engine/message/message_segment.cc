@@ -143,7 +143,7 @@ void MessageSegment::combine(const ChunkUpdate& update) {
   call_->kernel(args);
 }
 
-/// Before anything moves every rank's input is scaled, and rounded where its dtype asks for it.
+/// Scales this rank's input, and rounds it to its dtype, before the first round.
 void MessageSegment::scale_input() {
   const Chunks input = call_->plan.input;
   for (int c = input.first; c < input.end(); ++c) {
@@ -160,7 +160,7 @@ void MessageSegment::scale_input() {
   }
 }
 
-/// What this rank holds from the start and must deliver too.
+/// Copies to the output what is still only in the input.
 void MessageSegment::deliver_input() {
   const Chunks output = call_->plan.output;
   for (int c = output.first; c < output.end(); ++c) {

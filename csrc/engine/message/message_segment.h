@@ -1,7 +1,8 @@
-// One segment of a call on its way through a plan's rounds: which chunk lies where, what arrived, what is being sent.
+// One segment of a call on its way through the rounds of a plan: where its chunks lie, and which messages are under
+// way.
 //
-// Contract: begin() and every sent() and arrived() may let rounds complete; what they then want sent goes to `outbox`.
-// A chunk is written only once nothing sends it any more. Messages may arrive ahead of their round.
+// Contract: begin(), sent() and arrived() may complete rounds; the messages of the next round then go to `outbox`. A
+// chunk is written only when no message still sends it. Messages may arrive before their round.
 // Ownership: borrows the call's memory and a scratch pool. Thread safety: one thread at a time.
 #pragma once
 
@@ -18,13 +19,13 @@
 
 namespace ringlet {
 
-/// What all segments of one call share.
+/// What the segments of one call share.
 struct MessageCall {
   const Call& call;
   const MessagePlan& plan;
   CallLayout layout;
   Scratch& scratch;
-  ReduceKernel kernel;  ///< null where nothing is combined
+  ReduceKernel kernel;  ///< null if nothing is combined
   int world;
   size_t width;                               ///< elements of every chunk in a segment
   std::function<void(size_t, int)> outbox{};  ///< takes (segment, which of plan.sent)
@@ -37,7 +38,7 @@ class MessageSegment {
   bool complete() const { return round_ == rounds_ && sending_ == 0; }
   int round() const { return round_; }
 
-  /// The pieces of a message, next to each other in memory ones joined.
+  /// The pieces of a message; neighbours in memory are joined.
   void pieces_of_sent(int message, std::vector<iovec>& pieces) const;
   void pieces_of_received(int message, std::vector<iovec>& pieces);
   size_t bytes(int first, int count) const;
@@ -48,10 +49,10 @@ class MessageSegment {
 
   /// A peer that this segment waits for; negative: none.
   int awaited() const;
-  /// Whether something of that peer is still to come: in this round, in this or a later one.
+  /// Whether a message of that peer is still to come: needs() in this round, awaits() in this or a later round.
   bool needs(int peer) const;
   bool awaits(int peer) const;
-  /// Lets go of what it holds of the scratch pool.
+  /// Returns its blocks to the scratch pool.
   void forget();
 
  private:
@@ -71,10 +72,10 @@ class MessageSegment {
   const MessageCall* call_ = nullptr;
   size_t index_ = 0, begin_ = 0;
   int round_ = 0, rounds_ = 0;
-  int sending_ = 0;                  // messages on their way out
-  std::vector<Home> homes_;          // by chunk: where its value lies
-  std::vector<int> readers_;         // by chunk: messages on their way out that read it
-  std::vector<std::byte*> scratch_;  // by received message: its block, where it did not go to its place
+  int sending_ = 0;                  // messages that are not sent yet
+  std::vector<Home> homes_;          // by chunk: where its value is
+  std::vector<int> readers_;         // by chunk: messages not sent yet that read it
+  std::vector<std::byte*> scratch_;  // by received message: its block, if it did not go directly to its place
   std::vector<uint8_t> arrived_;     // by received message
   std::vector<std::byte> work_;      // of chunks that have no place in the output
   std::vector<const std::byte*> sources_;

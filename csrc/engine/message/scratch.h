@@ -1,6 +1,7 @@
-// Blocks of memory for what arrived and is not combined yet; given back blocks are used again, warm in the cache.
+// A pool of memory blocks for messages that have arrived and are not combined yet. It gives the last returned block
+// first, which is warm in the cache.
 //
-// Ownership: all blocks, until the pool goes. Thread safety: one thread at a time.
+// Ownership: owns all blocks. Thread safety: one thread at a time.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace ringlet {
 
 class Scratch {
  public:
-  /// At least `bytes`, for as long as blocks of one size are asked for: resize() when that changes.
+  /// A block of the size that resize() has set.
   std::byte* take() {
     if (free_.empty()) {
       blocks_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes_));
@@ -24,7 +25,7 @@ class Scratch {
   }
   void give(std::byte* block) { free_.push_back(block); }
 
-  /// What take() gives from now on; all blocks must have been given back, or be forgotten. Larger ones are kept.
+  /// Sets the size of blocks. All blocks must have been returned, or are not used any more. Larger blocks are kept.
   void resize(size_t bytes) {
     if (bytes <= bytes_ && free_.size() == blocks_.size()) return;
     free_.clear();

@@ -1,8 +1,9 @@
-// Whether what was read in a peer's tensor, where it lies, is what the peer gave.
+// Checks that data which a rank read in a peer's tensor, in place, are what the peer gave.
 //
-// Contract: a rank whose call ends badly has its tensors back while peers may still be reading them. It tells the peers
-// first (Control::failed, Presence::left) and lets go then. Who reads looks for that after its reads, and before it
-// says that it is done with them: either it sees that the peer gave up, or all was read before the peer let go.
+// Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It tells the
+// peers first (Control::failed, Presence::left), and returns the tensors then. A reader looks for that after its reads,
+// and before it says that it is done. Either it sees that the peer has failed, or it has read all before the peer
+// returned its tensors.
 // Thread safety: confirm as Waiter::examine, the rest from any thread.
 #pragma once
 
@@ -16,12 +17,12 @@
 namespace ringlet {
 
 inline void fence([[maybe_unused]] std::memory_order order) {
-#if !defined(__SANITIZE_THREAD__)  // which knows none
+#if !defined(__SANITIZE_THREAD__)  // which does not know fences
   std::atomic_thread_fence(order);
 #endif
 }
 
-/// Stands between what the peers are told and what is done to tensors after its end.
+/// The fence between telling the peers and returning the tensors: it is in the destructor.
 class FailureFence {
  public:
   FailureFence() = default;
@@ -30,7 +31,7 @@ class FailureFence {
   FailureFence& operator=(const FailureFence&) = delete;
 };
 
-/// After reads in the peer's tensor: throws where it may have been another's by then. `context` as a Waiting's.
+/// After reads in the peer's tensor: throws if the peer may have changed it. `context` as in Waiting.
 template <typename Context>
 void confirm(const Transport& transport, Waiter& waiter, int peer, const Context& context) {
   fence(std::memory_order_acquire);

@@ -14,7 +14,7 @@ struct Reader {
   int round;  // the peer's round in which it reads
 };
 
-/// What is written to one chunk in one round.
+/// A write to one chunk in one round.
 struct Item {
   int chunk;
   bool reduces = false;
@@ -199,7 +199,7 @@ class Planner {
     readers.clear();
   }
 
-  /// Appends a combine step, or lengthens the one before where both go on chunk by chunk in step.
+  /// Appends a combine step, or lengthens the last one if this one continues it chunk by chunk.
   void emit(const Item& item, Space to, bool tee, bool finish, bool read_later) {
     plan_.most_sources = std::max(plan_.most_sources, static_cast<int>(item.sources.size()));
     if (!plan_.steps.empty() && continues(plan_.steps.back(), item, to, tee, finish)) {
@@ -240,7 +240,7 @@ class Planner {
   const std::vector<Round>& rounds_;                // of this rank, as the next
   const std::vector<std::vector<Match>>& matches_;  // by round and step
   std::vector<Placement> placements_;               // by rank
-  std::vector<Readers> readers_;                    // by chunk: peers that may still read what lies there
+  std::vector<Readers> readers_;                    // by chunk: peers that may still read it
   std::vector<uint32_t> known_;                     // by peer: what this rank has already waited for
   std::vector<Item> late_;                          // results that go from a staging buffer to the output at the end
   Plan plan_;

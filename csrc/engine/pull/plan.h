@@ -1,12 +1,12 @@
 // A plan: one rank's part of a schedule as a straight line of three kinds of step, all hazards resolved.
 //
-//   publish   announce that rounds before this are done and that the next round's chunks can be read
-//   wait      until a peer has announced as much
+//   publish   tell the peers that earlier rounds are done, and that they can read the chunks of the next round
+//   wait      until a peer has published a phase
 //   combine   n sources (own memory or peers') into one or two places of own memory
 //
-// Waits stand exactly where a value is needed (the sender has it) or where memory is reused (its readers are done),
-// so no rank waits for more than the schedule's zero-buffer execution does, which the prover shows to end.
-// A plan depends on the schedules and on whether tensors are registered, never on count, dtype or addresses: one plan
+// There is a wait only before a value is used (its sender must have it) and before memory is reused (its readers must
+// be done). So no rank waits for more than in an execution without buffers, and the prover shows that this one ends. A
+// plan depends on the schedules and on whether tensors are registered, not on count, dtype or addresses: one plan
 // serves every message size, segment by segment. Thread safety: immutable once made.
 #pragma once
 
@@ -22,8 +22,8 @@ struct Source {
   int rank;
   int chunk;
   Space space;
-  bool raw;                    // the rank's unmodified input: premul_sum scales it (own rank's only) ...
-  Space staged = Space::none;  // ... or, where it was published, takes it as the peers see it: scaled and rounded
+  bool raw;                    // the rank's unmodified input: premul_sum scales it, if it is this rank's own ...
+  Space staged = Space::none;  // ... or, if it is published, takes it from here as the peers do: scaled and rounded
 };
 
 struct PlanStep {
@@ -36,12 +36,12 @@ struct PlanStep {
   int peer = -1;           // wait
   uint32_t phase = 0;      // publish, wait: of this epoch (transport/control.h)
   int chunk = 0;           // combine: first chunk written
-  int chunks = 1;          // combine: that many, in step with every source's chunks
+  int chunks = 1;          // combine: so many; those of every source follow each other, too
   int first_source = 0;
   int sources = 0;
 };
 
-/// The phase that stands for "this epoch is complete"; as a number: the next epoch.
+/// The phase after the last: the epoch is complete. As a number it is the next epoch.
 inline constexpr uint32_t kCompleted = 1u << 16;
 
 struct Plan {
@@ -49,9 +49,9 @@ struct Plan {
   int rounds = 0;
   bool in_place = false;
   int staging_buffers =
-      0;  // that any rank uses: all ranks cut the message into the same segments and lay them in the same places
+      0;  // the most of any rank: all ranks cut a message alike, and put its segments in the same places
   std::vector<PlanStep> steps;
-  size_t body = 0;  // steps from here on are waits for readers of this rank's tensors: at the end of the last segment
+  size_t body = 0;  // the steps from here on wait for readers of this rank's tensors: only in the last segment
   std::vector<Source> sources;
   int most_sources = 1;
 };

@@ -1,4 +1,4 @@
-// The engine of ranks that can read each other's memory: threads of one process, processes of one host.
+// The pull engine: its ranks read each other's memory. They are threads of one process, or processes of one host.
 //
 // Ownership: owns the transport. Thread safety: engine.h.
 #pragma once
@@ -60,14 +60,14 @@ class PullEngine final : public Engine {
   }
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
-    // Peers that are still reading this rank's staging buffers need them a moment longer; if they take too long, the
-    // staging buffers stay.
+    // Peers that still read this rank's staging buffers need them a moment longer. If they take too long, the staging
+    // buffers stay.
     const Leaving leaving{*this};
     if (quiet && p2p_.all_taken() && pull_.quiesce(patience)) transport_->retire();
   }
 
  private:
-  /// Departs at the end of its scope, which may be an interrupt.
+  /// Departs at the end of its scope, even if an interrupt ends the scope.
   struct Leaving {
     ~Leaving() {
       const FailureFence told;

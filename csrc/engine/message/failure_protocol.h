@@ -1,0 +1,148 @@
+// The failure protocol of the message engine: what a rank knows of failures in its group, and what it does about them.
+//
+// The protocol has a state, and its functions are its events (docs/failure.md draws both). An event changes the state,
+// sends a report, or throws the error that ends the call in progress. The protocol knows no pipes: it acts through its
+// Owner, so a test drives it without sockets.
+// Ownership: calls and owner outlive it. Thread safety: raise_if_failed, failure, poison, fail and abort from any
+// thread; all else from the thread that holds the owner's pipes.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "engine/call_log.h"
+#include "engine/failure.h"
+#include "engine/message/frame.h"
+
+namespace ringlet {
+
+inline constexpr char kMemoryGone[] =
+    "the memory of this call's tensor is gone: it was unmapped or freed while the call used it";
+
+class FailureProtocol {
+ public:
+  using Clock = Deadline::Clock;
+
+  enum class State : uint8_t {
+    healthy,
+    warned,  ///< a peer failed in a later call: the call in progress may complete, the next call raises that error
+    failed,  ///< the first error is kept, and every later call raises it
+    left,    ///< this rank has said goodbye
+  };
+
+  /// The engine that the protocol belongs to.
+  class Owner {
+   public:
+    /// "rank 0 of 2 in broadcast #3 (tree, ...), 0 of 4 bytes done"; outside of a call the rank only.
+    virtual std::string context() const = 0;
+    /// Whether the call in progress still needs that peer.
+    virtual bool awaits(int peer) const = 0;
+    /// The peer that the oldest work in progress waits for; -1: none.
+    virtual int awaited() const = 0;
+    /// The next frame of a peer, if it belongs to a call that this rank has not made yet; null otherwise.
+    virtual const FrameHeader* frame_ahead(int peer) = 0;
+    /// Reads the reports that have arrived: calls on_report().
+    virtual void read_reports() = 0;
+    /// The same, and then looks for connections that have ended: calls on_closed().
+    virtual void poll_peers() = 0;
+    /// Sends a report beside the data, to all peers that are connected.
+    virtual void say(const FrameHeader& header, const std::string& text) = 0;
+    /// Queues the last word of this rank for all peers; flush() sends it instead of the data.
+    virtual void post(const FrameHeader& header, const std::string& text) = 0;
+    virtual void flush() = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  FailureProtocol(int rank, int world, CallLog& calls, Owner& owner)
+      : rank_(rank), calls_(calls), owner_(owner), peers_(static_cast<size_t>(world)) {}
+
+  State state() const {
+    return left_ ? State::left : failure_.failed() ? State::failed : reported_ ? State::warned : State::healthy;
+  }
+  bool has_left(int peer) const { return peers_[peer].left; }
+  std::optional<ErrorKind> failure() const { return failure_.kind(); }
+  void raise_if_failed() const { failure_.raise_if_failed(); }
+
+  /// Before a call: throws what ended the group, or what a peer has reported since.
+  void enter_call();
+  /// `header`: what all frames of the call say of it.
+  void begin_call(const FrameHeader& header, std::chrono::milliseconds timeout, Clock::time_point now);
+  void end_call();
+  /// The call in progress has failed.
+  void abandon_call() { in_call_ = false; }
+
+  /// A message of that peer begins to arrive, in its call number `call`.
+  void on_data(int peer, uint64_t call) { peers_[peer].call = call; }
+  /// A message of that peer is complete: the peer waits no longer.
+  void on_message(int peer);
+  void on_report(int peer, const FrameHeader& header, const std::string& text);
+  /// All frames of that peer are read, and its connection has ended, because of `why`. `memory_gone`: because the
+  /// memory of this call's tensor is gone.
+  void on_closed(int peer, bool memory_gone, const std::string& why);
+  /// Nothing has moved for some time.
+  void on_idle(Clock::time_point now);
+
+  /// Fails the group and tells the peers. Returns the text of the error that this rank raises.
+  std::string poison(ErrorKind kind, const std::string& message) { return poison(kind, message, rank_, message); }
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message);
+  /// Keeps an error that was thrown, if it is the first; the peers are not told.
+  void keep(const Error& error) { failure_.set(error.kind(), error.what()); }
+  void abort(const std::string& reason);
+  void leave() { left_ = true; }
+
+  /// Tells the peers in which message this rank has waited for long; "": in none.
+  void say_message(const std::string& context);
+  /// For an error: what other ranks have waited in for long. Of collectives only those of `peer`; negative: of all.
+  std::string waiting_as_well(int peer);
+
+ private:
+  /// Who holds up a call, and whether that rank has made the call at all.
+  struct Suspect {
+    int rank = -1;
+    bool in_call = false;
+    bool operator==(const Suspect&) const = default;
+  };
+  struct Peer {
+    bool left = false;                          // it said goodbye, or reported an error
+    uint64_t call = 0;                          // the last call in which this rank heard of it
+    Suspect suspects{};                         // whom it waits for
+    std::string in_collective{}, in_message{};  // what it has waited in for long
+  };
+  /// What a peer reported of a failure, and the rank in which the failure began.
+  struct Reported {
+    ErrorKind kind;
+    int origin;
+    std::string text;
+  };
+
+  Suspect suspect() const;
+  void report(const Suspect& suspect);
+  std::string call_of(int peer, const FrameHeader& header) const;
+  std::string poison(ErrorKind kind, const std::string& message, int origin, const std::string& text);
+  [[noreturn]] void forward_failure();
+  [[noreturn]] void lose(int peer, const std::string& why);
+  [[noreturn]] void time_out();
+
+  const int rank_;
+  CallLog& calls_;
+  Owner& owner_;
+  Failure failure_;
+  std::vector<Peer> peers_;
+  std::optional<Reported> reported_;
+  bool left_ = false;
+  std::string said_message_;
+
+  // Of the call in progress; call_ of the last one, too.
+  bool in_call_ = false;
+  FrameHeader call_{};
+  Clock::time_point began_{};
+  std::chrono::milliseconds timeout_{0};
+  std::optional<Suspect> said_;  // whom the peers were told
+};
+
+}  // namespace ringlet

@@ -1,0 +1,257 @@
+// How the message engine waits for its pipes, and how reports of failures go through them.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/message/message_link.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Looks before sleeping, each with a yield: peers on other machines answer within them, and ranks that share a
+// processor get it at once.
+constexpr int kLooks = 120;
+constexpr int kLooksInBackground = 2;
+constexpr int64_t kSleepNanoseconds = 20'000'000;
+constexpr auto kFinalErrorTime = 250ms;  // for telling the peers why, before they would find out by themselves
+
+std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
+  std::vector<std::byte> frame(sizeof header + text.size());
+  std::memcpy(frame.data(), &header, sizeof header);
+  if (!text.empty()) std::memcpy(frame.data() + sizeof header, text.data(), text.size());
+  return frame;
+}
+
+}  // namespace
+
+void MessageEngine::wait(int& idle) {
+  const int looks = run_->background ? kLooksInBackground : kLooks;
+  if (++idle < looks) {
+    ::sched_yield();
+  } else if (idle == looks) {
+    if (!run_->outside) run_->outside.emplace();
+    check_for_interrupt();
+    failures_.on_idle(Deadline::Clock::now());  // before the last look: a header that it reads would wake no sleeper
+    mesh_->about_to_sleep(ConnectionKind::collectives);  // and look once more
+  } else {
+    sleep();
+    idle = looks - 1;
+  }
+}
+
+void MessageEngine::sleep() {
+  std::vector<Mesh::Watch>& watches = run_->watches;
+  watches.clear();
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr) continue;
+    // A header that no segment takes now would end every sleep at once.
+    const Mesh::Watch watch{each->pipe, !each->reader->waits() || each->receiving >= 0, !each->queue.empty()};
+    if (watch.reading || watch.writing) watches.push_back(watch);
+  }
+  const auto began = Deadline::Clock::now();
+  mesh_->sleep(ConnectionKind::collectives, watches, kSleepNanoseconds);
+  run_->slept += Deadline::Clock::now() - began;
+}
+
+/// An interrupt in the middle of a call poisons the group, because its messages will not be complete.
+void MessageEngine::check_for_interrupt() {
+  check_interrupts([&](const std::string& why) { failures_.poison(ErrorKind::peer_lost, context() + ": " + why); });
+}
+
+bool MessageEngine::awaits(int peer) const {
+  if (!links_[peer]) return false;
+  if (links_[peer]->owes()) return true;
+  for (size_t i = run_->first; i < run_->next; ++i) {
+    if (!run_->finished[i % run_->window] && segments_[i % run_->window].awaits(peer)) return true;
+  }
+  return false;
+}
+
+int MessageEngine::awaited() const {
+  for (size_t i = run_->first; i < run_->next; ++i) {
+    const int peer = run_->finished[i % run_->window] ? -1 : segments_[i % run_->window].awaited();
+    if (peer >= 0) return peer;
+  }
+  for (const auto& each : links_) {
+    if (each && each->owes()) return each->peer;
+  }
+  return -1;
+}
+
+/// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part. All
+/// reports are read before the end of a pipe counts: the peer that knows why may be another than the peer that is gone.
+void MessageEngine::poll_peers() {
+  read_reports();
+  for (const auto& each : links_) {
+    if (each && each->pipe != nullptr) look_for_end(*each);
+  }
+}
+
+/// Frames of later calls may have been read ahead: then the pipe has not ended yet.
+void MessageEngine::look_for_end(const Link& link) {
+  const bool unread = link.reader->has_more() || (link.reader->waits() && link.receiving < 0);
+  if (unread || !link.pipe->ended()) return;
+  failures_.on_closed(link.peer, link.pipe->memory_gone(), link.pipe->why_ended());
+}
+
+void MessageEngine::read_reports() {
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer == rank_ || (!links_[peer] && mesh_->find(peer, ConnectionKind::collectives) == nullptr)) continue;
+    Link& other = link(peer);
+    if (!other.find(*mesh_) || other.receiving >= 0) continue;
+    const FrameHeader* header = other.next();
+    if (header == nullptr) continue;
+    if (header->kind != FrameKind::data) {
+      on_report(other, *header);
+    } else if (run_ != nullptr && header->call <= calls_) {
+      compare(other, *header);
+    }
+  }
+}
+
+/// Takes a frame that is no message; false while it has not arrived whole.
+bool MessageEngine::on_report(Link& link, const FrameHeader& header) {
+  if (header.bytes > FrameHeader::kMostText) {
+    fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent a report of " +
+                                   std::to_string(header.bytes) + " bytes, more than a report can have");
+  }
+  link.text.resize(header.bytes);
+  const iovec piece{link.text.data(), link.text.size()};
+  const FrameHeader report = header;
+  if (!link.reader->payload({&piece, 1})) return false;
+  if (report.kind == FrameKind::waiting && run_ != nullptr && report.call <= calls_) compare(link, report);
+  failures_.on_report(link.peer, report, link.text);
+  return true;
+}
+
+void MessageEngine::poll_failures() {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (hold.lock && !has_left()) poll_peers();
+}
+
+/// The error or goodbye may stand behind messages of a call that this rank has not made, and never will.
+void MessageEngine::read_final_error(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || has_left() || run_ != nullptr || !link(peer).find(*mesh_)) return;
+  Link& gone = link(peer);
+  std::vector<std::byte> unwanted;
+  while (const FrameHeader* header = gone.next()) {
+    if (header->kind != FrameKind::data) {
+      if (!on_report(gone, *header)) return;
+      continue;
+    }
+    if (header->bytes > kScratchBytes) return;  // no such message
+    unwanted.resize(header->bytes);
+    const iovec piece{unwanted.data(), unwanted.size()};
+    if (!gone.reader->payload({&piece, unwanted.empty() ? size_t{0} : size_t{1}})) return;
+  }
+}
+
+const FrameHeader* MessageEngine::frame_ahead(int peer) {
+  Link* const each = links_[peer].get();
+  if (each == nullptr || each->pipe == nullptr || each->receiving >= 0) return nullptr;
+  const FrameHeader* const header = each->next();
+  return header != nullptr && header->kind == FrameKind::data && header->call > calls_ ? header : nullptr;
+}
+
+void MessageEngine::tell_message(const std::string& context) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || has_left() || run_ != nullptr) return;
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer != rank_ && mesh_->find(peer, ConnectionKind::collectives) != nullptr) link(peer).find(*mesh_);
+  }
+  failures_.say_message(context);
+}
+
+std::string MessageEngine::waiting_as_well(int peer) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  return hold.lock && !has_left() ? failures_.waiting_as_well(peer) : "";
+}
+
+void MessageEngine::say(const FrameHeader& header, const std::string& text) {
+  const auto word = std::make_shared<Word>(header, text);
+  for (const auto& each : links_) {
+    if (!each || each->pipe == nullptr || each->mute || failures_.has_left(each->peer)) continue;
+    each->say(word);
+    while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
+  }
+}
+
+void MessageEngine::post(const FrameHeader& header, const std::string& text) {
+  const std::lock_guard lock(words_);
+  untold_.push_back(std::make_shared<Word>(header, text));
+}
+
+/// Best effort: a peer that is not told finds out by its deadline. If another thread holds the pipes, that thread sends
+/// the words: it is woken if it sleeps, and flushes when it has released the pipes.
+void MessageEngine::flush() {
+  std::unique_lock words(words_);
+  while (!untold_.empty()) {
+    const std::unique_lock pipes(pipes_, std::try_to_lock);
+    if (!pipes) return mesh_->ring();
+    const std::shared_ptr<Word> word = std::move(untold_.front());
+    untold_.pop_front();
+    words.unlock();
+    send_to_all(word);
+    words.lock();  // before the pipes are released: a thread that finds them held has posted what this loop then sees
+  }
+}
+
+void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) {
+  if (has_left()) return;
+  word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
+  if (word->header.kind == FrameKind::error) final_error_ = word;
+  for (int peer = 0; peer < world_; ++peer) {
+    if (peer == rank_ || mesh_->find(peer, ConnectionKind::collectives) == nullptr) continue;
+    Link& each = link(peer);
+    if (!each.find(*mesh_) || each.mute) continue;
+    each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
+    if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // it may be a new pipe
+    each.queue.push_back({0, -1, word});
+  }
+  drain(Deadline::after(kFinalErrorTime));
+}
+
+/// Until nothing is queued that can still go out.
+void MessageEngine::drain(const Deadline& deadline) {
+  for (bool left = true; left && !deadline.passed();) {
+    left = false;
+    std::vector<Mesh::Watch> watches;
+    for (const auto& each : links_) {
+      if (!each || each->pipe == nullptr) continue;
+      while (!each->queue.empty() && each->send()) each->queue.pop_front();
+      if (each->queue.empty() || each->pipe->ended()) continue;
+      watches.push_back({each->pipe, false, true});
+      left = true;
+    }
+    if (left) mesh_->sleep(ConnectionKind::collectives, watches, 1'000'000);
+  }
+}
+
+void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
+  const std::lock_guard lock(pipes_);
+  FrameHeader goodbye;
+  goodbye.kind = FrameKind::goodbye;
+  goodbye.call = calls_ + 1;
+  mesh_->retire(final_error_ ? packed(final_error_->header, final_error_->text) : packed(goodbye, ""));
+  post(goodbye, "");
+  flush();
+  failures_.leave();
+  mesh_->close(Deadline::after(patience));
+}
+
+std::string MessageEngine::context() const {
+  std::string text = "rank " + std::to_string(rank_) + " of " + std::to_string(world_);
+  if (run_ == nullptr) return text;
+  const Run& run = *run_;
+  const size_t bytes = run.call.count * element_size(run.call.dtype);
+  text += " in " + describe(run.signature, run.call.sequence) + ", " + std::to_string(bytes * run.done / run.segments) +
+          " of " + std::to_string(bytes) + " bytes done";
+  if (run.first < run.next) text += ", round " + std::to_string(segments_[run.first % run.window].round());
+  return text;
+}
+
+}  // namespace ringlet
