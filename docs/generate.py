@@ -67,11 +67,13 @@ LIMITS = [
     ("kReturnBytes", "memory/heap.cc", "freed registered tensors from this size on give their pages back at once"),
     ("kSpins", "engine/pull/wait.h", "looks before a wait yields"),
     ("kSpinsWhenShared", "engine/pull/wait.h", "the same where ranks outnumber processors, and on progress threads"),
-    ("kYields", "engine/pull/wait.cc", "yields before a wait sleeps"),
+    ("kYields", "engine/pull/wait.h", "yields before a wait sleeps"),
+    ("kMostGrace", "comm/call_queue.cc", "the longest that an asynchronous call is left to threads that may come"),
+    ("kLook", "comm/call_queue.cc", "how often the queue's thread looks for such calls, while calls are given"),
     ("kSleepNanoseconds", "engine/pull/wait.cc", "the longest sleep at a stretch"),
     (
         "kProcessCheckEvery",
-        "engine/pull/wait.cc",
+        "engine/pull/wait.h",
         "how often a waiting rank asks whether its peers' processes are there",
     ),
     (

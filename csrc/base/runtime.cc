@@ -4,7 +4,7 @@
 
 namespace ringlet {
 
-thread_local const RuntimeHooks* runtime_hooks = nullptr;
+constinit thread_local const RuntimeHooks* runtime_hooks = nullptr;
 
 namespace {
 

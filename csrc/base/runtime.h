@@ -18,7 +18,7 @@ struct RuntimeHooks {
   void* (*leave)();
   void (*enter)(void*);
 };
-extern thread_local const RuntimeHooks* runtime_hooks;
+extern constinit thread_local const RuntimeHooks* runtime_hooks;  // constinit: read without a call that would make it
 
 /// While it lives, this thread is outside of its runtime.
 class OutsideRuntime {

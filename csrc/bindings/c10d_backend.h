@@ -1,7 +1,7 @@
 // torch.distributed's backend "ringlet": c10d's virtuals on a Communicator.
 //
 // Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
-// issue order on the group's progress thread; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
+// issue order, carried on by whichever thread is there; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
 // and written where they lie, contiguous ones without a copy; a GPU's of one size are packed into one. Between
 // startCoalescing and endCoalescing calls start as ever, but a GPU's messages together at the end, whose Work stands
 // for all.

@@ -206,7 +206,7 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   }
   auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
   auto work = single ? group_->start(held->steps[0].call, std::move(keep)) : group_->start(held->job, std::move(keep));
-  if (profiled) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
+  if (profiled) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   C10dWork::follow(handle, std::move(work), [held] { held->staging.deliver(); });
   return remember(std::move(handle));
 }

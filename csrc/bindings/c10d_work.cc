@@ -24,7 +24,7 @@ C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
                       std::function<void()> deliver) {
   self->work_ = std::move(work);
-  self->work_->then([self, deliver = std::move(deliver)](std::exception_ptr error) {
+  self->work_->note_end([self, deliver = std::move(deliver)](std::exception_ptr error) {
     if (!error && deliver) {
       try {
         deliver();
@@ -75,6 +75,12 @@ void C10dWork::assist(const Deadline& deadline) {
   for (const auto& part : parts_) part->assist(deadline);
 }
 
+/// Whoever has the Future waits for it without a word to this handle, and lets code of its own run when it is ready.
+void C10dWork::expose() {
+  if (work_) work_->expose();
+  for (const auto& part : parts_) part->expose();
+}
+
 int C10dWork::sourceRank() const {
   const auto* request = dynamic_cast<const Messenger::Request*>(work_.get());
   if (request == nullptr) return c10d::Work::sourceRank();
@@ -103,6 +109,7 @@ bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
 
 /// On a device by what wait() goes by, which is done a moment before it has told this handle so.
 bool C10dWork::isCompleted() {
+  if (work_) work_->test();
   const bool own = device_ && work_ ? work_->done() : c10d::Work::isCompleted();
   return own && std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->isCompleted(); });
 }

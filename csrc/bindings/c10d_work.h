@@ -33,13 +33,17 @@ class C10dWork final : public c10d::Work {
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    expose();
+    return future_;
+  }
   uint64_t getSequencenumber() const override { return sequence_; }
   /// Of a receive: the rank that the message came from.
   int sourceRank() const override;
 
  private:
   void assist(const Deadline& deadline);
+  void expose();
   bool wait_on_device(std::chrono::milliseconds timeout);
 
   std::vector<at::Tensor> outputs_;

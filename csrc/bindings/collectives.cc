@@ -145,8 +145,12 @@ struct LetGoOfGil final : RuntimeHooks {
   mutable std::optional<MemoryHold> hold{};
 };
 
+bool keeps_gil(const Communicator& group, const Call& call) {
+  return !group.ranks_are_threads() && buffer_bytes(call, group.world()) <= kKeepGilBytes;
+}
+
 void run(Communicator& group, const Call& call, const Bound& bound) {
-  if (group.ranks_are_threads() || buffer_bytes(call, group.world()) > kKeepGilBytes) {
+  if (!keeps_gil(group, call)) {
     const MemoryHold hold({bound.output, bound.input});
     const py::gil_scoped_release unlocked;
     group.run(call);
@@ -154,6 +158,13 @@ void run(Communicator& group, const Call& call, const Bound& bound) {
   }
   const LetGoOfGil unlocking(bound);
   group.run(call);
+}
+
+/// What start() can do of the call at once, it does.
+std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_ptr<void> keep) {
+  if (keeps_gil(group, call)) return group.start(call, std::move(keep));
+  const py::gil_scoped_release unlocked;
+  return group.start(call, std::move(keep));
 }
 
 /// The call on stand-ins of tensors that are not contiguous; null where it was waited for.
@@ -220,7 +231,7 @@ PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bo
 
 /// Null stays null.
 std::shared_ptr<Work> watched(std::shared_ptr<Work> work, const std::shared_ptr<Profiled>& profiled) {
-  if (profiled && work) work->then([profiled](const std::exception_ptr&) { profiled->end(); });
+  if (profiled && work) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   return work;
 }
 
@@ -241,7 +252,7 @@ PyObject* issue_lists(Communicator& group, const Call& given, const Lists& lists
   if (!lists.staging.empty()) {
     return as_python(watched(run_staged(group, made->call, lists.staging, std::move(keep), async), profiled));
   }
-  if (async) return as_python(watched(group.start(made->call, std::move(keep)), profiled));
+  if (async) return as_python(watched(start(group, made->call, std::move(keep)), profiled));
   run(group, made->call, {});
   Py_RETURN_NONE;
 }
@@ -272,7 +283,7 @@ PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Stagi
   }
   if (async || staging != nullptr) {
     auto keep = std::make_shared<MemoryHold>(std::initializer_list{bound.output, bound.input});
-    if (staging == nullptr) return as_python(watched(group.start(call, std::move(keep)), profiled));
+    if (staging == nullptr) return as_python(watched(start(group, call, std::move(keep)), profiled));
     return as_python(watched(run_staged(group, call, *staging, std::move(keep), async), profiled));
   }
   run(group, call, bound);

@@ -70,7 +70,8 @@ std::string algorithm_for(const Communicator& group, const std::string& collecti
 
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
-      .def("done", &Work::done, "Whether the call is complete (well or not).")
+      .def("done", &Work::test, py::call_guard<py::gil_scoped_release>(),
+           "Whether the call is complete (well or not). Carries it on meanwhile, as far as it goes without a wait.")
       .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
       .def(
           "wait",

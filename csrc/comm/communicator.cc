@@ -17,9 +17,11 @@
 namespace ringlet {
 namespace {
 
-// What runs when a call is complete may start the next one, in the progress thread, while the caller's thread starts
+// What runs when a call is complete may start the next one, in another thread, while the caller's thread starts
 // another: they take turns. A thread that is in the way for longer is in a call of its own.
 constexpr auto kTurn = std::chrono::milliseconds(50);
+// Longer calls are worth a thread of their own, if a processor is free.
+constexpr size_t kLargeBytes = size_t{64} << 10;
 const auto kForAsLongAsItTakes = std::chrono::milliseconds::max();  // the call has a timeout of its own
 
 /// Marks the group as in use by one thread; a second one is told instead of corrupting the first one's call.
@@ -127,7 +129,8 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::millisec
       ranks_are_threads_(std::string_view(engine_->transport()) == "threads"),
       owner_(this_process()),
       timeout_(timeout),
-      collectives_(std::make_unique<ProgressThread>()),
+      collectives_(
+          std::make_shared<CallQueue>(*engine_, [this](const Call& call, bool spin) { return advance(call, spin); })),
       messenger_(std::make_shared<Messenger>(engine_->p2p())) {}
 
 Communicator::~Communicator() {
@@ -138,7 +141,7 @@ Communicator::~Communicator() {
 
 /// What has threads cannot end in a process that lacks them, and what peers see is the owner's.
 void Communicator::leak() noexcept {
-  static_cast<void>(collectives_.release());
+  new std::shared_ptr<CallQueue>(std::move(collectives_));
   new std::shared_ptr<Messenger>(std::move(messenger_));
   new std::map<int, std::unique_ptr<GpuGroup>>(std::move(gpus_));
   static_cast<void>(engine_.release());
@@ -177,7 +180,7 @@ void Communicator::prepare(Call& call) {
 }
 
 /// Whether a call may run on the caller's thread: nothing is before it, and it is not the completion of another.
-bool Communicator::at_once() const { return !collectives_->pending() && !collectives_->is_this_thread(); }
+bool Communicator::at_once() const { return !collectives_->pending() && !collectives_->has_turn(); }
 
 void Communicator::run(Call call) {
   check_process();
@@ -195,12 +198,14 @@ void Communicator::run(Call call) {
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
   CallSignature signature;
-  const auto prepared = [&]() -> std::function<void()> {
+  const auto prepared = [&]() -> CallQueue::Job {
     prepare(call);
     signature = call_signature(call);  // now: what `keep` holds may be gone when the call was given
-    return [this, call] { run_now(call, true); };
+    const bool large = buffer_bytes(call, world_) > kLargeBytes;
+    if (!in_one_go(call)) return {.call = call, .whole = nullptr, .keep = std::move(keep), .large = large};
+    return {.call = {}, .whole = [this, call] { run_now(call, true); }, .keep = std::move(keep), .large = large};
   };
-  auto work = give(prepared, std::move(keep));
+  auto work = give(prepared);
   work->set_title([signature, sequence = call.sequence] { return describe(signature, sequence); });
   return work;
 }
@@ -234,26 +239,47 @@ void Communicator::await_own(Work& work, const std::function<std::string()>& wha
 }
 
 std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
-  const auto prepared = [&]() -> std::function<void()> {
-    return [this, job = std::move(job), sequence = number()] { run_now(job, sequence, true); };
+  const auto prepared = [&]() -> CallQueue::Job {
+    auto run = [this, job = std::move(job), sequence = number()] { run_now(job, sequence, true); };
+    return {.call = {}, .whole = std::move(run), .keep = std::move(keep)};
   };
-  return give(prepared, std::move(keep));
+  return give(prepared);
 }
 
-/// Gives a call to the progress thread. On that thread itself it runs at once, not in this group's turn, so that the
-/// caller's thread can give more meanwhile; it counts as pending from the turn on, so that none runs beside it.
-std::shared_ptr<Work> Communicator::give(const std::function<std::function<void()>()>& prepared,
-                                         std::shared_ptr<void> keep) {
+/// Puts a call into the queue. What runs when a call is complete gives one that runs at once, not in this group's turn,
+/// so that the caller's thread can give more meanwhile; it counts as pending from then on, so that none runs beside it.
+std::shared_ptr<Work> Communicator::give(const std::function<CallQueue::Job()>& prepared) {
   check_process();
-  std::function<void()> job;
+  CallQueue::Job job;
+  std::shared_ptr<Work> work;
   {
     const InUse in_use(busy_, closed_);
     collectives_->make_ready();  // before the call has its number, which the other ranks count too
     job = prepared();
-    if (!collectives_->is_this_thread()) return collectives_->submit(std::move(job), std::move(keep));
-    collectives_->reserve();
+    if (collectives_->may_run_ahead()) {
+      collectives_->reserve();
+    } else {
+      work = collectives_->submit(std::move(job));
+    }
   }
-  return collectives_->run_reserved(std::move(job), std::move(keep));
+  if (!work) {
+    const auto whole = [&] { job.whole ? job.whole() : run_now(job.call, true); };
+    return collectives_->run_reserved(whole, std::move(job.keep));
+  }
+  collectives_->progress(/*given=*/true);
+  return work;
+}
+
+/// Whether a call cannot be carried on piece by piece.
+bool Communicator::in_one_go(const Call& call) const {
+  if (call.collective == Collective::all_to_all && call.blocks != nullptr) return true;  // two calls
+  return world_ > 1 && !engine_->resumable();
+}
+
+bool Communicator::advance(const Call& call, bool spin) {
+  if (world_ > 1) return engine_->advance(call, spin);
+  run_now(call, true);
+  return true;
 }
 
 /// Of the next call.
@@ -430,7 +456,7 @@ bool Communicator::completing() const {
   const std::lock_guard lock(gpus_mutex_);
   const bool on_gpu =
       std::any_of(gpus_.begin(), gpus_.end(), [](const auto& gpu) { return gpu.second->is_this_thread(); });
-  return on_gpu || collectives_->is_this_thread() || Completing::of(messenger_.get());
+  return on_gpu || collectives_->has_turn() || Completing::of(messenger_.get());
 }
 
 void Communicator::dispose(Communicator* group) noexcept {

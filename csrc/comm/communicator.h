@@ -1,7 +1,8 @@
 // A group as its user holds it: checks calls, chooses algorithms, keeps their order, runs them now or later.
 //
 // Contract: calls are checked before anything moves. Synchronous calls run in the caller's thread; asynchronous ones
-// in issue order on one progress thread, made when first needed; a synchronous call behind pending ones waits its turn.
+// in issue order, on whichever thread is there (comm/call_queue.h); a synchronous call behind pending ones waits for
+// them.
 // Point-to-point messages go their own way (comm/messenger.h). Tensors belong to the caller and must
 // live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
 // Thread safety: one thread makes calls (InvalidUsage otherwise), and what runs when a call is complete; the rest any.
@@ -15,8 +16,8 @@
 #include <mutex>
 #include <string>
 
+#include "comm/call_queue.h"
 #include "comm/messenger.h"
-#include "comm/progress.h"
 #include "comm/work.h"
 #include "engine/call.h"
 #include "engine/engine.h"
@@ -110,7 +111,7 @@ class Communicator {
  private:
   void check_process() const;
   void leak() noexcept;
-  std::shared_ptr<Work> give(const std::function<std::function<void()>()>& prepared, std::shared_ptr<void> keep);
+  std::shared_ptr<Work> give(const std::function<CallQueue::Job()>& prepared);
   bool at_once() const;
   bool await_turn(std::chrono::milliseconds most);
   void await_own(Work& work, const std::function<std::string()>& what);
@@ -118,6 +119,8 @@ class Communicator {
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
+  bool advance(const Call& call, bool spin);
+  bool in_one_go(const Call& call) const;
   void run_now(const Call& call, bool background);
   void run_now(const Job& job, uint64_t sequence, bool background);
   void agree_on_blocks(const Call& call, Blocks& blocks, bool background);
@@ -134,7 +137,7 @@ class Communicator {
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> busy_{false};
   std::atomic<bool> closed_{false};
-  std::unique_ptr<ProgressThread> collectives_;  // always there
+  std::shared_ptr<CallQueue> collectives_;  // always there
   std::shared_ptr<Messenger> messenger_;
   mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_

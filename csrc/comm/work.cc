@@ -27,6 +27,11 @@ bool Work::done() const {
   return done_;
 }
 
+bool Work::test() {
+  if (!done() && owner_ == this_process()) help();
+  return done();
+}
+
 void Work::raise_if_failed() const {
   const std::lock_guard lock(mutex_);
   if (raise_) raise_();
@@ -71,10 +76,17 @@ std::string Work::describe() const {
 }
 
 void Work::then(Callback callback) {
+  if (!done()) expose();
+  attach(callbacks_, std::move(callback));
+}
+
+void Work::note_end(Callback callback) { attach(notes_, std::move(callback)); }
+
+void Work::attach(std::vector<Callback>& list, Callback callback) {
   {
     const std::lock_guard lock(mutex_);
     if (!done_) {
-      callbacks_.push_back(std::move(callback));
+      list.push_back(std::move(callback));
       return;
     }
   }
@@ -87,16 +99,19 @@ void Work::then(Callback callback) {
   callback(error);
 }
 
-void Work::complete(std::exception_ptr error) {
+void Work::complete(const std::exception_ptr& error) {
   std::function<void()> raise = error ? raising(error) : nullptr;
-  std::vector<Callback> callbacks;
+  std::vector<Callback> notes, callbacks;
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
     raise_ = std::move(raise);
+    notes = std::move(notes_);
     callbacks = std::move(callbacks_);
     changed_.notify_all();
   }
+  settled();
+  for (const Callback& note : notes) note(error);
   for (const Callback& callback : callbacks) callback(error);
 }
 

@@ -3,7 +3,7 @@
 // Contract: run() is a collective: all ranks make the same calls in the same order. It returns when this rank's output
 // is complete and its tensors may be written again. It throws Timeout at the call's deadline, PeerLost, InvalidUsage if
 // ranks make different calls, or the error that another rank reported. The first error poisons the group.
-// Thread safety: run and leave from one thread at a time; all else from any thread.
+// Thread safety: run, advance and leave from one thread at a time; all else from any thread.
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,12 @@ namespace ringlet {
 class Selector;
 class Topology;
 
+/// Where a call that was carried on without a wait has come to: a peer's counter, and what it must reach.
+struct Awaited {
+  int peer = -1;
+  uint64_t target = 0;
+};
+
 class Engine {
  public:
   Engine() = default;
@@ -34,6 +40,18 @@ class Engine {
 
   /// `background`: on a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
+
+  /// Whether calls can be carried on piece by piece; the four below are for engines that can.
+  virtual bool resumable() const noexcept { return false; }
+  /// Carries a call on as far as it goes: until it is complete (true), or this rank has to wait for a peer. `spin`: as
+  /// long as run() would before it sleeps. The first time begins the call, which stays where it is until it is complete
+  /// or this throws, as run() does; no other call may be made meanwhile.
+  virtual bool advance(const Call&, bool) { return false; }
+  virtual Awaited held_up_at() const { return {}; }
+  /// Sleeps until the peer has come there, at most so long. From any number of threads, also beside advance().
+  virtual void sleep(const Awaited&, std::chrono::nanoseconds) noexcept {}
+  /// Whether this host has a processor for a second thread of each of its ranks.
+  virtual bool has_spare_processor() const noexcept { return false; }
 
   /// The choice of `auto` for that many bytes of the schedule's whole buffer: the same on every rank. `registered`:
   /// the tensors of all ranks are registered.

@@ -91,7 +91,7 @@ class SharedMemory final : public Transport {
     for (int q = 0; q < world_; ++q) infos[q] = q == rank_ ? mine : read_info(told[q], q, mine.host);
     exchange(handshake, infos, deadline);
     store.forget(own_key);  // every rank that joined this one has read all infos
-    find_oversubscription();
+    count_processors();
   }
 
   const char* name() const noexcept override { return "shared_memory"; }

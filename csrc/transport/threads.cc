@@ -43,7 +43,7 @@ class Threads final : public Transport {
   Threads(std::shared_ptr<Hub> hub, int rank, bool share_addresses)
       : Transport(rank, hub->world), hub_(std::move(hub)), share_addresses_(share_addresses) {
     for (int q = 0; q < world_; ++q) links_[q].region = hub_->regions + static_cast<size_t>(q) * hub_->region_bytes;
-    find_oversubscription();
+    count_processors();
   }
 
   const char* name() const noexcept override { return "threads"; }

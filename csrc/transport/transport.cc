@@ -4,9 +4,11 @@
 
 namespace ringlet {
 
-void Transport::find_oversubscription() {
+void Transport::count_processors() {
   cpu_set_t processors;
-  oversubscribed_ = ::sched_getaffinity(0, sizeof processors, &processors) == 0 && CPU_COUNT(&processors) < world_;
+  if (::sched_getaffinity(0, sizeof processors, &processors) != 0) return;
+  oversubscribed_ = CPU_COUNT(&processors) < world_;
+  spare_ = CPU_COUNT(&processors) >= 2 * world_;
 }
 
 }  // namespace ringlet

@@ -82,6 +82,8 @@ class Transport {
 
   /// Whether there are more ranks than processors: then a waiting rank yields at once.
   bool oversubscribed() const { return oversubscribed_; }
+  /// There are at least two processors for each rank.
+  bool has_spare_processor() const { return spare_; }
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -96,13 +98,14 @@ class Transport {
   }
 
  protected:
-  void find_oversubscription();  // after world_ is known
+  void count_processors();  // after world_ is known
 
   RegionLayout layout_;
   int rank_;
   int world_;
   std::vector<Link> links_;
   bool oversubscribed_ = false;
+  bool spare_ = false;
 };
 
 }  // namespace ringlet

@@ -36,6 +36,20 @@ class PullEngine final : public Engine {
       throw;
     }
   }
+  bool resumable() const noexcept override { return true; }
+  bool advance(const Call& call, bool spin) override {
+    try {
+      return pull_.advance(call, spin);
+    } catch (...) {
+      const FailureFence told;
+      throw;
+    }
+  }
+  Awaited held_up_at() const override { return pull_.held_up_at(); }
+  void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override {
+    waiter_.sleep_on_peer(awaited.peer, awaited.target, most.count());
+  }
+  bool has_spare_processor() const noexcept override { return transport_->has_spare_processor(); }
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
     return pull_.algorithm_for(collective, bytes, registered);
   }

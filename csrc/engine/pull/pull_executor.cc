@@ -22,26 +22,6 @@ constexpr uint64_t kFirstEpoch = 2;
 
 }  // namespace
 
-/// The segment in progress: where its pieces of the chunks lie.
-struct PullExecutor::Segment {
-  size_t in_staging(int chunk) const {
-    return whole ? layout.offset(chunk, 0) : chunk * width * layout.element_bytes();
-  }
-  size_t staging_bytes(int parts) const { return round_up(in_staging(parts), 64); }
-  /// Elements of this segment in chunks [chunk, chunk + chunks), which are neighbours in memory.
-  size_t elements(int chunk, int chunks) const {
-    return whole ? layout.start(chunk + chunks) - layout.start(chunk) : layout.elements(chunk, begin, width);
-  }
-  /// How many chunks one step may take at once: all of them while their pieces touch.
-  int stride(int chunks) const { return whole ? chunks : 1; }
-
-  const CallLayout& layout;
-  size_t begin = 0;            // in every chunk
-  size_t width = 0;            // of every chunk
-  bool whole = false;          // a divided buffer in one segment
-  size_t staging[2] = {0, 0};  // where the staging buffers start, from the region's start
-};
-
 PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector& selector)
     : transport_(transport),
       waiter_(waiter),
@@ -58,49 +38,104 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
 }
 
 void PullExecutor::run(const Call& call, bool background) {
-  waiter_.raise_if_failed();
+  patience_ = Patience::unlimited;
   background_ = background;
+  carry_on(call, /*first=*/true);
+}
+
+bool PullExecutor::advance(const Call& call, bool spin) {
+  patience_ = spin ? Patience::spin : Patience::none;
+  background_ = false;
+  return carry_on(call, call_ != &call);
+}
+
+bool PullExecutor::carry_on(const Call& call, bool first) {
+  try {
+    if (first) begin(call);
+    return proceed();
+  } catch (...) {
+    call_ = nullptr;
+    throw;
+  }
+}
+
+void PullExecutor::begin(const Call& call) {
+  waiter_.raise_if_failed();
   call_ = &call;
   segment_index_ = 0;
   segments_ = 1;
   comparing_ = false;
+  plan_ = nullptr;
+  held_up_.reset();
   const size_t whole = buffer_bytes(call, world_);
-  const bool small = whole <= small_bytes(world_);
-  const bool registered = !small && readable_in_place(call);
-  first_epoch_ = epoch_ + 1;
-  const CallSignature previous = signature_;
-  signature_ = {signature_of(call, registered, history_), signature_count(call)};
+  small_ = whole <= small_bytes(world_);
+  streaming_ = whole >= kStreamingBytes;
+  agreed_ = !small_ && readable_in_place(call);  // this rank, so far
+  previous_ = signature_;
+  signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
   history_ = history_after(history_, signature_);
   waiter_.calls().begin(signature_, call.sequence);
-  begin_epoch();
-  publish_signature(call, registered, previous);
-  comparing_ = true;
-  const bool in_place = !small && agree_on_place();
-  const Algorithm& algorithm =
-      call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, in_place);
-  const Plan& plan = plan_for(algorithm, call.root, in_place);
-  const CallLayout layout(call, {rank_, world_, call.root}, plan.parts);
-  bind(plan, layout);
-  streaming_ = whole >= kStreamingBytes;
+  begin_epoch(Phase::first_epoch);
+  first_epoch_ = epoch_;
+}
 
-  Segment segment{layout};
-  const size_t limit = segment_limit(plan);
-  segment.width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan.parts)));
-  segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment.width));
-  segment.whole = layout.divided() && segments_ == 1;
+/// Goes on with the call in progress; false where it is held up, which patience_ may not allow for.
+bool PullExecutor::proceed() {
+  while (true) {
+    switch (phase_) {
+      case Phase::first_epoch:
+        if (!peers_completed()) return false;
+        publish_signature();
+        comparing_ = true;
+        if (small_) {
+          choose(false);
+        } else {
+          publish(at(epoch_, kSignatureReady));
+          next_ = 1;
+          phase_ = Phase::agreement;
+        }
+        break;
+      case Phase::agreement:
+        if (!peers_agree()) return false;
+        choose(agreed_);
+        break;
+      case Phase::next_epoch:
+        if (!peers_completed()) return false;
+        take_stages();
+        break;
+      case Phase::steps:
+        if (!run_segment()) return false;
+        if (++segment_index_ == segments_) {
+          call_ = nullptr;
+          waiter_.calls().end();
+          return true;
+        }
+        segment_->begin += segment_->width;
+        if (patience_ == Patience::unlimited) waiter_.check_for_interrupt([&] { return context(); });
+        begin_epoch(Phase::next_epoch);
+        break;
+    }
+  }
+}
+
+/// Decides how the call is carried out: on all ranks alike.
+void PullExecutor::choose(bool in_place) {
+  const Call& call = *call_;
+  const Algorithm& algorithm = call.algorithm != nullptr
+                                   ? *call.algorithm
+                                   : algorithm_for(call.collective, buffer_bytes(call, world_), in_place);
+  plan_ = &plan_for(algorithm, call.root, in_place);
+  segment_.emplace(Segment{.layout = CallLayout(call, {rank_, world_, call.root}, plan_->parts)});
+  const CallLayout& layout = segment_->layout;
+  bind();
+  const size_t limit = segment_limit();
+  segment_->width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan_->parts)));
+  segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment_->width));
+  segment_->whole = layout.divided() && segments_ == 1;
   waiter_.calls().chosen(algorithm, in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
-    tell(call, algorithm, in_place, limit);
-  for (; segment_index_ < segments_; ++segment_index_, segment.begin += segment.width) {
-    if (segment_index_ > 0) {
-      waiter_.check_for_interrupt([&] { return context(); });
-      begin_epoch();
-    }
-    take_stages(plan, segment);
-    run_segment(plan, segment, segment_index_ + 1 == segments_);
-  }
-  call_ = nullptr;
-  waiter_.calls().end();
+    tell(algorithm, limit);
+  take_stages();
 }
 
 /// Whether peers can read this rank's tensors where they lie. A rank that has no input or no output, of a rooted
@@ -115,41 +150,47 @@ bool PullExecutor::readable_in_place(const Call& call) const {
 }
 
 /// `limit`: bytes of a segment.
-void PullExecutor::tell(const Call& call, const Algorithm& algorithm, bool in_place, size_t limit) {
-  const size_t whole = buffer_bytes(call, world_);
-  const Choice choice{&algorithm, in_place ? "in place" : "staged", segments_, whole, limit};
-  waiter_.calls().tell(call, choice, selector_, situation(call.collective, whole, in_place));
+void PullExecutor::tell(const Algorithm& algorithm, size_t limit) {
+  const size_t whole = buffer_bytes(*call_, world_);
+  const Choice choice{&algorithm, plan_->in_place ? "in place" : "staged", segments_, whole, limit};
+  waiter_.calls().tell(*call_, choice, selector_, situation(call_->collective, whole, plan_->in_place));
 }
 
-void PullExecutor::begin_epoch() {
+void PullExecutor::begin_epoch(Phase phase) {
   ++epoch_;
-  for (int q = 0; q < world_; ++q) {
-    if (q != rank_ && seen_[q] < at(epoch_ - 1, 0)) wait_for(q, at(epoch_ - 1, 0));
-  }
+  next_ = 0;
+  phase_ = phase;
 }
 
-void PullExecutor::publish_signature(const Call& call, bool registered, const CallSignature& previous) {
+/// Whether all peers have completed the epoch before.
+bool PullExecutor::peers_completed() {
+  const uint64_t target = at(epoch_ - 1, 0);
+  for (; next_ < world_; ++next_) {
+    if (next_ != rank_ && seen_[next_] < target && !reach(next_, target)) return false;
+  }
+  return true;
+}
+
+void PullExecutor::publish_signature() {
   Control& control = transport_.control();
   CallDetail& detail = control.details[epoch_ & 1];
-  detail.previous = previous;
+  detail.previous = previous_;
   control.calls[epoch_ & 1] = signature_;
-  detail.sequence = call.sequence;
-  if (registered) {
-    detail.input = transport_.locate(call.input, 0).value_or(0);
-    detail.output = transport_.locate(call.output, 0).value_or(0);
+  detail.sequence = call_->sequence;
+  if (agreed_) {
+    detail.input = transport_.locate(call_->input, 0).value_or(0);
+    detail.output = transport_.locate(call_->output, 0).value_or(0);
   }
 }
 
-/// Whether all ranks' tensors are registered: the same answer on every rank.
-bool PullExecutor::agree_on_place() {
-  publish(at(epoch_, kSignatureReady));
-  bool all = registered_in(signature_.signature);
-  for (int i = 1; i < world_; ++i) {
-    const int q = (rank_ + i) % world_;
-    wait_for(q, at(epoch_, kSignatureReady));
-    all = all && registered_in(transport_.control(q).calls[epoch_ & 1].signature);
+/// Finds whether all ranks' tensors are registered: the same answer on every rank.
+bool PullExecutor::peers_agree() {
+  for (; next_ < world_; ++next_) {
+    const int q = (rank_ + next_) % world_;
+    if (!reach(q, at(epoch_, kSignatureReady))) return false;
+    agreed_ = agreed_ && registered_in(transport_.control(q).calls[epoch_ & 1].signature);
   }
-  return all;
+  return true;
 }
 
 const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
@@ -164,8 +205,10 @@ const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in
   return *plan;
 }
 
-void PullExecutor::bind(const Plan& plan, const CallLayout& layout) {
+void PullExecutor::bind() {
   const Call& call = *call_;
+  const Plan& plan = *plan_;
+  const CallLayout& layout = segment_->layout;
   if (is_reduction(call.collective)) {
     kernel_ = reduce_kernel(call.dtype, call.op);
     divisor_ = call.op == ReduceOp::avg ? world_ : 1;
@@ -182,7 +225,8 @@ void PullExecutor::bind(const Plan& plan, const CallLayout& layout) {
   }
 }
 
-size_t PullExecutor::segment_limit(const Plan& plan) const {
+size_t PullExecutor::segment_limit() const {
+  const Plan& plan = *plan_;
   if (plan.staging_buffers == 0) return kInPlaceSegmentBytes;
   const size_t wanted = transport_.oversubscribed() ? kStagedSegmentBytesInTurns : kStagedSegmentBytes;
   return std::min(wanted, RegionLayout::kStagingBytes / (4 * static_cast<size_t>(plan.staging_buffers)));
@@ -191,7 +235,12 @@ size_t PullExecutor::segment_limit(const Plan& plan) const {
 /// Reuse is safe: what a segment overwrites is at least two epochs old. A segment takes at most a quarter of the room
 /// (segment_limit), so going round never meets the segment before; going back early is done only where it does not
 /// either.
-void PullExecutor::take_stages(const Plan& plan, Segment& segment) {
+/// Also the beginning of the segment.
+void PullExecutor::take_stages() {
+  const Plan& plan = *plan_;
+  Segment& segment = *segment_;
+  step_ = 0;
+  phase_ = Phase::steps;
   if (plan.staging_buffers == 0) return;
   const size_t bytes = segment.staging_bytes(plan.parts), all = bytes * static_cast<size_t>(plan.staging_buffers);
   // Ranks that share a processor share its cache too: there the staging buffers of few segments should stay in it.
@@ -204,24 +253,30 @@ void PullExecutor::take_stages(const Plan& plan, Segment& segment) {
   staging_cursor_ += all;
 }
 
-void PullExecutor::run_segment(const Plan& plan, const Segment& segment, bool last) {
+bool PullExecutor::run_segment() {
+  const Plan& plan = *plan_;
+  const bool last = segment_index_ + 1 == segments_;
   const size_t end = last ? plan.steps.size() : plan.body;
-  for (size_t i = 0; i < end; ++i) {
-    const PlanStep& step = plan.steps[i];
+  for (; step_ < end; ++step_) {
+    const PlanStep& step = plan.steps[step_];
     switch (step.kind) {
       case PlanStep::Kind::publish:
-        if (last && plan.in_place) confirm_reads(plan, i);
+        if (last && plan.in_place) confirm_reads(step_);
         if (step.phase == kCompleted) comparing_ = false;  // from here on peers may announce their next call but one
         publish(at(epoch_, step.phase));
         break;
-      case PlanStep::Kind::wait: wait_for(step.peer, at(epoch_, step.phase)); break;
-      case PlanStep::Kind::combine: combine(plan, step, segment); break;
+      case PlanStep::Kind::wait:
+        if (!reach(step.peer, at(epoch_, step.phase))) return false;
+        break;
+      case PlanStep::Kind::combine: combine(step); break;
     }
   }
+  return true;
 }
 
 /// Before the peers whose tensors were read hear so, and may end the call. In the last segment, for all segments.
-void PullExecutor::confirm_reads(const Plan& plan, size_t end) {
+void PullExecutor::confirm_reads(size_t end) {
+  const Plan& plan = *plan_;
   while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) {
     for (int i = 0; i < plan.steps[end].sources; ++i) {
       const Source& source = plan.sources[static_cast<size_t>(plan.steps[end].first_source + i)];
@@ -232,13 +287,15 @@ void PullExecutor::confirm_reads(const Plan& plan, size_t end) {
 }
 
 /// Ranks that share a processor share its cache: there nothing is handed over.
-NextReader PullExecutor::next_reader(const Plan& plan, const PlanStep& step) const {
+NextReader PullExecutor::next_reader(const PlanStep& step) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
-  const bool published = is_staging(step.to) || (plan.in_place && step.read_later);
+  const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
   return published && !transport_.oversubscribed() ? NextReader::peer : NextReader::self;
 }
 
-void PullExecutor::combine(const Plan& plan, const PlanStep& step, const Segment& segment) {
+void PullExecutor::combine(const PlanStep& step) {
+  const Plan& plan = *plan_;
+  const Segment& segment = *segment_;
   const CallLayout& layout = segment.layout;
   const size_t size = layout.element_bytes();
   const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
@@ -263,7 +320,7 @@ void PullExecutor::combine(const Plan& plan, const PlanStep& step, const Segment
     args.scaled_source = -1;
     args.scale = call_->scale;
     args.divisor = step.finish ? divisor_ : 1;
-    args.next = next_reader(plan, step);
+    args.next = next_reader(step);
     size_t foreign = 0;
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
@@ -306,13 +363,49 @@ void PullExecutor::publish(uint64_t value) {
   }
 }
 
-void PullExecutor::wait_for(int peer, uint64_t target) {
+/// Whether the peer's counter has come to `target`; waits for that as long as patience_ allows.
+bool PullExecutor::reach(int peer, uint64_t target) {
   const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
-  if (progress.load(std::memory_order_acquire) < target && !waiter_.spin(progress, target, background_)) {
-    wait_slowly(peer, target);
-  }
+  if (progress.load(std::memory_order_acquire) < target && !pause(peer, target)) return false;
+  if (held_up_) [[unlikely]]
+    end_hold_up();
   seen_[peer] = progress.load(std::memory_order_acquire);
   if (comparing_) compare(peer);
+  return true;
+}
+
+bool PullExecutor::pause(int peer, uint64_t target) {
+  const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
+  if (patience_ != Patience::none && waiter_.spin(progress, target, background_)) return true;
+  if (patience_ == Patience::unlimited) {
+    wait_slowly(peer, target);
+    return true;
+  }
+  const auto reached = [&] { return progress.load(std::memory_order_acquire) >= target; };
+  if (patience_ == Patience::none || !Waiter::yield_until(reached)) {
+    note_held_up(peer, target);
+    return false;
+  }
+  return true;
+}
+
+/// Remembers where the call is held up, and since when; throws if it has been for too long, or cannot go on.
+void PullExecutor::note_held_up(int peer, uint64_t target) {
+  if (!held_up_ || awaited_.peer != peer || awaited_.target != target) {
+    end_hold_up();
+    awaited_ = {peer, target};
+    held_up_.emplace(call_->timeout);
+    held_since_ = Deadline::Clock::now();
+  } else {
+    waiter_.look(waiting_for(peer, target), *held_up_);
+  }
+}
+
+void PullExecutor::end_hold_up() {
+  if (!held_up_) return;
+  waiter_.end(*held_up_);
+  held_up_.reset();
+  waiter_.calls().waited(awaited_.peer, Deadline::Clock::now() - held_since_);
 }
 
 void PullExecutor::compare(int peer) {
@@ -333,29 +426,29 @@ void PullExecutor::compare(int peer) {
 }
 
 void PullExecutor::wait_slowly(int peer, uint64_t target) {
+  const auto began = Deadline::Clock::now();
+  waiter_.wait(waiting_for(peer, target), target, background_);
+  waiter_.calls().waited(peer, Deadline::Clock::now() - began);
+}
+
+Waiting PullExecutor::waiting_for(int peer, uint64_t target) {
   const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
   Waiting waiting;
   waiting.peer = peer;
-  waiting.timeout = call_ != nullptr ? call_->timeout : std::chrono::milliseconds(0);
-  waiting.reached = [&] { return progress.load(std::memory_order_acquire) >= target; };
-  waiting.sleep = [&](int64_t nanoseconds) {
-    const uint64_t value = progress.load(std::memory_order_acquire);
-    if (value < target) sleep_on(progress, value, nanoseconds);
-  };
+  waiting.timeout = call_->timeout;
+  waiting.reached = [&progress, target] { return progress.load(std::memory_order_acquire) >= target; };
   // A peer in another call may never come to where this rank waits for it; what it announced tells at once.
-  waiting.check = [&] {
+  waiting.check = [this, &progress, peer] {
     const uint64_t value = progress.load(std::memory_order_acquire);
     if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
   };
-  waiting.behind = [&] { return furthest_behind(); };
-  waiting.context = [&] {
+  waiting.behind = [this] { return furthest_behind(); };
+  waiting.context = [this, target] {
     const uint32_t phase = static_cast<uint32_t>(target - at(epoch_, 0));
     const bool in_round = target >= at(epoch_, ready(0)) && phase < kCompleted;
     return context() + (in_round ? ", round " + std::to_string(phase - ready(0)) : ", at its start");
   };
-  const auto began = Deadline::Clock::now();
-  waiter_.wait(waiting, background_);
-  waiter_.calls().waited(peer, Deadline::Clock::now() - began);
+  return waiting;
 }
 
 std::string PullExecutor::context() const {

@@ -1,7 +1,5 @@
 #include "engine/pull/wait.h"
 
-#include <sched.h>
-
 #include <utility>
 
 namespace ringlet {
@@ -10,38 +8,44 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kYields = 2000;
 // Longest sleep at a stretch: how often failures are looked for. It also bounds what a missed wake-up costs, which can
 // happen where the publishing path has no fence (PullExecutor::publish) and its store is still in the store buffer.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
-constexpr auto kProcessCheckEvery = 20ms;
 constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
 
 }  // namespace
 
-void Waiter::wait(const Waiting& waiting, bool background) {
+void Waiter::wait(const Waiting& waiting, uint64_t target, bool background) {
   const OutsideRuntime outside;
-  const Deadline deadline = Deadline::after(waiting.timeout);
-  auto looked = Deadline::Clock::now();
-  // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
-  const auto yield_until = looked + kProcessCheckEvery;
-  bool told = false;
-  for (int i = 0; i < (background ? 0 : kYields) && Deadline::Clock::now() < yield_until; ++i) {
-    if (waiting.reached()) return;
-    ::sched_yield();
-  }
+  Ongoing ongoing(waiting.timeout);
+  if (!background && yield_until(waiting.reached)) return;
   while (!waiting.reached()) {
     check_for_interrupt(waiting.context);
-    const auto now = Deadline::Clock::now();
-    const bool look = now - looked >= kProcessCheckEvery;
-    if (look) looked = now;
-    if (look && !std::exchange(told, true)) transport_.control().in_collective.set(waiting.context());
-    examine(waiting, deadline, look);
-    transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(waiting.peer), std::memory_order_seq_cst);
-    waiting.sleep(kSleepNanoseconds);
+    look(waiting, ongoing);
+    sleep_on_peer(waiting.peer, target, kSleepNanoseconds);
   }
-  transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
-  if (told) transport_.control().in_collective.set("");
+  end(ongoing);
+}
+
+void Waiter::look(const Waiting& waiting, Ongoing& ongoing) {
+  const auto now = Deadline::Clock::now();
+  const bool look_at_process = now - ongoing.looked >= kProcessCheckEvery;
+  if (look_at_process) ongoing.looked = now;
+  if (look_at_process && !std::exchange(ongoing.told, true)) {
+    transport_.control().in_collective.set(waiting.context());
+  }
+  examine(waiting, ongoing.deadline, look_at_process);
+}
+
+void Waiter::sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept {
+  const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
+  sleepers_.fetch_add(1, std::memory_order_relaxed);
+  transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(peer), std::memory_order_seq_cst);
+  const uint64_t value = progress.load(std::memory_order_acquire);
+  if (value < target) sleep_on(progress, value, nanoseconds);
+  if (sleepers_.fetch_sub(1, std::memory_order_relaxed) == 1) {
+    transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
+  }
 }
 
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {

@@ -7,6 +7,9 @@
 // Ownership: none. Thread safety: one thread at a time per Waiter; failure() and poll_failures() from any.
 #pragma once
 
+#include <sched.h>
+
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -25,7 +28,6 @@ struct Waiting {
   int peer;  ///< negative: any
   std::chrono::milliseconds timeout;
   std::function<bool()> reached;
-  std::function<void(int64_t)> sleep;    ///< at most that many nanoseconds, until something may have changed
   std::function<void()> check;           ///< throws if the peer turns out to be in another call; may be empty
   std::function<std::string()> behind;   ///< "; furthest behind is rank 3, which ..."; may be empty
   bool message = false;                  ///< of a message; else of a collective
@@ -70,7 +72,37 @@ class Waiter {
 
   /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Background threads sleep at once:
   /// one that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
-  void wait(const Waiting& waiting, bool background);
+  /// `target`: of the peer's counter.
+  void wait(const Waiting& waiting, uint64_t target, bool background);
+
+  /// A wait under way: its deadline, and what was done about it.
+  struct Ongoing {
+    explicit Ongoing(std::chrono::milliseconds timeout) : deadline(Deadline::after(timeout)) {}
+    Deadline deadline;
+    Deadline::Clock::time_point looked = Deadline::Clock::now();  ///< at the peers' processes
+    bool told = false;                                            ///< the peers know what this rank waits in
+  };
+  /// One look at a wait that goes on: throws if it cannot end well.
+  void look(const Waiting& waiting, Ongoing& ongoing);
+  /// The wait is over.
+  void end(const Ongoing& ongoing) noexcept {
+    if (ongoing.told) transport_.control().in_collective.set("");
+  }
+
+  /// Yields for a while; whether `reached()` came true.
+  template <typename Reached>
+  static bool yield_until(const Reached& reached) {
+    // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
+    const auto last = Deadline::Clock::now() + kProcessCheckEvery;
+    for (int i = 0; i < kYields && Deadline::Clock::now() < last; ++i) {
+      if (reached()) return true;
+      ::sched_yield();
+    }
+    return false;
+  }
+
+  /// Sleeps until the peer's counter is at `target`, at most `nanoseconds`. From several threads at once.
+  void sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept;
 
   /// Throws if the wait ends otherwise, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
@@ -108,6 +140,8 @@ class Waiter {
   void depart() noexcept;
 
  private:
+  static constexpr int kYields = 2000;
+  static constexpr auto kProcessCheckEvery = std::chrono::milliseconds(20);
   static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
   static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
@@ -122,6 +156,7 @@ class Waiter {
 
   Transport& transport_;
   CallLog& calls_;
+  std::atomic<int> sleepers_{0};  // threads of this rank on some peer's counter
   std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;

@@ -1,0 +1,300 @@
+#include "comm/call_queue.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/runtime.h"
+#include "base/thread.h"
+
+namespace ringlet {
+namespace {
+
+using namespace std::chrono_literals;
+
+// The thread takes over a call when nobody has come for it for kWakesOfGrace times as long as the thread takes to wake
+// up, which it measures: before that, to hand the call over would cost more than to leave it to a thread that comes.
+constexpr int kWakesOfGrace = 4;
+constexpr std::chrono::steady_clock::duration kLeastGrace = 50us, kMostGrace = 1ms;
+// While calls are given the thread looks at least so often whether one was left alone, so nobody need wake it.
+constexpr auto kLook = 1ms;
+constexpr int kLooksBeforeSleep = 20;
+// Longest sleep at a stretch: how often failures are looked for.
+constexpr auto kSleep = 1ms;
+constexpr int kSpinsForTurn = 2000;
+
+}  // namespace
+
+struct CallQueue::Assisting {
+  explicit Assisting(CallQueue& of) : queue(of) {
+    const std::lock_guard lock(queue.mutex_);
+    ++queue.assistants_;
+  }
+  ~Assisting() {
+    const std::lock_guard lock(queue.mutex_);
+    if (--queue.assistants_ > 0) return;
+    if (!queue.entries_.empty() && queue.asleep_) queue.given_.notify_one();
+    if (queue.stop_) queue.changed_.notify_all();
+  }
+  CallQueue& queue;
+};
+
+CallQueue::CallQueue(Engine& engine, Advance advance)
+    : engine_(engine), advance_(std::move(advance)), grace_(kLeastGrace), look_(kLook) {}
+
+void CallQueue::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    given_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return assistants_ == 0; });
+}
+
+void CallQueue::make_ready() {
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = start_thread("asynchronous calls", [this] { loop(); });
+}
+
+std::shared_ptr<Work> CallQueue::submit(Job job) {
+  auto work = std::make_shared<Queued>(weak_from_this());
+  const bool whole = static_cast<bool>(job.whole);
+  const std::lock_guard lock(mutex_);
+  pending_.fetch_add(1, std::memory_order_acq_rel);
+  const bool first = entries_.empty();
+  const auto now = Clock::now();
+  entries_.push_back({std::move(job), work, now});
+  ++submitted_;
+  if (asleep_ || (whole && first)) {
+    woken_ = asleep_ ? now : Clock::time_point{};
+    asleep_ = false;
+    given_.notify_one();
+  }
+  return work;
+}
+
+std::shared_ptr<Work> CallQueue::run_reserved(const std::function<void()>& job, std::shared_ptr<void> keep) {
+  auto work = std::make_shared<Work>();
+  std::exception_ptr error;
+  try {
+    job();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  complete(*work, std::move(keep), error);
+  return work;
+}
+
+bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  std::shared_ptr<Work> last;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!entries_.empty()) last = entries_.back().work;
+  }
+  if (last) await(*last, deadline);
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, deadline.left(), [&] { return !pending(); });
+}
+
+/// Takes the turn where no other thread has it.
+bool CallQueue::take_turn() {
+  const std::lock_guard lock(mutex_);
+  if (owner_.load(std::memory_order_relaxed) == std::thread::id{}) {
+    owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  } else if (!has_turn()) {
+    return false;
+  }
+  ++depth_;
+  return true;
+}
+
+void CallQueue::leave_turn() {
+  const std::lock_guard lock(mutex_);
+  if (--depth_ > 0) return;
+  owner_.store(std::thread::id{}, std::memory_order_relaxed);
+  if (waiting_for_turn_ > 0) changed_.notify_all();
+  if (stop_ || (!entries_.empty() && entries_.front().job.whole)) given_.notify_one();
+}
+
+struct CallQueue::Turn {
+  ~Turn() { queue.leave_turn(); }
+  CallQueue& queue;
+};
+
+void CallQueue::progress(bool given) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (entries_.empty()) return;
+    if (given && entries_.back().job.large && engine_.has_spare_processor()) {
+      given_.notify_one();  // it runs beside the caller's own computation
+      return;
+    }
+  }
+  if (!take_turn()) return;
+  const Turn turn{*this};
+  carry_on({.tells = false});
+}
+
+void CallQueue::hurry() {
+  const std::lock_guard lock(mutex_);
+  if (entries_.empty()) return;
+  hurry_ = true;
+  given_.notify_one();
+}
+
+void CallQueue::await(const Work& work, const Deadline& deadline) {
+  const Assisting assisting(*this);
+  while (!work.done() && !deadline.passed()) {
+    std::optional<Awaited> awaited;
+    if (take_turn()) {
+      const Turn turn{*this};
+      carry_on({.spin = true, .until = &work});
+      if (work.done()) return;
+      if (begun_) awaited = engine_.held_up_at();
+    }
+    if (awaited) {
+      engine_.sleep(*awaited, std::min<std::chrono::nanoseconds>(kSleep, deadline.left()));
+    } else {
+      await_turn(work, deadline);
+    }
+    check_interrupts();
+  }
+}
+
+/// Until another thread, which carries calls on, is done with the job or leaves the turn.
+void CallQueue::await_turn(const Work& work, const Deadline& deadline) {
+  for (int i = 0; i < kSpinsForTurn; ++i) {
+    if (work.done() || (owner_.load(std::memory_order_relaxed) == std::thread::id{} && !is_whole())) return;
+    ::sched_yield();
+  }
+  std::unique_lock lock(mutex_);
+  ++waiting_for_turn_;
+  const auto free = [&] {
+    const bool mine = entries_.empty() || !entries_.front().job.whole;
+    return work.done() || (mine && owner_.load(std::memory_order_relaxed) == std::thread::id{});
+  };
+  changed_.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery), free);
+  --waiting_for_turn_;
+}
+
+/// Whether the next job is the thread's alone.
+bool CallQueue::is_whole() const {
+  const std::lock_guard lock(mutex_);
+  return !entries_.empty() && entries_.front().job.whole;
+}
+
+/// Carries jobs out in order, until one has to wait for a peer or for another thread; whether none is left. With the
+/// turn.
+bool CallQueue::carry_on(const Effort& effort) {
+  while (effort.until == nullptr || !effort.until->done()) {
+    Entry* entry = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (entries_.empty()) return true;
+      entry = &entries_.front();
+    }
+    if (!entry->carried_out && !carry_out(*entry, effort.spin)) return false;
+    entry->carried_out = true;
+    begun_ = false;
+    if (!effort.tells && entry->work->exposed()) return false;
+    finish();
+  }
+  return false;
+}
+
+bool CallQueue::carry_out(Entry& entry, bool spin) {
+  const bool own = std::this_thread::get_id() == thread_id_.load(std::memory_order_relaxed);
+  if (entry.job.whole && !own) return false;
+  begun_ = true;
+  try {
+    if (!entry.job.whole) return advance_(entry.job.call, spin);
+    entry.job.whole();
+  } catch (...) {
+    entry.error = std::current_exception();
+  }
+  return true;
+}
+
+/// The first job is complete.
+void CallQueue::finish() {
+  Entry entry;
+  {
+    const std::lock_guard lock(mutex_);
+    entry = std::move(entries_.front());
+    entries_.pop_front();
+    if (entries_.empty()) hurry_ = false;
+  }
+  complete(*entry.work, std::move(entry.job.keep), entry.error);
+}
+
+/// Before anyone can see it complete, what was kept is the caller's again, and a synchronous call that follows a wait()
+/// runs in its own thread.
+void CallQueue::complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error) {
+  keep.reset();
+  pending_.fetch_sub(1, std::memory_order_acq_rel);
+  work.complete(error);
+}
+
+void CallQueue::tell_settled() {
+  const std::lock_guard lock(mutex_);
+  if (waiting_for_turn_ > 0 || !pending()) changed_.notify_all();
+}
+
+void CallQueue::loop() {
+  ::pthread_setname_np(::pthread_self(), "ringlet");
+  std::unique_lock lock(mutex_);
+  thread_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  while (true) {
+    if (entries_.empty()) {
+      if (stop_) return;
+      rest(lock);
+      continue;
+    }
+    if (const auto early = too_early(); early.count() > 0) {
+      given_.wait_for(lock, early);
+      continue;
+    }
+    lock.unlock();
+    std::optional<Awaited> awaited;
+    if (take_turn()) {
+      const Turn turn{*this};
+      if (!carry_on({}) && begun_) awaited = engine_.held_up_at();
+      look_ = grace_;  // it was needed, and so it may be again soon
+    }
+    if (awaited) engine_.sleep(*awaited, kSleep);
+    lock.lock();
+  }
+}
+
+/// How long the thread leaves the first job to others.
+CallQueue::Clock::duration CallQueue::too_early() const {
+  const Entry& first = entries_.front();
+  if (owner_.load(std::memory_order_relaxed) != std::thread::id{}) return kSleep;
+  if (assistants_ > 0 && !stop_ && !first.job.whole) return kSleep;
+  if (stop_ || hurry_ || first.job.whole) return {};
+  if (first.job.large && engine_.has_spare_processor()) return {};
+  return std::max<Clock::duration>(first.given + grace_ - Clock::now(), {});
+}
+
+/// With nothing to do: looks now and then for as long as calls are given, then sleeps.
+void CallQueue::rest(std::unique_lock<std::mutex>& lock) {
+  uint64_t seen = submitted_;
+  for (int looks = 0; looks < kLooksBeforeSleep; ++looks) {
+    given_.wait_for(lock, look_);
+    if (stop_ || !entries_.empty()) return;
+    look_ = std::min<Clock::duration>(2 * look_, kLook);
+    if (std::exchange(seen, submitted_) != submitted_) looks = 0;
+  }
+  asleep_ = true;
+  given_.wait(lock, [&] { return stop_ || !entries_.empty() || !asleep_; });
+  asleep_ = false;
+  if (const auto woken = std::exchange(woken_, {}); woken != Clock::time_point{}) {
+    grace_ = std::clamp<Clock::duration>(kWakesOfGrace * (Clock::now() - woken), kLeastGrace, kMostGrace);
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,142 @@
+// The asynchronous calls of a group, in the order in which they were given.
+//
+// Contract: a call is carried on by whoever is there (decision 0044): by the thread that gives it, as far as it goes
+// without a wait; by every thread that gives a later one or asks about one; by a thread that waits for one, to its end.
+// The queue's own thread takes over when nobody has come for a while, or when somebody may wait by other means. One
+// thread at a time holds the *turn*: it alone carries calls on, and runs what follows their completion; a thread that
+// gives a call or asks leaves that to others (Work::exposed). What runs then may give calls, which run at once, ahead
+// of those that stand in the queue, and may wait for any. A thread that sleeps until a peer is ready does not hold the
+// turn.
+// Ownership: the engine outlives the queue. Thread safety: all calls from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "comm/work.h"
+#include "engine/engine.h"
+
+namespace ringlet {
+
+class CallQueue : public std::enable_shared_from_this<CallQueue> {
+ public:
+  struct Job {
+    Call call;
+    std::function<void()> whole;  ///< in place of the call: what can only be run in one go, by the queue's own thread
+    std::shared_ptr<void> keep;   ///< let go when the job has run
+    bool large = false;           ///< long enough to be worth another thread, if a processor is free
+  };
+  /// Carries a call on, and says whether it is complete (Engine::advance).
+  using Advance = std::function<bool(const Call&, bool spin)>;
+
+  CallQueue(Engine& engine, Advance advance);
+  ~CallQueue() { end(); }
+  /// Returns when what was given has run, and no thread waits in here. Nothing may be given any more.
+  void end();
+
+  /// Starts the thread if it does not run yet. Throws SystemError. submit() comes after it.
+  void make_ready();
+  /// Puts a job behind all earlier ones.
+  std::shared_ptr<Work> submit(Job job);
+  /// Carries calls on as far as they go without a wait, if no other thread does. `given`: the last one was given just
+  /// now, and a thread that has a processor of its own may take it.
+  void progress(bool given = false);
+
+  /// Whether the caller runs what follows a completion, and no later call has begun.
+  bool may_run_ahead() const { return has_turn() && !begun_; }
+  /// A job ahead of those in the queue, in two steps: it counts as pending from the first on.
+  void reserve() { pending_.fetch_add(1, std::memory_order_acq_rel); }
+  std::shared_ptr<Work> run_reserved(const std::function<void()>& job, std::shared_ptr<void> keep);
+
+  bool has_turn() const { return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  /// Whether jobs are waiting or under way.
+  bool pending() const { return pending_.load(std::memory_order_acquire) != 0; }
+  bool wait_idle(std::chrono::milliseconds timeout);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  class Queued final : public Work {
+   public:
+    explicit Queued(std::weak_ptr<CallQueue> queue) : queue_(std::move(queue)) {}
+
+   protected:
+    void assist(const Deadline& deadline) override {
+      if (const auto queue = queue_.lock()) queue->await(*this, deadline);
+    }
+    void help() override {
+      if (const auto queue = queue_.lock()) queue->progress();
+    }
+    void expose() override {
+      Work::expose();
+      if (const auto queue = queue_.lock()) queue->hurry();
+    }
+    void settled() override {
+      if (const auto queue = queue_.lock()) queue->tell_settled();
+    }
+
+   private:
+    const std::weak_ptr<CallQueue> queue_;
+  };
+  struct Entry {
+    Job job;
+    std::shared_ptr<Work> work;
+    Clock::time_point given;
+    bool carried_out = false;  // what follows is left to another thread
+    std::exception_ptr error{};
+  };
+  /// What a thread that carries calls on does for them.
+  struct Effort {
+    bool spin = false;            ///< waits for peers a moment
+    bool tells = true;            ///< runs what follows a completion
+    const Work* until = nullptr;  ///< null: all
+  };
+  /// Counts a thread that waits in here, for as long as it lives.
+  struct Assisting;
+  struct Turn;
+
+  void await(const Work& work, const Deadline& deadline);
+  void await_turn(const Work& work, const Deadline& deadline);
+  bool carry_on(const Effort& effort);
+  bool carry_out(Entry& entry, bool spin);
+  void finish();
+  void hurry();
+  void complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error);
+  bool take_turn();
+  void leave_turn();
+  bool is_whole() const;
+  void tell_settled();
+  void loop();
+  void rest(std::unique_lock<std::mutex>& lock);
+  Clock::duration too_early() const;
+
+  Engine& engine_;
+  const Advance advance_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;       // of the turn, of what is pending
+  std::condition_variable given_;         // to the queue's own thread
+  std::deque<Entry> entries_;             // guarded by mutex_; the first stays where it is until it is complete
+  std::atomic<std::thread::id> owner_{};  // of the turn; written under mutex_
+  int depth_ = 0;                         // of the turn: its owner may take it again
+  std::atomic<bool> begun_{false};        // the first entry's call
+  int assistants_ = 0;                    // guarded by mutex_, like all below
+  int waiting_for_turn_ = 0;
+  bool stop_ = false;
+  bool asleep_ = false;     // the thread must be woken
+  bool hurry_ = false;      // it is not to wait for others
+  uint64_t submitted_ = 0;  // ever
+  Clock::time_point woken_{};
+  Clock::duration grace_;  // that a call is left to the threads that may come
+  Clock::duration look_;   // how often the thread looks whether it is needed
+  std::atomic<int> pending_{0};
+  std::atomic<std::thread::id> thread_id_{};
+  std::thread thread_;  // made when first needed
+};
+
+}  // namespace ringlet

@@ -1,0 +1,262 @@
+// The queue of asynchronous calls: who carries a call on, in which order, and where what follows a completion runs. The
+// engine is a scripted one, in which a peer "comes" when the test says so.
+#include "comm/call_queue.h"
+
+#include <atomic>
+#include <latch>
+#include <stdexcept>
+
+#include "check.h"
+#include "engine/selector.h"
+
+using namespace ringlet;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kSoon = 20s;  // far more than it takes: a test fails where it would hang
+
+/// A call is complete once `peers` has come to its sequence number.
+class ScriptedEngine final : public Engine {
+ public:
+  const char* transport() const noexcept override { return "scripted"; }
+  int rank() const noexcept override { return 0; }
+  int world() const noexcept override { return 2; }
+  void run(const Call&, bool) override {}
+  const Algorithm& algorithm_for(Collective, size_t, bool) const override { throw InvalidUsage("not asked"); }
+  const Selector& selector() const noexcept override { return selector_; }
+  P2pTransport& p2p() override { throw InvalidUsage("not asked"); }
+  bool registered(const void*, size_t) const noexcept override { return false; }
+  uint64_t bytes_received() const noexcept override { return 0; }
+  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  void raise_if_failed() override {}
+  std::optional<ErrorKind> failure() const override { return std::nullopt; }
+  void poll_failures() override {}
+  [[noreturn]] void fail(ErrorKind, const std::string& message) override { throw PeerLost(message); }
+  void abort(const std::string&) override {}
+  void leave(bool, std::chrono::milliseconds) override {}
+
+  bool resumable() const noexcept override { return true; }
+  bool advance(const Call& call, bool) override {
+    CHECK_EQ(inside.exchange(true), false);  // one thread at a time
+    if (current != &call) {
+      CHECK(current == nullptr);  // one call at a time
+      current = &call;
+      begun.push_back(call.sequence);
+      began_on = std::this_thread::get_id();
+    }
+    const bool complete = peers >= call.sequence;
+    if (complete || failing == call.sequence) current = nullptr;
+    inside = false;
+    if (failing == call.sequence) throw PeerLost("scripted");
+    return complete;
+  }
+  Awaited held_up_at() const override { return {1, current->sequence}; }
+  void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override {
+    ++sleeps;
+    if (peers < awaited.target) std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(most, 1ms));
+  }
+
+  std::atomic<uint64_t> peers{0};
+  uint64_t failing = 0;
+  std::atomic<int> sleeps{0};
+  std::vector<uint64_t> begun;
+  std::thread::id began_on;
+
+ private:
+  const Call* current = nullptr;
+  std::atomic<bool> inside{false};
+  const Selector selector_;
+  const std::vector<int> hosts_{0, 0};
+};
+
+struct Queue {
+  Queue() { queue->make_ready(); }
+  ~Queue() {
+    engine.peers = 1'000'000;
+    queue->end();
+  }
+  std::shared_ptr<Work> give(uint64_t sequence) {
+    auto work = queue->submit({.call = {.sequence = sequence}, .whole = nullptr, .keep = nullptr});
+    queue->progress(/*given=*/true);
+    return work;
+  }
+  ScriptedEngine engine;
+  std::shared_ptr<CallQueue> queue =
+      std::make_shared<CallQueue>(engine, [this](const Call& call, bool spin) { return engine.advance(call, spin); });
+};
+
+bool comes(Work& work) { return work.await(Deadline::after(kSoon)); }
+
+void a_call_whose_peers_are_there_is_complete_at_once() {
+  Queue q;
+  q.engine.peers = 1;
+  const auto work = q.give(1);
+  CHECK(work->done());
+  CHECK(q.engine.began_on == std::this_thread::get_id());
+  CHECK(!q.queue->pending());
+}
+
+void who_gives_a_call_begins_it_and_does_not_wait() {
+  Queue q;
+  const auto work = q.give(1);
+  CHECK(!work->done());
+  CHECK(q.engine.began_on == std::this_thread::get_id());
+  q.engine.peers = 1;
+  CHECK(comes(*work));
+}
+
+void nobody_comes_but_the_queues_thread() {
+  Queue q;
+  const auto first = q.give(1), second = q.give(2);
+  q.engine.peers = 2;
+  const Deadline deadline = Deadline::after(kSoon);
+  while (!second->done() && !deadline.passed()) std::this_thread::sleep_for(1ms);
+  CHECK(first->done() && second->done());
+  CHECK_EQ(q.engine.begun.size(), size_t{2});
+}
+
+void calls_run_in_order_and_one_after_the_other() {
+  Queue q;
+  std::vector<std::shared_ptr<Work>> works;
+  for (uint64_t i = 1; i <= 50; ++i) {
+    works.push_back(q.give(i));
+    if (i % 3 == 0) q.engine.peers = i - 1;
+  }
+  CHECK(!works.back()->done());
+  q.engine.peers = 50;
+  CHECK(comes(*works.back()));
+  for (uint64_t i = 0; i < 50; ++i) CHECK_EQ(q.engine.begun[i], i + 1);
+}
+
+/// Threads that wait for different calls, while the peers come one by one.
+void several_threads_wait() {
+  Queue q;
+  std::vector<std::shared_ptr<Work>> works;
+  for (uint64_t i = 1; i <= 8; ++i) works.push_back(q.give(i));
+  std::vector<std::thread> waiters;
+  for (const auto& work : works) waiters.emplace_back([&work] { CHECK(comes(*work)); });
+  for (uint64_t i = 1; i <= 8; ++i) {
+    std::this_thread::sleep_for(2ms);
+    q.engine.peers = i;
+  }
+  for (std::thread& waiter : waiters) waiter.join();
+}
+
+/// The wait ends in time, and the call goes on.
+void a_wait_has_a_deadline() {
+  Queue q;
+  const auto work = q.give(1);
+  CHECK_THROWS(Timeout, work->wait(5ms));
+  CHECK(!work->done());
+  CHECK(q.engine.sleeps > 0);
+  q.engine.peers = 1;
+  work->wait(kSoon);
+}
+
+/// What is attached to a call never runs inside of a later call that the user makes, or of a question.
+void user_code_does_not_run_in_other_calls() {
+  Queue q;
+  const auto first = q.give(1);
+  std::atomic<bool> noted{false}, told_here{false};
+  std::latch told(1);
+  first->note_end([&](const std::exception_ptr&) { noted = true; });
+  first->then([&, here = std::this_thread::get_id()](const std::exception_ptr&) {
+    told_here = std::this_thread::get_id() == here;
+    told.count_down();
+  });
+  q.engine.peers = 1;
+  const auto second = q.give(2);
+  first->test();
+  told.wait();
+  CHECK(noted);
+  CHECK(!told_here);
+  q.engine.peers = 2;
+  CHECK(comes(*second));
+}
+
+void what_a_completion_gives_runs_ahead() {
+  Queue q;
+  const auto first = q.give(1), second = q.give(2);
+  std::vector<int> order;
+  std::latch told(1);
+  first->then([&](const std::exception_ptr&) {
+    CHECK(q.queue->may_run_ahead());
+    q.queue->reserve();
+    q.queue->run_reserved([&] { order.push_back(static_cast<int>(q.engine.begun.size())); }, nullptr);
+    told.count_down();
+  });
+  q.engine.peers = 2;
+  CHECK(comes(*second));
+  told.wait();
+  CHECK_EQ(order.size(), size_t{1});
+  CHECK_EQ(order[0], 1);  // the second call had not begun
+}
+
+/// A completion waits for the call behind it.
+void a_completion_waits_for_the_next() {
+  Queue q;
+  const auto first = q.give(1), second = q.give(2);
+  std::latch told(1);
+  first->then([&](const std::exception_ptr&) {
+    CHECK(comes(*second));
+    told.count_down();
+  });
+  q.engine.peers = 2;
+  CHECK(comes(*first));
+  told.wait();
+}
+
+void an_error_ends_its_call_alone() {
+  Queue q;
+  q.engine.failing = 1;
+  const auto first = q.give(1);
+  CHECK_THROWS(PeerLost, first->wait(kSoon));
+  q.engine.peers = 2;
+  q.give(2)->wait(kSoon);
+}
+
+void what_runs_in_one_go_is_the_threads() {
+  Queue q;
+  std::atomic<bool> here{true};
+  const auto whole =
+      q.queue->submit({.call = {},
+                       .whole = [&, id = std::this_thread::get_id()] { here = std::this_thread::get_id() == id; },
+                       .keep = nullptr});
+  q.engine.peers = 2;
+  const auto next = q.give(2);
+  CHECK(comes(*next));
+  CHECK(whole->done());
+  CHECK(!here);
+}
+
+void an_end_lets_waiting_threads_out() {
+  std::thread waiter;
+  {
+    Queue q;
+    const auto work = q.give(1);
+    waiter = std::thread([work] { CHECK(comes(*work)); });
+    std::this_thread::sleep_for(2ms);
+  }
+  waiter.join();
+}
+
+}  // namespace
+
+int main() {
+  a_call_whose_peers_are_there_is_complete_at_once();
+  who_gives_a_call_begins_it_and_does_not_wait();
+  nobody_comes_but_the_queues_thread();
+  calls_run_in_order_and_one_after_the_other();
+  for (int i = 0; i < 20; ++i) {
+    several_threads_wait();
+    user_code_does_not_run_in_other_calls();
+    what_a_completion_gives_runs_ahead();
+    a_completion_waits_for_the_next();
+    an_end_lets_waiting_threads_out();
+  }
+  a_wait_has_a_deadline();
+  an_error_ends_its_call_alone();
+  what_runs_in_one_go_is_the_threads();
+  return check_result("call_queue");
+}
