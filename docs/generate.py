@@ -29,7 +29,14 @@ WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
 ON_HOSTS = {"hierarchical": parse_hosts("2x2")}  # pictures of what would look like another on one host
 UPLINKS = ("4x2", "4x4", "8x2", "4x8")  # hosts x ranks of the table of loads
-MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
+MORE_PICTURES = [
+    ("all_reduce", "butterfly", 6),
+    ("all_reduce", "circulant", 5),
+    ("all_reduce", "swing", 5),
+    ("all_reduce", "swing", 8),
+    ("all_reduce", "swing", 5),
+    ("all_reduce", "swing", 8),
+]
 # Constants that a user may want to know: name, file in csrc/, what it limits.
 LIMITS = [
     (

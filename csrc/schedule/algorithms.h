@@ -53,4 +53,9 @@ Schedule linear_scatter(const RankInfo& info);
 Schedule tree_broadcast(const RankInfo& info);
 Schedule tree_reduce(const RankInfo& info);
 
+// swing.cc: a butterfly bent round a ring
+Schedule swing_reduce_scatter(const RankInfo& info);
+Schedule swing_all_gather(const RankInfo& info);
+Schedule swing_all_reduce(const RankInfo& info);
+
 }  // namespace ringlet
