@@ -58,4 +58,7 @@ Schedule swing_reduce_scatter(const RankInfo& info);
 Schedule swing_all_gather(const RankInfo& info);
 Schedule swing_all_reduce(const RankInfo& info);
 
+// recursive_multiplying.cc: the butterfly with more partners a round
+Schedule recursive_multiplying_all_reduce(const RankInfo& info);
+
 }  // namespace ringlet

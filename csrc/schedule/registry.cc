@@ -19,6 +19,8 @@ constexpr Algorithm kAlgorithms[] = {
      across},
     {"circulant", all_reduce, circulant_all_reduce, "fewest bytes in 2 ceil(log2 p) rounds, for every world", across},
     {"swing", all_reduce, swing_all_reduce, "fewest bytes, partners a third nearer than a butterfly's", along},
+    {"recursive_multiplying", all_reduce, recursive_multiplying_all_reduce,
+     "the butterfly with up to three partners at a time; one tree for all", along},
     {"one_shot", all_reduce, one_shot_all_reduce, "everyone to everyone, whole; one round, one rounding"},
     {"two_shot", all_reduce, two_shot_all_reduce, "everyone to everyone, a chunk each; two rounds, one rounding"},
     {"star", all_reduce, star_all_reduce, "a parameter server at rank 0; the yardstick"},

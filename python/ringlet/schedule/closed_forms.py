@@ -74,6 +74,10 @@ def swing_trees(p: int) -> int:
     return p // 2 if folded(p) else max(1, p // 4)
 
 
+def ceil_log4(p: int) -> int:
+    return (ceil_log2(p) + 1) // 2
+
+
 def one(p: int) -> int:
     return 1
 
@@ -144,6 +148,14 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ),
     ("swing", "all_reduce"): ClosedForm(
         lambda p: 2 * swing_steps(p), _sends(2), swing_steps, swing_trees, "2 ceil(log2 e)", "2S(p-1)/p"
+    ),
+    ("recursive_multiplying", "all_reduce"): ClosedForm(
+        lambda p: ceil_log4(1 << floor_log2(p)) + 2 * folded(p),
+        lambda p: Fraction(3 * (floor_log2(p) // 2) + floor_log2(p) % 2 + folded(p)),
+        lambda p: ceil_log4(1 << floor_log2(p)) + folded(p),
+        one,
+        "ceil(log4 q) (+2)",
+        "3S a round, S in one of two (+S)",
     ),
     ("one_shot", "all_reduce"): ClosedForm(several, lambda p: Fraction(p - 1), several, one, "1", "S(p-1)"),
     ("two_shot", "all_reduce"): ClosedForm(lambda p: 2 * several(p), _sends(2), several, one, "2", "2S(p-1)/p"),
