@@ -61,4 +61,9 @@ Schedule swing_all_reduce(const RankInfo& info);
 // recursive_multiplying.cc: the butterfly with more partners a round
 Schedule recursive_multiplying_all_reduce(const RankInfo& info);
 
+// double_binary_tree.cc: two trees in which no rank has children twice
+Schedule double_binary_tree_all_reduce(const RankInfo& info);
+Schedule double_binary_tree_broadcast(const RankInfo& info);
+Schedule double_binary_tree_reduce(const RankInfo& info);
+
 }  // namespace ringlet

@@ -78,6 +78,11 @@ def ceil_log4(p: int) -> int:
     return (ceil_log2(p) + 1) // 2
 
 
+def two_at_most(p: int) -> int:
+    """Rounds of a rank in the middle, which takes in and gives: the root and the last have one."""
+    return min(p - 1, 2)
+
+
 def one(p: int) -> int:
     return 1
 
@@ -157,6 +162,14 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
         "ceil(log4 q) (+2)",
         "3S a round, S in one of two (+S)",
     ),
+    ("double_binary_tree", "all_reduce"): ClosedForm(
+        lambda p: 2 * min(p // 2, 2),
+        lambda p: Fraction(min(p, 4), 2) if p > 1 else Fraction(0),
+        floor_log2,
+        lambda p: 1 + int(p > 3),
+        "4",
+        "2S",
+    ),
     ("one_shot", "all_reduce"): ClosedForm(several, lambda p: Fraction(p - 1), several, one, "1", "S(p-1)"),
     ("two_shot", "all_reduce"): ClosedForm(lambda p: 2 * several(p), _sends(2), several, one, "2", "2S(p-1)/p"),
     ("star", "all_reduce"): ClosedForm(
@@ -175,8 +188,12 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("tree", "broadcast"): ClosedForm(
         ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
     ),
+    ("double_binary_tree", "broadcast"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), none, none, "2", "S"),
     ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
     ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
+    ("double_binary_tree", "reduce"): ClosedForm(
+        two_at_most, lambda p: Fraction(several(p)), ceil_log2, lambda p: 1 + int(p > 4), "2", "S"
+    ),
     ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
