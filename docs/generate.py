@@ -32,6 +32,7 @@ UPLINKS = ("4x2", "4x4", "8x2", "4x8")  # hosts x ranks of the table of loads
 MORE_PICTURES = [
     ("all_reduce", "butterfly", 6),
     ("all_reduce", "circulant", 5),
+    ("all_reduce", "torus", 6),
     ("all_reduce", "double_binary_tree", 6),
     ("all_reduce", "recursive_multiplying", 8),
     ("all_reduce", "swing", 5),

@@ -66,4 +66,7 @@ Schedule double_binary_tree_all_reduce(const RankInfo& info);
 Schedule double_binary_tree_broadcast(const RankInfo& info);
 Schedule double_binary_tree_reduce(const RankInfo& info);
 
+// torus.cc: rings along the rows and columns of a grid of ranks
+Schedule torus_all_reduce(const RankInfo& info);
+
 }  // namespace ringlet

@@ -23,6 +23,7 @@ constexpr Algorithm kAlgorithms[] = {
      "the butterfly with up to three partners at a time; one tree for all", along},
     {"double_binary_tree", all_reduce, double_binary_tree_all_reduce,
      "up two trees and down, a half of the message each", along},
+    {"torus", all_reduce, torus_all_reduce, "rings along rows and columns of ranks; fewest bytes", along},
     {"one_shot", all_reduce, one_shot_all_reduce, "everyone to everyone, whole; one round, one rounding"},
     {"two_shot", all_reduce, two_shot_all_reduce, "everyone to everyone, a chunk each; two rounds, one rounding"},
     {"star", all_reduce, star_all_reduce, "a parameter server at rank 0; the yardstick"},

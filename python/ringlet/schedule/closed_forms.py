@@ -7,6 +7,7 @@ is to add its row here; the prover says "none" for one that has no row. Sources:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -81,6 +82,12 @@ def ceil_log4(p: int) -> int:
 def two_at_most(p: int) -> int:
     """Rounds of a rank in the middle, which takes in and gives: the root and the last have one."""
     return min(p - 1, 2)
+
+
+def torus_sides(p: int) -> tuple[int, int]:
+    """Columns, the largest divisor up to the square root, and rows."""
+    columns = max(divisor for divisor in range(1, math.isqrt(p) + 1) if p % divisor == 0)
+    return columns, p // columns
 
 
 def one(p: int) -> int:
@@ -169,6 +176,14 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
         lambda p: 1 + int(p > 3),
         "4",
         "2S",
+    ),
+    ("torus", "all_reduce"): ClosedForm(
+        lambda p: 2 * sum(torus_sides(p)) - 4,
+        _sends(2),
+        lambda p: sum(torus_sides(p)) - 2,
+        lambda p: math.prod(map(ring_trees, torus_sides(p))),
+        "2(c-1) + 2(r-1)",
+        "2S(p-1)/p",
     ),
     ("one_shot", "all_reduce"): ClosedForm(several, lambda p: Fraction(p - 1), several, one, "1", "S(p-1)"),
     ("two_shot", "all_reduce"): ClosedForm(lambda p: 2 * several(p), _sends(2), several, one, "2", "2S(p-1)/p"),
