@@ -69,4 +69,8 @@ Schedule double_binary_tree_reduce(const RankInfo& info);
 // torus.cc: rings along the rows and columns of a grid of ranks
 Schedule torus_all_reduce(const RankInfo& info);
 
+// pat.cc: parallel aggregated trees
+Schedule pat_reduce_scatter(const RankInfo& info);
+Schedule pat_all_gather(const RankInfo& info);
+
 }  // namespace ringlet

@@ -90,6 +90,11 @@ def torus_sides(p: int) -> tuple[int, int]:
     return columns, p // columns
 
 
+def pat_trees(p: int) -> int:
+    """A block's tree is the one before it turned by a rank; in powers of two, two each are alike."""
+    return p if folded(p) else max(1, p // 2)
+
+
 def one(p: int) -> int:
     return 1
 
@@ -195,10 +200,12 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("swing", "reduce_scatter"): ClosedForm(
         swing_steps, _sends(1), swing_steps, swing_trees, "ceil(log2 e)", "S(p-1)/p"
     ),
+    ("pat", "reduce_scatter"): ClosedForm(ceil_log2, _sends(1), ceil_log2, pat_trees, "ceil(log2 p)", "S(p-1)/p"),
     ("two_shot", "reduce_scatter"): ClosedForm(several, _sends(1), several, one, "1", "S(p-1)/p"),
     ("ring", "all_gather"): ClosedForm(lambda p: p - 1, _sends(1), none, none, "p-1", "S(p-1)/p"),
     ("circulant", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
     ("swing", "all_gather"): ClosedForm(swing_steps, _sends(1), none, none, "ceil(log2 e)", "S(p-1)/p"),
+    ("pat", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
     ("two_shot", "all_gather"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
     ("tree", "broadcast"): ClosedForm(
         ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
