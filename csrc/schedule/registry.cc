@@ -42,6 +42,7 @@ constexpr Algorithm kAlgorithms[] = {
     {"circulant", all_gather, circulant_all_gather, "fewest bytes in ceil(log2 p) rounds, for every world", across},
     {"swing", all_gather, swing_all_gather, "fewest bytes, partners a third nearer than a butterfly's", along},
     {"pat", all_gather, pat_all_gather, "a tree for each block, far partners first; ceil(log2 p) rounds", along},
+    {"bruck", all_gather, bruck_all_gather, "blocks in a row, twice as many a round; ceil(log2 p) rounds", along},
     {"two_shot", all_gather, two_shot_all_gather, "everyone to everyone; one round"},
     {"hierarchical", all_gather, hierarchical_all_gather, "across hosts, then inside; fewest bytes between hosts"},
     {"tree", broadcast, tree_broadcast, "binomial tree; ceil(log2 p) rounds", along},
@@ -55,6 +56,8 @@ constexpr Algorithm kAlgorithms[] = {
     {"linear", gather, linear_gather, "everybody to the root; one round"},
     {"linear", scatter, linear_scatter, "the root to everybody; one round"},
     {"pairwise", all_to_all, pairwise_all_to_all, "everyone to everyone; one round"},
+    {"bruck", all_to_all, bruck_all_to_all, "blocks hop by the bits of their way; ceil(log2 p) rounds after copies",
+     along},
     {"dissemination", barrier, dissemination_barrier, "ceil(log2 p) rounds of empty messages"},
 };
 
