@@ -77,4 +77,8 @@ Schedule pat_all_gather(const RankInfo& info);
 Schedule bruck_all_gather(const RankInfo& info);
 Schedule bruck_all_to_all(const RankInfo& info);
 
+// bine.cc: a binomial tree with edges to either side
+Schedule bine_broadcast(const RankInfo& info);
+Schedule bine_reduce(const RankInfo& info);
+
 }  // namespace ringlet

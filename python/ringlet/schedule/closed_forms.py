@@ -212,11 +212,15 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
         ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
     ),
     ("double_binary_tree", "broadcast"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), none, none, "2", "S"),
+    ("bine", "broadcast"): ClosedForm(
+        ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
+    ),
     ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
     ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
     ("double_binary_tree", "reduce"): ClosedForm(
         two_at_most, lambda p: Fraction(several(p)), ceil_log2, lambda p: 1 + int(p > 4), "2", "S"
     ),
+    ("bine", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
     ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
