@@ -81,4 +81,8 @@ Schedule bruck_all_to_all(const RankInfo& info);
 Schedule bine_broadcast(const RankInfo& info);
 Schedule bine_reduce(const RankInfo& info);
 
+// knomial.cc: a tree with up to three children a round
+Schedule knomial_broadcast(const RankInfo& info);
+Schedule knomial_reduce(const RankInfo& info);
+
 }  // namespace ringlet

@@ -215,12 +215,21 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("bine", "broadcast"): ClosedForm(
         ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
     ),
+    ("knomial", "broadcast"): ClosedForm(
+        ceil_log4,
+        lambda p: Fraction(sum(min(3, (p - 1) >> shift) for shift in range(0, p.bit_length(), 2))),
+        none,
+        none,
+        "ceil(log4 p)",
+        "3S a round",
+    ),
     ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
     ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
     ("double_binary_tree", "reduce"): ClosedForm(
         two_at_most, lambda p: Fraction(several(p)), ceil_log2, lambda p: 1 + int(p > 4), "2", "S"
     ),
     ("bine", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
+    ("knomial", "reduce"): ClosedForm(ceil_log4, lambda p: Fraction(several(p)), ceil_log4, one, "ceil(log4 p)", "S"),
     ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
