@@ -85,4 +85,8 @@ Schedule bine_reduce(const RankInfo& info);
 Schedule knomial_broadcast(const RankInfo& info);
 Schedule knomial_reduce(const RankInfo& info);
 
+// chain.cc: from rank to rank, a pipeline of segments
+Schedule chain_broadcast(const RankInfo& info);
+Schedule chain_reduce(const RankInfo& info);
+
 }  // namespace ringlet

@@ -223,6 +223,7 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
         "ceil(log4 p)",
         "3S a round",
     ),
+    ("chain", "broadcast"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), none, none, "2", "S"),
     ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
     ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
     ("double_binary_tree", "reduce"): ClosedForm(
@@ -230,6 +231,7 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ),
     ("bine", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
     ("knomial", "reduce"): ClosedForm(ceil_log4, lambda p: Fraction(several(p)), ceil_log4, one, "ceil(log4 p)", "S"),
+    ("chain", "reduce"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), lambda p: p - 1, one, "2", "S"),
     ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
