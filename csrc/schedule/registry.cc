@@ -20,7 +20,7 @@ constexpr Algorithm kAlgorithms[] = {
     {"circulant", all_reduce, circulant_all_reduce, "fewest bytes in 2 ceil(log2 p) rounds, for every world", across},
     {"swing", all_reduce, swing_all_reduce, "fewest bytes, partners a third nearer than a butterfly's", along},
     {"recursive_multiplying", all_reduce, recursive_multiplying_all_reduce,
-     "the butterfly with up to three partners at a time; one tree for all", along},
+     "the butterfly with up to three partners at a time; one tree for all"},
     {"double_binary_tree", all_reduce, double_binary_tree_all_reduce,
      "up two trees and down, a half of the message each", along},
     {"torus", all_reduce, torus_all_reduce, "rings along rows and columns of ranks; fewest bytes", along},
