@@ -25,8 +25,8 @@ constexpr Chunks kWhole{0, 1};
 int rho(int s) { return (1 + (s % 2 == 0 ? 2 : -2) * (1 << s)) / 3; }
 
 /// A node of the tree of 2^steps nodes.
-struct Node {
-  Node(int number, int steps) : number(number), joined(steps) {
+struct BineNode {
+  BineNode(int number, int steps) : number(number), joined(steps) {
     for (int at = 0; at != number;) {
       const int s = --joined;
       if (reaches(side * (number - at), s)) continue;
@@ -58,14 +58,14 @@ struct Tree {
   explicit Tree(const RankInfo& info) : info(info), steps(std::bit_width(info.world - 1u)) {
     const auto holds = [&](int from) {
       const int last = from + info.world - 1;
-      return Node::reaches(from, steps) && Node::reaches(last, steps) &&
-             Node(from, steps).is_within(from, info.world) && Node(last, steps).is_within(from, info.world);
+      return BineNode::reaches(from, steps) && BineNode::reaches(last, steps) &&
+             BineNode(from, steps).is_within(from, info.world) && BineNode(last, steps).is_within(from, info.world);
     };
     const int even = -(info.world - 1) / 2;
     for (int i = 0; !holds(first); ++i) first = even + (i % 2 == 0 ? -i / 2 : (i + 1) / 2);
   }
 
-  Node node_of(int rank) const {
+  BineNode node_of(int rank) const {
     const int from_root = (rank - info.root + info.world) % info.world;
     return {from_root < first + info.world ? from_root : from_root - info.world, steps};
   }
@@ -81,7 +81,7 @@ struct Tree {
 
 Schedule bine_reduce(const RankInfo& info) {
   const Tree tree(info);
-  const Node node = tree.node_of(info.rank);
+  const BineNode node = tree.node_of(info.rank);
   Schedule schedule(/*parts=*/1);
   for (int s = 0; s < node.joined; ++s) {
     if (tree.has(node.child(s))) schedule.round().reduce(tree.rank_of(node.child(s)), kWhole);

@@ -18,8 +18,8 @@ namespace {
 constexpr int kBase = 4;
 constexpr Chunks kWhole{0, 1};
 
-struct Node {
-  explicit Node(const RankInfo& info) : info(info), number((info.rank - info.root + info.world) % info.world) {
+struct KnomialNode {
+  explicit KnomialNode(const RankInfo& info) : info(info), number((info.rank - info.root + info.world) % info.world) {
     while (weight < info.world && number / weight % kBase == 0) weight *= kBase;
   }
 
@@ -44,7 +44,7 @@ struct Node {
 }  // namespace
 
 Schedule knomial_reduce(const RankInfo& info) {
-  const Node node(info);
+  const KnomialNode node(info);
   Schedule schedule(/*parts=*/1);
   for (int at = 1; at < node.weight; at *= kBase) {
     const std::vector<int> children = node.children(at);

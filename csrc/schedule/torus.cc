@@ -24,7 +24,7 @@ int columns_of(int world) {
 }
 
 /// Ranks begin, begin + stride, ...; and chunks [first, ...), `width` for each chunk of the line's own schedule.
-struct Line {
+struct GridLine {
   int begin, stride;
   int first, width;
 
@@ -43,7 +43,7 @@ struct Line {
 Schedule torus_all_reduce(const RankInfo& info) {
   const int columns = columns_of(info.world), rows = info.world / columns;
   const int row = info.rank / columns, column = info.rank % columns;
-  const Line along_row{row * columns, 1, 0, rows}, along_column{column, columns, column * rows, 1};
+  const GridLine along_row{row * columns, 1, 0, rows}, along_column{column, columns, column * rows, 1};
   Schedule schedule(info.world);
   along_row.append(schedule, ring_reduce_scatter({column, columns}));
   along_column.append(schedule, ring_all_reduce({row, rows}));
