@@ -34,6 +34,9 @@ class MessageEngine final : public Engine {
  public:
   static constexpr size_t kScratchBytes = size_t{64} << 20;
 
+  /// Into how many segments it cuts a message of so many bytes.
+  static size_t segments_of(size_t bytes);
+
   /// `transport`: its name, for people; a literal.
   /// `hosts`: by rank, numbered by first appearance. `topology`: what schedules are made for, the same on all ranks.
   MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts, Topology topology, const char* transport,
