@@ -23,13 +23,24 @@ from ringlet.schedule.uplink import uplink_load
 
 DOCS = Path(__file__).parent
 sys.path.append(str(DOCS.parent / "tests" / "conformance"))
+sys.path.append(str(DOCS))
+import fastest  # noqa: E402
+
 import conformance_tables  # noqa: E402
 
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
 ON_HOSTS = {"hierarchical": parse_hosts("2x2")}  # pictures of what would look like another on one host
 UPLINKS = ("4x2", "4x4", "8x2", "4x8")  # hosts x ranks of the table of loads
-MORE_PICTURES = [("all_reduce", "butterfly", 6), ("all_reduce", "circulant", 5)]
+MORE_PICTURES = [
+    ("all_reduce", "butterfly", 6),
+    ("all_reduce", "circulant", 5),
+    ("all_reduce", "swing", 5),
+    ("all_reduce", "swing", 8),
+    ("all_reduce", "recursive_multiplying", 8),
+    ("all_reduce", "double_binary_tree", 6),
+    ("all_reduce", "torus", 6),
+]
 # Constants that a user may want to know: name, file in csrc/, what it limits.
 LIMITS = [
     (
@@ -117,6 +128,7 @@ def tables() -> dict[str, dict[str, str]]:
             "all_reduce": _algorithms(reductions, with_collective=False),
             "others": _algorithms([row for row in rows if row not in reductions], with_collective=True),
             "uplinks": _uplinks([algorithm for algorithm, _ in reductions]),
+            "modelled": _table(fastest.modelled()),
             "auto": _rules(),
         },
         "limits.md": {"limits": _limits()},

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bindings/module.h"
+#include "engine/message/message_engine.h"
 #include "engine/pull/pull_executor.h"
 #include "gpu/given_table.h"
 
@@ -51,6 +52,9 @@ void bind_selector(py::module_& m) {
         "nccl.");
   m.def("small_bytes", &PullExecutor::small_bytes, py::arg("world"),
         "Up to this size messages go through stages even if tensors are registered.");
+  m.def("message_segments", &MessageEngine::segments_of, py::arg("bytes"),
+        "Into how many segments a message of so many bytes is cut where some ranks reach each other over a network "
+        "only.");
 }
 
 }  // namespace ringlet

@@ -53,4 +53,40 @@ Schedule linear_scatter(const RankInfo& info);
 Schedule tree_broadcast(const RankInfo& info);
 Schedule tree_reduce(const RankInfo& info);
 
+// swing.cc: a butterfly bent round a ring
+Schedule swing_reduce_scatter(const RankInfo& info);
+Schedule swing_all_gather(const RankInfo& info);
+Schedule swing_all_reduce(const RankInfo& info);
+
+// recursive_multiplying.cc: the butterfly with more partners a round
+Schedule recursive_multiplying_all_reduce(const RankInfo& info);
+
+// double_binary_tree.cc: two trees in which no rank has children twice
+Schedule double_binary_tree_all_reduce(const RankInfo& info);
+Schedule double_binary_tree_broadcast(const RankInfo& info);
+Schedule double_binary_tree_reduce(const RankInfo& info);
+
+// torus.cc: rings along the rows and columns of a grid of ranks
+Schedule torus_all_reduce(const RankInfo& info);
+
+// pat.cc: parallel aggregated trees
+Schedule pat_reduce_scatter(const RankInfo& info);
+Schedule pat_all_gather(const RankInfo& info);
+
+// bruck.cc: blocks that travel by the bits of their way
+Schedule bruck_all_gather(const RankInfo& info);
+Schedule bruck_all_to_all(const RankInfo& info);
+
+// bine.cc: a binomial tree with edges to either side
+Schedule bine_broadcast(const RankInfo& info);
+Schedule bine_reduce(const RankInfo& info);
+
+// knomial.cc: a tree with up to three children a round
+Schedule knomial_broadcast(const RankInfo& info);
+Schedule knomial_reduce(const RankInfo& info);
+
+// chain.cc: from rank to rank, a pipeline of segments
+Schedule chain_broadcast(const RankInfo& info);
+Schedule chain_reduce(const RankInfo& info);
+
 }  // namespace ringlet

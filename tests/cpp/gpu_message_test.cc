@@ -175,7 +175,10 @@ void unusual_schedules() {
   CHECK(message.find("round 0 rank 0 overwrites a chunk that it reads") != std::string::npos);
   const Algorithm algorithm{"lopsided", Collective::broadcast, lopsided, ""};
   CHECK(!make_gpu_plan(algorithm, {0, 2, 0}, false).in_step);
-  for (const Algorithm& known : algorithms()) CHECK(make_gpu_plan(known, {1, 5, 0}, false).in_step);
+  // A rank of two trees takes from children at different heights in one round: it has no common steps with them.
+  for (const Algorithm& known : algorithms()) {
+    CHECK_EQ(make_gpu_plan(known, {1, 5, 0}, false).in_step, std::string(known.name) != "double_binary_tree");
+  }
 }
 
 /// Refused before anything moves: the engine serves the next call.

@@ -35,6 +35,8 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
 
 MessageEngine::~MessageEngine() = default;
 
+size_t MessageEngine::segments_of(size_t bytes) { return std::max<size_t>(1, ceil_div(bytes, segment_bytes(bytes))); }
+
 const Algorithm& MessageEngine::algorithm_for(Collective collective, size_t bytes, bool) const {
   return selector_.choose(situation(collective, bytes));
 }

@@ -28,6 +28,9 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
  public:
   static constexpr size_t kScratchBytes = size_t{64} << 20;
 
+  /// Into how many segments it cuts a message of so many bytes.
+  static size_t segments_of(size_t bytes);
+
   /// `hosts`: by rank, numbered by first appearance. `topology`: of the schedules, the same on all ranks. `transport`:
   /// its name for people, a literal.
   MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts, Topology topology, const char* transport,

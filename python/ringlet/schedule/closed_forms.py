@@ -7,6 +7,7 @@ is to add its row here; the prover says "none" for one that has no row. Sources:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -60,6 +61,38 @@ def ring_trees(p: int) -> int:
 def odd_part(p: int) -> int:
     """What is left of p without its factors of two: the circulant's trees, as the prover found them."""
     return p // (p & -p)
+
+
+def swing_steps(p: int) -> int:
+    """ceil(log2 e), e being the even one of p and p-1: in an odd world the last rank does not swing."""
+    return ceil_log2(max(p - p % 2, 1))
+
+
+def swing_trees(p: int) -> int:
+    """Ranks e/4 apart sum alike in powers of two; other worlds have fewer symmetries. As the prover found them."""
+    if p % 2:
+        return p if p > 5 else max(1, p - 2)
+    return p // 2 if folded(p) else max(1, p // 4)
+
+
+def ceil_log4(p: int) -> int:
+    return (ceil_log2(p) + 1) // 2
+
+
+def two_at_most(p: int) -> int:
+    """Rounds of a rank in the middle, which takes in and gives: the root and the last have one."""
+    return min(p - 1, 2)
+
+
+def torus_sides(p: int) -> tuple[int, int]:
+    """Columns, the largest divisor up to the square root, and rows."""
+    columns = max(divisor for divisor in range(1, math.isqrt(p) + 1) if p % divisor == 0)
+    return columns, p // columns
+
+
+def pat_trees(p: int) -> int:
+    """A block's tree is the one before it turned by a rank; in powers of two, two each are alike."""
+    return p if folded(p) else max(1, p // 2)
 
 
 def one(p: int) -> int:
@@ -130,6 +163,33 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("circulant", "all_reduce"): ClosedForm(
         lambda p: 2 * ceil_log2(p), _sends(2), ceil_log2, odd_part, "2 ceil(log2 p)", "2S(p-1)/p"
     ),
+    ("swing", "all_reduce"): ClosedForm(
+        lambda p: 2 * swing_steps(p), _sends(2), swing_steps, swing_trees, "2 ceil(log2 e)", "2S(p-1)/p"
+    ),
+    ("recursive_multiplying", "all_reduce"): ClosedForm(
+        lambda p: ceil_log4(1 << floor_log2(p)) + 2 * folded(p),
+        lambda p: Fraction(3 * (floor_log2(p) // 2) + floor_log2(p) % 2 + folded(p)),
+        lambda p: ceil_log4(1 << floor_log2(p)) + folded(p),
+        one,
+        "ceil(log4 q) (+2)",
+        "3S a round, S in one of two (+S)",
+    ),
+    ("double_binary_tree", "all_reduce"): ClosedForm(
+        lambda p: 2 * min(p // 2, 2),
+        lambda p: Fraction(min(p, 4), 2) if p > 1 else Fraction(0),
+        floor_log2,
+        lambda p: 1 + int(p > 3),
+        "4",
+        "2S",
+    ),
+    ("torus", "all_reduce"): ClosedForm(
+        lambda p: 2 * sum(torus_sides(p)) - 4,
+        _sends(2),
+        lambda p: sum(torus_sides(p)) - 2,
+        lambda p: math.prod(map(ring_trees, torus_sides(p))),
+        "2(c-1) + 2(r-1)",
+        "2S(p-1)/p",
+    ),
     ("one_shot", "all_reduce"): ClosedForm(several, lambda p: Fraction(p - 1), several, one, "1", "S(p-1)"),
     ("two_shot", "all_reduce"): ClosedForm(lambda p: 2 * several(p), _sends(2), several, one, "2", "2S(p-1)/p"),
     ("star", "all_reduce"): ClosedForm(
@@ -137,19 +197,53 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ),
     ("ring", "reduce_scatter"): ClosedForm(lambda p: p - 1, _sends(1), lambda p: p - 1, ring_trees, "p-1", "S(p-1)/p"),
     ("circulant", "reduce_scatter"): ClosedForm(ceil_log2, _sends(1), ceil_log2, odd_part, "ceil(log2 p)", "S(p-1)/p"),
+    ("swing", "reduce_scatter"): ClosedForm(
+        swing_steps, _sends(1), swing_steps, swing_trees, "ceil(log2 e)", "S(p-1)/p"
+    ),
+    ("pat", "reduce_scatter"): ClosedForm(ceil_log2, _sends(1), ceil_log2, pat_trees, "ceil(log2 p)", "S(p-1)/p"),
     ("two_shot", "reduce_scatter"): ClosedForm(several, _sends(1), several, one, "1", "S(p-1)/p"),
     ("ring", "all_gather"): ClosedForm(lambda p: p - 1, _sends(1), none, none, "p-1", "S(p-1)/p"),
     ("circulant", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
+    ("swing", "all_gather"): ClosedForm(swing_steps, _sends(1), none, none, "ceil(log2 e)", "S(p-1)/p"),
+    ("pat", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
+    ("bruck", "all_gather"): ClosedForm(ceil_log2, _sends(1), none, none, "ceil(log2 p)", "S(p-1)/p"),
     ("two_shot", "all_gather"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
     ("tree", "broadcast"): ClosedForm(
         ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
     ),
+    ("double_binary_tree", "broadcast"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), none, none, "2", "S"),
+    ("bine", "broadcast"): ClosedForm(
+        ceil_log2, lambda p: Fraction(ceil_log2(p)), none, none, "ceil(log2 p)", "S ceil(log2 p)"
+    ),
+    ("knomial", "broadcast"): ClosedForm(
+        ceil_log4,
+        lambda p: Fraction(sum(min(3, (p - 1) >> shift) for shift in range(0, p.bit_length(), 2))),
+        none,
+        none,
+        "ceil(log4 p)",
+        "3S a round",
+    ),
+    ("chain", "broadcast"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), none, none, "2", "S"),
     ("star", "broadcast"): ClosedForm(several, lambda p: Fraction(p - 1), none, none, "1", "S(p-1)"),
     ("tree", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
+    ("double_binary_tree", "reduce"): ClosedForm(
+        two_at_most, lambda p: Fraction(several(p)), ceil_log2, lambda p: 1 + int(p > 4), "2", "S"
+    ),
+    ("bine", "reduce"): ClosedForm(ceil_log2, lambda p: Fraction(several(p)), ceil_log2, one, "ceil(log2 p)", "S"),
+    ("knomial", "reduce"): ClosedForm(ceil_log4, lambda p: Fraction(several(p)), ceil_log4, one, "ceil(log4 p)", "S"),
+    ("chain", "reduce"): ClosedForm(two_at_most, lambda p: Fraction(several(p)), lambda p: p - 1, one, "2", "S"),
     ("star", "reduce"): ClosedForm(several, lambda p: Fraction(several(p)), several, one, "1", "S"),
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
     ("pairwise", "all_to_all"): ClosedForm(one, _sends(1), none, none, "1", "S(p-1)/p"),
+    ("bruck", "all_to_all"): ClosedForm(
+        lambda p: 1 + ceil_log2(p),
+        lambda p: Fraction(sum(j.bit_count() for j in range(p)), p),
+        none,
+        none,
+        "1 + ceil(log2 p)",
+        "S/2 log2 p for p = q",
+    ),
     ("dissemination", "barrier"): ClosedForm(ceil_log2, lambda p: Fraction(0), none, none, "ceil(log2 p)", "0"),
     **{("hierarchical", collective): form for collective, form in hierarchical(1).items()},
 }

@@ -1,0 +1,21 @@
+// A reduction run backwards: what was combined on the way to its place spreads from there. A reduce becomes a broadcast,
+// a reduce-scatter an all-gather. Pure.
+#pragma once
+
+#include <algorithm>
+
+#include "schedule/step.h"
+
+namespace ringlet {
+
+/// Rounds in reverse order, sends as receives and receives as sends; steps stay in their order, so that messages of one
+/// round still pair up. No copies.
+inline Schedule backwards(Schedule schedule) {
+  std::reverse(schedule.rounds.begin(), schedule.rounds.end());
+  for (Round& round : schedule.rounds) {
+    for (Step& step : round.steps) step.verb = step.verb == Verb::send ? Verb::recv : Verb::send;
+  }
+  return schedule;
+}
+
+}  // namespace ringlet

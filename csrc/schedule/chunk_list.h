@@ -1,0 +1,19 @@
+// Chunks that need not lie side by side, as steps. Pure.
+#pragma once
+
+#include <vector>
+
+#include "schedule/step.h"
+
+namespace ringlet {
+
+/// Adds the verb for the chunks of a list: one step for each run of chunks that follow one another in the list. Two
+/// ranks that add the same list, one as a send and one as a receive, cut it at the same places.
+inline void add_each(Round& round, Round& (Round::*verb)(int, Chunks), int peer, const std::vector<int>& list) {
+  for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
+    for (end = begin + 1; end < list.size() && list[end] == list[end - 1] + 1;) ++end;
+    (round.*verb)(peer, {list[begin], static_cast<int>(end - begin)});
+  }
+}
+
+}  // namespace ringlet

@@ -1,0 +1,204 @@
+"""`ringlet search`: the best schedule for hosts and a machine, by predicted time, and by measured time where told."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringlet import _C
+from ringlet.bench.cases import Sweep, format_bytes
+from ringlet.bench.clusters import Cluster
+from ringlet.bench.errors import BenchError
+from ringlet.bench.rules import MARGIN, Timing, derive, table_text
+from ringlet.cli import bench, outputs, values
+from ringlet.cli.parser import add_option
+from ringlet.errors import InvalidUsage
+from ringlet.schedule import algorithms
+from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
+from ringlet.schedule.machine_file import HostsMachine, read_machine
+from ringlet.schedule.prove import prove
+from ringlet.schedule.search import Candidate, best, search
+from ringlet.schedule.uplink import uplink_load
+
+MOST_RANKS = 128  # each candidate is executed once, in Python
+
+_EPILOG = """\
+examples:
+  ringlet search --collective all_reduce --hosts 4x2 --machine slow-uplinks
+  ringlet search --hosts 4x2 --machine my.machine -b 64K -e 4M --measure -o racks
+
+--machine names a file of benchmarks/machines/, or any other; docs/selection.md says what is in one.
+"""
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds `search`."""
+    parser = subparsers.add_parser(
+        "search",
+        help="find the best schedule for hosts and a machine",
+        description="Predict how long every algorithm, every composition of two (inside hosts, across hosts) and their "
+        "segmentations take on a machine; prove the best, measure them if told, and write rules for `auto`.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=search_command)
+    add = functools.partial(add_option, parser)
+    known = tuple(dict.fromkeys(collective for _, collective, _ in algorithms() if collective != "barrier"))
+    add("--collective", type=values.one_of(known), default="all_reduce", metavar="C",
+        help=f"one of {', '.join(known)} (default all_reduce)")  # fmt: skip
+    add("--hosts", type=_hosts, required=True, metavar="HOSTS", help=SYNTAX)
+    add(
+        "--machine", required=True, metavar="FILE", help="what messages cost: a file, or a name in benchmarks/machines/"
+    )
+    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
+    add("-e", dest="end_bytes", type=values.size, default=16 << 20, metavar="BYTES", help="largest size (default 16M)")
+    add("-f", dest="factor", type=values.whole(2), default=16, metavar="F",
+        help="factor from one size to the next (default 16)")  # fmt: skip
+    add(
+        "-k",
+        dest="kept",
+        type=values.whole(1),
+        default=5,
+        metavar="K",
+        help="how many to keep at each size (default 5)",
+    )
+    add("--measure", action="store_true", help="measure the registered ones on emulated hosts (needs root)")
+    add("--rounds", type=values.whole(1), default=5, metavar="R", help="of --measure, interleaved (default 5)")
+    add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
+        help="what a rule must gain on the built-in choice (default 5)")  # fmt: skip
+    add("-o", dest="output", type=values.file(), metavar="FILE", help="write the rules, for RINGLET_TABLE=FILE")
+
+
+def search_command(args: argparse.Namespace) -> int:
+    """0: done; 2: cannot run as asked."""
+    sizes = _sizes(args)
+    if len(args.hosts) > MOST_RANKS or len(args.hosts) < 2:
+        raise InvalidUsage(f"--hosts: {len(args.hosts)} ranks; the search is for 2 to {MOST_RANKS}")
+    machine = read_machine(_machine_file(args.machine))
+    outputs.check({"-o": args.output})
+    try:
+        candidates = search(args.collective, args.hosts, machine, sizes, _C.message_segments)
+        kept = {size: best(candidates, size, args.kept) for size in sizes}
+        for one in {id(c): c for chosen in kept.values() for c in chosen}.values():
+            prove(one.schedule)
+        _show(args, candidates, kept)
+        timings = _measured(args, machine, kept) if args.measure else _predicted(args, candidates)
+    except BenchError as error:
+        raise InvalidUsage(str(error)) from error
+    if args.output:
+        rules = derive(timings, _C.chosen, args.margin / 100)
+        args.output.write_text(_heading(args, machine) + table_text(rules), encoding="utf-8")
+        print(
+            f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr
+        )
+    return 0
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    sizes = [args.begin_bytes]
+    while sizes[-1] * args.factor <= args.end_bytes:
+        sizes.append(sizes[-1] * args.factor)
+    if args.begin_bytes < 1 or args.end_bytes < args.begin_bytes:
+        raise InvalidUsage("sizes: 1 <= -b <= -e")
+    return sizes
+
+
+def _machine_file(name: str) -> Path:
+    path = Path(name)
+    return path if path.exists() or path.suffix else bench.named_file("machines", name)
+
+
+def _medium(hosts: Hosts) -> str:
+    """As rules say it."""
+    several = len(set(hosts))
+    return "staged" if several == 1 else "hosts" if several < len(hosts) else "apart"
+
+
+def _built_in(args: argparse.Namespace, size: int) -> str:
+    return str(_C.chosen(args.collective, size, len(args.hosts), _medium(args.hosts)))
+
+
+def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[int, list[Candidate]]) -> None:
+    """For each size the kept ones, and what `auto` means now."""
+    by_name = {candidate.name: candidate for candidate in candidates}
+    print(f"{len(candidates)} schedules of {args.collective}; the best {args.kept} at each size are proved")
+    columns = ("size", "schedule", "predicted us", "rounds", "uplink, S", "")
+    rows = [columns]
+    for size, chosen in kept.items():
+        usual = by_name.get(_built_in(args, size))
+        for candidate in [*chosen, *([usual] if usual and usual not in chosen else [])]:
+            rows.append(
+                (
+                    format_bytes(size), candidate.name, f"{candidate.seconds[size] * 1e6:.1f}",
+                    str(candidate.schedule.rounds), f"{float(uplink_load(candidate.schedule)):g}",
+                    "auto" if candidate is usual else "",
+                )
+            )  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> list[Timing]:
+    """Of those that a rule can name."""
+    world, medium = len(args.hosts), _medium(args.hosts)
+    return [
+        Timing(args.collective, medium, world, size, candidate.name, {0: seconds})
+        for candidate in candidates
+        if candidate.registered
+        for size, seconds in candidate.seconds.items()
+    ]
+
+
+def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, list[Candidate]]) -> list[Timing]:
+    """The kept ones that are registered, and what `auto` means, on hosts with the machine's uplinks."""
+    names = {candidate.name for chosen in kept.values() for candidate in chosen if candidate.registered}
+    names |= {_built_in(args, size) for size in kept}
+    sizes = sorted(kept)
+    cluster = _cluster(args.hosts, machine)
+    sweep = Sweep(
+        worlds=(len(args.hosts),), collectives=(args.collective,), algorithms=tuple(sorted(names)), hosts=cluster,
+        begin_bytes=sizes[0], end_bytes=sizes[-1], factor=args.factor, rounds=args.rounds, memory=("ordinary",),
+        sample_ms=20,
+    )  # fmt: skip
+    bench.require_able(sweep)
+    rows, _ = bench.measure(sweep)
+    timings: dict[tuple[int, str], dict[int, float]] = {}
+    for row in rows:
+        timings.setdefault((row["bytes"], row["algorithm"]), {})[row["round"]] = row["time_us_p50"]
+    for (size, name), times in sorted(timings.items(), key=lambda item: (item[0][0], sorted(item[1].values()))):
+        print(f"measured  {format_bytes(size):>6}  {name:<20}  {sorted(times.values())[len(times) // 2]:.1f} us")
+    world, medium = len(args.hosts), _medium(args.hosts)
+    return [Timing(args.collective, medium, world, size, name, times) for (size, name), times in timings.items()]
+
+
+def _cluster(hosts: Hosts, machine: HostsMachine) -> Cluster | None:
+    """Emulated hosts; None for one host, which this machine is. InvalidUsage for hosts that cannot be emulated."""
+    count = len(set(hosts))
+    if count == 1:
+        return None
+    size = len(hosts) // count
+    for numbering in ("block", "cyclic"):
+        cluster = Cluster(count, size, numbering, uplink_mbit=machine.uplink_mbit)
+        if tuple(cluster.host_of(rank) for rank in range(len(hosts))) == tuple(hosts):
+            return cluster
+    raise InvalidUsage("--measure: emulated hosts have as many ranks each; give --hosts as 4x2 or 4x2:cyclic")
+
+
+def _heading(args: argparse.Namespace, machine: HostsMachine) -> str:
+    how = "measured on emulated hosts" if args.measure else "predicted"
+    return (
+        f"# ringlet search --collective {args.collective}, {len(set(args.hosts))} hosts, {machine.name}: {how}\n"
+        f"# Rules that gain at least {args.margin:g} % on the built-in choice.\n"
+    )
+
+
+def _hosts(words: str) -> Hosts:
+    try:
+        return parse_hosts(words)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,136 @@
+"""All-reduces put together from smaller ones: one algorithm inside each host and another across the hosts.
+
+`inside+across`, e.g. "two_shot+ring", scatters sums inside each host, all-reduces each rank's shard among the ranks of
+its index on all hosts, and gathers inside. `leader.inside+across` reduces to one rank of each host, all-reduces among
+those and broadcasts: fewer messages between hosts, more bytes in each. `segmented` makes a schedule a pipeline. All
+give flat schedules that `prove` proves. Source: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, for any
+two algorithms; hierarchical MPI libraries for leaders.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ringlet.schedule import Round, Schedule, Step, algorithms, schedule
+from ringlet.schedule.collectives import DIVIDED
+from ringlet.schedule.execute import execute
+from ringlet.schedule.hosts import numbered, ranks_by_host
+from ringlet.schedule.messages import pair_messages
+
+_LEADER = "leader."
+_ON_HOSTS = ("hierarchical",)  # looks at hosts itself: no part of a composition
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What runs inside a host and across hosts; `leaders`: across through one rank of each host, not through all."""
+
+    inside: str
+    across: str
+    leaders: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{_LEADER if self.leaders else ''}{self.inside}+{self.across}"
+
+    def schedule(self, hosts: Sequence[int]) -> Schedule:
+        """The all-reduce on these hosts; ValueError where hosts have different numbers of ranks, or a name is wrong."""
+        on_host = ranks_by_host(hosts)
+        size = len(on_host[0])
+        if any(len(ranks) != size for ranks in on_host):
+            raise ValueError(f"{self.name}: a composition needs as many ranks on every host")
+        first, last = ("reduce", "broadcast") if self.leaders else ("reduce_scatter", "all_gather")
+        into, out = (schedule(self.inside, collective, world=size) for collective in (first, last))
+        between = schedule(self.across, world=len(on_host))
+        ranks: list[tuple[Round, ...]] = [()] * len(hosts)
+        for host, locals_ in enumerate(on_host):
+            for index, rank in enumerate(locals_):
+                counterparts = [there[index] for there in on_host]
+                rounds = [*_embedded(into.ranks[index], locals_, 0, between.parts)]
+                if self.leaders and index == 0:
+                    rounds += _embedded(between.ranks[host], counterparts, 0, into.parts)
+                elif not self.leaders:
+                    rounds += _embedded(between.ranks[host], counterparts, index * between.parts, 1)
+                ranks[rank] = (*rounds, *_embedded(out.ranks[index], locals_, 0, between.parts))
+        parts = into.parts * between.parts
+        whole = ((0, parts),) * len(hosts)
+        placed = numbered(hosts) if len(on_host) > 1 else ()
+        return Schedule(self.name, "all_reduce", len(hosts), 0, parts, tuple(ranks), whole, whole, placed)
+
+
+def compositions() -> Iterator[Composition]:
+    """All compositions of registered algorithms."""
+    known: dict[str, list[str]] = defaultdict(list)
+    for name, collective, _ in algorithms():
+        if name not in _ON_HOSTS:
+            known[collective].append(name)
+    for across in known["all_reduce"]:
+        for inside in known["reduce_scatter"]:
+            if inside in known["all_gather"]:
+                yield Composition(inside, across)
+        for inside in known["reduce"]:
+            if inside in known["broadcast"]:
+                yield Composition(inside, across, leaders=True)
+
+
+def segmented(whole: Schedule, segments: int) -> Schedule:
+    """The schedule as a pipeline of `segments` equal pieces, each a moment behind the one before it.
+
+    ValueError where that cannot be said in rounds: the collective has blocks, or a rank's round takes longer than that
+    of a rank it meets in it.
+    """
+    if whole.collective not in DIVIDED:
+        raise ValueError(f"{whole.collective} has blocks; only {', '.join(DIVIDED)} can be cut into segments")
+    moments = _moments(whole)
+    ranks = []
+    for rank, rounds in enumerate(whole.ranks):
+        by_moment: dict[int, list[Step]] = defaultdict(list)
+        for index, round_ in enumerate(rounds):
+            for segment in range(segments):
+                shift = segment * whole.parts
+                by_moment[moments[rank][index] + segment] += [
+                    Step(step.verb, step.peer + (shift if step.verb == "copy" else 0), step.first + shift, step.count)
+                    for step in round_.steps
+                ]
+        ranks.append(tuple(Round(tuple(by_moment[moment])) for moment in sorted(by_moment)))
+    parts = whole.parts * segments
+
+    def scaled(places: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return tuple((0, parts if count else 0) for _, count in places)
+
+    return replace(
+        whole, algorithm=f"{whole.algorithm}.{segments}", parts=parts, ranks=tuple(ranks),
+        inputs=scaled(whole.inputs), outputs=scaled(whole.outputs),
+    )  # fmt: skip
+
+
+def _embedded(rounds: Sequence[Round], ranks: Sequence[int], first: int, width: int) -> Iterator[Round]:
+    """A smaller world's rounds among `ranks`, each of its chunks `width` chunks from `first` on."""
+    for round_ in rounds:
+        yield Round(
+            tuple(
+                Step(
+                    step.verb,
+                    first + step.peer * width if step.verb == "copy" else ranks[step.peer],
+                    first + step.first * width,
+                    step.count * width,
+                )
+                for step in round_.steps
+            )
+        )
+
+
+def _moments(whole: Schedule) -> list[dict[int, int]]:
+    """By rank and round, the moment of the zero-buffer execution at which its messages pass."""
+    messages = pair_messages(whole)
+    moments: list[dict[int, int]] = [{} for _ in range(whole.world)]
+    for message, moment in execute(whole, messages).moments.items():
+        for rank, index in ((message.source, message.source_round), (message.target, message.target_round)):
+            if moments[rank].setdefault(index, moment) != moment:
+                raise ValueError(f"{whole.name}: rank {rank} meets others at different moments of its round {index}")
+    for rank, rounds in enumerate(whole.ranks):
+        if len(moments[rank]) < len(rounds):
+            raise ValueError(f"{whole.name}: rank {rank} has a round without messages")
+    return moments

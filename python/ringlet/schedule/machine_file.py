@@ -1,0 +1,121 @@
+"""Machines as data: what a message costs inside a host and between hosts, read from a TOML file.
+
+    name = "four hosts at 200 Mbit/s"
+
+    [inside]                                     # between ranks of one host
+    alpha_us = { value = 8, source = "..." }     # a round of messages, before the first byte
+    gbyte_per_s = { value = 4.5, source = "..." }  # of one rank, each way
+
+    [across]                                     # between ranks of two hosts
+    alpha_us = { value = 60, source = "..." }
+    uplink_gbit_per_s = { value = 0.2, source = "..." }  # of one host, each way, shared by all its messages
+
+    [rank]
+    message_us = { value = 3, source = "..." }   # of a rank's time, for each message it sends or receives
+    combine_gbyte_per_s = { value = 8, source = "..." }  # bytes combined
+
+Every number has a source: where it was measured or published. Nothing has a default.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringlet.errors import InvalidUsage
+
+_EXAMPLE = '{ value = 8, source = "ping-pong, 2026-11-24" }'
+
+
+@dataclass(frozen=True)
+class HostsMachine:
+    """Seconds, and seconds a byte. inside_*: between ranks of a host; across_alpha: between hosts; uplink_beta: of one
+    host, each way; message: a rank's time for one message; gamma: a byte combined."""
+
+    name: str
+    inside_alpha: float
+    inside_beta: float
+    across_alpha: float
+    uplink_beta: float
+    message: float
+    gamma: float
+
+    @property
+    def uplink_mbit(self) -> float:
+        return 8 / self.uplink_beta / 1e6
+
+
+def _micro(value: float) -> float:
+    return value * 1e-6
+
+
+def _per_gbyte(value: float) -> float:
+    return 1e-9 / value
+
+
+def _per_gbit(value: float) -> float:
+    return 8e-9 / value
+
+
+# key in the file -> field, and how its unit becomes seconds. Rates must be above 0.
+_NUMBERS = {
+    ("inside", "alpha_us"): ("inside_alpha", _micro),
+    ("inside", "gbyte_per_s"): ("inside_beta", _per_gbyte),
+    ("across", "alpha_us"): ("across_alpha", _micro),
+    ("across", "uplink_gbit_per_s"): ("uplink_beta", _per_gbit),
+    ("rank", "message_us"): ("message", _micro),
+    ("rank", "combine_gbyte_per_s"): ("gamma", _per_gbyte),
+}
+
+
+def read_machine(path: Path) -> HostsMachine:
+    """The machine that a file describes; InvalidUsage that says which line of it is wrong, and what it should be."""
+    content = _toml(path)
+    tables = {table for table, _ in _NUMBERS}
+    known = {f"{table}.{key}" for table, key in _NUMBERS}
+    given = {f"{table}.{key}" for table in tables for key in _table(path, content, table)}
+    unknown = sorted((content.keys() - tables - {"name"}) | (given - known))
+    if unknown:
+        raise InvalidUsage(f"{path}: {', '.join(unknown)} is not one of name, {', '.join(sorted(known))}")
+    fields = {
+        field: seconds(_number(path, f"{table}.{key}", _table(path, content, table).get(key)))
+        for (table, key), (field, seconds) in _NUMBERS.items()
+    }
+    return HostsMachine(name=str(content.get("name", path.stem)), **fields)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        try:
+            import tomli as tomllib  # type: ignore[no-redef]
+        except ImportError as error:
+            raise InvalidUsage(f"{path}: reading TOML needs Python 3.11, or `pip install tomli`") from error
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidUsage(f"{path}: {error}") from error
+
+
+def _table(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        raise InvalidUsage(f"{path}: {name} is not a table: write [{name}] and its numbers below it")
+    return table
+
+
+def _number(path: Path, key: str, given: Any) -> float:
+    value = given.get("value") if isinstance(given, dict) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and "_per_s" in key):
+        above = "above 0" if "_per_s" in key else "of at least 0"
+        raise InvalidUsage(
+            f"{path}: {key} is not a number {above} with its source; write {key.split('.')[1]} = {_EXAMPLE}"
+        )
+    source = given.get("source")
+    if not isinstance(source, str) or not source.strip() or given.keys() - {"value", "source"}:
+        raise InvalidUsage(f"{path}: {key} lacks its source; write {key.split('.')[1]} = {_EXAMPLE}")
+    return float(value)

@@ -1,0 +1,180 @@
+"""The search for a schedule: compositions and segments are proved, predictions follow the model."""
+
+from pathlib import Path
+
+import pytest
+
+import ringlet
+from ringlet import _C
+from ringlet.cli.main import main
+from ringlet.errors import InvalidUsage
+from ringlet.schedule.compose import Composition, compositions, segmented
+from ringlet.schedule.cost import Machine
+from ringlet.schedule.hosts import parse_hosts
+from ringlet.schedule.machine_file import HostsMachine, read_machine
+from ringlet.schedule.predict import Predictor
+from ringlet.schedule.prove import prove
+from ringlet.schedule.search import best, search
+from ringlet.schedule.uplink import uplink_load
+
+MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
+HOSTS = parse_hosts("4x2")
+# Nothing but latency, or nothing but one kind of link, each in units of one.
+FREE = {"inside_alpha": 0, "inside_beta": 0, "across_alpha": 0, "uplink_beta": 0, "message": 0, "gamma": 0}
+
+
+def machine(**numbers):
+    return HostsMachine(name="made up", **{**FREE, **numbers})
+
+
+@pytest.mark.parametrize("words", ["4x2", "2x3:cyclic", "3x4"])
+def test_every_composition_is_proved(words):
+    hosts = parse_hosts(words)
+    assert len({composition.name for composition in compositions()}) > 100
+    for composition in compositions():
+        schedule = composition.schedule(hosts)
+        assert prove(schedule).world == len(hosts), composition.name
+
+
+def test_hierarchical_is_a_composition():
+    for words in ("4x2", "4x2:cyclic", "3x3"):
+        hosts = parse_hosts(words)
+        made, known = (
+            Composition("two_shot", "circulant").schedule(hosts),
+            ringlet.schedule("hierarchical", hosts=hosts),
+        )
+        assert (made.ranks, made.parts, made.hosts) == (known.ranks, known.parts, known.hosts)
+
+
+def test_shards_cross_the_uplink_once_and_leaders_the_whole_message():
+    for composition, load in ((Composition("ring", "ring"), 1.5), (Composition("tree", "ring", leaders=True), 1.5)):
+        assert uplink_load(composition.schedule(HOSTS)) == load
+    with pytest.raises(ValueError, match="as many ranks on every host"):
+        Composition("ring", "ring").schedule(parse_hosts("3,1"))
+
+
+@pytest.mark.parametrize("name, collective", [("chain", "broadcast"), ("tree", "reduce"), ("ring", "all_reduce")])
+def test_segments_follow_each_other_a_moment_apart(name, collective):
+    for world in (2, 3, 5, 8):
+        whole = ringlet.schedule(name, collective, world=world)
+        cut = segmented(whole, 4)
+        assert (cut.algorithm, cut.parts) == (f"{name}.4", 4 * whole.parts)
+        proof, before = prove(cut), prove(whole)
+        assert (proof.sent, proof.depth) == (before.sent, before.depth)
+    # A link of the chain takes a segment in while it passes the one before on: p-1 + m-1 moments in all.
+    chain = Predictor(segmented(ringlet.schedule("chain", "broadcast", world=5), 4))
+    assert chain.seconds(0, machine(inside_alpha=1)) == 4 + 3
+
+
+def test_what_has_no_common_moment_or_has_blocks_is_not_cut():
+    with pytest.raises(ValueError, match="at different moments of its round"):
+        segmented(ringlet.schedule("double_binary_tree", world=8), 2)
+    with pytest.raises(ValueError, match="has blocks"):
+        segmented(ringlet.schedule("ring", "all_gather", world=4), 2)
+
+
+@pytest.mark.parametrize("name", ["ring", "butterfly", "circulant", "two_shot", "swing", "star"])
+def test_on_one_host_a_prediction_is_the_cost(name):
+    known = Machine()
+    alike = machine(inside_alpha=known.alpha, inside_beta=known.beta, gamma=known.gamma)
+    for world in (2, 5, 8):
+        schedule = ringlet.schedule(name, world=world)
+        assert Predictor(schedule).seconds(1 << 20, alike) == pytest.approx(schedule.cost(1 << 20).seconds)
+
+
+@pytest.mark.parametrize("name", ["ring", "butterfly", "circulant", "two_shot", "hierarchical", "one_shot"])
+def test_uplinks_alone_take_what_they_carry(name):
+    """A figure that uplink_load counts another way; and segments share them without gaps."""
+    schedule = ringlet.schedule(name, hosts=HOSTS)
+    predictor, slow = Predictor(schedule), machine(uplink_beta=1)
+    assert predictor.seconds(800, slow) == pytest.approx(800 * float(uplink_load(schedule)))
+    assert predictor.seconds(800, slow, segments=4) <= predictor.seconds(800, slow)
+
+
+def test_messages_cost_their_ranks_time():
+    assert Predictor(ringlet.schedule("one_shot", world=5)).seconds(8, machine(message=1)) == 8  # 4 out, 4 in
+    assert Predictor(ringlet.schedule("ring", world=5)).seconds(8, machine(message=1)) == 16  # 8 rounds of 2
+
+
+def test_slow_uplinks_want_what_loads_them_least():
+    slow = machine(inside_alpha=1e-5, inside_beta=1e-9, across_alpha=5e-5, uplink_beta=4e-8)
+    found = search("all_reduce", HOSTS, slow, [1 << 20, 16 << 20], _C.message_segments)
+    by_name = {candidate.name: candidate for candidate in found}
+    assert len({candidate.schedule.ranks for candidate in found}) == len(found) > 100
+    for size in (1 << 20, 16 << 20):
+        chosen = best(found, size, 5)[0]
+        assert uplink_load(chosen.schedule) == 1.5  # 2(n-1)/n, the least possible
+        assert chosen.seconds[size] <= by_name["hierarchical"].seconds[size] < by_name["butterfly"].seconds[size]
+        prove(chosen.schedule)
+
+
+def test_fast_uplinks_want_few_rounds():
+    near = machine(inside_alpha=1, across_alpha=1)
+    assert best(search("all_reduce", HOSTS, near, [8]), 8, 1)[0].schedule.rounds == 1
+
+
+def test_committed_machines_can_be_read():
+    assert len(MACHINES) >= 2
+    for path in MACHINES:
+        assert read_machine(path).uplink_beta > 0
+
+
+WHOLE = """\
+[inside]
+gbyte_per_s = { value = 1, source = "here" }
+alpha_us = { value = 2, source = "here" }
+[across]
+alpha_us = { value = 2, source = "here" }
+uplink_gbit_per_s = { value = 2, source = "here" }
+[rank]
+message_us = { value = 0, source = "here" }
+combine_gbyte_per_s = { value = 2, source = "here" }
+"""
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (("value = 1", "value = 0"), "inside.gbyte_per_s is not a number above 0 with its source; write gbyte_per_s"),
+        (("value = 1", "value = true"), "inside.gbyte_per_s is not a number"),
+        (("value = 1", "value = nan"), "inside.gbyte_per_s is not a number"),
+        ((', source = "here"', ""), "inside.gbyte_per_s lacks its source"),
+        (('source = "here"', 'source = " "'), "inside.gbyte_per_s lacks its source"),
+        (("gbyte_per_s", "gbytes"), "inside.gbytes is not one of name, across.alpha_us"),
+        (("[inside]", "[inside"), "machine.toml: "),
+        (("[inside]", "inside = 3\n[more]"), "inside is not a table: write [inside]"),
+        (("alpha_us", "alpha"), "inside.alpha is not one of"),
+        (('alpha_us = { value = 2, source = "here" }\n', ""), "inside.alpha_us is not a number of at least 0"),
+    ],
+)
+def test_a_wrong_machine_is_refused(tmp_path, change, said):
+    path = tmp_path / "machine.toml"
+    path.write_text(WHOLE.replace(*change, 1))
+    with pytest.raises(InvalidUsage) as caught:
+        read_machine(path)
+    assert said in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_path, capsys):
+    table = tmp_path / "racks"
+    words = ("--collective", "all_reduce", "--hosts", "4x2", "--machine", str(MACHINES[0]), "-b", "1K", "-e", "1M")
+    assert main(("search", *words, "-k", "3", "-o", str(table))) == 0
+    out = capsys.readouterr().out
+    assert "the best 3 at each size are proved" in out and "auto" in out
+    text = table.read_text()
+    assert text.startswith("# ringlet search --collective all_reduce, 4 hosts") and "predicted" in text
+    for line in text.splitlines():
+        if not line.startswith("#"):  # a rule: its algorithm is what a group then takes
+            size, algorithm = line.split("up to ")[1].split()[0], line.split("#")[0].split()[-1]
+            nbytes = int(size.rstrip("KiMB")) << {"K": 10, "M": 20}.get(size[-3:-2], 0)
+            assert _C.chosen("all_reduce", nbytes, 8, "hosts", text) == algorithm
+
+
+def test_wrong_words_are_refused(tmp_path, capsys):
+    assert main(("search", "--hosts", "4x2", "--machine", str(tmp_path / "none.toml"))) == 2
+    assert "none.toml" in capsys.readouterr().err
+    assert main(("search", "--hosts", "1x1", "--machine", str(MACHINES[0]))) == 2
+    assert "the search is for 2 to 128" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(("search", "--hosts", "4x", "--machine", "x"))
+    assert "says nothing of hosts" in capsys.readouterr().err
