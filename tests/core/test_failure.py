@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import ringlet
 from ranks import TRANSPORTS
+from stalls import watched
 
 PROMISE_SECONDS = 1.0
 
@@ -29,10 +30,16 @@ def die(stamp: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def seconds_since(stamp: str, stalls) -> float:
+    """Since the kill; without those in which this process stood still."""
+    now, killed = time.monotonic(), float(pathlib.Path(stamp).read_text())
+    return now - killed - stalls.since(killed)
+
+
 def raises_peer_lost(act, stamp: str, victim: int) -> str:
-    with pytest.raises(ringlet.PeerLost) as caught:
+    with watched() as stalls, pytest.raises(ringlet.PeerLost) as caught:
         act()
-    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    late = seconds_since(stamp, stalls)
     assert late < PROMISE_SECONDS, f"PeerLost {late:.2f} s after the kill"
     assert f"the process of rank {victim} is gone" in str(caught.value)
     return str(caught.value)
@@ -143,9 +150,9 @@ def lose_a_peer_in_backend(rank, world, stamp, what):
         "recv": lambda: dist.recv(tensor, victim),
         "future": lambda: dist.all_reduce(tensor, async_op=True).get_future().wait(),
     }
-    with pytest.raises(RuntimeError, match=f"the process of rank {victim} is gone") as caught:
+    with watched() as stalls, pytest.raises(RuntimeError, match=f"the process of rank {victim} is gone") as caught:
         acts[what]()
-    late = time.monotonic() - float(pathlib.Path(stamp).read_text())
+    late = seconds_since(stamp, stalls)
     assert late < PROMISE_SECONDS, f"{late:.2f} s after the kill"
     if what != "future":  # a Future keeps the message of an error, not its class
         assert type(caught.value) is ringlet.PeerLost
@@ -171,20 +178,20 @@ def stall(rank, world, store, what, algorithm):
     ringlet.all_reduce(torch.ones(1))
     if rank == world - 1:
         others.wait([f"done {q}" for q in range(world - 1)])
-        return "", 0.0
+        return "", 0.0, 0.0
     start = time.monotonic()
-    with pytest.raises(ringlet.Timeout) as caught:
+    with watched() as stalls, pytest.raises(ringlet.Timeout) as caught:
         if what == "sync":
             ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT)
         elif what == "async":
             ringlet.all_reduce(torch.ones(1000), algorithm=algorithm, timeout=LIMIT, async_op=True).wait()
         else:
             ringlet.recv(torch.ones(1000), world - 1, timeout=LIMIT)
-    waited = time.monotonic() - start
+    waited, stood_still = time.monotonic() - start, stalls.since(start)
     others.set(f"done {rank}", "")
     with pytest.raises(ringlet.Timeout, match="this group failed before"):
         ringlet.all_reduce(torch.ones(1000))
-    return str(caught.value), waited
+    return str(caught.value), waited, stood_still
 
 
 def times_out(pool, folder, world, what, algorithm, transport, right):
@@ -192,10 +199,10 @@ def times_out(pool, folder, world, what, algorithm, transport, right):
     while neither need hold, which is not always."""
     for attempt in range(3):
         told = pool.values(stall, world, str(folder / f"others {attempt}"), what, algorithm, join=transport)[:-1]
-        wrong = [(text, waited) for text, waited in told if not 0 < waited < LIMIT + PROMISE_SECONDS]
+        wrong = [one for one in told if not 0 < one[1] < LIMIT + PROMISE_SECONDS + one[2]]
         # Whoever's deadline comes first speaks for all, so no more can be said of one rank's wait.
-        wrong += [] if max(waited for _, waited in told) >= LIMIT - 0.05 else told
-        wrong += [(text, waited) for rank, (text, waited) in enumerate(told) if not right(rank, text)]
+        wrong += [] if max(waited for _, waited, _ in told) >= LIMIT - 0.05 else told
+        wrong += [one for rank, one in enumerate(told) if not right(rank, one[0])]
         if not wrong:
             return
     pytest.fail("\n".join(map(str, wrong)))

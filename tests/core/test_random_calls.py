@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 
 import pytest
 
@@ -32,5 +31,4 @@ def test_a_program_that_loses_a_rank(pool, tmp_path, transport, world):
             map(str, others)
         )
         assert [one.value[0] for one in others] == ["PeerLost"] * (world - 1), "\n".join(map(str, others))
-        killed = float(pathlib.Path(stamp).read_text())
-        assert max(one.value[2] for one in others) - killed < KNOWN_WITHIN_SECONDS
+        assert max(one.value[2] for one in others) < KNOWN_WITHIN_SECONDS

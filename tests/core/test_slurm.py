@@ -1,7 +1,9 @@
-"""srun of a real Slurm, on emulated hosts: one controller and a daemon per host, started for the test.
+"""srun of a real Slurm, on emulated hosts: one controller and a daemon per host, started for the test, and munge, which
+vouches for who is who.
 
-Needs Slurm's programs on the path (Debian: slurmctld, slurmd, slurm-client), and hosts. RINGLET_TEST_SLURM_PLUGINS: the
-folder of Slurm's plugins, where it is not the one that they were built for (packages unpacked, not installed).
+Needs the programs of both on the path (Debian: slurm-wlm, munge; `make test-launchers` installs them), and hosts.
+RINGLET_TEST_SLURM_PLUGINS: the folder of Slurm's plugins, where it is not the one that they were built for (packages
+unpacked, not installed).
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ from hosts import hosts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-PROGRAMS = {name: shutil.which(name, path=SBIN) for name in ("slurmctld", "slurmd", "slurmstepd", "srun", "scontrol")}
+WANTED = ("slurmctld", "slurmd", "slurmstepd", "srun", "scontrol", "munged")
+PROGRAMS = {name: shutil.which(name, path=SBIN) for name in WANTED}
 BACKENDS = ("gloo",)  # that cross hosts
 ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 
-# No authentication, no accounting, no control groups: a cluster for a minute.
+# No accounting, no control groups: a cluster for a minute.
 CONFIGURATION = """
 ClusterName=emulated
 SlurmctldHost=host0
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
 StateSaveLocation={folder}
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -66,6 +70,16 @@ dist.destroy_process_group()
 """
 
 
+def munged(state: pathlib.Path) -> list[str]:
+    """The daemon that signs who a request is from, with a key of this cluster's own. One serves all hosts, which share
+    this machine's files."""
+    files = {name: state / f"munge.{name}" for name in ("socket", "pid", "log", "seed", "key")}
+    files["key"].touch(0o600)
+    files["key"].write_bytes(os.urandom(128))
+    where = [f"--{name}{'' if name == 'socket' else '-file'}={path}" for name, path in files.items()]
+    return [PROGRAMS["munged"], "--foreground", "--force", *where]  # force: it would not trust a folder in /tmp
+
+
 def results(folder: pathlib.Path) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("result-*"))]
 
@@ -75,7 +89,7 @@ def srun(tmp_path):
     """Runs Python as a step of a job on two hosts: srun(options, its arguments)."""
     missing = [name for name, path in PROGRAMS.items() if path is None]
     if missing:
-        pytest.skip(f"no {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
+        pytest.skip(f"no {', '.join(missing)} (Debian: slurm-wlm, munge)")
     state = tmp_path / "slurm"
     for name in ("host0", "host1"):
         (state / name).mkdir(parents=True)
@@ -87,6 +101,7 @@ def srun(tmp_path):
     environ |= ACROSS
     with hosts(2, ranks_per_host=2) as made:
         quiet = {"env": environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        made.start(0, munged(state), **quiet)
         made.start(0, [PROGRAMS["slurmctld"], "-D"], **quiet)
         for host in range(2):
             daemon = [PROGRAMS["slurmd"], "-D", "-N", f"host{host}", "-d", PROGRAMS["slurmstepd"]]

@@ -23,6 +23,7 @@ import torch
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, issue, placed, prepare
 from exact_data import DTYPES, OPS, PERIOD, input_of, supported
+from stalls import watched
 
 MEMORIES = ("registered", "ordinary", "mixed", "offset")
 MOST_PENDING = 12
@@ -220,7 +221,8 @@ def run_programs(rank: int, world: int, seeds: range, steps: int) -> None:
 
 
 def lose_a_rank(rank: int, world: int, stamp: str, seed: int) -> tuple[str, str, float]:
-    """A program whose last rank is killed at some moment: the error that ends it here, its words, and when it came."""
+    """A program whose last rank is killed at some moment: the error that ends it here, its words, and how many seconds
+    after that it came, without those in which this process stood still."""
 
     def die() -> None:
         pathlib.Path(stamp).write_text(str(time.monotonic()))
@@ -230,5 +232,7 @@ def lose_a_rank(rank: int, world: int, stamp: str, seed: int) -> tuple[str, str,
         if rank == world - 1:
             threading.Timer(0.3 * random.Random(seed).random(), die).start()
 
-    error = Program(seed).run_until_error(begin)
-    return type(error).__name__, str(error), time.monotonic()
+    with watched() as stalls:
+        error = Program(seed).run_until_error(begin)
+    now, killed = time.monotonic(), float(pathlib.Path(stamp).read_text())
+    return type(error).__name__, str(error), now - killed - stalls.since(killed)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from stalls import watched
 
 PROMISE_SECONDS = 1.0
 COUNT = 1 << 16
@@ -106,8 +107,10 @@ def lose_a_peer(rank: int, world: int, folder: str, name: str) -> None:
         if rank == world - 1:
             stamp.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
-        text = works_raise(works_of(CALLS[name], rank, world, ringlet.PeerLost), ringlet.PeerLost)
-        late = time.monotonic() - float(stamp.read_text())
+        with watched() as stalls:
+            text = works_raise(works_of(CALLS[name], rank, world, ringlet.PeerLost), ringlet.PeerLost)
+        now, killed = time.monotonic(), float(stamp.read_text())
+        late = now - killed - stalls.since(killed)
         assert late < PROMISE_SECONDS, f"PeerLost {late:.2f} s after the kill"
         assert f"the process of rank {world - 1} is gone" in text
         with pytest.raises(ringlet.PeerLost, match="this group failed before"):

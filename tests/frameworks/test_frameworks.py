@@ -1,0 +1,43 @@
+"""Frameworks train on ringlet as on gloo: two ranks, every step's loss the same bits.
+
+`make test-frameworks` installs them in an environment of their own, and runs this there. With two ranks a sum has one
+order, so that nothing may differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+FRAMEWORKS = ("accelerate", "lightning", "transformers", "deepspeed")
+
+
+def losses(framework: str, backend: str, folder: pathlib.Path) -> list[list[float]]:
+    """What each rank saw."""
+    folder.mkdir()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [str(HERE / "train_with.py"), framework, backend, str(folder)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*launch, *program], capture_output=True, text=True, timeout=300, env=environ, cwd=folder, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    told = [json.loads((folder / f"losses-{rank}.json").read_text()) for rank in range(2)]
+    assert [one["backend"] for one in told] == [backend] * 2
+    return [one["losses"] for one in told]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_losses_are_those_of_gloo(framework, tmp_path):
+    ringlets, gloos = (losses(framework, backend, tmp_path / backend) for backend in ("ringlet", "gloo"))
+    assert ringlets == gloos
+    first, second = ringlets
+    assert first == second or (framework == "transformers" and second == [])  # its rank 0 alone keeps a log
+    assert len(first) == 8 and first[-1] < first[0] and all(map(math.isfinite, first))
