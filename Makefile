@@ -22,19 +22,22 @@ PYTHON_FILES := python tests examples benchmarks docs csrc/bindings setup.py
 CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
 # setup.py's.
 BUILD = build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)")
+PYTEST := python -m pytest --maxfail=10
 SAY = @printf '\n== %s\n'
 
 # An importable torch of the range that pyproject.toml names is used as it is.
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all conformance bench check peers lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-launchers test-frameworks conformance bench check peers lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
 	@echo "make test           build, then run the C++ tests and the fast Python tests"
 	@echo "make test-all       the same with all Python tests"
+	@echo "make test-launchers          install Slurm, Ray and the MPI libraries, and launch with them"
+	@echo "make test-frameworks         install DeepSpeed, Accelerate, Lightning and transformers, and train with them"
 	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/check.py)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
@@ -50,10 +53,20 @@ demo: install
 	@$(INSIDE) python examples/demo.py
 
 # What a change most likely breaks. The rest, which starts launchers, hosts and benchmarks, is test-all's.
-test: TESTS := -m 'not slow'
+test: CHOSEN := not slow and
 test: cpp-test python-test
 
 test-all: browser cpp-test python-test
+
+# What the suite skips where it is not installed. Nothing may skip itself here.
+test-launchers: install peers $(STAMPS)/slurm $(STAMPS)/launchers
+	$(SAY) "launchers: Slurm, Ray, the MPI libraries"
+	@RINGLET_TEST_NO_SKIPS=1 $(CURDIR)/.venv-launchers/bin/python -m pytest --durations=10 \
+	  tests/core/test_slurm.py tests/core/test_launching.py
+
+test-frameworks: install $(STAMPS)/frameworks
+	$(SAY) "frameworks: two ranks train as on gloo"
+	@PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" python -m pytest --durations=10 tests/frameworks
 
 conformance: install $(STAMPS)/conformance
 	$(SAY) "torch's suite for backends"
@@ -116,7 +129,7 @@ $(STAMPS)/torch:
 $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 	$(SAY) "build and test tools"
 	@$(PIP) install -q --ignore-installed ninja
-	@$(PIP) install -q numpy pytest rich matplotlib 'setuptools>=64' wheel
+	@$(PIP) install -q numpy pytest pytest-xdist rich matplotlib 'setuptools>=64' wheel
 	@$(INSIDE) cmake --version 2>/dev/null | awk '/version/ { split($$3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 20) }' || $(PIP) install -q cmake
 	@touch $@
 
@@ -132,6 +145,33 @@ $(STAMPS)/machine-code: $(STAMPS)/tools
 
 $(STAMPS)/conformance: $(STAMPS)/tools
 	@$(PIP) install -q expecttest
+	@touch $@
+
+# An environment beside this one, which has all that is in this one, and more.
+define beside
+	$(SAY) "environment: .venv-$(1)"
+	@$(BIN)/python -m venv .venv-$(1)
+	@$(BIN)/python -c 'import sys; print(*[path for path in sys.path if path], "$(CURDIR)/python", sep="\n")' \
+	  > "$$(.venv-$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer-environment.pth"
+	@.venv-$(1)/bin/python -m pip --disable-pip-version-check install -q $(2) || \
+	  { echo "cannot install $(2): is there a package index to be reached?" >&2; exit 1; }
+	@touch $@
+endef
+
+$(STAMPS)/launchers: | $(STAMPS)/installed
+	$(call beside,launchers,'ray[train]')
+
+# DeepSpeed is built from source, with the torch and the compilers that are here.
+$(STAMPS)/frameworks: | $(STAMPS)/installed
+	$(call beside,frameworks,accelerate lightning transformers)
+	@.venv-frameworks/bin/python -m pip --disable-pip-version-check install -q --no-build-isolation deepspeed
+
+$(STAMPS)/slurm: | $(STAMPS)/installed
+	$(SAY) "Slurm and munge"
+	@{ command -v slurmctld && command -v munged; } > /dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends slurm-wlm munge > /dev/null; } || \
+	  { echo "no Slurm here: as root, apt-get install slurm-wlm munge" >&2; exit 1; }
 	@touch $@
 
 # --- builds; ninja knows what is out of date
@@ -169,8 +209,12 @@ browser:
 	  else echo "no chromium: tests in a browser will be skipped; install it with your system's packages, e.g. apt-get install chromium"; fi
 
 python-test: install emulated-device $(STAMPS)/machine-code
-	$(SAY) "Python tests"
-	@$(INSIDE) python -m pytest --maxfail=10 --durations=10 $(TESTS)
+	$(SAY) "Python tests, two at a time"
+	@failed=0; \
+	$(INSIDE) $(PYTEST) --durations=10 -n 2 --dist worksteal -m '$(CHOSEN) not alone' || failed=1; \
+	printf '\n== %s\n' "Python tests that run alone"; \
+	$(INSIDE) $(PYTEST) --durations=10 -m '$(CHOSEN) alone' || failed=1; \
+	exit $$failed
 
 sanitizers: asan tsan
 

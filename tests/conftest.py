@@ -1,5 +1,6 @@
 """Fixtures of the whole suite."""
 
+import fnmatch
 import itertools
 import os
 import pathlib
@@ -8,6 +9,7 @@ import signal
 import pytest
 
 import emulated_gpu
+from idleness import is_idle
 from ranks import TRANSPORTS, WORLDS, Pool
 
 # The built-in rules alone, whatever table this machine's user has.
@@ -39,11 +41,102 @@ SLOW = {
 }
 
 
+# Files that run by themselves, after the others, which run two at a time: each with what would suffer.
+ALONE = {
+    "core/test_across_hosts.py": "takes links away, and measures when that is known",
+    "core/test_environment.py": "makes emulated hosts",
+    "core/test_failure.py": "measures how soon a failure is known, and kills ranks",
+    "core/test_random_calls.py": "measures how soon a failure is known, and kills ranks",
+    "core/test_hosts.py": "makes emulated hosts, and measures their links",
+    "core/test_interrupts.py": "measures when a wait ends",
+    "core/test_launching.py": "makes emulated hosts",
+    "core/test_slurm.py": "makes emulated hosts",
+    "emulated_gpu/test_gpu_check.py": "measures when a part that hangs is ended",
+    "tools/test_bench.py": "measures",
+    "tools/test_bench_calls.py": "measures",
+    "tools/test_bench_hosts.py": "measures",
+    "tools/test_tune.py": "measures",
+    "torch/test_backend_failure.py": "measures how soon a failure is known, and kills ranks",
+    "training/test_bucket_merging.py": "measures what a bucket costs",
+    "training/test_delay_and_timeline.py": "measures when buckets are sent",
+}
+
+# Tests of `make test` that may take more than LONG_S, each with why it must. Others belong to `make test-all`.
+LONG_S = 2.0
+LONG = {
+    "core/test_contract.py::test_*many_segments*": "moves messages that leave the caches",
+    "core/test_contract.py::test_more_segments*": "moves messages of more segments than may be under way",
+    "core/test_contract.py::test_*-8-*": "eight ranks take turns on two processors",
+    "core/test_api.py::*": "starts Python anew, which imports torch",
+    "core/test_leaving.py::*": "starts Python anew, which imports torch",
+    "core/test_lifetimes.py::*": "starts Python anew, which imports torch",
+    "core/test_messages.py::test_the_monitored_barrier*": "waits for a timeout of torch's, of whole seconds",
+    "core/test_refusals.py::*spawn*": "starts processes as a user does, which import torch",
+    "core/test_refusals.py::test_groups_leave_nothing*": "makes groups until a leak would show",
+    "core/test_refusals.py::test_memory_of_a_group*": "makes groups until a leak would show",
+    "core/test_refusals.py::test_nothing_is_left*": "starts processes that are killed, which import torch",
+    "core/test_rendezvous.py::*": "starts ranks that wait for one which does not come",
+    "core/test_selection.py::test_the_store_ends*": "starts Python anew, which imports torch",
+    "core/test_prove.py::*": "proves every algorithm for many worlds",
+    "core/test_topology.py::*": "proves every algorithm for many worlds",
+    "tools/test_cli.py::*": "starts the command line, which imports torch",
+    "tools/test_docs.py::test_example_runs_as_a_program*": "starts Python anew, which imports torch",
+    "tools/test_docs.py::test_tables_*": "proves every algorithm for many worlds",
+    "torch/test_conformance.py::*": "imports torch's own suite",
+    "torch/test_random_backend_calls.py::*": "runs a program long enough to mix every call",
+    "training/test_random_zero_training.py::*": "trains long enough to mix every change",
+}
+
+
+def place_of(item):
+    return item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+
+
 def pytest_collection_modifyitems(items):
-    folder = pathlib.Path(__file__).parent
     for item in items:
-        if why := SLOW.get(item.path.relative_to(folder).as_posix()):
+        if why := SLOW.get(place_of(item)):
             item.add_marker(pytest.mark.slow(reason=why))
+        if why := ALONE.get(place_of(item)):
+            item.add_marker(pytest.mark.alone(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """`make test-launchers` installs what these tests need: one that skips itself there has not been run anywhere."""
+    report = yield
+    if report.skipped and os.environ.get("RINGLET_TEST_NO_SKIPS") and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"RINGLET_TEST_NO_SKIPS is set, and this was: {report.longrepr}"
+    return report
+
+
+def unexplained(reports, limit_s):
+    """The tests that took longer and have no reason in LONG. A setup is not counted: the first ranks of a session
+    wait for torch."""
+    for report in reports:
+        long = report.when == "call" and report.duration > limit_s
+        if long and not any(fnmatch.fnmatch(report.nodeid, f"tests/{pattern}") for pattern in LONG):
+            yield f"{report.nodeid} took {report.duration:.1f} s: tests/conftest.py must say why"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """`make test` tells which tests take long without a reason, where the machine is not to blame; with
+    RINGLET_TEST_STRICT_TIMES it fails for them."""
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or "not slow" not in config.option.markexpr:
+        return
+    both = 2 if getattr(config.option, "numprocesses", None) else 1  # share the processors
+    found = list(unexplained(terminal.stats.get("passed", []), both * LONG_S))
+    if found and is_idle():
+        config.too_long = found
+        if os.environ.get("RINGLET_TEST_STRICT_TIMES"):
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for line in getattr(config, "too_long", []):
+        terminalreporter.write_line(line, red=True)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +163,18 @@ def way(device_pool, request):
     device_pool.values(emulated_gpu.go, 1, "both", join="nothing")
 
 
-@pytest.fixture(params=list(itertools.product(TRANSPORTS, WORLDS)), ids=lambda place: f"{place[0]}-{place[1]}")
+# Where `make test` tries what `everyone` runs; the rest is `make test-all`'s.
+EVERYDAY = {"shared_memory": (1, 2, 3, 5, 8), "threads": (1, 3), "tcp": (2, 5), "mixed": (3, 5)}
+
+
+def places():
+    for transport, world in itertools.product(TRANSPORTS, WORLDS):
+        rare = world not in EVERYDAY[transport] and "RINGLET_TEST_WORLDS" not in os.environ
+        marks = [pytest.mark.slow(reason="the same in another world")] if rare else []
+        yield pytest.param((transport, world), marks=marks, id=f"{transport}-{world}")
+
+
+@pytest.fixture(params=places())
 def everyone(request, pool):
     """Runs a function on all ranks of one transport and world; gives what they returned."""
     transport, world = request.param
