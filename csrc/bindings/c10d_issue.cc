@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "bindings/authored.h"
 #include "bindings/profiled.h"
 #include "bindings/tensors.h"
 #include "engine/selector.h"
@@ -180,6 +181,7 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
     Call& call = step.call;
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
     group_->check(call);
+    agree_on_added(*group_, call);
   }
   const c10::Device device = issue.device();
   if (!device.is_cpu()) return issue_on(device, std::move(issue));

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "bindings/arguments.h"
+#include "bindings/authored.h"
 #include "bindings/errors.h"
 #include "bindings/hold.h"
 #include "bindings/lists.h"
@@ -332,7 +333,7 @@ PyObject* collective(PyObject* const* args, Collective which) {
   call.collective = which;
   call.root = integer_of(args[5], "root");
   call.op = parse_op(args[3]);
-  call.algorithm = named_algorithm(which, text_of(args[4], "algorithm"));
+  call.algorithm = algorithm_of(args[4], which);
   call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
   call.scale = number_of(args[7], "scale");
   const bool async = truth_of(args[8]);
@@ -343,6 +344,7 @@ PyObject* collective(PyObject* const* args, Collective which) {
   if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {
     return differentiable(which, args);
   }
+  agree_on_added(group, call);
   if (is_list(args[1]) || is_list(args[2])) return on_lists(group, call, args, async);
   const Bound bound{tensor_of(args[1], what, "output"), tensor_of(args[2], what, "input")};
   const auto contiguous = [](const at::Tensor* tensor) { return tensor == nullptr || tensor->is_contiguous(); };
@@ -449,13 +451,15 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   Call call;
   call.collective = Collective::all_reduce;
   call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;
-  call.algorithm = algorithm != nullptr ? named_algorithm(call.collective, text_of(algorithm, "algorithm")) : nullptr;
+  call.algorithm = algorithm != nullptr ? algorithm_of(algorithm, call.collective) : nullptr;
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
-  const auto profiled = profile(call, &tensor, &tensor);
   const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
-  run(*kept.cast<Communicator*>(), call, {&tensor, &tensor});
+  Communicator& group = *kept.cast<Communicator*>();
+  agree_on_added(group, call);
+  const auto profiled = profile(call, &tensor, &tensor);
+  run(group, call, {&tensor, &tensor});
   mark_written(tensor);
   return true;
 }

@@ -19,6 +19,7 @@
 #include "memory/heap.h"
 #include "reduce/level.h"
 #include "reduce/reduce.h"
+#include "schedule/topology.h"
 #include "transport/threads.h"
 
 namespace py = pybind11;
@@ -66,6 +67,15 @@ std::string algorithm_for(const Communicator& group, const std::string& collecti
   const auto which = parse_collective(collective);
   if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
   return group.algorithm_for(*which, nbytes, registered).name;
+}
+
+/// What schedules are made for: every rank's host, or all on one.
+std::vector<int> schedule_hosts(const Communicator& group) {
+  std::vector<int> hosts(static_cast<size_t>(group.world()), 0);
+  if (const Topology* topology = group.topology()) {
+    for (int rank = 0; rank < group.world(); ++rank) hosts[static_cast<size_t>(rank)] = topology->host(rank);
+  }
+  return hosts;
 }
 
 void bind_work(py::module_& m) {
@@ -116,6 +126,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
       .def_property_readonly("hosts", &Communicator::hosts)
+      .def_property_readonly("schedule_hosts", &schedule_hosts)
       .def("gpu_transport", &gpu_transport, py::arg("device"), py::call_guard<py::gil_scoped_release>())
       .def("algorithm_for", &algorithm_for, py::arg("collective"), py::arg("nbytes"), py::arg("registered"))
       .def_property_readonly("bytes_received", &Communicator::bytes_received)

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, m) {
   ringlet::bind_errors(m);
   ringlet::bind_interrupts(m);
   ringlet::bind_schedule(m);
+  ringlet::bind_authored(m);
   ringlet::bind_group(m);
   ringlet::bind_collectives(m);
   ringlet::bind_c10d(m);

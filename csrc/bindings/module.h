@@ -8,6 +8,7 @@ namespace ringlet {
 void bind_errors(pybind11::module_& m);       // errors.cc: C++ errors as Python's
 void bind_interrupts(pybind11::module_& m);   // interrupts.cc: signals in waits
 void bind_schedule(pybind11::module_& m);     // schedule.cc: schedules as data
+void bind_authored(pybind11::module_& m);     // authored.cc: algorithms that Python adds
 void bind_group(pybind11::module_& m);        // group.cc: communicators, memory
 void bind_collectives(pybind11::module_& m);  // collectives.cc: the calls themselves
 void bind_c10d(pybind11::module_& m);         // c10d_module.cc: torch.distributed

@@ -414,6 +414,26 @@ std::shared_ptr<Messenger::Request> Communicator::start(Message message, std::sh
   return request;
 }
 
+namespace {
+
+uint64_t agreed_key(const Algorithm& algorithm, int root) {
+  return static_cast<uint64_t>(index_of(algorithm)) << 32 | static_cast<uint32_t>(root);
+}
+
+}  // namespace
+
+bool Communicator::agreed(const Algorithm& algorithm, int root) const {
+  if (last_agreed_.load(std::memory_order_relaxed) == agreed_key(algorithm, root)) return true;
+  const std::lock_guard lock(agreed_mutex_);
+  return agreed_.contains({index_of(algorithm), root});
+}
+
+void Communicator::note_agreed(const Algorithm& algorithm, int root) {
+  const std::lock_guard lock(agreed_mutex_);
+  agreed_.insert({index_of(algorithm), root});
+  last_agreed_.store(agreed_key(algorithm, root), std::memory_order_relaxed);
+}
+
 GpuGroup& Communicator::on_gpu(int device) {
   check_process();
   engine_->raise_if_failed();

@@ -14,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "comm/call_queue.h"
 #include "comm/messenger.h"
@@ -81,6 +83,11 @@ class Communicator {
     return engine_->algorithm_for(collective, bytes, registered);
   }
 
+  /// Whether all ranks have agreed on an added algorithm's schedules for that root, and that they now have: whoever makes
+  /// the first call with it sees to that.
+  bool agreed(const Algorithm& algorithm, int root) const;
+  void note_agreed(const Algorithm& algorithm, int root);
+
   const CallLog& calls() const { return engine_->calls(); }
   /// Tells that the group is made, and of what (base/log.h). `seconds`: how long that took.
   void tell_made(double seconds) const;
@@ -139,6 +146,9 @@ class Communicator {
   std::atomic<bool> closed_{false};
   std::shared_ptr<CallQueue> collectives_;  // always there
   std::shared_ptr<Messenger> messenger_;
+  mutable std::mutex agreed_mutex_;
+  std::set<std::pair<int, int>> agreed_;             // (index_of, root); guarded by agreed_mutex_
+  std::atomic<uint64_t> last_agreed_{~uint64_t{0}};  // one of them, for a look without a lock
   mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_
 };

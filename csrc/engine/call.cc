@@ -1,19 +1,41 @@
 #include "engine/call.h"
 
+#include "engine/authored.h"
+
 namespace ringlet {
 namespace {
 
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
-// Bits of a signature: collective 0-6, uneven blocks 7, algorithm 8-15, dtype 16-23, op 24-31, root 32-47, history
-// 48-61, valid 62, registered 63.
+// Bits of a signature: collective 0-3, uneven blocks 4, dtype 5-9, op 10-13, algorithm 14-31, root 32-47, history 48-61,
+// valid 62, registered 63. An algorithm is a number that all processes give it.
+constexpr int kDTypeShift = 5, kOpShift = 10, kAlgorithmShift = 14, kRootShift = 32;
 constexpr int kHistoryShift = 48;
 constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
-constexpr uint64_t kAuto = 0xff;
-constexpr uint64_t kUneven = uint64_t{1} << 7;
-constexpr uint64_t kTotal =
-    (uint64_t{1} << 48) - 1;  // bits of an uneven call's count; the bits above are a digest of the lengths
+constexpr uint64_t kAuto = 2 * kFirstAuthoredId - 1;
+constexpr uint64_t kUneven = uint64_t{1} << 4;
+static_assert(kCollectives <= 1 << 4 && kDTypes <= 1 << 5 && kReduceOps <= 1 << 4 && kAuto < 1 << 18);
+constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // of an uneven call's count; above stands a digest of the lengths
 constexpr uint64_t kValid = uint64_t{1} << 62;
+
+uint64_t field(uint64_t signature, int shift, int bits) { return signature >> shift & ((uint64_t{1} << bits) - 1); }
+
+Collective collective_in(uint64_t signature) noexcept { return static_cast<Collective>(field(signature, 0, 4)); }
+DType dtype_in(uint64_t signature) noexcept { return static_cast<DType>(field(signature, kDTypeShift, 5)); }
+ReduceOp op_in(uint64_t signature) noexcept { return static_cast<ReduceOp>(field(signature, kOpShift, 4)); }
+int root_in(uint64_t signature) noexcept { return static_cast<int>(field(signature, kRootShift, 16)); }
+uint64_t algorithm_in(uint64_t signature) noexcept { return field(signature, kAlgorithmShift, 18); }
+
+uint64_t id_of(const Algorithm* algorithm) noexcept {
+  if (algorithm == nullptr) return kAuto;
+  return algorithm->authored != nullptr ? algorithm->authored->id : static_cast<uint64_t>(index_of(*algorithm));
+}
+
+/// Null for auto, and for what another process added.
+const Algorithm* algorithm_of(uint64_t id) noexcept {
+  if (id == kAuto) return nullptr;
+  return id < kFirstAuthoredId ? &algorithms()[id] : authored_by_id(static_cast<uint32_t>(id));
+}
 
 }  // namespace
 
@@ -34,12 +56,11 @@ size_t buffer_bytes(const Call& call, int world) noexcept {
 }
 
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
-  const uint64_t algorithm = call.algorithm != nullptr ? static_cast<uint64_t>(index_of(*call.algorithm)) : kAuto;
   const bool uneven = call.blocks != nullptr && call.blocks->uneven;
-  return static_cast<uint64_t>(call.collective) | (uneven ? kUneven : 0) | algorithm << 8 |
-         static_cast<uint64_t>(call.dtype) << 16 | static_cast<uint64_t>(call.op) << 24 |
-         static_cast<uint64_t>(call.root) << 32 | (history << kHistoryShift & kHistory) | kValid |
-         (registered ? kRegistered : 0);
+  return static_cast<uint64_t>(call.collective) | (uneven ? kUneven : 0) |
+         static_cast<uint64_t>(call.dtype) << kDTypeShift | static_cast<uint64_t>(call.op) << kOpShift |
+         id_of(call.algorithm) << kAlgorithmShift | static_cast<uint64_t>(call.root) << kRootShift |
+         (history << kHistoryShift & kHistory) | kValid | (registered ? kRegistered : 0);
 }
 
 uint64_t signature_count(const Call& call) noexcept {
@@ -71,20 +92,19 @@ uint64_t history_after(uint64_t history, const CallSignature& a) noexcept {
 
 namespace {
 
-Collective collective_in(uint64_t signature) noexcept { return static_cast<Collective>(signature & 0xff & ~kUneven); }
-
 std::string arguments(const CallSignature& a) {
-  const auto field = [&](int shift) { return a.signature >> shift & 0xff; };
   const Collective collective = collective_in(a.signature);
-  const bool uneven = (field(0) & kUneven) != 0;
-  const char* algorithm = field(8) == kAuto ? "auto" : algorithms()[field(8)].name;
-  std::string text = std::string("(") + algorithm;
-  if (is_reduction(collective)) text += std::string(", ") + name(static_cast<ReduceOp>(field(24)));
+  const bool uneven = (a.signature & kUneven) != 0;
+  const uint64_t id = algorithm_in(a.signature);
+  const Algorithm* algorithm = algorithm_of(id);
+  std::string text = std::string("(");
+  text += algorithm != nullptr ? algorithm->name : id == kAuto ? "auto" : "an algorithm that is not known here";
+  if (is_reduction(collective)) text += std::string(", ") + name(op_in(a.signature));
   if (collective != Collective::barrier) {
-    text += std::string(", ") + name(static_cast<DType>(field(16))) + ", ";
+    text += std::string(", ") + name(dtype_in(a.signature)) + ", ";
     text += std::to_string(uneven ? a.count & kTotal : a.count) + (uneven ? " elements in uneven blocks" : " elements");
   }
-  if (has_root(collective)) text += ", root " + std::to_string(a.signature >> 32 & 0xffff);
+  if (has_root(collective)) text += ", root " + std::to_string(root_in(a.signature));
   return text + ")";
 }
 
@@ -96,12 +116,11 @@ CallSignature call_signature(const Call& call) noexcept {
 
 Call call_of(const CallSignature& a) noexcept {
   Call call;
-  const uint64_t algorithm = a.signature >> 8 & 0xff;
   call.collective = collective_in(a.signature);
-  call.algorithm = algorithm == kAuto ? nullptr : &algorithms()[algorithm];
-  call.dtype = static_cast<DType>(a.signature >> 16 & 0xff);
-  call.op = static_cast<ReduceOp>(a.signature >> 24 & 0xff);
-  call.root = static_cast<int>(a.signature >> 32 & 0xffff);
+  call.algorithm = algorithm_of(algorithm_in(a.signature));
+  call.dtype = dtype_in(a.signature);
+  call.op = op_in(a.signature);
+  call.root = root_in(a.signature);
   call.count = (a.signature & kUneven) != 0 ? a.count & kTotal : a.count;
   return call;
 }

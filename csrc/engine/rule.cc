@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/authored.h"
 
 namespace ringlet {
 namespace {
@@ -58,7 +59,7 @@ class Line {
     Rule rule{*collective};
     while (at_ + 1 < words_.size()) condition(rule);
     const std::string_view last = next("an algorithm");
-    rule.algorithm = find_algorithm(*collective, last);
+    rule.algorithm = find_any_algorithm(*collective, last);
     if (rule.algorithm == nullptr) {
       refuse(std::string(first) + " has no algorithm " + quoted(last) + "; there are: " + algorithm_names(*collective));
     }

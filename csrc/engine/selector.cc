@@ -1,6 +1,9 @@
 #include "engine/selector.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "engine/authored.h"
 
 namespace ringlet {
 namespace {
@@ -59,7 +62,10 @@ barrier                                            dissemination
 
 Selector::Selector(std::string_view table, const std::string& origin) : origin_(table.empty() ? "" : origin) {
   static const std::vector<Rule> built_in = parse_rules(kBuiltInRules, "the built-in rules");
-  for (const Rule& rule : parse_rules(table, origin)) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
+  for (const Rule& rule : parse_rules(table, origin)) {
+    rules_[static_cast<size_t>(rule.collective)].push_back(rule);
+    names_authored_ = names_authored_ || rule.algorithm->authored != nullptr;
+  }
   for (const Rule& rule : built_in) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
 }
 
@@ -70,13 +76,22 @@ const Rule& Selector::rule_for(const Situation& situation) const {
   throw SystemError(std::string("no rule of the selector fits ") + name(situation.collective));
 }
 
+std::vector<const Algorithm*> Selector::authored(Collective collective) const {
+  std::vector<const Algorithm*> found;
+  for (const Rule& rule : rules_[static_cast<size_t>(collective)]) {
+    const bool known = std::find(found.begin(), found.end(), rule.algorithm) != found.end();
+    if (rule.algorithm->authored != nullptr && !known) found.push_back(rule.algorithm);
+  }
+  return found;
+}
+
 std::string_view built_in_rules() noexcept { return kBuiltInRules.substr(1); }
 
 const Algorithm* named_algorithm(Collective collective, std::string_view wanted) {
   if (wanted == "auto") return nullptr;
-  if (const Algorithm* found = find_algorithm(collective, wanted)) return found;
+  if (const Algorithm* found = find_any_algorithm(collective, wanted)) return found;
   throw InvalidUsage(std::string(name(collective)) + " has no algorithm \"" + std::string(wanted) +
-                     "\"; there are: auto, " + algorithm_names(collective));
+                     "\"; there are: auto, " + all_algorithm_names(collective));
 }
 
 }  // namespace ringlet

@@ -24,11 +24,16 @@ class Selector {
   const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
   const Rule& rule_for(const Situation& situation) const;
 
-  /// Where the table comes from; empty if there is none.
+  /// What the rules of a collective name that this process added; whether any rule does.
+  std::vector<const Algorithm*> authored(Collective collective) const;
+  bool names_authored() const { return names_authored_; }
+
+  /// Where the table is from; empty: there is none.
   const std::string& origin() const { return origin_; }
 
  private:
   std::array<std::vector<Rule>, kCollectives> rules_;
+  bool names_authored_ = false;
   std::string origin_;
 };
 

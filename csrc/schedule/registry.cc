@@ -70,6 +70,7 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 Schedule schedule_of(const Algorithm& algorithm, const RankInfo& info) {
+  if (algorithm.authored != nullptr) return algorithm.authored->schedule(info);
   if (info.topology == nullptr || algorithm.order == Order::none) return algorithm.make(info);
   const Numbering& positions = algorithm.order == along ? info.topology->along() : info.topology->across();
   if (positions.identity) return algorithm.make(info);
@@ -94,6 +95,8 @@ std::string algorithm_names(Collective collective) {
   return names;
 }
 
-int index_of(const Algorithm& algorithm) noexcept { return static_cast<int>(&algorithm - kAlgorithms); }
+int index_of(const Algorithm& algorithm) noexcept {
+  return algorithm.authored == nullptr ? static_cast<int>(&algorithm - kAlgorithms) : algorithm.authored->index;
+}
 
 }  // namespace ringlet

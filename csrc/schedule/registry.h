@@ -19,12 +19,28 @@ namespace ringlet {
 /// The order of ranks in positions (schedule/topology.h): by number, host after host, or round robin over the hosts.
 enum class Order : uint8_t { none, along, across };
 
+/// Stands for `make` where an algorithm is not built in (engine/authored.h): its schedules are data.
+class Authored {
+ public:
+  /// Throws InvalidUsage where there is none for that place.
+  virtual Schedule schedule(const RankInfo& info) const = 0;
+
+  const int index;    ///< what index_of() says
+  const uint32_t id;  ///< what ranks announce: from kFirstAuthoredId on, below twice that
+
+ protected:
+  Authored(int index, uint32_t id) : index(index), id(id) {}
+  ~Authored() = default;
+};
+inline constexpr uint32_t kFirstAuthoredId = 1u << 17;
+
 struct Algorithm {
   const char* name;  ///< "ring"
   Collective collective;
   Schedule (*make)(const RankInfo& info);  ///< pure; the schedule of the position info.rank
   const char* summary;                     ///< one line, for people
   Order order = Order::none;
+  const Authored* authored = nullptr;  ///< instead of `make`
 };
 
 /// The schedule of info.rank along info.topology. Pure.
@@ -38,7 +54,7 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name) no
 /// "a, b, c": the collective's algorithms, for messages.
 std::string algorithm_names(Collective collective);
 
-/// Index into algorithms(), stable within one build. Ranks compare it to check that they make the same call.
+/// Index into algorithms(), stable within one build; beyond them the order in which this process added its own.
 int index_of(const Algorithm& algorithm) noexcept;
 
 }  // namespace ringlet

@@ -3,8 +3,8 @@
 `import ringlet` registers the torch.distributed backend "ringlet" and does nothing else.
 """
 
+from ringlet import agreement, schedule, settings
 from ringlet import backend as _backend
-from ringlet import schedule, settings
 from ringlet._C import BackendOptions, Work
 from ringlet.backend import monitored_barrier
 from ringlet.collectives import (
@@ -28,10 +28,12 @@ from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemErr
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import use_registered_allocator
+from ringlet.schedule.author import algorithm
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero
 
 _backend.register()
+agreement.register()
 
 
 def __dir__() -> list[str]:
@@ -53,6 +55,7 @@ __all__ = [
     "Timeout",
     "Work",
     "Zero",
+    "algorithm",
     "all_gather",
     "all_reduce",
     "all_to_all",

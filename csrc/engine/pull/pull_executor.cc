@@ -195,13 +195,15 @@ bool PullExecutor::peers_agree() {
 
 const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
   const size_t quick = 2 * static_cast<size_t>(index_of(algorithm)) + (in_place ? 1 : 0);
-  if (root == 0 && quick_[quick] != nullptr) return *quick_[quick];
+  if (root == 0 && quick < quick_.size() && quick_[quick] != nullptr) return *quick_[quick];
   std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
   if (!plan) {
     plan = std::make_unique<Plan>(make_plan(algorithm, {rank_, world_, root}, in_place));
     pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
   }
-  if (root == 0) quick_[quick] = plan.get();
+  if (root != 0) return *plan;
+  if (quick >= quick_.size()) quick_.resize(quick + 1, nullptr);  // of an algorithm that was added since
+  quick_[quick] = plan.get();
   return *plan;
 }
 

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ringlet.cli import outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Schedule, ScheduleError, algorithms, schedule
+from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, load, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
@@ -43,9 +43,11 @@ def _add_prove(subparsers: Any) -> None:
         "prove",
         help="prove schedules correct for every world",
         description="Prove by symbolic execution that schedules do what their collectives promise, and print a table.",
-        epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n",
+        epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n"
+        "  ringlet prove mine.py\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    proves.add_argument("files", nargs="*", default=[], metavar="mine.py", help="only the algorithms of these files")
     sizes = proves.add_mutually_exclusive_group()
     add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
         help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")  # fmt: skip
@@ -67,7 +69,8 @@ def _add_draw(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    draws.add_argument("algorithm", type=values.one_of(known), metavar="ALGORITHM", help=f"one of {', '.join(known)}")
+    draws.add_argument("algorithm", type=_algorithm(known), metavar="ALGORITHM",
+        help=f"one of {', '.join(known)}, or a file that makes one, as mine.py or mine.py:name")  # fmt: skip
     add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
@@ -96,7 +99,10 @@ def prove_command(args: argparse.Namespace) -> int:
     try:
         with _progress() as progress:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
-            proofs = prove_all(worlds, progress, args.algorithm, args.collective, args.hosts)
+            own = [one for file in args.files for one in load(file)]
+            names = (*(args.algorithm or ()), *(one.name for one in own))
+            collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
+            proofs = prove_all(worlds, progress, names, collectives, args.hosts)
     except ScheduleError as error:
         print(f"not proved: {error}", file=sys.stderr)
         if args.json:
@@ -119,7 +125,8 @@ def draw_command(args: argparse.Namespace) -> int:
     if not args.force:
         _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:
-        drawn = schedule(args.algorithm, args.collective, world=world, root=args.root, hosts=args.hosts)
+        collective = args.collective if isinstance(args.algorithm, str) else args.algorithm.collective
+        drawn = schedule(args.algorithm, collective, world=world, root=args.root, hosts=args.hosts)
         if not args.force:
             _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
@@ -128,9 +135,28 @@ def draw_command(args: argparse.Namespace) -> int:
             print(text(drawn, relative_program=args.relative_program), end="")
     except ScheduleError:
         raise
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
         raise InvalidUsage(str(error)) from error
     return 0
+
+
+def _algorithm(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
+    """A name, or the algorithm of a file: its only one, or that of the name behind a colon."""
+
+    def parse(text: str) -> str | Algorithm:
+        path, _, name = text.partition(":")
+        if not path.endswith(".py"):
+            return values.one_of(known)(text)
+        try:
+            made = [one for one in load(path) if not name or one.name == name]
+        except InvalidUsage as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if len(made) != 1:
+            there = ", ".join(f"{path}:{one.name}" for one in load(path))
+            raise argparse.ArgumentTypeError(f"{values.shown(text)} is not one algorithm: write one of {there}")
+        return made[0]
+
+    return parse
 
 
 def _require_readable(readable: bool, what: str) -> None:

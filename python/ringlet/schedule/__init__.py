@@ -23,7 +23,20 @@ if TYPE_CHECKING:
     from ringlet.schedule.cost import Cost, Machine
     from ringlet.schedule.prove import Proof
 
-__all__ = ["Round", "Schedule", "ScheduleError", "Step", "algorithms", "schedule"]
+__all__ = [
+    "Algorithm",
+    "Round",
+    "Schedule",
+    "ScheduleError",
+    "Step",
+    "algorithms",
+    "copy",
+    "load",
+    "recv",
+    "reduce",
+    "schedule",
+    "send",
+]
 
 RANKS_IN_REPR = 8
 
@@ -67,6 +80,26 @@ class Step:
         if self.verb == "copy":
             return f"copy {_chunks(self.first, self.count)} to {_chunks(self.peer, self.count)}"
         return f"{self.verb} {_chunks(self.first, self.count)} {'to' if self.verb == 'send' else 'from'} {self.peer}"
+
+
+def send(peer: int, chunk: int, count: int = 1) -> Step:
+    """Gives chunks [chunk, chunk + count), as they stood before the round, to rank `peer`."""
+    return Step("send", peer, chunk, count)
+
+
+def recv(peer: int, chunk: int, count: int = 1) -> Step:
+    """Overwrites chunks [chunk, chunk + count) by what rank `peer` sends."""
+    return Step("recv", peer, chunk, count)
+
+
+def reduce(peer: int, chunk: int, count: int = 1) -> Step:
+    """Combines chunks [chunk, chunk + count) with what rank `peer` sends; in one round in ascending rank order."""
+    return Step("reduce", peer, chunk, count)
+
+
+def copy(chunk: int, target: int, count: int = 1) -> Step:
+    """Local: chunks [target, target + count) become what chunks [chunk, chunk + count) were before the round."""
+    return Step("copy", target, chunk, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +191,7 @@ class Schedule:
 
 
 def schedule(
-    algorithm: str,
+    algorithm: str | Algorithm,
     collective: str = "all_reduce",
     *,
     world: int | None = None,
@@ -167,15 +200,20 @@ def schedule(
 ) -> Schedule:
     """The schedule of all `world` ranks, as the engines run it.
 
-    `algorithms()` lists the names. `root` is for broadcast, reduce, gather and scatter. `hosts[r]` is any number for
-    rank r's host, the same for ranks that share one (default: all do), and says how large the world is. ValueError
-    names what is known where the algorithm, collective, world, root or hosts is not.
+    `algorithms()` lists the names; one of your own may be given itself, and its collective counts. `root` is for
+    broadcast, reduce, gather and scatter. `hosts[r]` is any number for rank r's host, the same for ranks that share one
+    (default: all do), and says how large the world is. ValueError names what is known where the algorithm, collective,
+    world, root or hosts is not.
     """
     import ringlet._C as _C
+    from ringlet.schedule.named import registered
 
     if world is None and not hosts:
         raise ValueError("give world, the number of ranks, or hosts, the host of each rank")
     world = len(hosts) if world is None and hosts else world
+    own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
+    if own:
+        return own[0].schedule(world or 0, root, hosts)
     data: dict[str, Any] = _C.schedule(algorithm, collective, world, root, hosts)
     ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
     inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
@@ -184,7 +222,7 @@ def schedule(
 
 
 def algorithms() -> list[tuple[str, str, str]]:
-    """(algorithm, collective, one-line summary) of everything registered, in the registry's order."""
+    """(algorithm, collective, one-line summary) of everything built in, in the registry's order."""
     import ringlet._C as _C
 
     return list(_C.algorithms())
@@ -199,7 +237,7 @@ class _CallableModule(types.ModuleType):
 
     def __call__(
         self,
-        algorithm: str,
+        algorithm: str | Algorithm,
         collective: str = "all_reduce",
         *,
         world: int | None = None,
@@ -208,5 +246,7 @@ class _CallableModule(types.ModuleType):
     ) -> Schedule:
         return schedule(algorithm, collective, world=world, root=root, hosts=hosts)
 
+
+from ringlet.schedule.author import Algorithm, load  # noqa: E402  (they are made of what stands above)
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -17,6 +17,7 @@ It shares no code with the engines, and states what collectives promise by itsel
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,6 +38,7 @@ from ringlet.schedule.collectives import (
 from ringlet.schedule.cost import counts
 from ringlet.schedule.execute import Execution, execute
 from ringlet.schedule.messages import Message, pair_messages
+from ringlet.schedule.named import registered
 from ringlet.schedule.trees import ranks_in
 
 ALL_ROOTS_UP_TO = 16
@@ -86,7 +88,7 @@ def prove_all(
     collective: str | Collection[str] | None = None,
     hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
-    """Proves every registered schedule, or those of some names or collectives, for every world.
+    """Proves every built-in schedule, or those of some names (also of one's own) or collectives, for every world.
 
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
     the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
@@ -94,18 +96,23 @@ def prove_all(
     Raises the first ScheduleError; ValueError where nothing registered has that name.
     """
     names, collectives = _chosen(algorithm), _chosen(collective)
-    rows = [(a, c) for a, c, _ in schedules.algorithms() if a in (names or [a]) and c in (collectives or [c])]
+    known = [(a, c) for a, c, _ in schedules.algorithms()]
+    known += [(own.name, own.collective) for own in registered() if own.name in names]
+    rows = [(a, c) for a, c in known if a in (names or [a]) and c in (collectives or [c])]
     if not rows:
-        known = ", ".join(f"{a} {c}" for a, c, _ in schedules.algorithms())
         wanted = " ".join(map(",".join, filter(None, (names, collectives))))
-        raise ValueError(f"nothing registered is called {wanted}; known: {known}")
+        raise ValueError(f"nothing registered is called {wanted}; known: {', '.join(map(' '.join, known))}")
     worlds = list(worlds)
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
     proofs = []
     for done, (a, c, world, root) in enumerate(cases):
         if progress:
             progress(done, len(cases), f"{a} {c}")
-        proofs.append(prove(schedules.schedule(a, c, world=world, root=root, hosts=hosts)))
+        # One of a user's own may not cover every world.
+        with contextlib.suppress(NotImplementedError):
+            proofs.append(prove(schedules.schedule(a, c, world=world, root=root, hosts=hosts)))
+    if not proofs:
+        raise ValueError(f"{', '.join(a for a, _ in rows)} covers none of these worlds")
     if progress:
         progress(len(cases), len(cases), "")
     return proofs

@@ -1,0 +1,154 @@
+#include "engine/authored.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "schedule/topology.h"
+
+namespace ringlet {
+namespace {
+
+using Key = std::tuple<int, int, std::vector<int>>;  // world, root, hosts
+
+Key key_of(const RankInfo& info) {
+  std::vector<int> hosts;
+  if (info.topology != nullptr && !info.topology->one_host()) {
+    for (int rank = 0; rank < info.world; ++rank) hosts.push_back(info.topology->host(rank));
+  }
+  return {info.world, info.root, std::move(hosts)};
+}
+
+/// What ranks compare: the same in every process, whatever else it added and in which order.
+uint32_t id_of(Collective collective, std::string_view name) {
+  uint32_t hash = 2166136261u;
+  const auto mix = [&](unsigned char byte) { hash = (hash ^ byte) * 16777619u; };
+  mix(static_cast<unsigned char>(collective));
+  for (const char letter : name) mix(static_cast<unsigned char>(letter));
+  return kFirstAuthoredId | ((hash ^ hash >> 15) % (kFirstAuthoredId - 1));
+}
+
+class Entry final : public Authored {
+ public:
+  Entry(Collective collective, std::string name, std::string summary, const Entry* before)
+      : Authored(before != nullptr ? before->index + 1 : static_cast<int>(algorithms().size()),
+                 id_of(collective, name)),
+        before(before),
+        name_(std::move(name)),
+        summary_(std::move(summary)),
+        algorithm{name_.c_str(), collective, nullptr, summary_.c_str(), Order::none, this} {}
+
+  Schedule schedule(const RankInfo& info) const override {
+    const std::lock_guard lock(mutex_);
+    const auto found = schedules_.find(key_of(info));
+    if (found == schedules_.end()) {
+      throw InvalidUsage(std::string(ringlet::name(algorithm.collective)) + " algorithm \"" + name_ +
+                         "\" has no schedule for a world of " + std::to_string(info.world) + " here");
+    }
+    return found->second[static_cast<size_t>(info.rank)];
+  }
+
+  void hand_over(Key place, std::vector<Schedule> ranks) const {
+    const std::lock_guard lock(mutex_);
+    schedules_.try_emplace(std::move(place), std::move(ranks));
+  }
+
+  const Entry* const before;
+
+ private:
+  const std::string name_, summary_;
+
+ public:
+  const Algorithm algorithm;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::map<Key, std::vector<Schedule>> schedules_;  // by rank; guarded by mutex_
+};
+
+std::mutex adding;
+std::atomic<const Entry*> newest{nullptr};
+
+template <typename Fits>
+const Algorithm* find(Fits fits) noexcept {
+  for (const Entry* entry = newest.load(std::memory_order_acquire); entry != nullptr; entry = entry->before) {
+    if (fits(*entry)) return &entry->algorithm;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const Algorithm& add_algorithm(Collective collective, const std::string& name, const std::string& summary) {
+  if (find_algorithm(collective, name) != nullptr) {
+    throw InvalidUsage(std::string(ringlet::name(collective)) + " has a built-in algorithm \"" + name +
+                       "\"; give yours another name");
+  }
+  const std::lock_guard lock(adding);
+  const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // for ever
+  const Algorithm* other = authored_by_id(entry->id);
+  if (other != nullptr && (other->collective != collective || name != other->name)) {
+    delete entry;
+    throw InvalidUsage("the names \"" + name + "\" and \"" + other->name +
+                       "\" cannot be told apart between ranks; rename one");
+  }
+  newest.store(entry, std::memory_order_release);
+  return entry->algorithm;
+}
+
+const Algorithm* find_authored(Collective collective, std::string_view name) noexcept {
+  return find(
+      [&](const Entry& entry) { return entry.algorithm.collective == collective && name == entry.algorithm.name; });
+}
+
+const Algorithm* authored_at(int index) noexcept {
+  return find([&](const Entry& entry) { return entry.index == index; });
+}
+
+const Algorithm* authored_by_id(uint32_t id) noexcept {
+  return find([&](const Entry& entry) { return entry.id == id; });
+}
+
+std::vector<const Algorithm*> authored_algorithms() {
+  std::vector<const Algorithm*> all;
+  find([&](const Entry& entry) {
+    const Algorithm& one = entry.algorithm;
+    if (find_authored(one.collective, one.name) == &one) all.push_back(&one);
+    return false;
+  });
+  std::reverse(all.begin(), all.end());
+  return all;
+}
+
+void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vector<Schedule> ranks) {
+  for (const Schedule& schedule : ranks) {
+    const auto rounds = static_cast<int>(schedule.rounds.size());
+    if (rounds <= kMostAuthoredRounds && schedule.parts <= kMostAuthoredParts) continue;
+    throw InvalidUsage(std::string(name(algorithm.collective)) + " algorithm \"" + algorithm.name + "\" has " +
+                       std::to_string(rounds) + " rounds and " + std::to_string(schedule.parts) +
+                       " parts; the engines take at most " + std::to_string(kMostAuthoredRounds) + " rounds and " +
+                       std::to_string(kMostAuthoredParts) + " parts");
+  }
+  const bool one_host = std::all_of(place.hosts.begin(), place.hosts.end(), [](int host) { return host == 0; });
+  static_cast<const Entry*>(algorithm.authored)
+      ->hand_over({place.world, place.root, one_host ? std::vector<int>() : place.hosts}, std::move(ranks));
+}
+
+const Algorithm* find_any_algorithm(Collective collective, std::string_view name) noexcept {
+  const Algorithm* built_in = find_algorithm(collective, name);
+  return built_in != nullptr ? built_in : find_authored(collective, name);
+}
+
+std::string all_algorithm_names(Collective collective) {
+  std::string names = algorithm_names(collective);
+  for (const Algorithm* one : authored_algorithms()) {
+    if (one->collective == collective) names += std::string(", ") + one->name;
+  }
+  return names;
+}
+
+}  // namespace ringlet

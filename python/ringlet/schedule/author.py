@@ -1,0 +1,209 @@
+"""Algorithms of your own: a pure function of a rank's place yields rounds, and every engine runs what it yields.
+
+    import ringlet
+    from ringlet.schedule import recv, reduce, send
+
+    @ringlet.algorithm("all_reduce", name="mine")
+    def mine(rank, world):
+        following, before = (rank + 1) % world, (rank - 1) % world
+        for i in range(world - 1):
+            yield send(following, (rank - 1 - i) % world), reduce(before, (rank - 2 - i) % world)
+        for i in range(world - 1):
+            yield send(following, (rank - i) % world), recv(before, (rank - 1 - i) % world)
+
+From then on algorithm="mine" (or the object) is an algorithm like any other. A group proves it for its own world before
+the first call (ringlet/agreement.py); `load` takes a file. Source of the verbs: csrc/schedule/step.h. No torch here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringlet.errors import InvalidUsage
+from ringlet.schedule import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.collectives import (
+    BLOCKED,
+    COLLECTIVES,
+    ROOTED,
+    input_chunks,
+    output_chunks,
+    required_parts,
+)
+from ringlet.schedule.hosts import numbered
+from ringlet.schedule.packed import packed, unpacked
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,62}")
+ORDERS = ("none", "along", "across")
+PLACE = ("rank", "world", "root", "hosts")  # what a function may ask for, by the parameter's name
+
+Rounds = Iterable[Step | Iterable[Step]]
+Parts = int | Callable[[int], int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """An algorithm of one's own, as `ringlet.algorithm` makes it. Calls take it, or its name, as `algorithm=`.
+
+    function: yields the rounds of one rank. parts: into how many chunks a divided collective cuts its buffer, a number
+    or a function of the world; None: the world. order: which rank stands at which position (docs/algorithms.md, "Along
+    the topology"). origin: where it was written, "mine.py:12". Immutable; any thread.
+    """
+
+    collective: str
+    name: str
+    function: Callable[..., Rounds]
+    parts: Parts = None
+    order: str = "none"
+    summary: str = ""
+    origin: str = ""
+    slot: int = field(default=-1, repr=False)  # what the core knows it by
+
+    def __call__(self, *place: Any, **named: Any) -> Rounds:
+        """The function itself."""
+        return self.function(*place, **named)
+
+    def schedule(self, world: int, root: int = 0, hosts: Sequence[int] | None = None) -> Schedule:
+        """The schedule of all ranks, not yet proved.
+
+        hosts[r]: any number for rank r's host (None: all share one). Raises ScheduleError where what a rank yields is
+        no round, InvalidUsage for a world, root or hosts that there is not, and whatever the function raises
+        (NotImplementedError: it does not cover this world).
+        """
+        _check_place(self.collective, world, root, hosts)
+        on_hosts = numbered(hosts) if hosts is not None else (0,) * world
+        if self.order != "none" and len(set(on_hosts)) > 1:
+            return self._ordered(world, root, on_hosts)
+        ranks = tuple(tuple(self._rounds(rank, world, root, on_hosts)) for rank in range(world))
+        return assembled(self, ranks, self.parts_of(world), root, on_hosts)
+
+    def parts_of(self, world: int) -> int:
+        """Into how many chunks the schedule's buffer is cut."""
+        needed = required_parts(self.collective, world)
+        if needed is not None:
+            return needed
+        return operator.index(self.parts(world) if callable(self.parts) else self.parts or world)
+
+    def _rounds(self, rank: int, world: int, root: int, hosts: tuple[int, ...]) -> Iterator[Round]:
+        place = dict(zip(PLACE, (rank, world, root, hosts), strict=True))
+        wanted = {name: place[name] for name in _asked_for(self.function)}
+        for index, yielded in enumerate(self.function(**wanted) or ()):
+            try:
+                steps = (yielded,) if isinstance(yielded, Step) else tuple(yielded)
+                yield Round(tuple(_whole(step) for step in steps))
+            except (TypeError, AttributeError):
+                text = f"yields {yielded!r:.80}; a round is a send, recv, reduce or copy, or several of them"
+                raise ScheduleError(rank, index, None, text) from None
+
+    def _ordered(self, world: int, root: int, hosts: tuple[int, ...]) -> Schedule:
+        """Made for positions; ranks take them host after host, or round robin, as with the built-in algorithms."""
+        import ringlet._C as _C
+
+        rank_at = _C.orders(list(hosts))[ORDERS.index(self.order) - 1]
+        plain = Algorithm(self.collective, self.name, self.function, self.parts, origin=self.origin)
+        made = plain.schedule(world, rank_at.index(root))
+        positions = [packed(rounds, rank_at[p]) for p, rounds in enumerate(made.ranks)]
+        ranks = map(unpacked, _C.relabelled(self.collective, made.parts, positions, rank_at))
+        return assembled(self, tuple(ranks), made.parts, root, hosts)
+
+
+def algorithm(
+    collective: str, name: str | None = None, *, parts: Parts = None, order: str = "none"
+) -> Callable[[Callable[..., Rounds]], Algorithm]:
+    """Makes a function an algorithm of `collective`, under `name` (default: the function's).
+
+    The function takes `rank` and `world`, and `root` (it must, in broadcast, reduce, gather and scatter) and `hosts`
+    (hosts[r] is the number of rank r's host) where it has parameters of these names. It yields rounds: a send, recv,
+    reduce or copy (ringlet.schedule), or several. It must be pure: it runs on every rank, for every rank.
+
+    parts: how many chunks a divided collective (all_reduce, broadcast, reduce) has, a number or a function of the
+    world; default: the world. The others' follow from the world (ringlet/schedule/collectives.py). order: "along" or
+    "across" the hosts, for a function that ignores them. Raises InvalidUsage for a name that is taken, and for a
+    function that cannot be one. docs/authoring.md has the whole way.
+    """
+
+    from ringlet.schedule.named import register
+
+    def decorate(function: Callable[..., Rounds]) -> Algorithm:
+        return register(written(collective, name or getattr(function, "__name__", ""), function, parts, order))
+
+    return decorate
+
+
+def written(collective: str, name: str, function: Callable[..., Rounds], parts: Parts, order: str) -> Algorithm:
+    """The same without a name that others can call it by."""
+    what = f"algorithm({collective!r}, name={name!r})"
+    if collective not in COLLECTIVES:
+        raise InvalidUsage(f"{what}: there is no such collective; known: {', '.join(COLLECTIVES)}")
+    if not NAME.fullmatch(name) or name in ("auto", "none"):
+        raise InvalidUsage(f"{what}: a name is a letter and up to 62 letters, digits and _ . + -, and not auto or none")
+    if order not in ORDERS:
+        raise InvalidUsage(f"{what}: order is {order!r}; it is one of {', '.join(ORDERS)}")
+    if collective in BLOCKED and parts is not None:
+        raise InvalidUsage(f"{what}: the parts of a {collective} follow from the world; leave parts out")
+    if not callable(function):
+        raise InvalidUsage(f"{what}: decorates {function!r:.60}, which is no function")
+    asked = _asked_for(function, what)
+    if collective in ROOTED and "root" not in asked:
+        raise InvalidUsage(f"{what}: a {collective} has a root; the function must take a parameter of that name")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    return Algorithm(collective, name, function, parts, order, summary, _origin(function))
+
+
+def assembled(
+    made: Algorithm, ranks: tuple[tuple[Round, ...], ...], parts: int, root: int, hosts: tuple[int, ...]
+) -> Schedule:
+    """The schedule of all ranks' rounds."""
+    world = len(ranks)
+    places = [(made.collective, rank, world, root, parts) for rank in range(world)]
+    inputs = tuple(input_chunks(*place) for place in places)
+    outputs = tuple(output_chunks(*place) for place in places)
+    on_hosts = hosts if len(set(hosts)) > 1 else ()
+    return Schedule(made.name, made.collective, world, root, parts, ranks, inputs, outputs, on_hosts)
+
+
+def _check_place(collective: str, world: int, root: int, hosts: Sequence[int] | None) -> None:
+    if world < 1 or not 0 <= root < world or (root and collective not in ROOTED):
+        raise InvalidUsage(f"{collective}: world {world} and root {root} do not go together")
+    if hosts is not None and len(hosts) != world:
+        raise InvalidUsage(f"{collective}: hosts must name the host of each of {world} ranks, not of {len(hosts)}")
+
+
+def _asked_for(function: Callable[..., Any], what: str = "") -> tuple[str, ...]:
+    """The names of its parameters."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise InvalidUsage(f"{what}: {function!r:.60} has no signature to read: write it in Python") from error
+    asked = tuple(p.name for p in parameters if p.name in PLACE and p.kind is not p.POSITIONAL_ONLY)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    unknown = [name for name in needed if name not in asked]
+    if unknown:
+        raise InvalidUsage(f"{what}: the function asks for {unknown[0]!r}; it may ask for {', '.join(PLACE)}")
+    return asked
+
+
+def _whole(step: Step) -> Step:
+    """With plain integers, whatever integers it was given."""
+    return Step(step.verb, operator.index(step.peer), operator.index(step.first), operator.index(step.count))
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code else repr(function)[:60]
+
+
+def load(path: str | Path) -> list[Algorithm]:
+    """The algorithms that a Python file makes, each registered.
+
+    The file runs once in a process, however often it is loaded, and again when it has changed. InvalidUsage names the
+    file where it cannot be read, fails, or makes none.
+    """
+    from ringlet.schedule.named import load as load_named
+
+    return load_named(Path(path))

@@ -1,0 +1,54 @@
+"""Schedules as bytes: what is handed to the core, and what ranks compare to see that they have the same one.
+
+A rank's rounds are 32-bit integers: the number of rounds, each round's number of steps, and for each step its verb
+(index into VERBS), peer, first and count. csrc/bindings/authored.cc reads and writes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from ringlet.schedule import Round, Schedule, ScheduleError, Step
+
+VERBS = ("send", "recv", "reduce", "copy")
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+_NUMBERS = {verb: number for number, verb in enumerate(VERBS)}
+
+
+def packed(rounds: Sequence[Round], rank: int = 0) -> bytes:
+    """One rank's rounds; ScheduleError, of that rank, for a verb that there is not or a number beyond 32 bits."""
+    words = [len(rounds), *(len(round.steps) for round in rounds)]
+    for index, round in enumerate(rounds):
+        for step in round.steps:
+            if step.verb not in _NUMBERS:
+                text = f"there is no verb {step.verb!r}; known: {', '.join(VERBS)}"
+                raise ScheduleError(rank, index, step.first, text)
+            if max(map(abs, (step.peer, step.first, step.count))) >= 1 << 31:
+                raise ScheduleError(rank, index, None, f"{step}: numbers have at most 31 bits")
+            words += (_NUMBERS[step.verb], step.peer, step.first, step.count)
+    return array("i", words).tobytes()
+
+
+def unpacked(data: bytes) -> tuple[Round, ...]:
+    """The rounds of packed()."""
+    words = array("i")
+    words.frombytes(data)
+    rounds, at = [], 1 + words[0]
+    for count in words[1:at]:
+        ends = range(at, at + 4 * count, 4)
+        rounds.append(Round(tuple(Step(VERBS[words[i]], words[i + 1], words[i + 2], words[i + 3]) for i in ends)))
+        at += 4 * count
+    return tuple(rounds)
+
+
+def digest(schedule: Schedule, ranks: Sequence[bytes]) -> bytes:
+    """32 bytes (SHA-256): equal where collective, world, root, parts, hosts and all steps are. ranks: packed()."""
+    place = (schedule.collective, schedule.world, schedule.root, schedule.parts, schedule.hosts)
+    hashed = hashlib.sha256(repr(place).encode())
+    for rank in ranks:
+        hashed.update(len(rank).to_bytes(8, "little"))
+        hashed.update(rank)
+    return hashed.digest()

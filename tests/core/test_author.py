@@ -1,0 +1,300 @@
+"""Algorithms that users write: they run as the built-in ones do, wrong ones are refused on all ranks, and all ranks
+have the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import emulated_gpu
+import own_algorithms
+import ringlet
+from ranks import on_host
+from ringlet import _C
+from ringlet.schedule import load, recv, reduce, schedule, send
+from ringlet.schedule.prove import prove, prove_all
+
+COUNTS = (0, 1, 7, 123_567, 1 << 20)
+
+
+def same_bits(rank: int, world: int, own: str, built_in: str, memory: str) -> None:
+    for count in COUNTS:
+        torch.manual_seed(rank)
+        made = ringlet.empty(count) if memory == "registered" else torch.empty(count)
+        mine = made.normal_()
+        expected = mine.clone()
+        ringlet.all_reduce(expected, algorithm=built_in)
+        ringlet.all_reduce(mine, algorithm=own)
+        assert torch.equal(mine, expected), count
+    assert ringlet.current().calls()[-1]["algorithm"] == own
+
+
+@pytest.mark.parametrize("memory", ["ordinary", "registered"])
+def test_an_own_ring_gives_the_bits_of_the_built_in_one(everyone, memory):
+    everyone(own_ring_everywhere, memory)
+
+
+def own_ring_everywhere(rank: int, world: int, memory: str) -> None:
+    if world == 1:
+        return
+    same_bits(rank, world, "own_ring", "ring", memory)
+
+
+def whole_numbers(rank: int, world: int, algorithm: Any, op: str = "sum") -> None:
+    for count in COUNTS:
+        tensor = torch.full((count,), rank + 1.0)
+        ringlet.all_reduce(tensor, op, algorithm=algorithm)
+        assert (tensor == sum(range(1, world + 1)) / (world if op == "avg" else 1)).all(), count
+
+
+def test_one_that_depends_on_hosts_runs_on_all_of_them(everyone):
+    everyone(whole_numbers, "own_of_hosts")
+
+
+@pytest.mark.parametrize("join", ["shared_memory", "threads", "tcp", "mixed"])
+@pytest.mark.parametrize("world", [2, 8])
+def test_swing(pool, world, join):
+    pool.values(swing, world, join=join)
+
+
+def swing(rank: int, world: int) -> None:
+    """The object itself, in every operation's own way; then asynchronously."""
+    whole_numbers(rank, world, own_algorithms.own_swing)
+    whole_numbers(rank, world, "own_swing", "avg")
+    tensor = torch.full((1000,), rank + 1.0)
+    ringlet.all_reduce(tensor, algorithm="own_swing", async_op=True).wait()
+    assert (tensor == sum(range(1, world + 1))).all()
+
+
+def other_collectives(rank: int, world: int) -> None:
+    for root in range(world):
+        tensor = torch.full((1000,), float(rank))
+        ringlet.broadcast(tensor, root, algorithm="own_star")
+        assert (tensor == root).all()
+    sent = torch.arange(world * 100) + 1000 * rank
+    taken = torch.empty_like(sent)
+    ringlet.all_to_all(taken, sent, algorithm="own_pairwise")
+    assert torch.equal(taken, torch.cat([torch.arange(100) + 100 * rank + 1000 * q for q in range(world)]))
+
+
+def test_roots_and_blocks(everyone):
+    everyone(other_collectives)
+
+
+# ---- what is refused
+
+
+def refused(rank: int, world: int, name: str) -> str:
+    tensor = torch.full((100,), rank + 1.0)
+    with pytest.raises(ringlet.InvalidUsage) as raised:
+        ringlet.all_reduce(tensor, algorithm=name)
+    assert (tensor == rank + 1).all()
+    ringlet.all_reduce(tensor, algorithm="own_ring")  # the group lives
+    assert (tensor == sum(range(1, world + 1))).all()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("join", ["shared_memory", "threads", "tcp", "mixed"])
+@pytest.mark.parametrize("name", own_algorithms.WRONG)
+def test_a_wrong_one_is_refused_on_all_ranks(pool, name, join):
+    said = pool.values(refused, 3, name, join=join)
+    assert len(set(said)) == 1, said
+    assert own_algorithms.WRONG[name] in said[0]
+    assert re.search(rf'"{name}" is wrong: {name} all_reduce, world 3.*: rank \d, round \d, chunk \d: ', said[0]), said[
+        0
+    ]
+
+
+def with_functions_of_their_own(rank: int, world: int) -> str:
+    def even(rank, world):
+        yield [send(p, 0, world) for p in range(world) if p != rank], reduce((rank + 1) % world, 0)
+
+    def odd(rank, world):
+        yield send((rank + 1) % world, 0), recv((rank - 1) % world, 1)
+
+    ringlet.algorithm("all_reduce", name="differs")([even, odd][rank % 2])
+    return refused(rank, world, "differs")
+
+
+def test_ranks_with_different_functions_are_told(pool):
+    said = pool.values(with_functions_of_their_own, 3)
+    assert len(set(said)) == 1, said
+    # The first yields no rounds at all, which its rank alone can say.
+    assert re.search(r'"differs": rank 0 has no schedule for this group: test_author.py:\d+: rank 0, round 0', said[0])
+
+
+def with_chunks_of_their_own(rank: int, world: int) -> str:
+    def shifted(by):
+        def function(rank, world):
+            yield send((rank + 1) % world, by), reduce((rank - 1) % world, by)
+
+        return function
+
+    ringlet.algorithm("all_reduce", name="shifts")(shifted(rank % 2))
+    return refused(rank, world, "shifts")
+
+
+def test_both_functions_are_named(pool):
+    said = pool.values(with_chunks_of_their_own, 3, join="mixed")
+    assert len(set(said)) == 1, said
+    pattern = r"differs between ranks: rank 0 has the one of test_author.py:\d+, digest \w{12}; rank 1 has the one of "
+    assert re.search(pattern, said[0]), said[0]
+
+
+def without_it(rank: int, world: int) -> str:
+    if rank:
+        ringlet.algorithm("all_reduce", name="only_some")(own_algorithms.own_ring.function)
+    with pytest.raises((ringlet.InvalidUsage, ringlet.PeerLost)) as raised:
+        ringlet.all_reduce(torch.ones(1), algorithm="only_some")
+        ringlet.barrier()
+    return str(raised.value)
+
+
+def test_a_rank_that_lacks_it_says_so(pool):
+    said = pool.values(without_it, 2)
+    assert 'all_reduce has no algorithm "only_some"; there are: auto, ring' in said[0]
+
+
+def raising(rank: int, world: int) -> str:
+    @ringlet.algorithm("all_reduce", name="raises")
+    def raises(rank, world):
+        raise KeyError("no such thing")
+
+    return refused(rank, world, "raises")
+
+
+def test_what_a_function_raises_is_told_on_all_ranks(pool):
+    said = pool.values(raising, 2)
+    assert len(set(said)) == 1 and "KeyError: 'no such thing'" in said[0]
+
+
+@pytest.mark.parametrize(
+    "collective, options, words",
+    [
+        ("all_reduces", {}, "there is no such collective"),
+        ("all_reduce", {"name": "auto"}, "not auto or none"),
+        ("all_reduce", {"name": "two words"}, "a name is a letter"),
+        ("all_reduce", {"name": "ring"}, 'has a built-in algorithm "ring"'),
+        ("all_reduce", {"name": "m", "order": "up"}, "order is 'up'"),
+        ("all_gather", {"name": "m", "parts": 3}, "leave parts out"),
+        ("broadcast", {"name": "m"}, "has a root"),
+    ],
+)
+def test_what_cannot_be_an_algorithm(collective, options, words):
+    with pytest.raises(ringlet.InvalidUsage, match=re.escape(words)):
+        ringlet.algorithm(collective, **options)(lambda rank, world: ())
+
+
+def test_a_function_may_ask_for_its_place_only():
+    with pytest.raises(ringlet.InvalidUsage, match="asks for 'size'; it may ask for rank, world, root, hosts"):
+        ringlet.algorithm("all_reduce", name="m")(lambda rank, size: ())
+
+
+# ---- ways to name it
+
+
+def by_the_table(rank: int, world: int) -> None:
+    """`auto` means it where the group's table says so, from above 4 KiB on."""
+    group = ringlet.current()
+    for count in (16, 4096):
+        tensor = torch.full((count,), rank + 1.0)
+        ringlet.all_reduce(tensor)
+        assert (tensor == sum(range(1, world + 1))).all()
+        assert (group.calls()[-1]["algorithm"] == "own_ring") == (count == 4096)
+    said = ringlet.empty(1 << 20).fill_(rank + 1.0)
+    ringlet.all_reduce(said)
+    assert (said == sum(range(1, world + 1))).all()
+
+
+def init_with_the_table(rank: int, world: int, store: str, transport: str, table: str) -> None:
+    os.environ["RINGLET_TABLE"] = table
+    try:
+        with on_host(f"host {rank % 2}" if transport == "mixed" else None):
+            way = "auto" if transport == "mixed" else transport
+            ringlet.init(rank, world, dist.FileStore(store, world), transport=way, timeout=timedelta(seconds=60))
+        try:
+            by_the_table(rank, world)
+        finally:
+            ringlet.finalize()
+    finally:
+        os.environ["RINGLET_TABLE"] = ""
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
+def test_a_table_may_name_it(pool, tmp_path, transport):
+    table = tmp_path / "table"
+    table.write_text("all_reduce above 4KiB own_ring\n")
+    pool.values(init_with_the_table, 3, str(tmp_path / "store"), transport, str(table), join="nothing")
+
+
+def through_torch(rank: int, world: int) -> None:
+    options = ringlet.BackendOptions(algorithm="own_ring")
+    group = dist.new_group(pg_options=options)
+    tensor = torch.full((5000,), rank + 1.0)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == sum(range(1, world + 1))).all()
+    model = torch.nn.Linear(8, 8)
+    reducer = ringlet.GradientReducer(model, algorithm="own_ring")
+    model(torch.full((1, 8), rank + 1.0)).sum().backward()
+    assert (model.weight.grad == (world + 1) / 2).all()
+    reducer.remove()
+
+
+@pytest.mark.parametrize("join", ["dist:ringlet", "dist:ringlet@mixed"])
+def test_a_process_group_and_the_reducer_take_it(pool, join):
+    pool.values(through_torch, 2, join=join)
+
+
+def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
+    path = tmp_path / "mine.py"
+    text = (
+        "import ringlet\nfrom ringlet.schedule import reduce, send\n\n"
+        '@ringlet.algorithm("all_reduce", name="of_a_file")\ndef f(rank, world):\n'
+        "    yield [*(send(p, 0, world) for p in range(world) if p != rank),\n"
+        "           *(reduce(p, 0, world) for p in range(world) if p != rank)]\n"
+    )
+    path.write_text(text)
+    (made,) = load(path)
+    assert (made.name, made.origin) == ("of_a_file", "mine.py:4")
+    assert load(path) == [made]
+    assert prove(schedule("of_a_file", world=5)) == prove(made.schedule(5))
+    assert [p.world for p in prove_all([1, 2, 9], algorithm="of_a_file")] == [1, 2, 9]
+    path.write_text(text.replace("of_a_file", "of_another"))
+    assert [one.name for one in load(path)] == ["of_another"]
+
+
+@pytest.mark.parametrize(
+    "text, words", [("1 / 0", "ZeroDivisionError"), ("x = 1", "makes no algorithm"), ("def", "SyntaxError")]
+)
+def test_a_file_without_an_algorithm_is_refused(tmp_path, text, words):
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    with pytest.raises(ringlet.InvalidUsage, match=f"wrong.py: .*{words}"):
+        load(path)
+    with pytest.raises(ringlet.InvalidUsage, match="cannot be read"):
+        load(tmp_path / "none.py")
+
+
+# ---- on the emulated GPU
+
+
+def on_a_gpu(rank: int, world: int) -> None:
+    emulated_gpu.load()
+    for count in (1, 1000, 200_000):
+        mine = emulated_gpu.filled(rank + 1.0, count)
+        ringlet.all_reduce(mine, algorithm="own_ring")
+        assert (mine.cpu() == sum(range(1, world + 1))).all()
+    with pytest.raises(ringlet.InvalidUsage, match="is wrong"):
+        ringlet.all_reduce(mine, algorithm="deadlock")
+
+
+@pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
+@pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
+def test_tensors_on_a_gpu(device_pool, way):
+    device_pool.values(on_a_gpu, 3, join="threads")

@@ -1,0 +1,160 @@
+"""Algorithms that tests write: right ones, which have a built-in twin or none, and a wrong one of each kind."""
+
+from __future__ import annotations
+
+import ringlet
+from ringlet.schedule import copy, recv, reduce, send
+
+
+@ringlet.algorithm("all_reduce", name="own_ring", order="along")
+def own_ring(rank, world):
+    """The built-in ring, written again."""
+    following, before = (rank + 1) % world, (rank - 1) % world
+    for i in range(world - 1):
+        yield send(following, (rank - 1 - i) % world), reduce(before, (rank - 2 - i) % world)
+    for i in range(world - 1):
+        yield send(following, (rank - i) % world), recv(before, (rank - 1 - i) % world)
+
+
+@ringlet.algorithm("broadcast", name="own_star", parts=1)
+def own_star(rank, world, root):
+    """The built-in star, written again."""
+    if rank == root:
+        yield [send(peer, 0) for peer in range(world) if peer != root]
+    else:
+        yield recv(root, 0)
+
+
+@ringlet.algorithm("all_to_all", name="own_pairwise")
+def own_pairwise(rank, world):
+    """The built-in pairwise exchange, written again."""
+    others = [(rank + i) % world for i in range(1, world)]
+    yield [copy(rank, world + rank), *(send(p, p) for p in others), *(recv(p, world + p) for p in others)]
+
+
+@ringlet.algorithm("all_reduce", name="own_of_hosts", parts=1)
+def own_of_hosts(rank, world, hosts):
+    """Every host's first rank collects from its own, rank 0 from those, and all goes back: it depends on hosts."""
+    first = [hosts.index(host) for host in hosts]
+    own = [r for r in range(world) if first[r] == rank and r != rank]
+    heads = [r for r in range(world) if first[r] == r and r != 0]
+    if first[rank] != rank:
+        yield send(first[rank], 0)
+        yield recv(first[rank], 0)
+        return
+    yield [reduce(r, 0) for r in own]
+    if rank == 0:
+        yield [reduce(r, 0) for r in heads]
+        yield [send(r, 0) for r in heads]
+    else:
+        yield send(0, 0)
+        yield recv(0, 0)
+    yield [send(r, 0) for r in own]
+
+
+def swing_peer(rank, world, step):
+    """Swing (De Sensi et al., NSDI 2024): even ranks go one way by rho(step), odd ones the other."""
+    rho = (1 - (-2) ** (step + 1)) // 3
+    return (rank + rho) % world if rank % 2 == 0 else (rank - rho) % world
+
+
+def swing_blocks(rank, world, step):
+    """The chunks that `rank` and whoever it reaches from `step` on finish."""
+    blocks = {rank}
+    for later in range(step, world.bit_length() - 1):
+        blocks |= swing_blocks(swing_peer(rank, world, later), world, later + 1)
+    return blocks
+
+
+@ringlet.algorithm("all_reduce", name="own_swing")
+def own_swing(rank, world):
+    """Swing with few bytes, for powers of two."""
+    if world & (world - 1):
+        raise NotImplementedError("a power of two")
+    steps = world.bit_length() - 1
+    for step in range(steps):
+        peer = swing_peer(rank, world, step)
+        given, kept = swing_blocks(peer, world, step + 1), swing_blocks(rank, world, step + 1)
+        yield [*(send(peer, c) for c in sorted(given)), *(reduce(peer, c) for c in sorted(kept))]
+    for step in reversed(range(steps)):
+        peer = swing_peer(rank, world, step)
+        given, taken = swing_blocks(rank, world, step + 1), swing_blocks(peer, world, step + 1)
+        yield [*(send(peer, c) for c in sorted(given)), *(recv(peer, c) for c in sorted(taken))]
+
+
+# Each is wrong for three ranks, with what the prover says of it.
+WRONG = {}
+
+
+def wrong(words):
+    def keep(function):
+        WRONG[function.__name__] = words
+        return ringlet.algorithm("all_reduce", name=function.__name__, parts=2)(function)
+
+    return keep
+
+
+@wrong("ends without the contribution of rank 1")
+def lost_contribution(rank, world):
+    if rank == 0:
+        yield reduce(world - 1, 0, 2)
+        yield [send(r, 0, 2) for r in range(1, world)]
+    else:
+        yield [send(0, 0, 2)] if rank == world - 1 else []
+        yield recv(0, 0, 2)
+
+
+@wrong("twice")
+def double_addition(rank, world):
+    peer = {0: 1, 1: 0}.get(rank)
+    if peer is not None:
+        for _ in range(2):
+            yield send(peer, 0, 2), reduce(peer, 0, 2)
+
+
+@wrong("write under a read")
+def received_over_what_is_sent(rank, world):
+    peer = {0: 1, 1: 0}.get(rank)
+    if peer is not None:
+        yield send(peer, 0, 2), recv(peer, 0, 2)
+
+
+@wrong("two writes to one chunk")
+def two_writes(rank, world):
+    if rank == 0:
+        yield recv(1, 0), copy(1, 0)
+    elif rank == 1:
+        yield send(0, 0)
+
+
+@wrong("is never received")
+def unmatched_send(rank, world):
+    yield [send(0, 1)] if rank == 1 else []
+
+
+@wrong("deadlock")
+def deadlock(rank, world):
+    if rank < 2:
+        yield reduce(1 - rank, rank)
+        yield send(1 - rank, 1 - rank)
+
+
+@wrong("no messages with itself")
+def wrong_peer(rank, world):
+    yield send(rank, 1)
+
+
+@wrong("different bits")
+def differing_trees(rank, world):
+    """Of three ranks: 0 sums (0+1)+2, 1 sums (1+2)+0, and 2 gets the sum of 0."""
+    if rank == 0:
+        yield send(1, 0, 2), reduce(1, 0, 2)
+        yield reduce(2, 0, 2)
+        yield send(2, 0, 2)
+    elif rank == 1:
+        yield send(0, 0, 2), reduce(2, 0, 2)
+        yield reduce(0, 0, 2)
+    else:
+        yield send(1, 0, 2)
+        yield send(0, 0, 2)
+        yield recv(0, 0, 2)
