@@ -26,7 +26,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy
 import torch
@@ -35,11 +35,45 @@ from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
 from ringlet.group import Group, current, has_default
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+    from ringlet._C import Work
+
 Array: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
 Arrays: TypeAlias = Array | Sequence[Array]  # a sequence: one for each rank
 Timeout: TypeAlias = float | timedelta | None
+Tensor: TypeAlias = torch.Tensor
+Tensors: TypeAlias = Tensor | list[Tensor]  # a list where the call was given a sequence
+
+# For the overloads: a call returns what it wrote or, if async_op is true, a Work.
+Sync: TypeAlias = Literal[False]
+Async: TypeAlias = Literal[True]
 
 
+class Waits(TypedDict, total=False):
+    group: Group | None
+    timeout: Timeout
+
+
+class Moves(Waits, total=False):
+    algorithm: str
+
+
+class Reduces(Moves, total=False):
+    scale: float
+
+
+class AllReduces(Reduces, total=False):
+    output: Array | None
+
+
+@overload
+def all_reduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[AllReduces]) -> Tensor: ...
+@overload
+def all_reduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[AllReduces]) -> Work: ...
+@overload
+def all_reduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
 def all_reduce(
     tensor: Array,
     op: str = "sum",
@@ -67,17 +101,39 @@ if not TYPE_CHECKING:
     all_reduce = _C.with_shortcut(all_reduce)  # the plain call costs less than Python's handling of eight arguments
 
 
+@overload
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[AllReduces]) -> Tensor: ...
+@overload
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[AllReduces]) -> Work: ...
+@overload
+def ring_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
 def ring_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
     """`all_reduce` by the ring: 2(p-1) rounds, 2(p-1)/p of the bytes sent per rank (Patarasuk and Yuan 2009)."""
     return all_reduce(tensor, op, algorithm="ring", **options)
 
 
+@overload
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Sync = ..., **_: Unpack[AllReduces]) -> Tensor: ...
+@overload
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: Unpack[AllReduces]) -> Work: ...
+@overload
+def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
 def butterfly_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
     """`all_reduce` by recursive doubling: ceil(log2 p) rounds (+2 where p is no power of two), one summation tree for
     every element, so that an element's bits do not depend on its place (Thakur et al. 2005, §4.1)."""
     return all_reduce(tensor, op, algorithm="butterfly", **options)
 
 
+@overload
+def reduce_scatter(
+    output: Array, input: Arrays, op: str = ..., *, async_op: Sync = ..., **_: Unpack[Reduces]
+) -> Tensor: ...
+@overload
+def reduce_scatter(output: Array, input: Arrays, op: str = ..., *, async_op: Async, **_: Unpack[Reduces]) -> Work: ...
+@overload
+def reduce_scatter(
+    output: Array, input: Arrays, op: str = ..., *, async_op: bool, **_: Unpack[Reduces]
+) -> Tensor | Work: ...
 def reduce_scatter(
     output: Array,
     input: Arrays,
@@ -107,6 +163,12 @@ def reduce_scatter(
     )
 
 
+@overload
+def all_gather(output: Arrays, input: Array, *, async_op: Sync = ..., **_: Unpack[Moves]) -> Tensors: ...
+@overload
+def all_gather(output: Arrays, input: Array, *, async_op: Async, **_: Unpack[Moves]) -> Work: ...
+@overload
+def all_gather(output: Arrays, input: Array, *, async_op: bool, **_: Unpack[Moves]) -> Tensors | Work: ...
 def all_gather(
     output: Arrays,
     input: Array,
@@ -133,6 +195,12 @@ def all_gather(
     )
 
 
+@overload
+def broadcast(tensor: Array, root: int = ..., *, async_op: Sync = ..., **_: Unpack[Moves]) -> Tensor: ...
+@overload
+def broadcast(tensor: Array, root: int = ..., *, async_op: Async, **_: Unpack[Moves]) -> Work: ...
+@overload
+def broadcast(tensor: Array, root: int = ..., *, async_op: bool, **_: Unpack[Moves]) -> Tensor | Work: ...
 def broadcast(
     tensor: Array,
     root: int = 0,
@@ -156,6 +224,12 @@ def broadcast(
     )
 
 
+@overload
+def reduce(tensor: Array, root: int = ..., op: str = ..., *, async_op: Sync = ..., **_: Unpack[Reduces]) -> Tensor: ...
+@overload
+def reduce(tensor: Array, root: int = ..., op: str = ..., *, async_op: Async, **_: Unpack[Reduces]) -> Work: ...
+@overload
+def reduce(tensor: Array, root: int = ..., op: str = ..., *, async_op: bool, **_: Unpack[Reduces]) -> Tensor | Work: ...
 def reduce(
     tensor: Array,
     root: int = 0,
@@ -182,6 +256,16 @@ def reduce(
     )
 
 
+@overload
+def gather(
+    output: Arrays | None, input: Array, root: int = ..., *, async_op: Sync = ..., **_: Unpack[Moves]
+) -> Tensors | None: ...
+@overload
+def gather(output: Arrays | None, input: Array, root: int = ..., *, async_op: Async, **_: Unpack[Moves]) -> Work: ...
+@overload
+def gather(
+    output: Arrays | None, input: Array, root: int = ..., *, async_op: bool, **_: Unpack[Moves]
+) -> Tensors | Work | None: ...
 def gather(
     output: Arrays | None,
     input: Array,
@@ -209,6 +293,16 @@ def gather(
     )
 
 
+@overload
+def scatter(
+    output: Array, input: Arrays | None, root: int = ..., *, async_op: Sync = ..., **_: Unpack[Moves]
+) -> Tensor: ...
+@overload
+def scatter(output: Array, input: Arrays | None, root: int = ..., *, async_op: Async, **_: Unpack[Moves]) -> Work: ...
+@overload
+def scatter(
+    output: Array, input: Arrays | None, root: int = ..., *, async_op: bool, **_: Unpack[Moves]
+) -> Tensor | Work: ...
 def scatter(
     output: Array,
     input: Arrays | None,
@@ -236,6 +330,12 @@ def scatter(
     )
 
 
+@overload
+def all_to_all(output: Arrays, input: Arrays, *, async_op: Sync = ..., **_: Unpack[Moves]) -> Tensors: ...
+@overload
+def all_to_all(output: Arrays, input: Arrays, *, async_op: Async, **_: Unpack[Moves]) -> Work: ...
+@overload
+def all_to_all(output: Arrays, input: Arrays, *, async_op: bool, **_: Unpack[Moves]) -> Tensors | Work: ...
 def all_to_all(
     output: Arrays,
     input: Arrays,
@@ -262,6 +362,12 @@ def all_to_all(
     )
 
 
+@overload
+def barrier(*, async_op: Sync = ..., **_: Unpack[Waits]) -> None: ...
+@overload
+def barrier(*, async_op: Async, **_: Unpack[Waits]) -> Work: ...
+@overload
+def barrier(*, async_op: bool, **_: Unpack[Waits]) -> Work | None: ...
 def barrier(*, group: Group | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
     """Returns when every rank of the group has called it (Hensgen, Finkel and Manber 1988: dissemination)."""
     return _call(
@@ -269,6 +375,12 @@ def barrier(*, group: Group | None = None, async_op: bool = False, timeout: Time
     )
 
 
+@overload
+def send(tensor: Array, peer: int, *, async_op: Sync = ..., **_: Unpack[Waits]) -> Tensor: ...
+@overload
+def send(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Work: ...
+@overload
+def send(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def send(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
@@ -276,6 +388,12 @@ def send(
     return _message(tensor, peer, sending=True, group=group, async_op=async_op, timeout=timeout)
 
 
+@overload
+def recv(tensor: Array, peer: int, *, async_op: Sync = ..., **_: Unpack[Waits]) -> Tensor: ...
+@overload
+def recv(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Work: ...
+@overload
+def recv(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def recv(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:

@@ -1,4 +1,6 @@
-"""What a user writes; `make lint` holds that `mypy --strict` accepts it."""
+"""What a user writes; `make lint` holds that `mypy --strict` accepts it, and infers these types."""
+
+from datetime import timedelta
 
 import numpy
 import torch
@@ -10,12 +12,20 @@ def main(rank: int) -> None:
     gradient = torch.full((4,), rank + 1.0)
     ringlet.ring_allreduce(gradient)
     bucket = ringlet.empty(1 << 20, dtype=torch.bfloat16).fill_(rank)
-    ringlet.butterfly_allreduce(bucket, op="avg")
+    ringlet.butterfly_allreduce(bucket, op="avg", timeout=timedelta(seconds=5))
     total: torch.Tensor = ringlet.all_reduce(gradient)
-    work = ringlet.all_reduce(gradient, async_op=True)
+    work: ringlet.Work = ringlet.all_reduce(gradient, async_op=True)
     work.wait(2.0)
-    ringlet.all_gather([numpy.zeros(4, numpy.float32), torch.zeros(4)], gradient)
-    print(f"rank {rank}: {gradient.tolist()}, {bucket[0].item()}", total)
+    array = numpy.zeros(4, numpy.float32)
+    shared: torch.Tensor = ringlet.all_reduce(array, algorithm="ring", scale=0.5, op="premul_sum")
+    ringlet.all_gather([array, torch.zeros(4)], gradient)
+    ringlet.barrier(async_op=True).wait()
+    ringlet.barrier(group=ringlet.current())
+    print(f"rank {rank}: {gradient.tolist()}, {bucket[0].item()}", total, shared)
+
+
+def either(tensor: torch.Tensor, later: bool) -> torch.Tensor | ringlet.Work:
+    return ringlet.broadcast(tensor, async_op=later)
 
 
 if __name__ == "__main__":

@@ -208,12 +208,13 @@ def schedule(
     import ringlet._C as _C
     from ringlet.schedule.named import registered
 
-    if world is None and not hosts:
-        raise ValueError("give world, the number of ranks, or hosts, the host of each rank")
-    world = len(hosts) if world is None and hosts else world
+    if world is None:
+        if not hosts:
+            raise ValueError("give world, the number of ranks, or hosts, the host of each rank")
+        world = len(hosts)
     own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
     if own:
-        return own[0].schedule(world or 0, root, hosts)
+        return own[0].schedule(world, root, hosts)
     data: dict[str, Any] = _C.schedule(algorithm, collective, world, root, hosts)
     ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
     inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
