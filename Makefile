@@ -10,6 +10,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+CHECK_BASELINE ?= $(lastword $(sort $(wildcard benchmarks/baselines/*-check.jsonl)))
 SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
 VENV := .venv
@@ -29,7 +30,7 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all test-launchers test-frameworks conformance bench check peers lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-launchers test-frameworks conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
@@ -42,10 +43,13 @@ help:
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
+	@echo "make bench-check    a small benchmark beside gloo: is ringlet slower than the committed baseline?"
 	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
 	@echo "make lint           ruff, clang-format and mypy"
 	@echo "make format         what of lint can be put right by itself"
 	@echo "make docs-pictures  draw docs/pictures/ again, and the tables of the pages"
+	@echo "make wheel          a wheel that auditwheel accepts, to dist/"
+	@echo "make site           the pages and the reference of the Python API as a site, to out/site/"
 	@echo "make clean          remove what all of these made"
 
 demo: install
@@ -78,6 +82,13 @@ bench: install peers
 	@for sweep in $(SWEEPS); do \
 	  $(INSIDE) python -m ringlet bench --sweep $$sweep --json out/$$sweep.jsonl --plot out/$$sweep.svg --report out/$$sweep.md; \
 	done
+
+# The tolerance is what runs of one build differ by on a busy machine (docs/performance.md).
+bench-check: install
+	$(SAY) "benchmark against the baseline"
+	@mkdir -p out
+	@$(INSIDE) python -m ringlet bench --sweep check --json out/check.jsonl
+	@$(BIN)/python benchmarks/compare.py $(CHECK_BASELINE) out/check.jsonl --relative-to openmpi,gloo --tolerance 0.25
 
 check: lint sanitizers
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Compares two files of `ringlet bench --json`: is NEW slower than OLD?
+"""Compares two files of `ringlet bench --json`: is ringlet in NEW slower than in OLD?
 
-    benchmarks/compare.py OLD.jsonl NEW.jsonl [--tolerance 0.1] [--relative-to openmpi]
+    benchmarks/compare.py OLD.jsonl NEW.jsonl [--tolerance 0.1] [--relative-to openmpi,gloo]
 
-Cases are paired by everything that names them and by round; a ratio is old time / new time (above 1: faster), its
-median taken over rounds. Two files are not interleaved, so a machine that has drifted between them shows as a
-change: `--relative-to LIBRARY` divides it out by that library's times in the same file, round and size.
+Cases are paired by everything that names them; a ratio is old time / new time (above 1: faster), medians over rounds.
+The two runs do not take turns, so a machine that has drifted between them shows as a change. `--relative-to LIBRARY`
+divides it out by that library's times of the same file, round and size; of several, the first that both files have.
 
-Exit code: 0 as fast or faster, 1 slower than the tolerance in the geometric mean of a configuration, 2 wrong elements
-or nothing in common.
+A configuration has regressed if its geometric mean is slower than the tolerance, and beyond noise: each round of NEW is
+slower than each round of OLD, in the geometric mean over the cases. `--per-case` asks the same of each case by itself.
+
+Exit code: 0 no regression, 1 a regression, 2 wrong elements, or nothing in common.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +30,79 @@ CASE = ("collective", "world", "bytes", "dtype", "op")
 CONFIG = ("library", "algorithm", "transport", "memory", "via")
 
 Key = tuple[Any, ...]
+Times = dict[Key, dict[Key, dict[int, float]]]  # configuration -> case -> round -> p50, in µs or times of the reference
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one configuration, over some cases: geometric means, one for each round, of the old and the new times."""
+
+    old: list[float]
+    new: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.old) / statistics.median(self.new)
+
+    def regressed(self, tolerance: float) -> bool:
+        return self.ratio < 1 / (1 + tolerance) and min(self.new) > max(self.old)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def times(rows: list[dict[str, Any]], reference: str | None) -> dict[Key, float]:
-    """(configuration, case, round) -> p50, in µs or in multiples of the reference's."""
+def libraries(rows: Iterable[dict[str, Any]]) -> set[str]:
+    return {row["library"] for row in rows}
+
+
+def times(rows: list[dict[str, Any]], reference: str | None) -> Times:
+    """ringlet's times (all times of a run without ringlet), in times of the reference in the same round if there is one."""
     base = {
         (*(row[key] for key in CASE), row["round"]): row["time_us_p50"] for row in rows if row["library"] == reference
     }
-    found = {}
+    wanted = {"ringlet"} & libraries(rows) or libraries(rows) - {reference}
+    found: Times = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        case = (*(row[key] for key in CASE), row["round"])
-        if row["library"] == reference or (reference and case not in base):
-            continue
-        found[(tuple(row[key] for key in CONFIG), case)] = row["time_us_p50"] / base.get(case, 1.0)
+        case, round_ = tuple(row[key] for key in CASE), row["round"]
+        if row["library"] in wanted and (not reference or (*case, round_) in base):
+            config = tuple(row[key] for key in CONFIG)
+            found[config][case][round_] = row["time_us_p50"] / base.get((*case, round_), 1.0)
     return found
 
 
-def ratios(old: dict[Key, float], new: dict[Key, float]) -> dict[Key, dict[Key, float]]:
-    """configuration -> case -> median over rounds of old / new."""
-    rounds: dict[Key, list[float]] = defaultdict(list)
-    for key in old.keys() & new.keys():
-        config, case = key
-        rounds[(config, case[:-1])].append(old[key] / new[key])
-    found: dict[Key, dict[Key, float]] = defaultdict(dict)
-    for config, case in sorted(rounds):
-        found[config][case] = statistics.median(rounds[(config, case)])
+def mean_rounds(cases: Iterable[dict[int, float]]) -> list[float]:
+    """Geometric means over the cases, one for each round that all of them have."""
+    cases = list(cases)
+    shared = set.intersection(*(set(rounds) for rounds in cases))
+    return [math.exp(statistics.fmean(math.log(rounds[each]) for rounds in cases)) for each in sorted(shared)]
+
+
+def compare(old: Times, new: Times) -> dict[Key, dict[Key | None, Change]]:
+    """configuration -> case, or None for all of them -> the change."""
+    found: dict[Key, dict[Key | None, Change]] = {}
+    for config in sorted(old.keys() & new.keys()):
+        shared = sorted(old[config].keys() & new[config].keys())
+        if shared:
+            sets = {**{case: [case] for case in shared}, None: shared}
+            found[config] = {
+                name: Change(mean_rounds(old[config][c] for c in cases), mean_rounds(new[config][c] for c in cases))
+                for name, cases in sets.items()
+            }
     return found
+
+
+def report(found: dict[Key, dict[Key | None, Change]], tolerance: float, per_case: bool) -> bool:
+    """Prints every ratio; whether something has regressed."""
+    slower = False
+    for config, changes in found.items():
+        print(" ".join(config))
+        for case, change in changes.items():
+            worse = (per_case or case is None) and change.regressed(tolerance)
+            slower |= worse
+            what = "geometric mean" if case is None else "{0} {3} {4} {1} ranks {2:>10} B".format(*case)
+            print(f"  {what:<44} {change.ratio:6.3f}x{'  SLOWER' if worse else ''}")
+    return slower
 
 
 def main() -> int:
@@ -65,22 +112,18 @@ def main() -> int:
     parser.add_argument(
         "--tolerance", type=float, default=0.1, help="slowdown that passes, as a fraction (default 0.1)"
     )
-    parser.add_argument("--relative-to", metavar="LIBRARY", help="divide by this library's times in the same file")
+    parser.add_argument("--relative-to", metavar="LIBRARY,...", help="divide by this library's times in the same file")
+    parser.add_argument("--per-case", action="store_true", help="a regression of one case counts too")
     args = parser.parse_args()
     old, new = read(args.old), read(args.new)
-    found = ratios(times(old, args.relative_to), times(new, args.relative_to))
+    asked = args.relative_to.split(",") if args.relative_to else []
+    reference = next((name for name in asked if name in libraries(old) & libraries(new)), None)
+    found = compare(times(old, reference), times(new, reference)) if reference or not asked else {}
     if not found:
         print("the files have no case in common", file=sys.stderr)
         return 2
-    slower = False
-    for config, cases in found.items():
-        print(" ".join(config) + (f", relative to {args.relative_to}" if args.relative_to else ""))
-        for (collective, world, size, dtype, op), ratio in cases.items():
-            print(f"  {collective} {dtype} {op} {world} ranks {size:>10} B  {ratio:6.2f}x")
-        mean = math.exp(statistics.fmean(map(math.log, cases.values())))
-        worse = mean < 1 / (1 + args.tolerance)
-        slower |= worse
-        print(f"  geometric mean {mean:.3f}x{'  SLOWER' if worse else ''}")
+    print(f"old time / new time{f', relative to {reference}' if reference else ''}")
+    slower = report(found, args.tolerance, args.per_case)
     wrong = sum(row["wrong"] or 0 for row in new)
     if wrong:
         print(f"{wrong} wrong elements in {args.new}", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
@@ -252,29 +251,6 @@ def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
         assert f"<!-- {text}" in drawn or text in drawn, text
     plot([row for row in rows if row["library"] == "gloo"], tmp_path / "alone.svg")
     assert "fastest peer" not in (tmp_path / "alone.svg").read_text()
-
-
-def test_compare_script(tmp_path: Path) -> None:
-    def files(*scales: float) -> list[str]:
-        names = []
-        for scale in scales:
-            path = tmp_path / f"{scale}.jsonl"
-            rows = [a_row(library, scale, round_) for round_ in range(3) for library in ("ringlet", "gloo")]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            names.append(str(path))
-        return names
-
-    def compare(*words: str) -> subprocess.CompletedProcess[str]:
-        script = [sys.executable, str(ROOT / "benchmarks" / "compare.py"), *words]
-        return subprocess.run(script, capture_output=True, text=True, check=False)
-
-    assert compare(*files(2.0, 1.0)).returncode == 0
-    slower = compare(*files(1.0, 2.0))
-    assert slower.returncode == 1 and "0.500x  SLOWER" in slower.stdout
-    assert compare(*files(1.0, 2.0), "--relative-to", "gloo").returncode == 0, "drift divides out"
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps(a_row("ringlet", 1.0, 0, wrong=3)) + "\n")
-    assert compare(files(1.0)[0], str(other)).returncode == 2
 
 
 # ---- end to end
