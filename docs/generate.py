@@ -1,4 +1,4 @@
-"""Draws docs/pictures, and writes the tables of the pages: from the schedules themselves and the constants in csrc/.
+"""Draws docs/pictures, and writes the tables and figures of the pages: from schedules, csrc/ and benchmarks/.
 
     make docs-pictures          (or: python docs/generate.py)
 
@@ -22,11 +22,10 @@ from ringlet.schedule.prove import Proof, prove
 from ringlet.schedule.uplink import uplink_load
 
 DOCS = Path(__file__).parent
-sys.path.append(str(DOCS.parent / "tests" / "conformance"))
-sys.path.append(str(DOCS))
-import fastest  # noqa: E402
-
+sys.path += [str(DOCS), str(DOCS.parent / "tests" / "conformance")]
 import conformance_tables  # noqa: E402
+import fastest  # noqa: E402
+import figures  # noqa: E402
 
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
@@ -108,6 +107,7 @@ LIMITS = [
 ]
 BEGIN = "<!-- table {}: written by docs/generate.py -->"
 END = "<!-- end of table {} -->"
+FIGURE = re.compile(r"(<!-- figure ([^>]+?) -->)[^<]*(<!---->)")
 
 
 def pictures() -> dict[str, str]:
@@ -133,6 +133,7 @@ def tables() -> dict[str, dict[str, str]]:
         },
         "limits.md": {"limits": _limits()},
         "conformance.md": {name: _table(lines) for name, lines in conformance_tables.tables().items()},
+        **{page: {name: _table(lines) for name, lines in found.items()} for page, found in figures.tables().items()},
     }
 
 
@@ -231,6 +232,12 @@ def with_tables(page: str, found: dict[str, str]) -> str:
     return page
 
 
+def with_figures(page: str) -> str:
+    """The page with every figure that stands between marks within a sentence written anew. KeyError: no such figure."""
+    found = figures.figures()
+    return FIGURE.sub(lambda mark: f"{mark[1]}{found[mark[2]]}{mark[3]}", page)
+
+
 def main() -> int:
     folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
@@ -240,7 +247,8 @@ def main() -> int:
     for name, svg in drawn.items():
         (folder / name).write_text(svg, encoding="utf-8")
     for page, found in tables().items():
-        (DOCS / page).write_text(with_tables((DOCS / page).read_text(encoding="utf-8"), found), encoding="utf-8")
+        text = with_figures(with_tables((DOCS / page).read_text(encoding="utf-8"), found))
+        (DOCS / page).write_text(text, encoding="utf-8")
     print(f"{len(drawn)} pictures in {folder}, tables in {', '.join(tables())}")
     return 0
 
