@@ -133,7 +133,7 @@ def commands():
         for info, text in FENCE.findall(page.read_text(encoding="utf-8")):
             for line in text.replace("\\\n", "").splitlines() if info == "" else ():
                 line = re.split(r"\s{3,}|\s+#\s", re.sub(r"^(?:[A-Z_]+=\S* )+", "", line))[0]
-                if re.match(r"(?:ringlet|make|python|benchmarks/\S+) ", line) and "..." not in line:
+                if re.match(r"(?:ringlet|make|python|benchmarks/\S+) (?!\w+:)", line) and "..." not in line:
                     yield page.relative_to(ROOT), line
 
 
