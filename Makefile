@@ -14,6 +14,7 @@ CHECK_BASELINE ?= $(lastword $(sort $(wildcard benchmarks/baselines/*-check.json
 SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
 VENV := .venv
+DIST ?= dist
 STAMPS := $(VENV)/stamps
 # The environment's own tools come first, by their absolute path: recipes need no activation.
 BIN := $(CURDIR)/$(VENV)/bin
@@ -110,6 +111,19 @@ format: $(STAMPS)/lint
 	@$(BIN)/ruff format $(PYTHON_FILES)
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
+# torch and its libraries come with torch, and so does the C++ runtime's place in the process: a second libstdc++ within
+# the wheel would not share exceptions with torch (docs/decisions/0060).
+wheel: $(STAMPS)/wheel $(STAMPS)/tools
+	$(SAY) "wheel"
+	@rm -rf build/wheel build/lib.* && mkdir -p $(DIST)
+	@$(INSIDE) $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
+	@$(INSIDE) auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w $(DIST) build/wheel/*.whl
+
+# Any warning is an error: a link that leads nowhere, a docstring that names a parameter which is not there.
+site: install $(STAMPS)/lint $(STAMPS)/site  # ruff sets the signatures
+	$(SAY) "site"
+	@$(BIN)/python docs/site/build.py out/site
+
 docs-pictures: install
 	$(SAY) "pictures and tables"
 	@$(INSIDE) python docs/generate.py
@@ -144,9 +158,10 @@ $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 	@$(INSIDE) cmake --version 2>/dev/null | awk '/version/ { split($$3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 20) }' || $(PIP) install -q cmake
 	@touch $@
 
-$(STAMPS)/lint: $(STAMPS)/tools pyproject.toml
-	$(SAY) "lint tools"
-	@$(PIP) install -q --ignore-installed $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^lint = (.*)$$", open("pyproject.toml").read())[1]))')
+# Of an extra of pyproject.toml, whose versions are exact.
+$(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/site: $(STAMPS)/tools pyproject.toml
+	$(SAY) "$(@F) tools"
+	@$(PIP) install -q --ignore-installed $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^$(@F) = (.*)$$", open("pyproject.toml").read())[1]))')
 	@touch $@
 
 # Readers of the GPU's machine code, for where an nvcc made some; without them that test skips itself.

@@ -1,6 +1,7 @@
 """Hands the build over to CMake, which holds the one source list; pyproject.toml holds everything else."""
 
 import filecmp
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -60,7 +61,17 @@ def replace(built, place):
     os.replace(fresh, place)
 
 
+def requirements():
+    """An extension runs with the minor version of torch that it was compiled against, and says so in the wheel."""
+    try:
+        torch = importlib.metadata.version("torch").split(".")
+        return ["numpy", f"torch=={torch[0]}.{torch[1]}.*"]
+    except importlib.metadata.PackageNotFoundError:
+        return ["numpy", "torch>=2.11,<2.16"]
+
+
 setup(
+    install_requires=requirements(),
     # Not in pyproject.toml, where setuptools before 77 and from 2027 on disagree on its form.
     license="Apache-2.0",
     ext_modules=[Extension("ringlet._C", sources=[])],

@@ -57,7 +57,7 @@ def libraries(rows: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def times(rows: list[dict[str, Any]], reference: str | None) -> Times:
-    """ringlet's times (all times of a run without ringlet), in times of the reference in the same round if there is one."""
+    """ringlet's times (of a run without ringlet, all), in the reference's times of the same round if there is one."""
     base = {
         (*(row[key] for key in CASE), row["round"]): row["time_us_p50"] for row in rows if row["library"] == reference
     }

@@ -32,6 +32,8 @@ SLOW = {
     "tools/test_bench_calls.py": "measures every call of torch.distributed",
     "tools/test_bench_hosts.py": "measures on emulated hosts",
     "tools/test_explore_in_browser.py": "drives a browser",
+    "tools/test_site.py": "builds the site",
+    "tools/test_wheel.py": "builds a wheel, and installs it into an empty environment",
     "tools/test_tune.py": "measures algorithms",
     "torch/test_compiled.py": "compiles models",
     "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",

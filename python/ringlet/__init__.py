@@ -5,7 +5,7 @@
 
 from ringlet import agreement, schedule, settings
 from ringlet import backend as _backend
-from ringlet._C import BackendOptions, Work
+from ringlet._C import BackendOptions, Work, build_info
 from ringlet.backend import monitored_barrier
 from ringlet.collectives import (
     all_gather,
@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__version__ = "0.1.0"
+__version__: str = build_info()["ringlet"]  # pyproject.toml has it
 
 __all__ = [
     "BackendOptions",

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import ringlet
-from ringlet.__main__ import parse
+from ringlet.cli.main import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

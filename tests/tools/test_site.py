@@ -1,0 +1,56 @@
+"""The site's links are right before mkdocs sees them; `make site` runs mkdocs itself, with warnings as errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load_build():
+    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs" / "site" / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_to_files_lead_to_copies_and_links_to_folders_are_words():
+    build, linked = load_build(), set()
+    page = pathlib.Path("docs/gradients.md")
+    text = (
+        "[a](../Makefile) [b](../examples) [c](start.md#threads) [![d](pictures/x.svg)](../README.md) [e](https://x/)"
+    )
+    made = build.rewritten(page, text + "\n```python run file\n[kept](../Makefile)\n```\n", linked)
+    assert made.startswith(
+        "[a](../Makefile.txt) b [c](start.md#threads) [![d](pictures/x.svg)](../README.md) [e](https"
+    )
+    assert made.endswith("\n```python\n[kept](../Makefile)\n```\n"), "a block's text is not touched, its marks are"
+    assert {path.as_posix() for path in linked} == {"Makefile", "docs/start.md", "docs/pictures/x.svg", "README.md"}
+
+
+def test_every_page_is_laid_out_with_what_it_links_to(tmp_path):
+    build = load_build()
+    build.lay_out(tmp_path)
+    assert (tmp_path / "docs" / "start.md").exists() and (tmp_path / "benchmarks" / "results").is_dir()
+    assert (tmp_path / "csrc" / "schedule" / "ring.cc.txt").read_text() == (ROOT / "csrc/schedule/ring.cc").read_text()
+
+
+def test_the_site_has_the_reference_and_a_search(tmp_path):
+    pytest.importorskip("mkdocs", reason="needs mkdocs, which `make site` installs")
+    command = [sys.executable, str(ROOT / "docs" / "site" / "build.py"), str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "site" / "docs" / "site" / "reference.html").read_text()
+    for name in (
+        "ringlet.init",
+        "ringlet.collectives.all_reduce",
+        "ringlet.GradientReducer",
+        "ringlet.errors.PeerLost",
+    ):
+        assert f'id="{name}"' in reference, name
+    assert "poisons the group" in (tmp_path / "site" / "search" / "search_index.json").read_text()
