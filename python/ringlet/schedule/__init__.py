@@ -219,7 +219,7 @@ def schedule(
     ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
     inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
     on_hosts = numbered(hosts) if hosts and len(set(hosts)) > 1 else ()
-    return Schedule(algorithm, collective, len(ranks), root, data["parts"], ranks, inputs, outputs, on_hosts)
+    return Schedule(str(algorithm), collective, len(ranks), root, data["parts"], ranks, inputs, outputs, on_hosts)
 
 
 def algorithms() -> list[tuple[str, str, str]]:

@@ -130,7 +130,7 @@ def algorithm(
     from ringlet.schedule.named import register
 
     def decorate(function: Callable[..., Rounds]) -> Algorithm:
-        return register(written(collective, name or getattr(function, "__name__", ""), function, parts, order))
+        return register(written(collective, name or str(getattr(function, "__name__", "")), function, parts, order))
 
     return decorate
 
