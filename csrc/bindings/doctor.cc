@@ -77,7 +77,8 @@ std::vector<std::string> addresses(const std::string& interfaces) {
 }  // namespace
 
 void bind_doctor(py::module_& m) {
-  m.def("build_info", &build_info, "dict(ringlet, compiler, torch, cxx11_abi, python, assertions): what this was built with");
+  m.def("build_info", &build_info,
+        "dict(ringlet, compiler, torch, cxx11_abi, python, assertions): what this was built with");
   m.def("kernels", &kernels, "dict(chosen, available): the CPU kernels of this machine, the best first");
   m.def("host_identity", &host_identity, "The same number for processes of one host.");
   m.def("addresses", &addresses, py::arg("interfaces"),

@@ -215,7 +215,7 @@ def schedule(
     own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
     if own:
         return own[0].schedule(world, root, hosts)
-    data: dict[str, Any] = _C.schedule(algorithm, collective, world, root, hosts)
+    data: dict[str, Any] = _C.schedule(str(algorithm), collective, world, root, hosts)
     ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
     inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
     on_hosts = numbered(hosts) if hosts and len(set(hosts)) > 1 else ()

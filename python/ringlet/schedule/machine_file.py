@@ -109,8 +109,8 @@ def _table(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _number(path: Path, key: str, given: Any) -> float:
     value = given.get("value") if isinstance(given, dict) else None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and "_per_s" in key):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and "_per_s" in key):
         above = "above 0" if "_per_s" in key else "of at least 0"
         raise InvalidUsage(
             f"{path}: {key} is not a number {above} with its source; write {key.split('.')[1]} = {_EXAMPLE}"
@@ -118,4 +118,4 @@ def _number(path: Path, key: str, given: Any) -> float:
     source = given.get("source")
     if not isinstance(source, str) or not source.strip() or given.keys() - {"value", "source"}:
         raise InvalidUsage(f"{path}: {key} lacks its source; write {key.split('.')[1]} = {_EXAMPLE}")
-    return float(value)
+    return float(number)
