@@ -1,6 +1,7 @@
 // Chunks that need not lie side by side, as steps. Pure.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "schedule/step.h"
