@@ -204,6 +204,7 @@ def _source(path: str) -> str:
 
 def _amount(name: str, expression: str) -> str:
     """`size_t{256} << 10` of something called ...Bytes -> "256 KiB"."""
+    expression = re.sub(r"std::chrono::milliseconds\((\d+)\)", r"\1ms", expression)
     if duration := re.fullmatch(r"(\d+)(ms|s)", expression):
         return f"{duration[1]} {duration[2]}"
     number, _, shift = re.sub(r"size_t\{(\d+)\}|'", r"\1", expression).partition("<<")

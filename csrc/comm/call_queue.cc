@@ -16,7 +16,8 @@ using namespace std::chrono_literals;
 // The thread takes over a call when nobody has come for it for kWakesOfGrace times as long as the thread takes to wake
 // up, which it measures: before that, to hand the call over would cost more than to leave it to a thread that comes.
 constexpr int kWakesOfGrace = 4;
-constexpr std::chrono::steady_clock::duration kLeastGrace = 50us, kMostGrace = 1ms;
+constexpr auto kLeastGrace = 50us;
+constexpr auto kMostGrace = 1ms;
 // While calls are given the thread looks at least so often whether one was left alone, so nobody need wake it.
 constexpr auto kLook = 1ms;
 constexpr int kLooksBeforeSleep = 20;

@@ -73,9 +73,8 @@ Schedule torus_all_reduce(const RankInfo& info);
 Schedule pat_reduce_scatter(const RankInfo& info);
 Schedule pat_all_gather(const RankInfo& info);
 
-// bruck.cc: blocks that travel by the bits of their way
+// bruck.cc
 Schedule bruck_all_gather(const RankInfo& info);
-Schedule bruck_all_to_all(const RankInfo& info);
 
 // bine.cc: a binomial tree with edges to either side
 Schedule bine_broadcast(const RankInfo& info);

@@ -62,8 +62,6 @@ constexpr Algorithm kAlgorithms[] = {
     {"linear", gather, linear_gather, "everybody to the root; one round"},
     {"linear", scatter, linear_scatter, "the root to everybody; one round"},
     {"pairwise", all_to_all, pairwise_all_to_all, "everyone to everyone; one round"},
-    {"bruck", all_to_all, bruck_all_to_all, "blocks hop by the bits of their way; ceil(log2 p) rounds after copies",
-     along},
     {"dissemination", barrier, dissemination_barrier, "ceil(log2 p) rounds of empty messages"},
 };
 

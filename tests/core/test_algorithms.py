@@ -91,14 +91,6 @@ def test_the_torus_has_rings_along_rows_and_columns(world, rows, columns):
         assert partners(torus, rank) == [{peer} for peer in expected]
 
 
-def test_bruck_keeps_what_it_was_given_to_send_until_it_is_sent():
-    """Its blocks rest in the input's places, which are nobody's output: the prover says what arrives."""
-    for world in (2, 3, 4, 7, 8, 16):
-        proof = prove(ringlet.schedule("bruck", "all_to_all", world=world))
-        assert proof.rounds == 1 + (world - 1).bit_length()
-        assert proof.sent * world == sum(j.bit_count() for j in range(world))
-
-
 @pytest.mark.parametrize("collective, name", [("broadcast", "knomial"), ("reduce", "knomial")])
 def test_the_knomial_tree_has_three_children_a_round_at_most(collective, name):
     found = ringlet.schedule(name, collective, world=64)

@@ -236,14 +236,6 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("linear", "gather"): ClosedForm(several, lambda p: Fraction(several(p), p), none, none, "1", "S/p"),
     ("linear", "scatter"): ClosedForm(several, _sends(1), none, none, "1", "S(p-1)/p"),
     ("pairwise", "all_to_all"): ClosedForm(one, _sends(1), none, none, "1", "S(p-1)/p"),
-    ("bruck", "all_to_all"): ClosedForm(
-        lambda p: 1 + ceil_log2(p),
-        lambda p: Fraction(sum(j.bit_count() for j in range(p)), p),
-        none,
-        none,
-        "1 + ceil(log2 p)",
-        "S/2 log2 p for p = q",
-    ),
     ("dissemination", "barrier"): ClosedForm(ceil_log2, lambda p: Fraction(0), none, none, "ceil(log2 p)", "0"),
     **{("hierarchical", collective): form for collective, form in hierarchical(1).items()},
 }

@@ -101,7 +101,9 @@ def prove_all(
     rows = [(a, c) for a, c in known if a in (names or [a]) and c in (collectives or [c])]
     if not rows:
         wanted = " ".join(map(",".join, filter(None, (names, collectives))))
-        raise ValueError(f"nothing registered is called {wanted}; known: {', '.join(map(' '.join, known))}")
+        near = [f"{a} {c}" for a, c in known if a in (names or ()) or c in (collectives or ())]
+        all_names = dict.fromkeys(a for a, _ in known)
+        raise ValueError(f"nothing registered is called {wanted}; known: {', '.join(near or all_names)}")
     worlds = list(worlds)
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
     proofs = []
