@@ -3,7 +3,6 @@
 import pytest
 
 import ringlet
-from ringlet.schedule.prove import prove
 
 
 def partners(schedule, rank):
