@@ -87,6 +87,7 @@ bench: install peers
 # The tolerance is what runs of one build differ by on a busy machine (docs/performance.md).
 bench-check: install
 	$(SAY) "benchmark against the baseline"
+	@test -n "$(CHECK_BASELINE)" || { echo "there is no benchmarks/baselines/*-check.jsonl: measure one (CONTRIBUTING.md), or name a file: CHECK_BASELINE=FILE make bench-check" >&2; exit 1; }
 	@mkdir -p out
 	@$(INSIDE) python -m ringlet bench --sweep check --json out/check.jsonl
 	@$(BIN)/python benchmarks/compare.py $(CHECK_BASELINE) out/check.jsonl --relative-to openmpi,gloo --tolerance 0.25
