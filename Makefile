@@ -84,7 +84,7 @@ bench: install peers
 	  $(INSIDE) python -m ringlet bench --sweep $$sweep --json out/$$sweep.jsonl --plot out/$$sweep.svg --report out/$$sweep.md; \
 	done
 
-# The tolerance is what runs of one build differ by on a busy machine (docs/performance.md).
+# The tolerance is not measured yet: what runs of one build differ by on a quiet machine should replace it.
 bench-check: install
 	$(SAY) "benchmark against the baseline"
 	@test -n "$(CHECK_BASELINE)" || { echo "there is no benchmarks/baselines/*-check.jsonl: measure one (CONTRIBUTING.md), or name a file: CHECK_BASELINE=FILE make bench-check" >&2; exit 1; }
