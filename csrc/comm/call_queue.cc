@@ -96,7 +96,10 @@ bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {
     const std::lock_guard lock(mutex_);
     if (!entries_.empty()) last = entries_.back().work;
   }
-  if (last) await(*last, deadline);
+  if (last) {
+    const Uninterrupted whole;  // whoever ends a group looks at signals between two of these waits
+    await(*last, deadline);
+  }
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, deadline.left(), [&] { return !pending(); });
 }

@@ -91,8 +91,10 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed == text and text.startswith("# ringlet ")
     rules = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    assert [(words[0], words[1:4]) for words in rules] == [("reduce", ["up", "to", "4KiB"])]
-    assert _C.chosen("reduce", 4096, 2, "staged") == "star" and _C.chosen("reduce", 4096, 2, "staged", text) == "tree"
+    assert {words[0] for words in rules} == {"reduce"}  # one rule for both sizes, or one for each
+    assert "4KiB" in rules[-1]
+    assert _C.chosen("reduce", 4096, 2, "staged") == "star"
+    assert _C.chosen("reduce", 4096, 2, "staged", text) == rules[-1][-1] != "star"
     assert main(("tune", "--show")) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"# from {table}\n{text}") and shown.endswith(_C.built_in_rules())
