@@ -90,7 +90,7 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     text = table.read_text()
     printed = capsys.readouterr().out
     assert printed == text and text.startswith("# ringlet ")
-    rules = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    rules = [line.partition("#")[0].split() for line in text.splitlines() if not line.startswith("#")]
     assert {words[0] for words in rules} == {"reduce"}  # one rule for both sizes, or one for each
     assert "4KiB" in rules[-1]
     assert _C.chosen("reduce", 4096, 2, "staged") == "star"
