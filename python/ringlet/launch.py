@@ -181,8 +181,11 @@ class _Ranks:
 
     def wait(self) -> None:
         """Until all ranks have ended, or one has failed: then the others are ended."""
-        while not any(process.exitcode for process in self._processes):
+        while True:
+            # Who is alive is asked first: a rank that ends after that wakes the wait, and one before has its exit code.
             running = [process for process in self._processes if process.is_alive()]
+            if any(process.exitcode for process in self._processes):
+                break
             if not running:
                 return
             self._hear(running, None)

@@ -422,6 +422,43 @@ def test_a_rank_that_ends_between_two_looks_is_not_waited_for(monkeypatch):
     assert all(running or not seconds for running, seconds in waits), waits
 
 
+class FailsBetweenTwoLooks:
+    """A process that has not ended when its exit code is asked for first, and has when it is asked whether it lives."""
+
+    exitcode, name, pid = None, "rank 0", 0
+
+    def is_alive(self) -> bool:
+        self.exitcode = 1
+        return False
+
+    def kill(self) -> None:
+        pass
+
+    join = kill
+
+
+class WaitsForAnEnd:
+    """A process that ends only by a signal."""
+
+    exitcode, name, sentinel = None, "rank 1", -1
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_a_rank_that_fails_between_two_looks_ends_the_wait(monkeypatch):
+    ranks, ends = launch._Ranks(None), []
+    ranks._processes += [FailsBetweenTwoLooks(), WaitsForAnEnd()]
+
+    def hear(running, seconds):
+        raise AssertionError("waits for the others alone")
+
+    monkeypatch.setattr(ranks, "_hear", hear)
+    monkeypatch.setattr(ranks, "end", ends.append)
+    ranks.wait()
+    assert ends == [signal.SIGTERM]
+
+
 PARENT = """
 import sys
 sys.path[:0] = sys.argv[2:]
