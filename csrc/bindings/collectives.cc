@@ -424,13 +424,17 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
 }
 
 // The default group's handle, which lives as long as it is set here; of the thread where ranks are threads.
-PyObject* default_of_process = nullptr;
-thread_local PyObject* default_of_thread = nullptr;
+struct DefaultGroup {
+  PyObject* handle = nullptr;
+  Communicator* group = nullptr;  // the handle's
+};
+DefaultGroup default_of_process;
+thread_local constinit DefaultGroup default_of_thread;
 
 /// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false where it is not that.
 bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  PyObject* handle = default_of_thread != nullptr ? default_of_thread : default_of_process;
-  if (handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
+  const DefaultGroup chosen = default_of_thread.handle != nullptr ? default_of_thread : default_of_process;
+  if (chosen.handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
   PyObject* op = positional == 2 ? args[1] : nullptr;
   PyObject* algorithm = nullptr;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
@@ -455,8 +459,8 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
-  const auto kept = py::reinterpret_borrow<py::object>(handle);  // another thread may end it while this one waits
-  Communicator& group = *kept.cast<Communicator*>();
+  const auto kept = py::reinterpret_borrow<py::object>(chosen.handle);  // another thread may end it while this one waits
+  Communicator& group = *chosen.group;
   agree_on_added(group, call);
   const auto profiled = profile(call, &tensor, &tensor);
   run(group, call, {&tensor, &tensor});
@@ -535,7 +539,8 @@ void bind_collectives(py::module_& m) {
   m.def(
       "set_default",
       [](const py::handle& group, bool of_thread) {
-        (of_thread ? default_of_thread : default_of_process) = group.is_none() ? nullptr : group.ptr();
+        DefaultGroup& kept = of_thread ? default_of_thread : default_of_process;
+        kept = group.is_none() ? DefaultGroup{} : DefaultGroup{group.ptr(), group.cast<Communicator*>()};
       },
       py::arg("group"), py::arg("of_thread"));
 }

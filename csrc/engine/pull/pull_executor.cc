@@ -121,11 +121,9 @@ bool PullExecutor::proceed() {
 /// Decides how the call is carried out: on all ranks alike.
 void PullExecutor::choose(bool in_place) {
   const Call& call = *call_;
-  const Algorithm& algorithm = call.algorithm != nullptr
-                                   ? *call.algorithm
-                                   : algorithm_for(call.collective, buffer_bytes(call, world_), in_place);
+  const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, in_place);
   plan_ = &plan_for(algorithm, call.root, in_place);
-  segment_.emplace(Segment{.layout = CallLayout(call, {rank_, world_, call.root}, plan_->parts)});
+  segment_.emplace(call, RankInfo{rank_, world_, call.root}, plan_->parts);
   const CallLayout& layout = segment_->layout;
   bind();
   const size_t limit = segment_limit();
@@ -136,6 +134,20 @@ void PullExecutor::choose(bool in_place) {
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(algorithm, limit);
   take_stages();
+}
+
+/// The selector's choice. Calls of one kind follow each other, so that it need not read its rules each time.
+const Algorithm& PullExecutor::chosen_for(const Call& call, bool in_place) {
+  const size_t bytes = buffer_bytes(call, world_);
+  const bool same = last_chosen_ != nullptr && last_collective_ == call.collective && last_bytes_ == bytes &&
+                    last_in_place_ == in_place;
+  if (!same) {
+    last_chosen_ = &algorithm_for(call.collective, bytes, in_place);
+    last_collective_ = call.collective;
+    last_bytes_ = bytes;
+    last_in_place_ = in_place;
+  }
+  return *last_chosen_;
 }
 
 /// Whether peers can read this rank's tensors where they lie. A rank that has no input or no output, of a rooted

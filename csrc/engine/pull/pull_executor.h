@@ -59,6 +59,8 @@ class PullExecutor {
  private:
   /// The segment in progress: where its pieces of the chunks lie.
   struct Segment {
+    // In place: a copy would read what was written a moment ago in other widths, which a processor does not forward.
+    Segment(const Call& call, const RankInfo& info, int parts) : layout(call, info, parts) {}
     size_t in_staging(int chunk) const {
       return whole ? layout.offset(chunk, 0) : chunk * width * layout.element_bytes();
     }
@@ -85,6 +87,7 @@ class PullExecutor {
     return {collective, bytes, world_, registered && bytes > small_bytes(world_)};
   }
   const Plan& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  const Algorithm& chosen_for(const Call& call, bool in_place);
   void tell(const Algorithm& algorithm, size_t limit);
   bool carry_on(const Call& call, bool first);
   void begin(const Call& call);
@@ -128,6 +131,10 @@ class PullExecutor {
   std::atomic<uint64_t> bytes_read_{0};
   std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
   std::vector<const Plan*> quick_;  // by algorithm and place, for root 0
+  const Algorithm* last_chosen_ = nullptr;  // by the selector, for the three below; null: nothing yet
+  Collective last_collective_{};
+  size_t last_bytes_ = 0;
+  bool last_in_place_ = false;
 
   // Of the call in progress.
   const Call* call_ = nullptr;
