@@ -18,12 +18,23 @@ using namespace std::chrono_literals;
 constexpr int kWakesOfGrace = 4;
 constexpr auto kLeastGrace = 50us;
 constexpr auto kMostGrace = 1ms;
-// While calls are given the thread looks at least so often whether one was left alone, so nobody need wake it.
+// While calls are given the thread looks at least so often whether one was left alone, so nobody need wake it. Without a
+// processor of its own a look interrupts the rank's computation, and rarely finds that the thread is needed.
 constexpr auto kLook = 1ms;
+constexpr auto kLookInTurns = 16ms;
 constexpr int kLooksBeforeSleep = 20;
 // Longest sleep at a stretch: how often failures are looked for.
 constexpr auto kSleep = 1ms;
 constexpr int kSpinsForTurn = 2000;
+// After that time a call is taken over even if that takes the processor from the rank's own computation: a peer may ask
+// again and again whether it is complete.
+constexpr auto kMostPatience = 50ms;
+
+std::chrono::nanoseconds processor_time(clockid_t clock) {
+  timespec used{};
+  ::clock_gettime(clock, &used);  // of a thread that has ended: 0, it computes no more
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
 
 }  // namespace
 
@@ -42,7 +53,11 @@ struct CallQueue::Assisting {
 };
 
 CallQueue::CallQueue(Engine& engine, Advance advance)
-    : engine_(engine), advance_(std::move(advance)), grace_(kLeastGrace), look_(kLook) {}
+    : engine_(engine),
+      advance_(std::move(advance)),
+      grace_(kLeastGrace),
+      most_look_(engine.has_spare_processor() ? Clock::duration(kLook) : Clock::duration(kLookInTurns)),
+      look_(most_look_) {}
 
 void CallQueue::end() {
   {
@@ -67,7 +82,9 @@ std::shared_ptr<Work> CallQueue::submit(Job job) {
   pending_.fetch_add(1, std::memory_order_acq_rel);
   const bool first = entries_.empty();
   const auto now = Clock::now();
-  entries_.push_back({std::move(job), work, now});
+  clockid_t giver{};
+  ::pthread_getcpuclockid(::pthread_self(), &giver);
+  entries_.push_back({std::move(job), work, now, giver});
   ++submitted_;
   if (asleep_ || (whole && first)) {
     woken_ = asleep_ ? now : Clock::time_point{};
@@ -275,13 +292,31 @@ void CallQueue::loop() {
 }
 
 /// How long the thread leaves the first job to others.
-CallQueue::Clock::duration CallQueue::too_early() const {
+CallQueue::Clock::duration CallQueue::too_early() {
   const Entry& first = entries_.front();
   if (owner_.load(std::memory_order_relaxed) != std::thread::id{}) return kSleep;
   if (assistants_ > 0 && !stop_ && !first.job.whole) return kSleep;
   if (stop_ || hurry_ || first.job.whole) return {};
   if (first.job.large && engine_.has_spare_processor()) return {};
-  return std::max<Clock::duration>(first.given + grace_ - Clock::now(), {});
+  const auto now = Clock::now();
+  const bool looked = last_look_.work == first.work.get();
+  const auto next = looked ? last_look_.next : first.given + grace_;
+  if (now < next) return next - now;
+  if (is_needed(now)) return {};
+  last_look_.next = now + (looked ? std::min(2 * (now - last_look_.at), most_look_) : grace_);
+  last_look_.work = first.work.get();
+  last_look_.at = now;
+  return last_look_.next - now;
+}
+
+/// Whether to take over the first job, for which nobody has come. Without a processor of its own the thread would
+/// compute in turns with whoever gave the job: no gain for this rank, and many changes between the two.
+bool CallQueue::is_needed(Clock::time_point now) {
+  const Entry& first = entries_.front();
+  if (engine_.has_spare_processor() || engine_.is_awaited() || now - first.given >= kMostPatience) return true;
+  const auto before = std::exchange(last_look_.processor_time, processor_time(first.giver));
+  const bool looked = last_look_.work == first.work.get();
+  return looked && last_look_.processor_time - before < (now - last_look_.at) / 2;
 }
 
 /// With nothing to do: looks now and then for as long as calls are given, then sleeps.
@@ -290,7 +325,7 @@ void CallQueue::rest(std::unique_lock<std::mutex>& lock) {
   for (int looks = 0; looks < kLooksBeforeSleep; ++looks) {
     given_.wait_for(lock, look_);
     if (stop_ || !entries_.empty()) return;
-    look_ = std::min<Clock::duration>(2 * look_, kLook);
+    look_ = std::min(2 * look_, most_look_);
     if (std::exchange(seen, submitted_) != submitted_) looks = 0;
   }
   asleep_ = true;

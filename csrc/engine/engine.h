@@ -41,7 +41,7 @@ class Engine {
   /// `background`: on a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
 
-  /// Whether calls can be carried on piece by piece; the four below are for engines that can.
+  /// Whether calls can be carried on piece by piece; the five below are for engines that can.
   virtual bool resumable() const noexcept { return false; }
   /// Carries a call on as far as it goes: until it is complete (true), or this rank has to wait for a peer. `spin`: as
   /// long as run() would before it sleeps. The first time begins the call, which stays where it is until it is complete
@@ -52,6 +52,8 @@ class Engine {
   virtual void sleep(const Awaited&, std::chrono::nanoseconds) noexcept {}
   /// Whether this host has a processor for a second thread of each of its ranks.
   virtual bool has_spare_processor() const noexcept { return false; }
+  /// Whether a peer sleeps until this rank has gone on. From any thread.
+  virtual bool is_awaited() const noexcept { return false; }
 
   /// The choice of `auto` for that many bytes of the schedule's whole buffer: the same on every rank. `registered`:
   /// the tensors of all ranks are registered.

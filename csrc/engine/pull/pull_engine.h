@@ -50,6 +50,7 @@ class PullEngine final : public Engine {
     waiter_.sleep_on_peer(awaited.peer, awaited.target, most.count());
   }
   bool has_spare_processor() const noexcept override { return transport_->has_spare_processor(); }
+  bool is_awaited() const noexcept override { return waiter_.is_awaited(); }
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
     return pull_.algorithm_for(collective, bytes, registered);
   }

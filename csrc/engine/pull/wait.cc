@@ -48,6 +48,14 @@ void Waiter::sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexc
   }
 }
 
+bool Waiter::is_awaited() const noexcept {
+  const uint32_t self = 1 + static_cast<uint32_t>(transport_.rank());
+  for (int q = 0; q < transport_.world(); ++q) {
+    if (transport_.control(q).sleeping_on.load(std::memory_order_acquire) == self) return true;
+  }
+  return false;
+}
+
 void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
   const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
   if (aborted_.load(std::memory_order_acquire)) {

@@ -103,6 +103,8 @@ class Waiter {
 
   /// Sleeps until the peer's counter is at `target`, at most `nanoseconds`. From several threads at once.
   void sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept;
+  /// Whether a peer sleeps until this rank has gone on.
+  bool is_awaited() const noexcept;
 
   /// Throws if the wait ends otherwise, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
