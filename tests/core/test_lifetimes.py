@@ -68,4 +68,4 @@ def a_gradient_after_the_reducer(rank: int, world: int) -> str:
 
 def test_a_gradient_whose_reducer_is_gone_is_refused(pool):
     for said in pool.values(a_gradient_after_the_reducer, 2, join="dist:ringlet"):
-        assert "of shape [" in said and "whose reducer is gone" in said
+        assert "of shape [" in said and "its GradientReducer or Zero is gone" in said

@@ -97,7 +97,7 @@ class Training(Pieces):
         if self.optimizer is not None:
             wrong.append(self.optimizer.step)
         for call in wrong:
-            refused(call, "micro-batches: their gradients are still this rank's own")
+            refused(call, "micro-batches: their gradients are not reduced yet")
         self.compare()
 
     def evaluate(self) -> None:
@@ -204,12 +204,12 @@ class Training(Pieces):
             else:
                 self.model(self.data(self.rank))
         except InvalidUsage as error:
-            if "half-way" in str(error):
+            if "stopped in micro-batch" in str(error):
                 assert self.merge is not None
                 self.zero_grad("none")
                 self.compare()
             else:
-                assert "make a new process group and reducer" in str(error), error
+                assert "make a new process group and train on it" in str(error), error
                 self.zero_grad("none")
                 if self.in_backward:  # some parameters may have been updated
                     self.model.load_state_dict(self.twins.models[self.rank].state_dict())
@@ -401,7 +401,7 @@ class Training(Pieces):
         else:
             with self.reducer.no_sync():
                 refused(lambda: self.reducer.accumulate(2), "accumulate() inside no_sync()")
-        refused(lambda: self.reducer.accumulate(0), "1 or more")
+        refused(lambda: self.reducer.accumulate(0), "from 1 on")
         self.compare()
 
 

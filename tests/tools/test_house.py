@@ -223,6 +223,83 @@ def test_pure_python_imports_no_torch():
     report(violations)
 
 
+# Each room of python/ringlet with the rooms that it may import; "" is what lies in none. __init__ and cli/ see all.
+PYTHON_ROOMS = {
+    "errors": set(),
+    "schedule": {"errors", "schedule"},
+    "simulate": {"errors", "schedule", "simulate"},
+    "": {"errors", "schedule", ""},
+    "training": {"errors", "", "training"},
+    "settings": {"errors", "", "training", "settings"},
+    "bench": {"errors", "", "schedule", "bench"},
+}
+
+
+@functools.cache
+def modules():
+    """Every module of the package: name -> file."""
+    found = {}
+    for path in sources(".py", under="python/ringlet/"):
+        name = ".".join(path.with_suffix("").parts[1:])
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def resolved(importer, module, name):
+    """The module of the package that an import names; None: of another package, or the extension."""
+    if module.startswith("."):
+        dots = len(module) - len(module.lstrip("."))
+        parts = importer.split(".")
+        base = parts[: len(parts) - dots + (modules()[importer].name == "__init__.py")]
+        module = ".".join([*base, *filter(None, [module.lstrip(".")])])
+    if name == "_C" or module == "ringlet._C":
+        return None
+    return next((found for found in (f"{module}.{name}", module) if found in modules()), None)
+
+
+def room_of(name):
+    parts = modules()[name].parts
+    return parts[2] if len(parts) > 3 else "errors" if name == "ringlet.errors" else ""
+
+
+def test_python_imports_point_downwards():
+    violations = []
+    for name, path in modules().items():
+        room = room_of(name)
+        if room == "cli" or name in ("ringlet", "ringlet.__main__"):
+            continue
+        assert room in PYTHON_ROOMS, f"{path}: no such room"
+        for line, module, what in imports(tree_of(path)):
+            target = resolved(name, module, what)
+            if target is not None and room_of(target) not in PYTHON_ROOMS[room]:
+                violations.append(f"{path}:{line}: {room or 'the package'} must not import {target}")
+    report(violations)
+
+
+def test_python_imports_go_in_no_circle():
+    """Of what is imported when a module is; a function may import later."""
+    graph = {}
+    for name, path in modules().items():
+        tree = tree_of(path)
+        top = ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
+        graph[name] = {resolved(name, module, what) for _, module, what in imports(top)} - {None, name}
+    done, under_way, violations = set(), [], []
+
+    def visit(name):
+        if name in under_way:
+            violations.append(" -> ".join([*under_way[under_way.index(name) :], name]))
+        elif name not in done:
+            under_way.append(name)
+            for other in sorted(graph[name]):
+                visit(other)
+            under_way.pop()
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name)
+    report(violations)
+
+
 def private(name):
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 

@@ -139,9 +139,9 @@ def the_slower_layout_is_dropped(rank, world):
 
 def what_cannot_be_measured_is_refused(rank, world):
     for options, message in [
-        ({"bucket_mb": "large"}, "a number of MiB above 0, or 'measured'"),
-        ({"bucket_mb": "measured", "delay": 1}, r"cannot be combined with delay=1"),
-        ({"bucket_mb": "measured", "find_unused_parameters": True}, "combined with find_unused_parameters=True"),
+        ({"bucket_mb": "large"}, "a number of MiB above 0 or 'measured'"),
+        ({"bucket_mb": "measured", "delay": 1}, r"with delay=1 there is none"),
+        ({"bucket_mb": "measured", "find_unused_parameters": True}, "with find_unused_parameters=True there is none"),
     ]:
         with pytest.raises(InvalidUsage, match=message):
             GradientReducer(mlp(), **options)

@@ -104,7 +104,7 @@ def static_graph_that_changes_is_told(rank, world):
     model = Branches()
     GradientReducer(model, process_group=dist.new_group(), static_graph=True, **SMALL)
     model(data(rank), "b").backward()
-    with pytest.raises(InvalidUsage, match=r"static_graph=True 4 of 4 parameters .*: a\.weight, a\.bias"):
+    with pytest.raises(InvalidUsage, match=r"static_graph=True, but 4 of 4 parameters .*: a\.weight, a\.bias"):
         model(data(rank), "a").backward()
 
 

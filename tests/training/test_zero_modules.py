@@ -191,7 +191,7 @@ def held_in_shards(rank, world):
         lambda: copy.deepcopy(zero.module),
         lambda: zero.module.float(),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=r"in shards: stage 3 gathers it only while"):
+        with pytest.raises(ringlet.InvalidUsage, match=r"in shards: stage 3 gathers a parameter only during"):
             use()
     with zero.gathered():
         assert torch.equal(weight, model.blocks[0].mix.weight)
@@ -358,7 +358,7 @@ def stopped_in_a_window(rank, world, drops):
         if drops:
             zero.zero_grad()
         elif stage == 1:  # its gradients are in the sums already
-            with pytest.raises(ringlet.InvalidUsage, match="which are dropped: begin the window again"):
+            with pytest.raises(ringlet.InvalidUsage, match="so Zero dropped them: begin the window again"):
                 zero.step(partial=True)
         for micro in range(0 if drops or stage == 1 else 1, 3):
             loss_of(zero.module, *batch(micro, rank)).backward()

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Round, Schedule, ScheduleError, Step
 from ringlet.schedule.collectives import (
     BLOCKED,
     COLLECTIVES,
@@ -37,6 +36,7 @@ from ringlet.schedule.collectives import (
 )
 from ringlet.schedule.hosts import numbered
 from ringlet.schedule.packed import packed, unpacked
+from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,62}")
 ORDERS = ("none", "along", "across")

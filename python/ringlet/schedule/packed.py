@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from ringlet.schedule import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 VERBS = ("send", "recv", "reduce", "copy")
 DIGEST_BYTES = hashlib.sha256().digest_size

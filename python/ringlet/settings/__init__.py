@@ -51,11 +51,11 @@ class Settings:
     def zero(self) -> dict[str, Any]:
         """Arguments for `ringlet.Zero(module, optimizer_class, **settings.zero(), **optimizer_defaults)`.
 
-        Raises InvalidUsage where the file asks for stage 0.
+        Raises InvalidUsage if the file asks for stage 0.
         """
         if self.stage == 0:
             raise InvalidUsage(
-                f"{self.source}: zero_optimization.stage is 0, which divides nothing: use GradientReducer with "
+                f"{self.source}: zero_optimization.stage is 0, which shards nothing: use GradientReducer with "
                 "settings.reducer(module) and settings.accumulation()"
             )
         arguments: dict[str, Any] = {
@@ -94,7 +94,7 @@ class Settings:
         refused = [name for name, value in asks.items() if value]
         if refused:
             raise InvalidUsage(
-                f"{self.source}: GradientReducer does not carry out {', '.join(refused)}; use Zero, or leave them out"
+                f"{self.source}: GradientReducer does not support {', '.join(refused)}: use Zero, or leave them out"
             )
         if self.reduce_bucket_elements is None:
             return {}
@@ -119,7 +119,7 @@ def from_deepspeed(
     switches, and is worked out for batch sizes.
 
     Raises InvalidUsage, naming key and file, for unknown keys, for those that ringlet does not carry out, for values of
-    the wrong kind and for batch sizes that disagree; SystemError where a file cannot be read.
+    the wrong kind and for batch sizes that disagree; SystemError if a file cannot be read.
     """
     source, raw = _read(config)
     found = _settle_auto(_parse(raw, source), dict(values or {}), source)
@@ -172,7 +172,7 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
         keys = [key for key, _ in pairs]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
-            raise InvalidUsage(f"{path}: {', '.join(twice)} is there twice")
+            raise InvalidUsage(f"{path}: {', '.join(twice)} appears twice")
         return dict(pairs)
 
     try:
@@ -183,7 +183,7 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
     except json.JSONDecodeError as error:
         raise InvalidUsage(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
     if not isinstance(raw, dict):
-        raise InvalidUsage(f"{path}: holds a {type(raw).__name__}, not an object of settings")
+        raise InvalidUsage(f"{path}: contains a {type(raw).__name__}, not a JSON object")
     return path, raw
 
 
@@ -198,15 +198,15 @@ def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, 
             if key == "fp16" and isinstance(value, Mapping) and value.get("enabled", False) is False:
                 continue  # switched off, whatever else is in it
             if not isinstance(value, Mapping):
-                raise InvalidUsage(f"{source}: {key} must be an object of settings, got {value!r}")
+                raise InvalidUsage(f"{source}: {key} must be a JSON object, got {value!r}")
             found.update(_parse(value, source, key + "."))
         elif key in KEYS:
             found[key] = value if value == AUTO else _checked(key, value, source)
         elif key in ONLY:
             if value != ONLY[key] and value != AUTO:
-                raise InvalidUsage(f"{source}: {key} can only be {json.dumps(ONLY[key])} here, got {value!r}")
+                raise InvalidUsage(f"{source}: {key} must be {json.dumps(ONLY[key])} with ringlet, got {value!r}")
         elif key in OTHERS_DO:
-            raise InvalidUsage(f"{source}: ringlet does not carry out {key}: {OTHERS_DO[key]}")
+            raise InvalidUsage(f"{source}: ringlet does not support {key}: {OTHERS_DO[key]}")
         else:
             known = [k.removeprefix(section) for k in (*KEYS, *ONLY, *SECTIONS) if k.startswith(section)]
             raise InvalidUsage(f"{source}: unknown key {key}{_nearest(str(name), known)}")
@@ -236,12 +236,12 @@ def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> 
                 settled[key] = _checked(key, values.pop(key), source)
             elif key not in AUTO_MAY_BE_LEFT_OUT:
                 raise InvalidUsage(
-                    f'{source}: {key} is "auto", and ringlet cannot tell it: pass values={{"{key}": ...}}'
+                    f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
                 )
         else:
             settled[key] = value
     if values:
-        raise InvalidUsage(f'{source}: values has {", ".join(values)}, which the settings do not have as "auto"')
+        raise InvalidUsage(f'{source}: values has {", ".join(values)}, but the file does not set them to "auto"')
     return settled
 
 
@@ -274,7 +274,9 @@ def _world(world: int | None, source: str) -> int:
     if world is None and os.environ.get("WORLD_SIZE", "").isdigit():
         world = int(os.environ["WORLD_SIZE"])
     if world is None or world < 1:
-        raise InvalidUsage(f"{source}: batch sizes depend on the world: init torch.distributed first, or pass world=")
+        raise InvalidUsage(
+            f"{source}: batch sizes depend on the world size: call init_process_group() first, or pass world="
+        )
     return world
 
 
@@ -283,7 +285,9 @@ def _offload(found: dict[str, Any], section: str, source: str) -> Offload | None
     path, pinned = found.get(f"{section}.nvme_path"), found.get(f"{section}.pin_memory", False)
     if device in (None, "none"):
         if path is not None or pinned:
-            raise InvalidUsage(f"{source}: {section} has no device that its other settings could be of")
+            raise InvalidUsage(
+                f"{source}: {section} sets nvme_path or pin_memory but no device: set device to cpu or nvme"
+            )
         return None
     if device not in ("cpu", "nvme"):
         raise InvalidUsage(f"{source}: {section}.device must be none, cpu or nvme, got {device!r}")

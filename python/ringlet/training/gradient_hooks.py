@@ -7,14 +7,12 @@ what keeps an owner as long as its module.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ringlet.errors import InvalidUsage
 
@@ -31,9 +29,8 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
         called = owner()
         if called is None:
             raise InvalidUsage(
-                f"a gradient of shape {list(parameter.shape)} arrived whose reducer is gone, and would not be reduced: "
-                "keep the module that was given to GradientReducer or Zero, or the reducer itself, or call its "
-                "remove() first"
+                f"a gradient of shape {list(parameter.shape)} arrived, but its GradientReducer or Zero is gone and "
+                "cannot reduce it: keep the reducer or its module, or call remove() first"
             )
         called(*arguments)
 
@@ -46,20 +43,6 @@ def owner_of(parameter: torch.Tensor) -> Any:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     methods = [hook.owner() for hook in hooks.values() if hasattr(hook, "owner")]
     return next((method.__self__ for method in methods if method is not None), None)
-
-
-def refuse_owned(parameters: Iterable[tuple[str, torch.Tensor]], who: str) -> None:
-    """Raises InvalidUsage where `on_gradient` has an owner's hook on one of (name, parameter) already."""
-    for name, parameter in parameters:
-        if owner_of(parameter) is not None:
-            raise InvalidUsage(
-                f"{who}: gradients of {name} are reduced by another GradientReducer or Zero already, and would be "
-                "averaged twice: call remove() of that one first, or give this one a module without its parameters"
-            )
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -92,13 +75,3 @@ class ForwardHook(functools.partial[None]):
 
     def __reduce__(self) -> Any:
         return ForwardHook, (_nothing,)
-
-
-def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module's output, in containers and dataclasses, where DDP finds them too."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                yield from tensors_in(getattr(leaf, field.name, None))

@@ -19,7 +19,7 @@ class ModuleWatch:
 
     `same` is False after any change of: which modules there are, which parameters these hold, where a parameter's
     memory lies, whether a frozen one requires a gradient. It costs about 0.1 us a parameter: all loops are the
-    interpreter's own. Where it is False, `change` tells what matters to who reduces gradients, if anything does; then
+    interpreter's own. If it is False, `change` tells what matters to who reduces gradients, if anything does; then
     `take` lets `same` compare with what the module is now. The memory of `moving` parameters is not compared.
     """
 

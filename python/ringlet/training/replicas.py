@@ -18,7 +18,7 @@ ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refu
 
 
 def ignored(module: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that are each rank's own business, where DDP looks for them too."""
+    """Names of the parameters and buffers that ranks do not share, from the attribute that DDP reads."""
     return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
@@ -130,5 +130,5 @@ def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in logical order; the tensor's own memory where it is contiguous."""
+    """Its elements in logical order; the tensor's own memory if it is contiguous."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import ringlet
+from ringlet import _C
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: what is used stands before who uses it.
@@ -22,7 +22,7 @@ def page(catalogue: dict[str, Any]) -> str:
     """The page as HTML; `catalogue` comes from `embed.catalogue`."""
     scripts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     # Inside a script element only "</" could end it early.
-    data = json.dumps({"version": ringlet.__version__, **catalogue}, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps({"version": _C.build_info()["ringlet"], **catalogue}, separators=(",", ":")).replace("</", "<\\/")
     filled = _asset("page.html")
     for name, text in (("style", _asset("style.css")), ("data", data), ("scripts", scripts)):
         before, mark, after = filled.partition(f"[[{name}]]")

@@ -35,7 +35,7 @@ class Channel:
         backend = backend_of(self.group, device)
         if not hasattr(backend, "algorithm"):
             raise InvalidUsage(
-                f"algorithm={self.algorithm!r} needs a group on the ringlet backend, this one is on "
+                f"algorithm={self.algorithm!r} needs a group on the ringlet backend, and this group is on "
                 f"{dist.get_backend(self.group)}: leave algorithm=None, or init_process_group('ringlet')"
             )
         before, backend.algorithm = backend.algorithm, self.algorithm  # raises for an unknown name

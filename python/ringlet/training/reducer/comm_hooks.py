@@ -83,7 +83,7 @@ class HookWork:
             result = torch.view_as_complex(result.reshape(-1, 2))  # as torch's all_reduce gives it to its future
         if result.numel() != self._buffer.numel():
             raise InvalidUsage(
-                f"the communication hook's result has {result.numel()} elements, its bucket {self._buffer.numel()}"
+                f"the communication hook returned {result.numel()} elements for a bucket of {self._buffer.numel()}"
             )
         if result.data_ptr() != self._buffer.data_ptr() or result.dtype != self._buffer.dtype:
             self._buffer.copy_(result.view(-1))

@@ -14,7 +14,7 @@ ROWS = 6  # of communication: several buckets may be under way at once
 
 
 def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None:
-    """Writes the picture of `GradientReducer.stats()` to `path`. Raises InvalidUsage where there is nothing to draw."""
+    """Writes the picture of `GradientReducer.stats()` to `path`. Raises InvalidUsage if there is nothing to draw."""
     if not stats["buckets"]:
         raise InvalidUsage("plot_timeline: no backward has been reduced yet")
     try:

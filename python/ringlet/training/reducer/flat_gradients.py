@@ -1,7 +1,7 @@
 """Flat buffers that hold a module's gradients: one buffer a bucket, each gradient a view of its bucket's.
 
-Buffers come from the group's backend where it allocates tensors (`ringlet`: registered memory, which peers read where
-it lies), else from torch. What stands in the gaps between aligned gradients is zero and stays zero.
+Buffers come from the group's backend if it allocates tensors (`ringlet`: registered memory, which peers read in
+place), else from torch. What stands in the gaps between aligned gradients is zero and stays zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet.backend import backend_of
+from ringlet.training.flat_memory import allocate
 
 from . import buckets
 
@@ -74,7 +74,7 @@ class Gradient:
         )
 
     def hand_over(self) -> None:
-        """Makes the parameter's `.grad` an alias of `view`. Where the parameter's layout was changed since, as
+        """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout was changed since, as
         `.to(memory_format=...)` does, a copy in the new layout: optimizers may take both for one."""
         parameter, current = self.parameter, self.parameter.grad
         in_place = current is not None and self.is_at(current)
@@ -103,7 +103,7 @@ class FlatGradients:
         self._caps = caps
         self._parameters = [parameter for _, parameter in parameters]
         self._strides = [parameter.stride() for parameter in self._parameters]
-        # a gradient has its parameter's strides where these are dense
+        # a gradient has its parameter's strides if these are dense
         self._dense_strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self._parameters]
         self.entries = [
             buckets.Entry(name, p.numel(), p.element_size(), str(p.dtype), str(p.device)) for name, p in parameters
@@ -131,7 +131,7 @@ class FlatGradients:
         made: list[FlatBucket] = []
         for planned in plan:
             first = self._parameters[planned.slots[0].index]
-            bucket = FlatBucket(self._allocate(planned.count, first.dtype, first.device))
+            bucket = FlatBucket(allocate(planned.count, first.dtype, first.device, self._group))
             made.append(bucket)
             for slot in planned.slots:
                 parameter = self._parameters[slot.index]
@@ -146,9 +146,3 @@ class FlatGradients:
         self.gradients = [placed[index] for index in range(len(placed))]
         self.buckets = made
         self.plan = plan
-
-    def _allocate(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        backend = backend_of(self._group, device)
-        if backend.supports_tensor_alloc(device):
-            return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
-        return torch.zeros(count, dtype=dtype, device=device)

@@ -38,7 +38,7 @@ def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> Cost:
     Raises InvalidUsage for fewer than two sizes or times that are not positive.
     """
     if len(set(nbytes)) < 2 or min(seconds, default=0) <= 0:
-        raise InvalidUsage(f"a line needs positive times of at least two sizes, got {list(nbytes)} and {list(seconds)}")
+        raise InvalidUsage(f"fit: pass positive times of at least two sizes, got {list(nbytes)} and {list(seconds)}")
     weights = [1 / t**2 for t in seconds]
     total = sum(weights)
     mean_n = sum(w * n for w, n in zip(weights, nbytes, strict=True)) / total
@@ -68,7 +68,7 @@ def cut(ready_s: Sequence[float], nbytes: Sequence[int], cost: Cost) -> list[lis
     whose last bucket alone takes too long are not looked at.
     """
     if any(later < earlier for earlier, later in itertools.pairwise(ready_s)):
-        raise InvalidUsage("gradients must be in the order in which they become ready")
+        raise InvalidUsage("cut: pass gradients in the order in which they become ready")
     count = len(ready_s)
     end, start = [0.0] * (count + 1), [0] * (count + 1)
     for j in range(1, count + 1):

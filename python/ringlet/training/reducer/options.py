@@ -59,24 +59,26 @@ class Options:
         return self.find_unused_parameters and not self.static_graph
 
     def check(self) -> None:
-        """Raises InvalidUsage where an option is unknown or two exclude each other."""
+        """Raises InvalidUsage if an option is unknown or two exclude each other."""
         if not self.measured and not _is_size(self.bucket_mb):
-            raise InvalidUsage(f"bucket_mb={self.bucket_mb!r}: a number of MiB above 0, or {MEASURED!r}")
+            raise InvalidUsage(f"bucket_mb must be a number of MiB above 0 or {MEASURED!r}, got {self.bucket_mb!r}")
         if not _is_size(self.first_bucket_mb):
-            raise InvalidUsage(f"first_bucket_mb={self.first_bucket_mb!r}: a number of MiB above 0")
+            raise InvalidUsage(f"first_bucket_mb must be a number of MiB above 0, got {self.first_bucket_mb!r}")
         if not isinstance(self.delay, int) or self.delay not in (0, 1):
-            raise InvalidUsage(f"delay={self.delay!r}: 0 (off) or 1 (gradients of the step before)")
+            raise InvalidUsage(f"delay must be 0 (off) or 1 (gradients of the step before), got {self.delay!r}")
         if not isinstance(self.algorithm, str | None):
-            raise InvalidUsage(f"algorithm={self.algorithm!r}: the name of an algorithm, or None")
+            raise InvalidUsage(f"algorithm must be the name of an algorithm or None, got {self.algorithm!r}")
         if self.delay and self.any_may_be_unused:
             raise InvalidUsage(
-                "delay=1 needs every parameter in every backward: no find_unused_parameters, static_graph"
+                "delay=1 needs every parameter in every backward: leave out find_unused_parameters and static_graph"
             )
         if self.delay and not self.gradient_as_bucket_view:
-            raise InvalidUsage("delay=1 hands out views of its buckets: leave gradient_as_bucket_view=True")
+            raise InvalidUsage("delay=1 returns views of its buckets: leave gradient_as_bucket_view=True")
         if self.measured and (self.delay or self.used_change):
             other = "delay=1" if self.delay else "find_unused_parameters=True"
-            raise InvalidUsage(f"bucket_mb='measured' cannot be combined with {other}: there is no overlap to measure")
+            raise InvalidUsage(
+                f"bucket_mb='measured' measures overlap, and with {other} there is none: leave one of them out"
+            )
 
 
 def _is_size(value: Any) -> bool:

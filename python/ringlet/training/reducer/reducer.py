@@ -2,17 +2,15 @@
 
 Gradients are views of flat buffers, one buffer a bucket; a bucket is all-reduced as one message as soon as its last
 gradient has arrived. Every rank launches its buckets in the same order, whatever the order in which its gradients
-arrive. Speaks torch.distributed only, so it runs on any backend; where the backend allocates tensors (`ringlet` does:
-registered memory) the buffers come from it and are reduced where they lie. Source: PyTorch DDP (Li et al., VLDB 2020).
+arrive. Calls torch.distributed only, so it runs on any backend. If the backend allocates tensors (`ringlet` does, in
+registered memory), the buffers come from it and are reduced in place. Source: PyTorch DDP (Li et al., VLDB 2020).
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +19,10 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ringlet.errors import InvalidUsage
 from ringlet.training import replicas
-from ringlet.training.gradient_hooks import ForwardHook, on_gradient, tensors_in
+from ringlet.training.backward import Backward, differentiable
+from ringlet.training.gradient_hooks import ForwardHook, on_gradient
 from ringlet.training.module_watch import ModuleWatch
+from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
 
 from . import refusals, trace
 from .channel import Channel
@@ -52,8 +52,8 @@ class GradientReducer(Joinable):
             (Shi et al., INFOCOM 2019), and the faster of both layouts stays.
         first_bucket_mb: the same for each dtype's and device's first bucket: small, so that communication starts early.
         algorithm: the ringlet algorithm of the all-reduces ("ring", "butterfly", ...), by default the group's own.
-        find_unused_parameters: parameters may get no gradient in a backward. On a rank where one gets none, what is
-            in `.grad` (or zero) is averaged with the others; where no rank has one, `.grad` stays untouched. Costs one
+        find_unused_parameters: parameters may get no gradient in a backward. A rank without a gradient contributes its
+            `.grad` (or zero) to the average; if no rank has a gradient, `.grad` stays untouched. Costs one
             small all-reduce per backward, and no bucket with an unused parameter overlaps with backward.
         static_graph: every backward does what the first reduced one does: a gradient may arrive several times
             (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
@@ -79,10 +79,10 @@ class GradientReducer(Joinable):
             bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
-    The module keeps its reducer, and both go together. A gradient that arrives later, because a part of the module is
-    still in use, raises InvalidUsage: it would be this rank's alone.
+    The module keeps its reducer, and both are freed together. If a part of the module is still in use, a later gradient
+    raises InvalidUsage: no reducer would average it.
 
-    A rank whose backward reaches no parameter at all takes no part in that reduction and the others wait for it.
+    A rank whose backward reaches no parameter takes no part in that reduction, and the others wait for it.
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
@@ -102,10 +102,9 @@ class GradientReducer(Joinable):
         delay: int = 0,
     ) -> None:
         super().__init__()
-        refusals.refuse_arguments(module, process_group, optimizer_in_backward)
-        self._module = module
-        self._group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
-        self._device = next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
+        self._module, self._group = module, group_of(module, process_group, "GradientReducer")
+        refusals.refuse_optimizer(optimizer_in_backward)
+        self._device = device_of(module)
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay,
@@ -119,7 +118,7 @@ class GradientReducer(Joinable):
         self._channel.check_algorithm(self._device)
         stepping = Stepping(named, optimizer_in_backward)
         if stepping.active and delay:
-            raise InvalidUsage("delay=1 hands gradients out a backward later: no optimizer can step in this one")
+            raise InvalidUsage("delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward=")
         replicas.broadcast_state(module, self._group)
 
         self.optimizers = stepping.optimizers
@@ -138,7 +137,7 @@ class GradientReducer(Joinable):
         self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
-        self._backward: weakref.ref[Any] | None = None  # what autograd holds for as long as one is under way
+        self._backward = Backward()
         self._reducing = False
         self._reduced_before = True  # the latest forward's gradients were to be reduced
         self._divide_by_initial_world_size = True
@@ -158,7 +157,7 @@ class GradientReducer(Joinable):
     def no_sync(self) -> Iterator[None]:
         """Backwards inside accumulate on this rank; the next one outside averages the sums. All ranks must agree."""
         if self._merge is not None:
-            raise InvalidUsage("no_sync() after accumulate(): windows of micro-batches are counted already")
+            raise InvalidUsage("no_sync() after accumulate(), which counts micro-batches already: use one of the two")
         before, self._sync = self._sync, False
         try:
             yield
@@ -177,7 +176,7 @@ class GradientReducer(Joinable):
                 that stopped half-way, as the next forward would.
         """
         if not self._sync or self._join_config.enable:
-            raise InvalidUsage("accumulate() inside no_sync() or join(): both decide when gradients are reduced")
+            raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
         made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_stopped)
         if self._merge is not None:
@@ -201,11 +200,13 @@ class GradientReducer(Joinable):
             InvalidUsage: when there is a hook already, or options that rely on plain all-reduces.
         """
         if self._channel.hooked:
-            raise InvalidUsage("register_comm_hook: this reducer has a communication hook already")
+            raise InvalidUsage("register_comm_hook: this reducer has a communication hook already: make a new reducer")
         if self._options.measured or self._options.algorithm is not None:
-            raise InvalidUsage("register_comm_hook: bucket_mb='measured' and algorithm= are about plain all-reduces")
+            raise InvalidUsage(
+                "register_comm_hook: a hook excludes bucket_mb='measured' and algorithm=: leave them out"
+            )
         if not callable(hook):
-            raise InvalidUsage(f"register_comm_hook: the hook is a {type(hook).__name__}, not callable")
+            raise InvalidUsage(f"register_comm_hook: hook must be callable, got a {type(hook).__name__}")
         self._channel.set_hook(state, hook)
 
     def join(
@@ -259,7 +260,7 @@ class GradientReducer(Joinable):
         """Draws the latest reduced backward: gradients, buckets and communication over time.
 
         The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
-        where matplotlib is not installed, SystemError where it cannot write.
+        if matplotlib is not installed, SystemError if it cannot write.
         """
         draw(self.stats(), path, dist.get_rank(self._group))
 
@@ -267,7 +268,7 @@ class GradientReducer(Joinable):
         """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
 
         Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
-        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError where it cannot write.
+        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError if it cannot write.
         """
         trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
 
@@ -306,21 +307,16 @@ class GradientReducer(Joinable):
     def _after_forward(self, called: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
-        for tensor in tensors_in(output):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(self._on_backward)
+        for tensor in differentiable(output):
+            tensor.register_hook(self._on_backward)
 
     def _on_backward(self, _gradient: torch.Tensor | None = None) -> None:
-        # Opened by the output's gradient and not only by the first parameter's: with reentrant checkpoints the latter
-        # arrives in a nested backward, whose end is not the end.
         self._check_stopped()
-        if self._backward is not None:
+        if self._backward.open:
             return
         if not self._checked:  # no forward of the whole module came before
             self._check_module()
-        end = partial(GradientReducer._on_backward_end, self)
-        self._backward = weakref.ref(end)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._backward.begin(self._on_backward_end)
         self._open()
 
     def _open(self) -> None:
@@ -367,18 +363,18 @@ class GradientReducer(Joinable):
 
     def _check_stopped(self) -> None:
         """Before whatever a backward that raised before its end must not be mistaken for a part of."""
-        if self._backward is not None and (torch._C._current_graph_task_id() == -1 or self._backward() is None):
+        if self._backward.stopped:
             self._abandon()
 
     def _check_module(self) -> None:
         """Refuses a module whose gradients the reducer would not average, or not it alone."""
-        wrong = refusals.shared_with_ddp(self._named)
+        wrong = shared_with_ddp(self._named, "GradientReducer")
         if wrong is None and not self._watch.same():
             change = self._watch.change()
             if change is not None:
                 wrong = (
-                    f"{change}; the GradientReducer averages gradients of the parameters for which it was made: call "
-                    "remove() and make a new GradientReducer after such a change, on every rank"
+                    f"the module changed after the GradientReducer was made ({change}): call remove() and make a new "
+                    "GradientReducer, on every rank"
                 )
             elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
                 self._watch.take()
@@ -394,15 +390,12 @@ class GradientReducer(Joinable):
         if launched:
             if self._merge is not None:
                 self._merge.forget()
-            raise InvalidUsage(
-                f"rank {dist.get_rank(self._group)}: the previous backward stopped after {launched} of {of} buckets "
-                "had been sent, so ranks no longer match: make a new process group and reducer, or restart"
-            )
+            refuse_stopped(dist.get_rank(self._group), launched, of, "buckets")
         if self._merge is not None:
             self._merge.abandon(arrived)
 
     def _rearm(self) -> None:
-        self._backward = None
+        self._backward.close()
         self._checked = False
         self._reduction.rearm()
 

@@ -1,7 +1,7 @@
 """One module's gradients on their way through a backward: into buckets, over the wire, back to `.grad`.
 
 A backward is `open`, any number of `arrived`, `close`; a rank without inputs calls `shadow` instead, and takes part in
-the same collectives in the same order: each bucket in launch order, which parameters were used (where that may
+the same collectives in the same order: each bucket in launch order, which parameters were used (if that may
 change), the order of arrival (once). Reducing or not is the caller's word, the same on all ranks.
 """
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.refusals import refuse_again, refuse_layout
 
 from . import events
 from .channel import Channel
@@ -73,11 +74,7 @@ class Reduction:
             return
         bucket = gradient.bucket
         if bucket.work is not None:
-            raise InvalidUsage(
-                f"the gradient of {gradient.name} arrived again after its bucket was sent: a backward may reach it "
-                "only once (reentrant checkpoints that share parameters reach them more often: static_graph=True "
-                "counts how often)"
-            )
+            refuse_again(gradient.name, "bucket", ": static_graph=True counts how often")
         if self.options.static_graph:
             if self._expected is None or self._arrivals[index] != self._expected[index]:
                 return
@@ -92,14 +89,13 @@ class Reduction:
         arrived = parameter.grad
         if arrived is not None and gradient.is_at(arrived):
             return
-        if arrived is None or arrived.layout is not torch.strided:
-            layout = None if arrived is None else arrived.layout
-            raise InvalidUsage(f"the gradient of {gradient.name} has layout {layout}; only dense ones are reduced")
+        refuse_layout(gradient.name, None if arrived is None else arrived.layout)
+        assert arrived is not None
         if (arrived.shape, arrived.dtype) != (gradient.view.shape, gradient.view.dtype):
             raise InvalidUsage(
-                f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, and the reducer "
-                f"was made for {list(gradient.view.shape)} and {gradient.view.dtype}: make a new GradientReducer after "
-                "the parameter has changed"
+                f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, but the "
+                f"reducer was made for {list(gradient.view.shape)} and {gradient.view.dtype}: make a new "
+                "GradientReducer after a parameter has changed"
             )
         if gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
             gradient.view.copy_(arrived.detach())
@@ -222,7 +218,7 @@ class Reduction:
         return [index for index, times in enumerate(self._expected) if self._arrivals[index] != times]
 
     def _agree_on_used(self, used: bytearray) -> Sequence[int]:
-        """Which parameters got a gradient on any rank, or on this one where none may be unused."""
+        """Which parameters got a gradient on any rank, or on this rank if none may be unused."""
         if not self.options.any_may_be_unused:
             return used
         if self._static_used is None or self.options.used_change:
@@ -276,7 +272,7 @@ class Reduction:
         self.flat = self.sets[1] if self.flat is self.sets[0] else self.sets[0]
 
     def _lay_out_anew(self) -> None:
-        """Once: buckets in the order in which rank 0's gradients arrived. Where merging is measured, as it says."""
+        """Once: buckets in the order in which rank 0's gradients arrived. Or as measured merging decides."""
         if self.rebuild_due:
             self.rebuild_due = False
             default = [slot.index for bucket in self.flat.plan for slot in bucket.slots]

@@ -42,7 +42,7 @@ class GradientMerge:
         check: Callable[[], None],
     ) -> None:
         if not isinstance(k, int) or k < 1:
-            raise InvalidUsage(f"accumulate({k!r}): k is the number of micro-batches in a window, 1 or more")
+            raise InvalidUsage(f"accumulate: k must be a number of micro-batches from 1 on, got {k!r}")
         self.k, self.average = k, average
         self.seen = 0
         self._complete = False
@@ -110,8 +110,8 @@ class GradientMerge:
         if len(set(counts)) > 1:
             seen = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
             raise InvalidUsage(
-                f"ranks closed one window of gradient merge with different numbers of micro-batches: {seen}. The "
-                "gradients are of no use: give every rank as many micro-batches, or drop those that are too many"
+                f"ranks closed a window of gradient merge with different numbers of micro-batches: {seen}. These "
+                "gradients are wrong: drop them, and give every rank the same number of micro-batches"
             )
         self._complete = True
 
@@ -119,15 +119,15 @@ class GradientMerge:
         """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""
         if self.seen and all(parameter.grad is None for _, parameter in self._parameters):
             raise InvalidUsage(
-                f"zero_grad() after {self.seen} of {self.k} micro-batches threw their gradients away: call it only "
-                "where merge.complete, or finish(), says so"
+                f"zero_grad() after {self.seen} of {self.k} micro-batches dropped their gradients: call zero_grad() "
+                "only if merge.complete or finish() is True"
             )
 
     def check_closed(self, what: str) -> None:
         if self.seen:
             raise InvalidUsage(
-                f"{what} after {self.seen} of {self.k} micro-batches: their gradients are still this rank's own. "
-                "Call finish() first"
+                f"{what} after {self.seen} of {self.k} micro-batches: their gradients are not reduced yet: "
+                "call finish() first"
             )
 
     def abandon(self, arrived: bool) -> None:
@@ -136,8 +136,8 @@ class GradientMerge:
         if arrived:
             self.forget()
             raise InvalidUsage(
-                f"the previous backward stopped half-way through micro-batch {stopped} of a window of {self.k}, and a "
-                "part of its gradients has been added: call zero_grad() on every rank; the next backward opens a window"
+                f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "
+                "added some of its gradients: call zero_grad() on every rank; the next backward opens a window"
             )
 
     def forget(self) -> None:

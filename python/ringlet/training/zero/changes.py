@@ -1,4 +1,4 @@
-"""What others than a Zero do to its module between two of its calls: followed where that has a meaning, else refused.
+"""What others than a Zero do to its module between two of its calls: followed if that has a meaning, else refused.
 
 New values of parameters are followed: rank 0's are put into every rank's shards. A change of which parameters there are
 to train, or of their shape, dtype or device is refused on all ranks alike, because units are made once.
@@ -16,11 +16,11 @@ from torch import nn
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.module_watch import ModuleWatch
+from ringlet.training.refusals import shared_with_ddp, wrapped
 from ringlet.training.replicas import refuse_together
 
 from .build import Parts
 from .gather import Residency
-from .refusals import shared_with_ddp, wrapped
 from .shards import FlatUnit
 from .traffic import Traffic
 from .units import Slot
@@ -73,9 +73,8 @@ class Changes:
             return
         name = next(name for name, p in self._trained if not p.requires_grad)
         self._refuse(
-            f"parameter {name} was frozen (requires_grad=False) after Zero was made, and step() would go on to change "
-            "it by weight decay and momentum: unfreeze it, or freeze it before Zero is made; after remove() another "
-            "Zero can be made of the module"
+            f"parameter {name} was frozen (requires_grad=False) after Zero was made, and step() would still change it "
+            "by weight decay and momentum: unfreeze it, or call remove() and make a new Zero"
         )
 
     @contextmanager
@@ -114,8 +113,8 @@ class Changes:
         except InvalidUsage as error:
             written = ", ".join(self._name_of(p) for p, yes in changed if yes)
             raise InvalidUsage(
-                f"parameters were written on this rank and not on all ({written}): write them on every rank, or inside "
-                f"`with zero.gathered():`, where rank 0 may write alone. Underneath: {error}"
+                f"only some ranks wrote to these parameters: {written}. Write them on every rank, or inside "
+                f"`with zero.gathered():`, where rank 0 alone may write. Cause: {error}"
             ) from error
         anywhere, on_rank_0 = everyone.tolist()
         kept += [p for (p, _), taken in zip(changed, anywhere, strict=True) if taken]
@@ -129,7 +128,8 @@ class Changes:
         if missed:
             where = "inside gathered()" if self._gathering else "by other than Zero's calls"
             raise InvalidUsage(
-                f"parameter {self._name_of(missed[0])} was changed {where}, but not on rank 0, whose values all take"
+                f"parameter {self._name_of(missed[0])} was changed {where}, but not on rank 0: change it on rank "
+                "0, whose values every rank takes"
             )
 
     def _take_frozen(self, parameter: nn.Parameter) -> None:
@@ -173,20 +173,20 @@ class Changes:
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
         if active is None or active is self._alone:
             return
-        wrong = shared_with_ddp(active, self._trained)
+        wrong = shared_with_ddp(self._trained, "Zero")
         if wrong is not None:
             self._refuse(wrong)
         self._alone = active
 
     def _refuse_other_parameters(self) -> None:
-        wrong = wrapped(self._module)
+        wrong = wrapped(self._module, "Zero", nn.DataParallel)
         if wrong is not None:
             self._refuse(wrong)
         change = self._watch.change()
         if change is not None:
             self._refuse(
-                f"{change}; Zero trains the parameters for which it was made: undo the change, or call remove() and "
-                "make another Zero of the module, on every rank (add adapters, freeze and convert before Zero is made)"
+                f"the module changed after Zero was made ({change}): undo the change, or call remove() and make a new "
+                "Zero, on every rank (add adapters, freeze and convert before you make Zero)"
             )
 
     def _refuse(self, message: str) -> None:

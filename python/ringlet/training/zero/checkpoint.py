@@ -88,7 +88,9 @@ class FlatShard(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise NotImplementedError(f"{func} on a shard: save and load it with torch.distributed.checkpoint")
+        raise NotImplementedError(
+            f"{func} does not work on a shard: save and load it with torch.distributed.checkpoint"
+        )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         held = [(first, first + values.numel()) for first, values in self.runs]

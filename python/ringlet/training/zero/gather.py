@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import ForwardHook, in_backward, untraced
+from ringlet.training.backward import in_backward
+from ringlet.training.gradient_hooks import ForwardHook, untraced
 
 from .memory import MappedFiles, Pool, storage_key
 from .released import Released, release, restore
@@ -143,14 +144,14 @@ class Residency:
     def before_update(self) -> None:
         """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
         if self._held is not None:
-            raise InvalidUsage("an update inside gathered()")
+            raise InvalidUsage("step() inside gathered(): call it after the `with` block")
         self.release_all()
         self._updates += 1
 
     def hold_all(self) -> None:
         """Makes every unit whole, and every parameter usable, until `let_go_all`; in buffers beside the usual ones."""
         if self._held is not None:
-            raise InvalidUsage("gathered() inside gathered()")
+            raise InvalidUsage("gathered() inside gathered(): parameters are whole already")
         self.release_all()
         self._usual_pools, self.pools = self.pools, {}
         for flat in self.flats:
@@ -256,7 +257,9 @@ class Residency:
             return outer[1](saved) if outer is not None else saved
         if saved.updates != self._updates:
             names = ", ".join(slot.name for slot in saved.flat.unit.slots)
-            raise InvalidUsage(f"a backward after its parameters were updated, of: {names}; call it before step()")
+            raise InvalidUsage(
+                f"backward() after step() has updated parameters that it needs ({names}): call backward() before step()"
+            )
         if in_backward():
             self._on_backward()
         whole = self._touch(saved.flat)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet.errors import InvalidUsage
+from ringlet.training.flat_memory import allocate
 from ringlet.training.gradient_hooks import on_gradient
+from ringlet.training.refusals import refuse_again, refuse_layout
 
-from .memory import Pool, allocate
+from .memory import Pool
 from .shards import FlatUnit
 from .traffic import Pending, Traffic
 from .units import Slot
@@ -47,10 +48,7 @@ class UnitGradient:
     def take(self, index: int, slot: Slot) -> None:
         """Moves the gradient that autograd left in the parameter into the unit's buffer."""
         if self.pending is not None:
-            raise InvalidUsage(
-                f"the gradient of {slot.name} arrived again after its unit was sent: a backward may reach it only once "
-                "(reentrant checkpoints that share parameters reach them more often)"
-            )
+            refuse_again(slot.name, "unit")
         if self.buffer is None:
             self.buffer = self.pool.borrow(self.flat.unit.count)
             for start, stop in self.flat.unit.gaps():
@@ -60,8 +58,7 @@ class UnitGradient:
         view = self.flat.view(slot, self.buffer)
         arrived = slot.parameter.grad
         assert arrived is not None
-        if arrived.layout is not torch.strided:
-            raise InvalidUsage(f"the gradient of {slot.name} has layout {arrived.layout}; only dense ones are reduced")
+        refuse_layout(slot.name, arrived.layout)
         if arrived.data_ptr() != view.data_ptr() or arrived.numel() == 0:
             if index in self.arrived and not self.keeps_whole:
                 view.add_(arrived)
@@ -108,7 +105,7 @@ class UnitGradient:
 
     @torch.no_grad()
     def drop(self, late: bool) -> bool:
-        """Drops what a backward left that raised. False where that is already added to another; `late`: where a
+        """Drops what a backward left that raised. False if that is already added to another; `late`: a
         gradient of the next has arrived."""
         self.complete()
         for index, slot in enumerate(self.flat.unit.slots):
@@ -167,7 +164,7 @@ class Gradients:
         return self._launched
 
     def finish(self, reduce: bool) -> bool:
-        """Ends a backward; where it is to `reduce`, returns with the shards complete. False if nothing arrived."""
+        """Ends a backward; with `reduce`, returns with the shards complete. False if nothing arrived."""
         if not any(unit.arrived for unit in self.units):
             return False
         if reduce:

@@ -1,4 +1,4 @@
-"""Where flat tensors lie: memory of the group's backend, of the host, or of a file; and buffers that are used again."""
+"""Buffers that are used again, and tensors in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from ringlet.backend import backend_of
 from ringlet.errors import SystemError
-
-
-def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
-    """`count` zeros from the group's own allocator where it has one (`ringlet`: registered memory), else from torch."""
-    backend = backend_of(group, device)
-    with torch.inference_mode(False):  # what an evaluation borrows first, training borrows later
-        if backend.supports_tensor_alloc(device):
-            return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
-        return torch.zeros(count, dtype=dtype, device=device)
+from ringlet.training.flat_memory import allocate
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -94,8 +85,8 @@ class MappedFiles:
                 mapping = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
             raise SystemError(
-                f"cannot make a file of {nbytes} bytes in {self.folder} to offload to: {error.strerror}; "
-                "name a folder that exists, on a disk with room"
+                f"Offload cannot make a file of {nbytes} bytes in {self.folder}: {error.strerror}; "
+                "pass the path of a folder with enough free space"
             ) from error
         tensor = torch.frombuffer(mapping, dtype=dtype)[:count]  # keeps the mapping alive
         self._maps[storage_key(tensor)] = mapping

@@ -51,7 +51,7 @@ def refuse_if_not_elementwise(optimizer_class: Any, vouched: bool) -> None:
     if optimizer_class not in ELEMENTWISE and not vouched:
         known = ", ".join(sorted(c.__name__ for c in ELEMENTWISE))
         raise InvalidUsage(
-            f"{optimizer_class.__name__} is not known to treat every element alike, whatever the tensor it stands in "
+            f"{optimizer_class.__name__} is not known to update each element independently of its tensor "
             f"(known: {known}); pass elementwise=True if it does"
         )
 

@@ -34,15 +34,15 @@ class Offload:
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "file"):
-            raise InvalidUsage(f"offload goes to 'cpu' or 'file', not to {self.device!r}")
+            raise InvalidUsage(f"Offload: device must be 'cpu' or 'file', got {self.device!r}")
         if (self.device == "file") != (self.path is not None):
-            raise InvalidUsage("offload to 'file' needs the path of a folder, and offload to 'cpu' takes none")
+            raise InvalidUsage("Offload: pass path= (a folder) with 'file', and leave it out with 'cpu'")
         if self.path is not None and not (isinstance(self.path, (str, os.PathLike)) and os.path.isdir(self.path)):
-            raise InvalidUsage(f"offload to file: {self.path!r} is not a folder")
+            raise InvalidUsage(f"Offload: path {self.path!r} is not a folder")
         if not isinstance(self.pin_memory, bool):
-            raise InvalidUsage(f"pin_memory must be True or False, got {self.pin_memory!r}")
+            raise InvalidUsage(f"Offload: pin_memory must be True or False, got {self.pin_memory!r}")
         if self.pin_memory and (self.device == "file" or not torch.accelerator.is_available()):
-            raise InvalidUsage("pin_memory=True needs device='cpu' and an accelerator that reads pinned memory")
+            raise InvalidUsage("Offload: pin_memory=True needs device='cpu' and an accelerator")
 
     def __repr__(self) -> str:
         path = "" if self.path is None else f", {os.fspath(self.path)!r}"
@@ -101,10 +101,10 @@ class Options:
                 raise InvalidUsage("max_norm must be positive and finite, got inf; None does not clip")
         if self.offload_parameters is not None and self.stage != 3:
             raise InvalidUsage(
-                f"offload_parameters needs stage 3: at stage {self.stage} every rank keeps whole parameters in use"
+                f"offload_parameters needs stage 3: at stage {self.stage} every rank keeps whole parameters"
             )
         if self.print_times and not self.print_every:
-            raise InvalidUsage("print_times=True prints every `print_every` steps: give that too")
+            raise InvalidUsage("print_times=True needs print_every: pass print_every= too")
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen().items())})"

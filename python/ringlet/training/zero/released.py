@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import in_backward
+from ringlet.training.backward import in_backward
 
 _READ = "shape dtype device layout requires_grad grad is_leaf ndim grad_fn is_cuda is_meta _post_accumulate_grad_hooks"
 _METHODS = (
@@ -33,14 +33,14 @@ class Released(nn.Parameter):
             name = next((v.__dict__.get("ringlet_name") for v in _flat(args) if isinstance(v, Released)), "?")
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
             hint = (
-                "An activation checkpoint inside that forward computes a part of it again: put it around modules"
+                "An activation checkpoint inside that forward recomputes part of it: put it around whole modules"
                 if in_backward() and torch.is_grad_enabled()
                 else "Call that module, make bucket_elements so large that the module which reads it is one unit, or "
                 "use `with zero.gathered():`"
             )
             raise InvalidUsage(
-                f"{called} on parameter {name}, whose values are in shards: stage 3 gathers it only while its own "
-                f"module's forward runs. {hint}"
+                f"{called} on parameter {name}, whose values are in shards: stage 3 gathers a parameter only "
+                f"during its own module's forward. {hint}"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

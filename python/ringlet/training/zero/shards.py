@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .memory import MappedFiles, allocate
+from ringlet.training.flat_memory import allocate
+
+from .memory import MappedFiles
 from .options import Offload
 from .units import Slot, Unit
 

@@ -43,8 +43,8 @@ def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_
 
     def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         raise InvalidUsage(
-            "add_param_group on zero.optimizer: its groups are made with the Zero, of parameters that were trained "
-            "then; call remove() and make another Zero, with options_of= for options of a group"
+            "zero.optimizer.add_param_group: a Zero makes its groups once: call remove() and make a new Zero, with "
+            "options_of= for the options of a group"
         )
 
     # methods, not functions: torch's schedules wrap what stands behind a method
@@ -59,8 +59,8 @@ def _refuse_scaled(optimizer: Any) -> None:
     if hasattr(optimizer, "grad_scale"):
         del optimizer.grad_scale, optimizer.found_inf
         raise InvalidUsage(
-            "GradScaler on zero.optimizer: the scale would have to be taken from gradients in shards, alike on all "
-            "ranks; bfloat16 needs no loss scaling: use GradScaler(enabled=False), or call zero.step()"
+            "GradScaler on zero.optimizer: Zero does not support loss scaling, and bfloat16 does not need it: use "
+            "GradScaler(enabled=False), or call zero.step()"
         )
 
 
@@ -77,6 +77,6 @@ def _before_any_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any)
             if isinstance(owner_of(parameter), Gradients):
                 raise InvalidUsage(
                     f"step() of an optimizer ({type(optimizer).__name__}) that holds a parameter of shape "
-                    f"{list(parameter.shape)} which a Zero trains: gradients are in shards, and it would train "
-                    "nothing. Call zero.step(), or give the loop zero.optimizer in its place"
+                    f"{list(parameter.shape)} which a Zero trains: the gradients are in shards, and step() "
+                    "would train nothing. Call zero.step(), or use zero.optimizer instead"
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import ForwardHook, in_backward
+from ringlet.training.backward import Backward, differentiable, in_backward
+from ringlet.training.gradient_hooks import ForwardHook
+from ringlet.training.refusals import group_of, refuse_stopped
 
 from . import checkpoint
 from .build import build
@@ -23,7 +23,7 @@ from .gather import Residency
 from .gradients import Gradients
 from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
 from .options import Offload, Options, offload_of, refuse_max_norm
-from .refusals import group_of, options_by_parameter, refuse_unsupported, refusing_alike
+from .refusals import options_by_parameter, refuse_unsupported, refusing_alike
 from .released import restore
 from .report import Clock, communication, describe, memory
 from .shards import FlatUnit
@@ -74,7 +74,6 @@ class Zero:
     _micro_batches = 0  # backwards of this window
     _stepped_at = 0  # how many of them there were at the latest step()
     _factor: torch.Tensor | None = None  # of clipping
-    _task: weakref.ref[Any] | None = None  # what ends the backward under way; autograd drops it if that raises
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Zero:
         **optimizer_defaults: Any,
     ) -> None:
         self.module = module
-        self._group = group_of(module, process_group)
+        self._group = group_of(module, process_group, "Zero")
         make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
         with refusing_alike(module, self._group):
             refuse_if_not_elementwise(optimizer_class, elementwise)
@@ -121,6 +120,7 @@ class Zero:
         self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_gradient, self._on_arrived)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
+        self._backward = Backward()
         self._changes = Changes(module, self._parts, self._residency, self._traffic)
         self._hooks = self._attach()
 
@@ -142,12 +142,11 @@ class Zero:
         `partial` ends a window that is not full, such as an epoch's last; averages then divide by the micro-batches
         that it has, and it does nothing if there are none. Collective when it updates.
         """
-        if not in_backward():
-            self._abandon()
+        self._abandon()
         if self._micro_batches == 0:
             if partial:
                 return False
-            raise InvalidUsage("step() without a backward since the last one: there are no gradients")
+            raise InvalidUsage("step() without a backward since the last step(): there are no gradients")
         self._stepped_at = self._micro_batches
         if self._micro_batches < self.options.accumulate and not partial:
             return False
@@ -174,7 +173,7 @@ class Zero:
         if self._micro_batches < self.options.accumulate:
             raise InvalidUsage(
                 f"clip_grad_norm after {self._micro_batches} of {self.options.accumulate} micro-batches: the gradients "
-                "are not complete; give max_norm= to Zero, which clips when they are"
+                "are not complete: pass max_norm= to Zero, which clips complete gradients"
             )
         return self._clip(max_norm)
 
@@ -227,7 +226,7 @@ class Zero:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
         if self._micro_batches:
-            raise InvalidUsage("load_state_dict between a backward and its step: call step() or zero_grad() first")
+            raise InvalidUsage("load_state_dict() between a backward and its step(): call step() or zero_grad() first")
         if self._residency is not None:
             self._residency.before_update()
         checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
@@ -310,26 +309,24 @@ class Zero:
     def _on_forward_end(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if module is not self.module or in_backward():
             return
-        attached = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        attached = differentiable(output)
         for tensor in attached:
-            # not only by the first parameter's gradient: with reentrant checkpoints that one arrives in a backward
-            # inside, whose end is not the end
             tensor.register_hook(lambda _: self._open_backward())
         if self._residency is not None:
             self._residency.end_forward(keep_last=bool(attached))
         self._clock.stop("forward")
 
     def _open_backward(self, late: bool = False) -> None:
-        if not in_backward() or (self._task is not None and self._task() is not None):
+        if not in_backward():
             return
         self._abandon(late)
-        end = functools.partial(self._on_backward_end)
-        self._task = weakref.ref(end)
+        if self._backward.open:
+            return
+        self._backward.begin(self._on_backward_end)
         self._clock.start("backward")
         if self._residency is not None:
             self._residency.begin_backward()
         self._gradients.reducing = self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate
-        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _on_gradient(self) -> None:
         self._open_backward(late=True)
@@ -350,16 +347,16 @@ class Zero:
                 self._micro_batches += 1
                 self._factor = None
         finally:
-            self._task = None
+            self._backward.close()
             self._clock.stop("backward")
 
     def _abandon(self, late: bool = False) -> None:
         """Drops what a backward left that raised before its end. Harmless unless units had gone out or, at stage 1, its
         gradients stand in the sums of a window. `late`: a gradient of the next one has arrived."""
-        if self._task is None:
+        if not self._backward.stopped:
             return
         launched, of = self._gradients.launched, len(self._gradients.units)
-        self._task = None
+        self._backward.close()
         if self._residency is not None:
             self._residency.release_all()
         whole = self._gradients.abandon(late)
@@ -367,13 +364,10 @@ class Zero:
             return
         self.zero_grad()
         if launched:
-            raise InvalidUsage(
-                f"rank {self._traffic.rank}: the previous backward stopped after {launched} of {of} units had been "
-                "sent, so ranks no longer match: make a new process group and Zero, or restart"
-            )
+            refuse_stopped(self._traffic.rank, launched, of, "units")
         raise InvalidUsage(
             f"rank {self._traffic.rank}: the previous backward stopped after it had added to the gradients of this "
-            "window, which are dropped: begin the window again; call zero_grad() after a backward that raised"
+            "window, so Zero dropped them: begin the window again; call zero_grad() after a backward that raised"
         )
 
     # -- a step --

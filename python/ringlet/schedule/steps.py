@@ -1,0 +1,172 @@
+"""A schedule as plain data: steps in rounds for every rank, and the error of one that is wrong.
+
+Source of the verbs: csrc/schedule/step.h. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringlet.schedule.collectives import input_chunks, output_chunks
+from ringlet.schedule.hosts import described
+
+if TYPE_CHECKING:
+    from ringlet.schedule.cost import Cost, Machine
+    from ringlet.schedule.prove import Proof
+
+RANKS_IN_REPR = 8
+
+
+class ScheduleError(ValueError):
+    """A schedule that is not what its collective promises.
+
+    `rank`, `round` and `chunk` say where (None where there is none, e.g. a chunk in a barrier); `schedule` names the
+    schedule, e.g. "ring all_reduce, world 3", once the prover knows it.
+    """
+
+    def __init__(self, rank: int, round: int | None, chunk: int | None, message: str):
+        super().__init__(rank, round, chunk, message)
+        self.rank = rank
+        self.round = round
+        self.chunk = chunk
+        self.message = message
+        self.schedule = ""
+
+    def __str__(self) -> str:
+        place = f"rank {self.rank}"
+        place += ", before any round" if self.round is None else f", round {self.round}"
+        place += "" if self.chunk is None else f", chunk {self.chunk}"
+        return f"{self.schedule}: {place}: {self.message}" if self.schedule else f"{place}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A verb on chunks [first, first + count): "send", "recv", "reduce" or "copy", whose `peer` is the first target."""
+
+    verb: str
+    peer: int
+    first: int
+    count: int
+
+    @property
+    def chunks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+    def __str__(self) -> str:
+        if self.verb == "copy":
+            return f"copy {_chunks(self.first, self.count)} to {_chunks(self.peer, self.count)}"
+        return f"{self.verb} {_chunks(self.first, self.count)} {'to' if self.verb == 'send' else 'from'} {self.peer}"
+
+
+def send(peer: int, chunk: int, count: int = 1) -> Step:
+    """Gives chunks [chunk, chunk + count), as they stood before the round, to rank `peer`."""
+    return Step("send", peer, chunk, count)
+
+
+def recv(peer: int, chunk: int, count: int = 1) -> Step:
+    """Overwrites chunks [chunk, chunk + count) by what rank `peer` sends."""
+    return Step("recv", peer, chunk, count)
+
+
+def reduce(peer: int, chunk: int, count: int = 1) -> Step:
+    """Combines chunks [chunk, chunk + count) with what rank `peer` sends; in one round in ascending rank order."""
+    return Step("reduce", peer, chunk, count)
+
+
+def copy(chunk: int, target: int, count: int = 1) -> Step:
+    """Local: chunks [target, target + count) become what chunks [chunk, chunk + count) were before the round."""
+    return Step("copy", target, chunk, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Steps that are posted together and complete together; all their reads see the values from before the round."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.steps))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule:
+    """All ranks' rounds of one collective. `inputs[r]` and `outputs[r]` are rank r's (first chunk, count).
+
+    `hosts[r]` is the number of rank r's host, for which the schedule was made; empty: one host.
+    """
+
+    algorithm: str
+    collective: str
+    world: int
+    root: int
+    parts: int
+    ranks: tuple[tuple[Round, ...], ...]
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+    hosts: tuple[int, ...] = ()
+
+    @classmethod
+    def from_steps(
+        cls,
+        collective: str,
+        parts: int,
+        ranks: Sequence[Iterable[Iterable[tuple[str, int, int, int]]]],
+        root: int = 0,
+        algorithm: str = "hand-made",
+    ) -> Schedule:
+        """A schedule written down by hand: `ranks[r]` is a list of rounds of (verb, peer, first, count)."""
+        rounds = tuple(tuple(Round(tuple(Step(*step) for step in steps)) for steps in rank) for rank in ranks)
+        world = len(rounds)
+        places = [(collective, rank, world, root, parts) for rank in range(world)]
+        inputs = tuple(input_chunks(*place) for place in places)
+        outputs = tuple(output_chunks(*place) for place in places)
+        return cls(algorithm, collective, world, root, parts, rounds, inputs, outputs)
+
+    @property
+    def name(self) -> str:
+        root = f", root {self.root}" if self.root else ""
+        hosts = described(self.hosts)
+        return f"{self.algorithm} {self.collective}, world {self.world}{root}{', ' if hosts else ''}{hosts}"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the rank that has most."""
+        return max(len(rounds) for rounds in self.ranks)
+
+    def prove(self) -> Proof:
+        """See ringlet.schedule.prove.prove."""
+        from ringlet.schedule.prove import prove
+
+        return prove(self)
+
+    def cost(self, nbytes: float, machine: Machine | None = None) -> Cost:
+        """See ringlet.schedule.cost.cost."""
+        from ringlet.schedule.cost import cost
+
+        return cost(self, nbytes, machine)
+
+    def svg(self) -> str:
+        """The picture as an SVG document; see ringlet.schedule.draw."""
+        from ringlet.schedule.draw import svg
+
+        return svg(self)
+
+    def text(self) -> str:
+        """The picture in characters; see ringlet.schedule.draw."""
+        from ringlet.schedule.draw import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.parts} part{'s' * (self.parts != 1)}, {self.rounds} rounds"]
+        for rank, rounds in enumerate(self.ranks[:RANKS_IN_REPR]):
+            lines.append(f"  rank {rank}: " + (" | ".join(map(str, rounds)) or "nothing"))
+        if self.world > RANKS_IN_REPR:
+            lines.append(f"  ... and {self.world - RANKS_IN_REPR} more ranks")
+        return "\n".join(lines)
+
+
+def _chunks(first: int, count: int) -> str:
+    return f"[{first}]" if count == 1 else f"[{first}:{first + count}]"

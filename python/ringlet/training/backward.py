@@ -1,0 +1,64 @@
+"""One backward at a time: how the reducer and ZeRO see it begin, end, or stop before its end.
+
+A backward begins with the gradient of a module's output, not with the first parameter's: with reentrant checkpoints
+the first parameter's gradient arrives in a nested backward, which ends earlier. Autograd calls a callback at the end;
+if the backward raises, autograd drops the callback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+class Backward:
+    """The backward of one owner that is under way."""
+
+    def __init__(self) -> None:
+        self._task: weakref.ref[Any] | None = (
+            None  # autograd holds what it calls for as long as the backward is under way
+        )
+
+    @property
+    def open(self) -> bool:
+        """Whether one has begun, and neither ended nor been found stopped."""
+        return self._task is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the latest one raised before its end. The next one must not take its gradients for its own."""
+        return self._task is not None and (not in_backward() or self._task() is None)
+
+    def begin(self, end: Callable[[], None]) -> None:
+        """To be called within a backward, once. Autograd calls `end` when it ends."""
+        task = functools.partial(end)
+        self._task = weakref.ref(task)
+        torch.autograd.Variable._execution_engine.queue_callback(task)
+
+    def close(self) -> None:
+        """At the end, and when a stopped one has been dropped."""
+        self._task = None
+
+
+def differentiable(output: Any) -> list[torch.Tensor]:
+    """The tensors of a module's output from which a backward can come, in containers and dataclasses, as DDP finds."""
+    return [tensor for tensor in _tensors_in(output) if tensor.grad_fn is not None]
+
+
+def _tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from _tensors_in(getattr(leaf, field.name, None))

@@ -1,0 +1,17 @@
+"""Where flat tensors lie: in memory of the group's backend if it allocates tensors, else in torch's."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ringlet.backend import backend_of
+
+
+def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
+    """`count` zeros. The `ringlet` backend gives registered memory, which peers read where it lies."""
+    backend = backend_of(group, device)
+    with torch.inference_mode(False):  # what an evaluation borrows first, training borrows later
+        if backend.supports_tensor_alloc(device):
+            return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
+        return torch.zeros(count, dtype=dtype, device=device)
