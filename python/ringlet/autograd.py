@@ -107,9 +107,9 @@ def collective(name: str, *arguments: Any) -> None:
     group, output, input, op, algorithm, root, timeout, scale, async_op = arguments
     advice = "call it on .detach() or under torch.no_grad()"
     if name not in _TRANSPOSED:
-        raise InvalidUsage(f"{name}: not differentiable, since only the root has a result to come back from; {advice}")
+        raise InvalidUsage(f"{name}: not differentiable, because only the root has a result; {advice}")
     if async_op:
-        raise InvalidUsage(f"{name}: async_op is not differentiable; {advice}, or call it synchronously")
+        raise InvalidUsage(f"{name}: not differentiable with async_op=True; {advice}, or leave async_op=False")
     if name in _REDUCING and op not in LINEAR:
         raise InvalidUsage(f"{name}: {op} is not differentiable, only {', '.join(LINEAR)} are; {advice}")
     outputs, inputs = _flat(output), _flat(input)

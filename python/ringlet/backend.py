@@ -23,9 +23,11 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
         algorithm = pg_options.algorithm
         transport = transport if pg_options.transport == "auto" else pg_options.transport
     elif pg_options is not None:
-        raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; this backend takes ringlet.BackendOptions")
+        raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; pass ringlet.BackendOptions")
     if transport == "threads":
-        raise InvalidUsage('transport "threads" is for ringlet.init(); the backend takes auto, shared_memory or tcp')
+        raise InvalidUsage(
+            'transport "threads" works with ringlet.init() only; for this backend set auto, shared_memory or tcp'
+        )
     rank, world, timeout = options.group_rank, options.group_size, options.timeout
     began = log.configure(rank, world)
     if rank == 0:

@@ -1,7 +1,7 @@
 """What a launcher tells a rank through environment variables: torchrun, Open MPI, MPICH, Intel MPI, Slurm.
 
-Launchers nest (mpirun in a Slurm job, torchrun in a Slurm step); the first in this order that is there counts, which is
-the innermost one wherever both count ranks:
+Launchers nest (mpirun in a Slurm job, torchrun in a Slurm step). ringlet uses the first one in this order, which is the
+innermost one if both number the ranks:
 
     torchrun            RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE names the job
@@ -31,7 +31,7 @@ _MOST = (1 << 31) - 1  # of ranks
 class LaunchInfo:
     """A rank's place among the ranks that its launcher started; what it does not tell is None.
 
-    job: names the job, the same on all its ranks. address: of rank 0's host, where the launcher tells it.
+    job: the name of the job, the same on all its ranks. address: of rank 0's host, if the launcher tells it.
     """
 
     launcher: str
@@ -44,7 +44,7 @@ class LaunchInfo:
 
 
 def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") -> LaunchInfo:
-    """This rank's place. Raises InvalidUsage where no launcher's variables are there, or one of them is missing or not
+    """This rank's place. Raises InvalidUsage if no launcher's variables are there, or one of them is missing or not
     a number; wanted: what it then says that there is none of."""
     variables = os.environ if environment is None else environment
     if "RANK" in variables or "WORLD_SIZE" in variables:
@@ -61,7 +61,7 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
         return _place("a PMI launcher", variables, ("PMI_RANK", "PMI_SIZE", "", ""))
     if "SLURM_JOB_ID" in variables:
         raise InvalidUsage(
-            f"{wanted} is not set: this is a Slurm job, but not a step of it; launch the program with srun"
+            f"{wanted} is not set: this process is in a Slurm job but not in a step: launch the program with srun"
         )
     give = "store=" if wanted == "store" else "rank= and world="
     raise InvalidUsage(
@@ -72,11 +72,11 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
 
 def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
     """Address and port of the store that rank 0 serves: MASTER_ADDR and MASTER_PORT, or derived from what the launcher
-    tells. Raises InvalidUsage where neither is possible."""
+    tells. Raises InvalidUsage if neither is possible."""
     variables = os.environ if environment is None else environment
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")
     if address == "":
-        raise InvalidUsage('MASTER_ADDR="" names no host: set it to that of rank 0')
+        raise InvalidUsage('MASTER_ADDR="" names no host: set it to the host of rank 0')
     if address is not None and port is not None:
         return address, _port(port)
     place = find(variables, wanted="store")
@@ -88,8 +88,8 @@ def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
         address = "127.0.0.1" if place.local_world == place.world else place.address
     if address is None:
         raise InvalidUsage(
-            f"store is not set: {place.launcher} does not tell on which host rank 0 of {place.world} is; set "
-            "MASTER_ADDR to it (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST), or give store="
+            f"store is not set: {place.launcher} does not tell the host of rank 0 (of {place.world}): set "
+            "MASTER_ADDR to it (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST), or pass store="
         )
     if port is not None:
         return address, _port(port)
@@ -153,7 +153,7 @@ def _place(
             raise InvalidUsage(f"{name} is not set, though {launcher} sets it; pass rank= and world= instead")
     assert rank is not None and world is not None
     if world == 0:
-        raise InvalidUsage(f'{names[1]}="{variables[names[1]]}": there is at least one rank')
+        raise InvalidUsage(f'{names[1]}="{variables[names[1]]}": a world has at least one rank')
     if rank >= world:
         raise InvalidUsage(f"{names[0]}={rank} is not a rank of {names[1]}={world}: they count from 0 to {world - 1}")
     return LaunchInfo(launcher, rank, world, local_rank, local_world, job, address)

@@ -1,4 +1,4 @@
-"""Groups: which ranks communicate, how they meet, and the default group of this process (or thread)."""
+"""Groups of ranks: how ranks join one, and the default group of this process (or thread)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def default_transport() -> str:
-    """RINGLET_TRANSPORT, or "auto". Raises InvalidUsage where it names none."""
+    """RINGLET_TRANSPORT, or "auto". Raises InvalidUsage if it names none."""
     return _checked(os.environ.get("RINGLET_TRANSPORT") or "auto", "RINGLET_TRANSPORT")
 
 
@@ -83,7 +83,7 @@ class Group:
         """This rank's last 16 collective calls on tensors of the host, the oldest first: what a PeerLost or a Timeout
         ends with.
 
-        sequence: the call's number in the group. collective, dtype, op, count, root: what was called (None where the
+        sequence: the call's number in the group. collective, dtype, op, count, root: what was called (None if the
         collective has none). named: the algorithm that the caller asked for, algorithm: the one that ran (None: it did
         not come so far). in_place: whether peers read the tensors where they lie. segments: how many pieces the call
         was cut into. done: whether it is complete. seconds: how long it took; None unless RINGLET_LOG is info or more.
@@ -91,33 +91,33 @@ class Group:
         return self.handle.calls()
 
     def algorithm_for(self, collective: str, nbytes: int, *, registered: bool = False) -> str:
-        """What algorithm="auto" means here for a message of the host: the algorithm's name, the same on every rank.
+        """The algorithm that "auto" chooses for a message of the host; the same on every rank.
 
-        nbytes: of the largest buffer that a rank passes. registered: whether all ranks' tensors are.
+        nbytes: size of the largest buffer that a rank passes. registered: whether the tensors of all ranks are.
         """
         return self.handle.algorithm_for(collective, nbytes, registered)
 
     def gpu_transport(self, device: torch.device | str) -> str:
-        """What calls on that GPU's tensors run on, in words: peers' memory, NCCL, or both.
+        """The transport of calls on tensors of that GPU, in words: peers' memory, NCCL, or both.
 
-        All ranks ask together, each for its own GPU, unless a call on it came before. Raises DeviceError on all of them
-        where one lacks what it takes, and names it.
+        Collective, each rank for its own GPU, unless a call on that GPU came before. Raises DeviceError on all ranks if
+        one rank lacks a library or memory that its peers reach, and names the rank.
         """
         return self.handle.gpu_transport(torch.device(device))
 
     @property
     def bytes_sent(self) -> int:
-        """What this rank's collectives gave to peers over TCP or rings, ever; 0 where peers read it themselves."""
+        """Bytes that this rank's collectives sent over TCP or rings; 0 if peers read the memory themselves."""
         return self.handle.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """What this rank's collectives took in from peers, ever."""
+        """Bytes that this rank's collectives have received from peers."""
         return self.handle.bytes_received
 
     @property
     def connections(self) -> int:
-        """TCP connections of this rank that stand. They are made when an algorithm first names a peer."""
+        """Open TCP connections of this rank. ringlet makes one when an algorithm first names a peer."""
         return self.handle.connections
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class Group:
 
 
 class _Default(threading.local):
-    """The default group: of the thread where ranks are threads, else of the process."""
+    """The default group: of the thread if ranks are threads, else of the process."""
 
     group: Group | None = None
 
@@ -145,7 +145,7 @@ def current() -> Group:
 
 
 def has_default() -> bool:
-    """Whether `init` was called (by this thread, where ranks are threads)."""
+    """Whether `init` was called (by this thread, if ranks are threads)."""
     return _of_thread.group is not None or _of_process is not None
 
 
@@ -160,14 +160,14 @@ def init(
 ) -> Group:
     """Joins the default group.
 
-    rank, world: what torchrun, mpirun or srun tells where not given (environment.py). store: a torch.distributed store
-    that all ranks share; made at MASTER_ADDR and MASTER_PORT, or where the launcher tells that rank 0 is, where not
-    given (none is needed for a world of one, or for threads). timeout: seconds or timedelta; of the meeting and, unless
-    a call says otherwise, of every call.
+    rank, world: by default from torchrun, mpirun or srun (environment.py).
+    store: a torch.distributed store that all ranks share; by default one at MASTER_ADDR and MASTER_PORT, or on the host
+    that the launcher names. A world of one and threads need none.
+    timeout: seconds or timedelta, for the rendezvous and for every call that sets no timeout of its own.
     transport: "auto" (shared memory inside hosts, TCP between them), "shared_memory" (ranks are processes of one host),
-    "tcp" or "threads" (ranks are threads that use one `name`); RINGLET_TRANSPORT, or auto, where not given.
+    "tcp" or "threads" (ranks are threads that use one `name`); by default RINGLET_TRANSPORT, or auto.
 
-    Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout naming the ranks that did not come.
+    Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout, which names the missing ranks.
     """
     global _of_process
     transport = default_transport() if transport is None else _checked(transport, "transport")
@@ -176,7 +176,7 @@ def init(
     if store is not None and not isinstance(store, dist.Store):
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
-        raise InvalidUsage("ringlet.init() was called before; ringlet.finalize() ends that group")
+        raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
     if rank is None or world is None:
         place = environment.find(wanted="rank" if rank is None else "world")
         rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
@@ -215,10 +215,10 @@ def finalize() -> None:
 
 
 def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None) -> Group | None:
-    """A group of some ranks of the default group, in the order given. Every rank of the default group calls it,
-    with the same ranks and in the same order of calls; those outside get None.
+    """Makes a group of some ranks of the default group, in the given order. Every rank of the default group must call
+    it, with the same ranks and in the same order of calls; the ranks outside get None.
 
-    ranks: distinct, of the default group. timeout: seconds or timedelta; the default group's where not given.
+    ranks: distinct ranks of the default group. timeout: seconds or timedelta; by default that of the default group.
     """
     parent = current()
     try:
@@ -226,7 +226,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     except TypeError:
         raise InvalidUsage(f"new_group: ranks is {ranks!r}; pass a list of ranks") from None
     if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
-        raise InvalidUsage(f"new_group: ranks {members} are not distinct ranks of a group of {parent.world}")
+        raise InvalidUsage(f"new_group: ranks must be distinct ranks from 0 to {parent.world - 1}, got {members}")
     number = next(parent._children)
     if parent.rank not in members:
         return None
@@ -249,14 +249,14 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
 
 
 def warn_of_table() -> None:
-    """Warns where the table of rules that nobody has named cannot be used; groups go by the built-in rules then."""
+    """Warns if the default table of rules cannot be used; groups then use the built-in rules."""
     if warning := _C.table_warning():
         warnings.warn(warning, stacklevel=3)
 
 
 def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
-    """The key of the default group. Where ranks are missing it looks for them under other names, or in a group of
-    another world that is made already."""
+    """The key of the default group. If ranks are missing, looks for them under other names, or in a group of another
+    world that is made already."""
     with asked():
         store.set(f"ringlet/name/{claim.rank}", name)
         store.set(f"ringlet/world/{claim.rank}", str(claim.world))
@@ -284,7 +284,7 @@ def _whole(value: Any, what: str) -> int:
     except TypeError:
         raise InvalidUsage(f"{what} is {value!r}; pass a whole number") from None
     if abs(number) >= 1 << 31:
-        raise InvalidUsage(f"{what} is {number}, more than there can be")
+        raise InvalidUsage(f"{what} is {number}, too large for a rank or a world")
     return number
 
 

@@ -16,7 +16,7 @@ _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 2e-2
 
 
 def call(function: Callable[[], T]) -> T:
-    """`function()`, on a thread of its own. Where the wait for it is interrupted, that thread is left behind."""
+    """`function()`, on a thread of its own. If the wait is interrupted, that thread is left behind."""
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:

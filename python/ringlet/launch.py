@@ -43,13 +43,14 @@ def spawn(
 ) -> None:
     """Runs `main(rank, *args)` on `nprocs` ranks that have joined the default group.
 
-    main: importable (it is pickled), unless ranks are threads. Returns when all ranks have; when one fails the others
-    are ended and its traceback is raised here (torch.multiprocessing's ProcessRaisedException; threads: RuntimeError).
-    Ctrl-C and SIGTERM end the ranks: KeyboardInterrupt is raised in each that waits or runs Python, and in the caller;
-    after 5 s, or at a second Ctrl-C, those that still run are killed. They do not outlive the calling process either.
+    main: importable (it is pickled), unless ranks are threads. Returns when all ranks have. If one rank fails, spawn
+    ends the others and raises the rank's traceback (torch.multiprocessing's ProcessRaisedException; for threads
+    RuntimeError). Ctrl-C and SIGTERM end the ranks: each rank that waits or runs Python raises KeyboardInterrupt, as
+    does the caller. After 5 s, or at a second Ctrl-C, spawn kills the ranks that still run. Ranks do not outlive the
+    calling process.
     """
     if nprocs < 1:
-        raise InvalidUsage(f"spawn: nprocs={nprocs} is not at least 1")
+        raise InvalidUsage(f"spawn: nprocs must be at least 1, got {nprocs}")
     transport = groups.default_transport() if transport is None else transport
     if transport == "threads":
         _spawn_threads(main, nprocs, args, timeout)
@@ -63,7 +64,7 @@ class _Terminated(BaseException):
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """SIGTERM, where the program leaves it alone, ends the block as an exception does, and then the process."""
+    """SIGTERM, if the program does not handle it, ends the block as an exception does, and then the process."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not ours:
         yield

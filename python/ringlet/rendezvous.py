@@ -1,8 +1,7 @@
-"""Where the ranks of a group meet: a key of their store that nobody has used before, agreed by all of them.
+"""Rendezvous of the ranks of a group: they agree on a key of their store that nobody has used before.
 
-A store can outlive processes. torch elastic's agent keeps one for all restarts of a worker group, and what ranks that
-were killed have left there (how often they met, their addresses) must not be taken for news, nor must it matter how far
-each of them came. So ranks agree on what is new:
+A store can outlive processes: torch elastic's agent keeps one for all restarts of a worker group. A rank must not take
+the keys that killed ranks have left there for new ones, however far each of these ranks came. So ranks agree on a key:
 
     rank r:   hello/r := a number drawn just now, and what it says that the group is; waits for the answer to that
               number, says that it has it
@@ -64,10 +63,10 @@ class Claim:
 
 
 def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
-    """Where this rank's next meeting of that name takes place.
+    """The key of this rank's next rendezvous of that name.
 
-    Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, where they say
-    different things; Timeout naming the ranks that did not come; PeerLost where the store is gone.
+    Raises InvalidUsage for a rank that cannot be, for two processes of one rank and, on all ranks, if they say
+    different things; Timeout naming the ranks that did not come; PeerLost if the store is gone.
     """
     if not 0 <= claim.rank < claim.world:
         raise InvalidUsage(f"rank {claim.rank} of world {claim.world} does not exist")
@@ -117,11 +116,11 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
 
 
 def _taken(store: Store, name: str, claim: Claim) -> str:
-    """What is wrong where another process says that it is this rank; that process and rank 0 are told, too."""
+    """An error text if another process says that it is this rank; tells that process and rank 0 too."""
     other = _read(peek(store, f"{name}/hello/{claim.rank}"))
     if other is not None and other.number == claim.number:
         return ""
-    # Where it is gone the other process has met the group in this one's place.
+    # If it is gone, the other process has joined the group in place of this one.
     where = f": {claim.process} and {other.process}" if other is not None else f", {claim.process} and another"
     text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}"
     for concerned in (other, _read(peek(store, f"{name}/hello/0"))):
@@ -199,7 +198,7 @@ class _Lead:
 
 
 def _read(text: str | None) -> Claim | None:
-    """None where nothing is, or what another version has written."""
+    """None if there is no text, or if another version has written it."""
     try:
         return None if text is None else Claim(**json.loads(text))
     except (ValueError, TypeError):
@@ -207,7 +206,7 @@ def _read(text: str | None) -> Claim | None:
 
 
 def _difference(lead: Claim, theirs: Claim | None) -> str:
-    """Why two ranks cannot be of one group; empty where they can."""
+    """Why two ranks cannot be in one group; empty if they can."""
     if theirs is None:
         return f"a rank runs another version of ringlet than rank 0, {lead.version}: install the same on all hosts"
     for said, mine, other in (

@@ -1,4 +1,4 @@
-"""The store that ranks share: torch's, where the environment says that it is, and its failures as ringlet's errors."""
+"""The torch store that ranks share: how a rank reaches it, and its failures as ringlet's errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ATTEMPT_S, _PAUSE_S = 3.0, 0.1
 
 
 def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT, or where the launcher tells that rank 0 is; rank 0 serves it, unless
-    torchrun does. Raises InvalidUsage, SystemError where it cannot be served, Timeout where it cannot be reached."""
+    """The store at MASTER_ADDR and MASTER_PORT, or on the host that the launcher names. Rank 0 serves it, unless
+    torchrun does. Raises InvalidUsage, SystemError if rank 0 cannot serve it, Timeout if a rank cannot reach it."""
     if world == 1:
         return dist.HashStore()
     address, port = environment.master()
@@ -38,8 +38,8 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
         if not serve:
             raise PeerLost(f"rank {rank} of {world} lost the store at {address}:{port}: {reason}") from error
         raise SystemError(
-            f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if MASTER_PORT is in use, by "
-            "another job or by a second process that says it is rank 0, set another"
+            f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if another job or a "
+            "second rank 0 uses MASTER_PORT, set another port"
         ) from error
     return dist.PrefixStore("ringlet", store)
 
@@ -54,8 +54,8 @@ def asked() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
         raise PeerLost(
-            f"the store that the ranks share does not answer ({reason}): has the process that serves it, rank 0's or "
-            "torchrun's, ended?"
+            f"the store that the ranks share does not answer ({reason}): the process that serves it, rank 0 "
+            "or torchrun, may have ended"
         ) from error
 
 
@@ -81,5 +81,5 @@ def _reach(address: str, port: int, who: str, timeout: timedelta, serve: bool) -
         raise InvalidUsage(f'MASTER_ADDR="{address}" cannot be resolved ({reason}): set it to the host of rank 0')
     raise Timeout(
         f"{who} did not reach the store of rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT) in "
-        f"{timeout.total_seconds():g} s ({reason}): has rank 0, or torchrun, failed or not started?"
+        f"{timeout.total_seconds():g} s ({reason}): rank 0 or torchrun may have failed, or not have started"
     )

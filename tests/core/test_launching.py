@@ -69,7 +69,7 @@ def test_a_place(variables, launcher, rank, world, local_rank):
         (SLURM | {"SLURM_PROCID": "-1"}, 'SLURM_PROCID="-1" is not a number'),
         (
             {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
-            "not a step of it; launch the program with srun",
+            "not in a step: launch the program with srun",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_jobs_have_ports_of_their_own():
 @pytest.mark.parametrize(
     "variables, said",
     [
-        (OPEN_MPI, "store is not set: Open MPI does not tell on which host rank 0 of 4 is; set MASTER_ADDR"),
+        (OPEN_MPI, "store is not set: Open MPI does not tell the host of rank 0 \\(of 4\\): set MASTER_ADDR"),
         (TORCH, "store is not set: pass store=, or launch with torchrun, which sets MASTER_ADDR and MASTER_PORT"),
         ({}, "store is not set: pass store=, or launch with"),
         (HYDRA | {"MASTER_PORT": "http"}, 'MASTER_PORT="http" is not a number'),

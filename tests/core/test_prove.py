@@ -217,12 +217,12 @@ def test_an_uncalled_for_contribution():
         [[("copy", 2, 0, 1), ("send", 1, 1, 1), ("recv", 1, 3, 1)]],
         [[("copy", 3, 1, 1)], [("copy", 2, 1, 1)], [("send", 0, 0, 1), ("reduce", 0, 2, 1)]],
     ]
-    refused(made(ranks, "all_to_all", parts=4), 1, 2, 2, "uncalled-for contribution of rank 1")
+    refused(made(ranks, "all_to_all", parts=4), 1, 2, 2, "contribution that does not belong there, of rank 1")
 
 
 def test_a_barrier_that_lets_a_rank_through():
     nothing = [[[("send", (r + 1) % 3, 0, 0), ("recv", (r + 2) % 3, 0, 0)]] for r in range(3)]
-    refused(made(nothing, "barrier"), 0, 0, None, "without news of rank 1")
+    refused(made(nothing, "barrier"), 0, 0, None, "without having heard of rank 1")
 
 
 def test_more_rounds_or_bytes_than_the_closed_form():

@@ -301,7 +301,7 @@ def test_without_any_interface(tmp_path):
         ({"RANK": "1", "MASTER_ADDR": "no.such.host.invalid"}, 'MASTER_ADDR="no.such.host.invalid" cannot be resolved'),
         ({"RANK": "-1"}, 'RANK="-1" is not a number from 0'),
         ({"RANK": "2"}, "RANK=2 is not a rank of WORLD_SIZE=2: they count from 0 to 1"),
-        ({"WORLD_SIZE": "0"}, 'WORLD_SIZE="0": there is at least one rank'),
+        ({"WORLD_SIZE": "0"}, 'WORLD_SIZE="0": a world has at least one rank'),
         ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE="),
         ({"RINGLET_TRANSPORT": "pigeon"}, 'RINGLET_TRANSPORT "pigeon" is not one of auto, shared_memory, tcp, threads'),
     ],
@@ -348,7 +348,7 @@ class Broken(dist.Store):
 
 
 def test_a_store_that_is_gone():
-    with pytest.raises(ringlet.PeerLost, match=r"does not answer \(Connection reset by peer\): has the process"):
+    with pytest.raises(ringlet.PeerLost, match=r"does not answer \(Connection reset by peer\): the process"):
         ringlet.init(1, 2, Broken(), timeout=1)
 
 
@@ -360,7 +360,7 @@ def test_a_store_that_is_gone():
     [
         ({"rank": "0"}, "init: rank is '0'; pass a whole number"),
         ({"world": 2.5}, "init: world is 2.5; pass a whole number"),
-        ({"world": 1 << 40}, "init: world is 1099511627776, more than there can be"),
+        ({"world": 1 << 40}, "init: world is 1099511627776, too large"),
         ({"store": object()}, "init: store is a object; pass a torch.distributed store"),
         ({"name": 3}, "init: name is 3; pass a string"),
         ({"transport": 3}, 'transport "3" is not one of'),
@@ -377,7 +377,7 @@ def wrong_new_groups(rank: int, world: int) -> None:
         ([0.0], "new_group: a rank is 0.0"),
         (3, "new_group: ranks is 3; pass a list"),
         (None, "new_group: ranks is None"),
-        ([0, 5], "not distinct ranks of a group of 1"),
+        ([0, 5], "must be distinct ranks from 0 to 0"),
     ):
         with pytest.raises(ringlet.InvalidUsage, match=said):
             ringlet.new_group(ranks)

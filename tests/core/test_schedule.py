@@ -111,7 +111,7 @@ def test_relative_program_form_is_one_program_or_refused():
     program = text(ringlet.schedule("ring", world=5), relative_program=True).splitlines()
     assert program[2] == "round 0  send [r-1] to r+1, reduce [r-2] from r-1"
     assert "rank r+1" in svg(ringlet.schedule("circulant", world=5), relative_program=True)
-    with pytest.raises(ValueError, match="ranks 0 and 1 do different things"):
+    with pytest.raises(ValueError, match="ranks 0 and 1 take different steps"):
         svg(ringlet.schedule("butterfly", world=4), relative_program=True)
 
 

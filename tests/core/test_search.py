@@ -177,4 +177,4 @@ def test_wrong_words_are_refused(tmp_path, capsys):
     assert "the search is for 2 to 128" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(("search", "--hosts", "4x", "--machine", "x"))
-    assert "says nothing of hosts" in capsys.readouterr().err
+    assert "does not describe hosts" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_a_sweep_may_name_its_hosts():
 def test_what_does_not_fit_a_cluster_is_refused():
     with pytest.raises(BenchError, match="has 2 ranks"):
         replace(SMALL, worlds=(4,))
-    with pytest.raises(BenchError, match="intelmpi cannot leave a host"):
+    with pytest.raises(BenchError, match="intelmpi cannot run between hosts"):
         replace(SMALL, peers=("intelmpi",))
 
 

@@ -74,6 +74,7 @@ def test_options_have_one_meaning_in_all_commands():
         for command in ("bench", "tune", "prove"):
             assert parsed(command, world, "2,4-5,4").worlds == (2, 4, 5)
         assert parsed("draw", "ring", world, "3").world == 3
+        assert parsed("run", world, "3", "x.py").nproc == 3
     for name in ("--algorithm", "--algorithms"):
         assert parsed("bench", name, "ring,butterfly,ring").algorithms == ("ring", "butterfly")
         assert parsed("prove", name, "ring,butterfly").algorithm == ("ring", "butterfly")
@@ -179,7 +180,9 @@ def test_doctor_names_each_variable_that_is_wrong_and_what_it_takes(untried, mon
         assert f"  {name}: set {name} to " in told
     assert re.search(r"RINGLET_HAEP_MIB +poor +is no variable of ringlet", told)
     assert "did you mean RINGLET_HEAP_MIB?" in told
-    assert f"threads, shared_memory, tcp: first set right what fails above: {', '.join(sorted(WRONG))}" in told
+    assert (
+        f"threads, shared_memory, tcp: first correct the variables that fail above: {', '.join(sorted(WRONG))}" in told
+    )
     assert "build ringlet again" not in told
 
 
@@ -212,7 +215,7 @@ def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp
     assert main(("doctor",)) == 1
     told = capsys.readouterr().out
     for part in ("host", "kernels", "transport", "peers"):
-        assert re.search(rf"^{part} +\(rest\) +fails +could not be examined: .*/proc/self", told, re.MULTILINE), told
+        assert re.search(rf"^{part} +\(rest\) +fails +the check raised: .*/proc/self", told, re.MULTILINE), told
     assert "gpu        CUDA" in told, "the parts after it are examined"
 
 

@@ -109,11 +109,13 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("bench", "--plot", "x.foo"), "'x.foo' must end in .svg or .png or .pdf"),
         (("bench", "--algorithm", "foo"), "--algorithm: 'foo' is not one of all_reduce's: auto, ring"),
         (("bench", "-g", "8"), "one process for each rank, on a GPU of its own where --device is cuda: give --world N"),
-        (("bench", "--from", "x", "--json", "y"), "--json: --from measures nothing"),
+        (("bench", "--from", "x", "--json", "y"), "--from only reads results"),
+        (("draw",), "give one algorithm, for example: ringlet draw ring"),
+        (("draw", "ring", "--algorithms", "star"), "give one algorithm"),
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
         (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),
         (("prove", "--json", "missing/x"), "the folder missing is missing: make it first"),
-        (("tune", "--world", "1"), "a rank that is alone has nothing to choose"),
+        (("tune", "--world", "1"), "a single rank has no algorithm to choose"),
     ],
 )
 def test_a_refusal_says_what_to_do(words, told, idle, capsys):

@@ -108,7 +108,7 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("--world", "1"), "alone has nothing to choose"),
+        (("--world", "1"), "has no algorithm to choose"),
         (("-b", "4K", "-e", "1K"), "sizes"),
         ((), "give -o FILE"),
     ],

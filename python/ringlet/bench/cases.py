@@ -87,28 +87,30 @@ class Sweep:
         if self.hosts and self.worlds != (self.hosts.world,):
             raise BenchError(f"world: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
         if self.hosts and "intelmpi" in self.peers:
-            raise BenchError("peers: intelmpi cannot leave a host, for its wheel brings no libfabric")
+            raise BenchError(
+                "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"
+            )
         if not self.worlds or min(self.worlds) < 1:
             raise BenchError(f"world: at least 1 rank, not {self.worlds}")
         if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
-            raise BenchError("sizes: 1 <= -b <= -e, and -f at least 2")
+            raise BenchError("sizes: -b must be at least 1, -e at least -b, and -f at least 2")
         if self.rounds < 1 or self.iterations < 0 or self.warmup < 1:
-            raise BenchError("at least 1 round, 0 iterations (0: adaptive) and 1 warm-up call")
+            raise BenchError("rounds and warm-up calls must be at least 1, iterations at least 0 (0: adaptive)")
 
     def _check_device(self) -> None:
         if self.device == "cpu" and NCCL in self.peers:
-            raise BenchError("peers: nccl is for --device cuda")
+            raise BenchError("peers: nccl needs --device cuda")
         if self.device == "cpu":
             return
         others = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
         if others:
-            raise BenchError(f"peers: {', '.join(others)} is not measured on GPUs; nccl and gloo are")
+            raise BenchError(f"peers: {', '.join(others)} cannot be measured on GPUs: give nccl or gloo")
         if "allocator" in self.memory:
             raise BenchError(
                 "memory: torch's allocator is replaced on the host only; a GPU's is registered or ordinary"
             )
         if self.hosts:
-            raise BenchError("hosts: emulated ones have no GPU")
+            raise BenchError("hosts: emulated hosts have no GPU: leave out --hosts or --device")
 
     @property
     def gpu_heap_mib(self) -> int:

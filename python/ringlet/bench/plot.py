@@ -31,7 +31,7 @@ Styles = dict[Config, dict[str, Any]]
 
 
 def require_matplotlib() -> None:
-    """BenchError where it is not installed; does not import it."""
+    """BenchError if it is not installed; does not import it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BenchError("--plot needs matplotlib: pip install 'ringlet[cli]'")
 
@@ -48,7 +48,7 @@ def plot(rows: list[Row], path: Path) -> None:
     rows = [row for row in rows if row["bytes"] > 0]
     kinds = list(dict.fromkeys((row["collective"], row["world"]) for row in rows))
     if not kinds:
-        raise BenchError("--plot: nothing was measured that has a size")
+        raise BenchError("--plot: no measured call has a size: give a collective that moves data")
     styles = _styles([config_of(row) for row in median_rows(rows)])
     fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer != STREAM]})
     panels = 3 if fastest else 2

@@ -155,7 +155,7 @@ def write_meta(path: Path, meta: Meta) -> None:
 
 
 def read(path: Path) -> tuple[list[Row], Meta]:
-    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances. BenchError where they are none."""
+    """The rows of a .jsonl file and, if they lie beside it, the run's circumstances. BenchError if they are none."""
     beside = path.with_suffix(".meta.json")
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]

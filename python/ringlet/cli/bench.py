@@ -89,10 +89,9 @@ def add_parsers(subparsers: Any) -> None:
     """Add `bench` to the parsers of `python -m ringlet`; its `run` default is `bench_command`."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure collectives against gloo and the MPIs",
-        description="Measure a collective over message sizes, against gloo and the MPIs, interleaved in one run.",
+        help="measure collectives against gloo and MPI libraries",
+        description="Measure a collective over message sizes, against gloo and MPI libraries, interleaved in one run.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=bench_command)
     _add_what(parser)
@@ -111,17 +110,17 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add(
         "--hosts", "hosts", "NAME", "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)"
     )
-    add("--device", "device", "D", f"where buffers are: {', '.join(DEVICES)} (default cpu; cuda is compared with NCCL)")
-    add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default: its own choice)")
+    add("--device", "device", "D", f"of the buffers: {', '.join(DEVICES)} (default cpu; cuda: compare with NCCL)")
+    add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default RINGLET_TRANSPORT, or auto)")
     add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
     add("--collective", "collectives", "C,C", f"{', '.join(CALLS)} (default all_reduce)")
-    add("--algorithm", "algorithms", "A,A", "ringlet's (default auto; none: only the peers)")
+    add("--algorithm", "algorithms", "A,A", "algorithms of ringlet (default auto; none: measure only the peers)")
     add("-b", "begin_bytes", "BYTES", "smallest size (default 4)")
     add("-e", "end_bytes", "BYTES", "largest size (default 256M)")
     add("-f", "factor", "F", "factor from one size to the next (default 4)")
     add("--memory", "memory", "M,M",
         f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
-    add("--via", "via", "V,V", "api, torch: through ringlet's interface (default) or torch.distributed")
+    add("--via", "via", "V,V", "api (ringlet's own interface, the default), torch (torch.distributed)")
     add("--peers", "peers", "P,P", f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")
     add("--dtype", "dtype", "D", "also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")
     add("--op", "op", "O", f"also -o: {', '.join(OPS)} (default sum)")
@@ -147,7 +146,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--json", type=values.file(), metavar="FILE", help="write one object a line, and FILE's .meta.json beside it")
     add("--plot", type=values.file(*FORMATS), metavar="FILE",
         help=f"draw time, bus bandwidth and the ratio to the best peer ({', '.join(FORMATS)})")  # fmt: skip
-    add("--report", type=values.file(), metavar="FILE", help="write a page FILE.md; a folder: DATE-MACHINE.md in it")
+    add("--report", type=values.file(), metavar="FILE", help="write a page to FILE.md, or DATE-MACHINE.md in a folder")
     add("--from", dest="source", type=values.file(), metavar="FILE", help="show an earlier --json, measure nothing")
 
 
@@ -159,7 +158,7 @@ def bench_command(args: argparse.Namespace) -> int:
             peers.require(sweep.peers)
             require_able(sweep)
         elif args.json:
-            raise BenchError("--json: --from measures nothing; leave one of them out")
+            raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
         earlier = results.read(args.source) if args.source else ([], {})
         _check_outputs(args)
         if missing := getattr(args, "missing_peers", ()):
@@ -191,7 +190,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
         require_matplotlib()
     page = args.report
     if page and page.suffix not in ("", ".md") and not page.is_dir():
-        raise BenchError(f"--report: {page} must end in .md, or be a folder")
+        raise BenchError(f"--report: {page} must end in .md or name a folder")
     if page and page.suffix != ".md":
         page = page / "page.md"
     meta = args.json and args.json.with_suffix(".meta.json")
@@ -200,7 +199,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def require_able(sweep: Sweep) -> None:
-    """BenchError where this machine or ringlet cannot run the sweep."""
+    """BenchError if this machine or ringlet cannot run the sweep."""
     require_hosts(sweep)
     require_device(sweep)
     require_algorithms(sweep)
@@ -211,7 +210,7 @@ def require_able(sweep: Sweep) -> None:
 
 
 def require_algorithms(sweep: Sweep) -> None:
-    """BenchError where one of the algorithms is not one of a collective's."""
+    """BenchError if one of the algorithms is not one of a collective's."""
     for collective in sweep.collectives if "api" in sweep.via else ():
         known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
         for name in sweep.algorithms:
@@ -220,7 +219,7 @@ def require_algorithms(sweep: Sweep) -> None:
 
 
 def require_memory(sweep: Sweep) -> None:
-    """BenchError where the ranks, or their largest buffers, surely need more memory than the machine has."""
+    """BenchError if the ranks, or their largest buffers, surely need more memory than the machine has."""
     if sweep.device != "cpu":
         return
     machine = machine_bytes()
@@ -237,14 +236,14 @@ def require_memory(sweep: Sweep) -> None:
 
 
 def require_hosts(sweep: Sweep) -> None:
-    """BenchError where the sweep is on emulated hosts, and there can be none here."""
+    """BenchError if the sweep is on emulated hosts, and there can be none here."""
     reason = why_not() if sweep.hosts else None
     if reason:
         raise BenchError(reason)
 
 
 def require_device(sweep: Sweep) -> None:
-    """BenchError where the sweep is on GPUs, and torch sees none."""
+    """BenchError if the sweep is on GPUs, and torch sees none."""
     if sweep.device != "cpu" and not getattr(torch, sweep.device).is_available():
         raise BenchError(f"device: torch {torch.__version__} sees no {sweep.device} here (ringlet doctor says more)")
 

@@ -52,20 +52,19 @@ class Finding:
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Adds `doctor`; its `run` returns 1 where something that ringlet needs does not work."""
+    """Adds `doctor`; its `run` returns 1 if something that ringlet needs does not work."""
     parser = subparsers.add_parser(
         "doctor",
-        help="show what works here, and what to do about the rest",
+        help="check what works on this machine, and how to fix the rest",
         description="Try transports, CPU kernels and GPU parts on this machine, and check ringlet's environment "
-        "variables. The exit code is 1 if something that ringlet needs does not work.",
+        "variables. The exit code is 1 if a part that ringlet needs does not work.",
         epilog="examples:\n  ringlet doctor\n  torchrun --nproc-per-node 4 -m ringlet doctor --topology\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=file(), metavar="FILE", help="also write the findings to FILE")
     parser.add_argument(
         "--topology",
         action="store_true",
-        help="under torchrun, mpirun or srun: show which ranks share a host, and what is between them",
+        help="under torchrun, mpirun or srun: show which ranks share a host, and the transport between them",
     )
     parser.set_defaults(run=doctor_command)
 
@@ -101,7 +100,7 @@ def examine() -> Iterator[Finding]:
         try:
             yield from section()
         except Exception as error:  # of whatever library: an environment that doctor has not met before
-            yield Finding(part, "(rest)", "fails", f"could not be examined: {_reason(error)}", "see what is told there")
+            yield Finding(part, "(rest)", "fails", f"the check raised: {_reason(error)}", "see the message")
 
 
 def _variables(wrong: list[str]) -> Iterator[Finding]:
@@ -119,9 +118,11 @@ def _table() -> Finding:
         file, text = _C.given_table()
         _C.chosen("all_reduce", 1, 2, "staged", text)
     except ringlet.Error as error:
-        advice = "make the table readable, mend it, or set RINGLET_TABLE to nothing"
+        advice = "make the table readable, correct it, or set RINGLET_TABLE to an empty value"
         return Finding("variables", "table", "fails", str(error), advice)
-    return Finding("variables", "table", "ok", f"rules of {file}" if text else "none given: the built-in rules count")
+    return Finding(
+        "variables", "table", "ok", f"rules of {file}" if text else "no table: ringlet uses the built-in rules"
+    )
 
 
 def _transports(wrong: list[str]) -> Iterator[Finding]:
@@ -195,11 +196,13 @@ def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Findi
         except Exception as error:  # whatever a rank raised, of any library, is the finding
             reason = _reason(error)
     if wrong:
-        return Finding("transport", name, "fails", reason, f"first set right what fails above: {', '.join(wrong)}")
+        return Finding(
+            "transport", name, "fails", reason, f"first correct the variables that fail above: {', '.join(wrong)}"
+        )
     advice = {
-        "shared_memory": "see the host's findings above",
+        "shared_memory": "see the host findings above",
         "tcp": "a sandbox or firewall may forbid listening and connecting on loopback",
-    }.get(name, "the message of the failure says what is missing; with an undefined symbol in it, build ringlet again")
+    }.get(name, "see the message; if it names an undefined symbol, build ringlet again")
     return Finding("transport", name, "fails", reason, advice)
 
 
@@ -231,7 +234,9 @@ def _congestion() -> Finding:
         return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
     if machines == used:
         return Finding("transport", "tcp congestion", "ok", used)
-    return Finding("transport", "tcp congestion", "ok", f"{used}; this machine's {machines} is slower for collectives")
+    return Finding(
+        "transport", "tcp congestion", "ok", f"{used}; this machine's {machines} would be slower for collectives"
+    )
 
 
 def _add_up(rank: int) -> None:

@@ -24,7 +24,6 @@ def add_parsers(subparsers: Any) -> None:
         description="Make one HTML page, which needs no network, in which every schedule can be played, stepped, "
         "compared with another and priced on a machine. The page has all algorithms; those named are shown first.",
         epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     explores.add_argument("algorithms", nargs="*", metavar="ALGORITHM",
         help="shown first, the second beside the first")  # fmt: skip

@@ -49,7 +49,7 @@ def version() -> str:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of one command; SystemExit with one line on stderr where they are wrong."""
+    """The arguments of one command; SystemExit with one line on stderr if they are wrong."""
     parser, commands = make_parser()
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in commands:

@@ -23,12 +23,19 @@ _ALSO = {
 }
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Wraps a description of one paragraph, and leaves the lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text if "\n" in text else super(argparse.RawDescriptionHelpFormatter, self)._fill_text
+        return fill(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Takes options by their whole names only: an abbreviation would change its meaning with the next option."""
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**settings, allow_abbrev=False)
+        super().__init__(**settings, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(message.split())
@@ -55,7 +62,7 @@ class Elsewhere(argparse.Action):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing where nothing known is near."""
+    """ "; did you mean X?", or nothing if nothing known is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

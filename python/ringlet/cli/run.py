@@ -27,18 +27,12 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "run",
         help="start the ranks of a program on this host",
-        description="Starts N processes of a Python program on this host with torchrun's variables set (RANK, "
+        description="Start N processes of a Python program on this host, with torchrun's variables set (RANK, "
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
-        "rank. When a rank fails the others are ended; the exit code is that rank's.",
+        "rank. If a rank fails, ringlet ends the others and exits with the code of that rank.",
     )
     parser.add_argument(
-        "-n",
-        "--nproc",
-        "--world",
-        type=values.whole(1, values.MOST_WORLD),
-        required=True,
-        metavar="N",
-        help="how many ranks",
+        "-n", "--nproc", "--world", "--worlds", type=values.world, required=True, metavar="N", help="number of ranks"
     )
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
@@ -90,7 +84,7 @@ class _Output:
     """A traceback, until its last line tells of what."""
 
     def take(self, data: bytes, interrupted: bool) -> None:
-        """Passes whole lines on. Where the job is interrupted, a rank's own traceback of that tells nothing new."""
+        """Passes whole lines on. If the job is interrupted, drops each rank's own KeyboardInterrupt traceback."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             if self.held or (interrupted and line.startswith(b"Traceback (most recent call last):")):

@@ -42,10 +42,9 @@ def _add_prove(subparsers: Any) -> None:
     proves = subparsers.add_parser(
         "prove",
         help="prove schedules correct for every world",
-        description="Prove by symbolic execution that schedules do what their collectives promise, and print a table.",
+        description="Prove by symbolic execution that each schedule computes its collective, and print a table.",
         epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n"
         "  ringlet prove mine.py\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     proves.add_argument("files", nargs="*", default=[], metavar="mine.py", help="only the algorithms of these files")
     sizes = proves.add_mutually_exclusive_group()
@@ -64,37 +63,37 @@ def _add_draw(subparsers: Any) -> None:
     draws = subparsers.add_parser(
         "draw",
         help="draw a schedule, as SVG or text",
-        description="Draw what every rank does in each round. A picture with very many chunks shows ranks instead.",
+        description="Draw the steps of every rank in each round. A picture with too many chunks shows ranks instead.",
         epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    draws.add_argument("algorithm", type=_algorithm(known), metavar="ALGORITHM",
+    draws.add_argument("algorithm", nargs="?", type=_algorithm(known), metavar="ALGORITHM",
         help=f"one of {', '.join(known)}, or a file that makes one, as mine.py or mine.py:name")  # fmt: skip
+    draws.add_argument("--algorithm", "--algorithms", dest="named", type=_algorithm(known), help=argparse.SUPPRESS)
     add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
     add_option(size, "--world", type=values.world, metavar="N", help="number of ranks (default 4)")
     size.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=SYNTAX)
     draws.add_argument(
-        "--root", type=values.whole(0), default=0, metavar="R", help="of a rooted collective (default 0)"
+        "--root", type=values.whole(0), default=0, metavar="R", help="root rank of a rooted collective (default 0)"
     )
     draws.add_argument(
         "--relative",
         "--rank-free",
         dest="relative_program",
         action="store_true",
-        help="what any rank r does, where all do the same",
+        help="show the steps of any rank r, if all ranks take the same steps",
     )
     draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
-        help="write FILE.svg, or the text as FILE.txt")  # fmt: skip
+        help="write a picture to FILE.svg, or the text to FILE.txt")  # fmt: skip
     draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
-    draws.add_argument("--force", action="store_true", help="draw every chunk, however large the picture becomes")
+    draws.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
     draws.set_defaults(run=draw_command)
 
 
 def prove_command(args: argparse.Namespace) -> int:
-    """Proves and prints a table; 1 with the message where a schedule is wrong, 2 where the arguments are."""
+    """Proves and prints a table; returns 1 with a message if a schedule is wrong, 2 if the arguments are."""
     outputs.check({"--json": args.json})
     try:
         with _progress() as progress:
@@ -119,14 +118,17 @@ def prove_command(args: argparse.Namespace) -> int:
 
 
 def draw_command(args: argparse.Namespace) -> int:
-    """Draws one schedule. Raises InvalidUsage where there is none, or where nobody could read the picture."""
+    """Draws one schedule. Raises InvalidUsage if there is none, or if the picture would be too large to read."""
     outputs.check({"-o": args.output})
+    if (args.algorithm is None) == (args.named is None):
+        raise InvalidUsage("give one algorithm, for example: ringlet draw ring")
     world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
     if not args.force:
         _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:
-        collective = args.collective if isinstance(args.algorithm, str) else args.algorithm.collective
-        drawn = schedule(args.algorithm, collective, world=world, root=args.root, hosts=args.hosts)
+        wanted = args.algorithm or args.named
+        collective = args.collective if isinstance(wanted, str) else wanted.collective
+        drawn = schedule(wanted, collective, world=world, root=args.root, hosts=args.hosts)
         if not args.force:
             _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
@@ -247,7 +249,7 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """A progress bar on a terminal, where rich is there."""
+    """A progress bar on a terminal, if rich is there."""
     try:
         from rich.progress import Progress as Bar
     except ImportError:

@@ -43,7 +43,6 @@ def add_parsers(subparsers: Any) -> None:
         description="Predict how long every algorithm, every composition of two (inside hosts, across hosts) and their "
         "segmentations take on a machine; prove the best, measure them if told, and write rules for `auto`.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=search_command)
     add = functools.partial(add_option, parser)

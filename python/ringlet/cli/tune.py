@@ -24,13 +24,13 @@ from ringlet.group import default_transport
 
 _EPILOG = """\
 examples:
-  ringlet tune                            two ranks of this machine, into the table that is used from then on
-  ringlet tune --world 2,4 -e 4M -o four    into a file, for RINGLET_TABLE=four
+  ringlet tune                            two ranks of this machine; groups use the table from then on
+  ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
   ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
   ringlet tune --show                     the table in force
 
-Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file; set to nothing, only the built-in
-rules count.
+Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file. If it is empty, ringlet
+uses the built-in rules only.
 """
 
 
@@ -38,23 +38,22 @@ def add_parsers(subparsers: Any) -> None:
     """Adds `tune`."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure algorithms, and write the table that `auto` goes by",
-        description="Measure all algorithms of each collective over sizes, interleaved, and write rules for `auto` "
-        "where another than its built-in choice pays.",
+        help="measure algorithms, and write the table of rules for `auto`",
+        description="Measure all algorithms of each collective over sizes, interleaved, and write a rule for `auto` "
+        "for each range of sizes in which another algorithm than the built-in choice is faster.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=tune_command)
     add = functools.partial(add_option, parser)
-    add("--show", action="store_true", help="print the table in force and where it came from, measure nothing")
+    add("--show", action="store_true", help="print the table in force and its origin, measure nothing")
     add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
     add("--hosts", type=values.name, metavar="NAME",
-        help="on emulated hosts: benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+        help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
     add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
-        help=f"of {', '.join(bench.TRANSPORTS)} (default: as groups have it)")  # fmt: skip
+        help=f"transport: {', '.join(bench.TRANSPORTS)} (default: RINGLET_TRANSPORT, or auto)")  # fmt: skip
     known = tuple(alternatives())
     add("--collective", dest="collectives", type=values.names(known), default=known, metavar="C,C",
-        help=f"default {','.join(known)}")  # fmt: skip
+        help=f"collectives to measure (default {','.join(known)})")  # fmt: skip
     add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
     add("-e", dest="end_bytes", type=values.size, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
     add("-f", dest="factor", type=values.whole(2), default=4, metavar="F",
@@ -64,8 +63,9 @@ def add_parsers(subparsers: Any) -> None:
     add("--ms", dest="sample_ms", type=values.number(0, 1e7), default=20.0, metavar="MS",
         help="length of a measurement (default 20)")  # fmt: skip
     add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
-        help="what a rule must gain on the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=values.file(), metavar="FILE", help="default: the table that groups then use")
+        help="least gain of a rule over the built-in choice (default 5)")  # fmt: skip
+    add("-o", dest="output", type=values.file(), metavar="FILE",
+        help="write the table to FILE (default: the table that groups use)")  # fmt: skip
 
 
 def tune_command(args: argparse.Namespace) -> int:
@@ -132,7 +132,7 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     """One a collective, since each has algorithms of its own."""
     worlds = args.worlds or ((cluster.world,) if cluster else (2,))
     if min(worlds) < 2:
-        raise BenchError("--world: a rank that is alone has nothing to choose")
+        raise BenchError("--world 1: a single rank has no algorithm to choose: give 2 or more")
     transport = args.transport or default_transport()
     in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
@@ -164,7 +164,7 @@ def _measure(sweeps: Iterable[Sweep]) -> tuple[list[Row], dict[str, Any]]:
 def _usual_place() -> Path:
     file = _C.table_file()
     if not file:
-        raise BenchError("there is no usual place for a table here (RINGLET_TABLE is set to nothing): give -o FILE")
+        raise BenchError("RINGLET_TABLE is empty, so no table is in use here: give -o FILE")
     return Path(file)
 
 

@@ -14,7 +14,7 @@ _LARGEST = 1 << 40
 
 
 def shown(text: str) -> str:
-    """What was given, in quotes, cut where it is long."""
+    """What was given, in quotes, cut if it is long."""
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}..."
 
 
@@ -69,7 +69,7 @@ def worlds(text: str) -> tuple[int, ...]:
 def name(text: str) -> str:
     """Any word but none."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("an empty name is nothing's")
+        raise argparse.ArgumentTypeError("the name is empty: give one")
     return text
 
 

@@ -55,7 +55,7 @@ def schedule(
 
     if world is None:
         if not hosts:
-            raise ValueError("give world, the number of ranks, or hosts, the host of each rank")
+            raise ValueError("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
         world = len(hosts)
     own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
     if own:

@@ -17,7 +17,7 @@ Chunks = tuple[int, int]  # (first, count)
 
 
 def required_parts(collective: str, world: int) -> int | None:
-    """How many parts a schedule must have; None where it may choose."""
+    """How many parts a schedule must have; None if it may choose."""
     if collective in DIVIDED:
         return None
     return {"all_to_all": 2 * world, "barrier": 1}.get(collective, world)

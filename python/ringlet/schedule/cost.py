@@ -59,7 +59,7 @@ def counts(schedule: Schedule) -> Counts:
 
 
 def cost(schedule: Schedule, nbytes: float, machine: Machine | None = None) -> Cost:
-    """Seconds for S = nbytes on a machine (default: Machine()); ScheduleError where the schedule cannot run."""
+    """Seconds for S = nbytes on a machine (default: Machine()); ScheduleError if the schedule cannot run."""
     machine = machine or Machine()
     chunk_bytes = nbytes / parts_of_s(schedule.collective, schedule.world, schedule.parts)
     messages = pair_messages(schedule)

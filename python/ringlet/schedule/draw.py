@@ -24,9 +24,9 @@ CELL_WIDTH = 28
 
 
 def svg(schedule: Schedule, relative_program: bool = False) -> str:
-    """The picture as an SVG document; ScheduleError where the schedule cannot run.
+    """The picture as an SVG document; ScheduleError if the schedule cannot run.
 
-    `relative_program`: ranks and chunks are counted from r, and others' arrows are pale; ValueError where ranks differ.
+    `relative_program`: ranks and chunks are counted from r, and others' arrows are pale; ValueError if ranks differ.
     """
     if relative_program:
         program_of_any_rank(schedule)
@@ -254,7 +254,7 @@ def _oklch(lightness: float, chroma: float, hue: float) -> str:
 def text(schedule: Schedule, relative_program: bool = False) -> str:
     """The picture in characters: after each round every rank's chunks, ▁ to █ by contributions; between them the sends.
 
-    `relative_program`: what any rank r does, in words; ValueError where ranks differ.
+    `relative_program`: what any rank r does, in words; ValueError if ranks differ.
     """
     if relative_program:
         return _relative_program_text(schedule)

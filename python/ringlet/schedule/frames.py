@@ -47,7 +47,7 @@ class Frames:
 
 
 def frames_of(schedule: Schedule) -> Frames:
-    """Runs a schedule symbolically and keeps every frame; ScheduleError where it cannot run."""
+    """Runs a schedule symbolically and keeps every frame; ScheduleError if it cannot run."""
     messages = pair_messages(schedule)
     execution = execute(schedule, messages)
     barrier = schedule.collective == "barrier"

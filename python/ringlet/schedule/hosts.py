@@ -22,7 +22,7 @@ def parse_hosts(words: str) -> Hosts:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or sum(sizes) > MOST_RANKS or order not in ("", "cyclic"):
-        raise ValueError(f"{words[:60]!r} says nothing of hosts; write {SYNTAX}")
+        raise ValueError(f"{words[:60]!r} does not describe hosts: write {SYNTAX}")
     if not order:
         return tuple(host for host, size in enumerate(sizes) for _ in range(size))
     return tuple(host for index in range(max(sizes)) for host, size in enumerate(sizes) if index < size)

@@ -27,7 +27,7 @@ class Message:
 
 
 def pair_messages(schedule: Schedule) -> list[Message]:
-    """All messages, by source, target and order; ScheduleError where a send or receive has no other side."""
+    """All messages, by source, target and order; ScheduleError if a send or receive has no other side."""
     sends: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     receives: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     for rank, rounds in enumerate(schedule.ranks):

@@ -20,7 +20,7 @@ def boxes(schedule: Schedule) -> int:
 
 
 def overview(schedule: Schedule) -> str:
-    """The picture as an SVG document; ScheduleError where the schedule cannot run."""
+    """The picture as an SVG document; ScheduleError if the schedule cannot run."""
     scene = frames_of(schedule)
     title, subtitle = caption(schedule)
     width = _LEFT + schedule.world * (_WIDTH + _GAP) + 16

@@ -62,7 +62,7 @@ class Proof:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Proves one schedule, registered or made by hand; raises ScheduleError where it is wrong."""
+    """Proves one schedule, registered or made by hand; raises ScheduleError if it is wrong."""
     try:
         _check_shape(schedule)
         for rank, rounds in enumerate(schedule.ranks):
@@ -93,7 +93,7 @@ def prove_all(
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
     the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
     `progress(done, total, name)` is called before each proof and once at the end.
-    Raises the first ScheduleError; ValueError where nothing registered has that name.
+    Raises the first ScheduleError; ValueError if nothing registered has that name.
     """
     names, collectives = _chosen(algorithm), _chosen(collective)
     known = [(a, c) for a, c, _ in schedules.algorithms()]
@@ -103,7 +103,7 @@ def prove_all(
         wanted = " ".join(map(",".join, filter(None, (names, collectives))))
         near = [f"{a} {c}" for a, c in known if a in (names or ()) or c in (collectives or ())]
         all_names = dict.fromkeys(a for a, _ in known)
-        raise ValueError(f"nothing registered is called {wanted}; known: {', '.join(near or all_names)}")
+        raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
     worlds = list(worlds)
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
     proofs = []
@@ -235,7 +235,9 @@ def _check_contributions(rank: int, round: int | None, chunk: int, ranks: int, w
     if lacks:
         raise ScheduleError(rank, round, chunk, f"ends without the contribution of rank {_listed(lacks)}")
     if extra:
-        raise ScheduleError(rank, round, chunk, f"ends with an uncalled-for contribution of rank {_listed(extra)}")
+        raise ScheduleError(
+            rank, round, chunk, f"ends with a contribution that does not belong there, of rank {_listed(extra)}"
+        )
 
 
 def _listed(ranks: list[int]) -> str:
@@ -249,7 +251,7 @@ def _check_barrier(schedule: Schedule, execution: Execution) -> None:
         missing = ranks_in(((1 << schedule.world) - 1) & ~heard)
         if missing:
             last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
-            raise ScheduleError(rank, last, None, f"leaves the barrier without news of rank {_listed(missing)}")
+            raise ScheduleError(rank, last, None, f"leaves the barrier without having heard of rank {_listed(missing)}")
 
 
 def _measured(schedule: Schedule, execution: Execution, results: list[int]) -> Proof:

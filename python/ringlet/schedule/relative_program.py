@@ -11,15 +11,15 @@ Action = tuple[str, int, tuple[int, ...]]  # (verb, peer - r, chunks - r), modul
 
 
 def program_of_any_rank(schedule: Schedule) -> list[list[Action]]:
-    """The actions of each round; ValueError where two ranks do different things."""
+    """The actions of each round; ValueError if two ranks do different things."""
     programs = []
     for rank, rounds in enumerate(schedule.ranks):
         programs.append([_relative_round(schedule, rank, round) for round in rounds])
     for rank, program in enumerate(programs):
         if program != programs[0]:
             raise ValueError(
-                f"{schedule.name}: ranks 0 and {rank} do different things, counted from themselves; "
-                "it has no relative form"
+                f"{schedule.name}: ranks 0 and {rank} take different steps, counted from themselves, so the schedule "
+                "has no relative form"
             )
     return programs[0]
 

@@ -24,7 +24,7 @@ Direction = tuple[str, int]  # ("out of" or "into", host)
 def uplink_load(schedule: Schedule, hosts: Sequence[int] | None = None) -> Fraction:
     """The load in units of S; `hosts[r]` is rank r's host (default: as the schedule was made for).
 
-    ScheduleError where the schedule cannot run; ValueError where `hosts` is of another world.
+    ScheduleError if the schedule cannot run; ValueError if `hosts` is of another world.
     """
     busiest = sum(max(chunks.values()) for chunks in _by_moment(schedule, hosts).values())
     return Fraction(busiest, parts_of_s(schedule.collective, schedule.world, schedule.parts))

@@ -43,7 +43,7 @@ def reduced_table(case: Case, seed: int) -> np.ndarray:
 
 
 def expected(case: Case, rank: int, seed: int) -> list[Segment]:
-    """What `rank` must hold after the call, segment after segment; empty where it receives nothing."""
+    """What `rank` must hold after the call, segment after segment; empty if it receives nothing."""
     count, here = case.count, rank * case.count
     if case.collective == "send_recv":
         return [(input_table(case, rank ^ 1, seed), 0, count)]
