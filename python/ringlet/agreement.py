@@ -1,10 +1,11 @@
-"""Before the first call with an algorithm of one's own: all ranks see that it is the same, and right.
+"""Before the first call with a user's own algorithm, all ranks check that it is the same on every rank, and right.
 
-Three steps, each the same on every rank, so that all go on or all raise:
-1. Every rank makes the schedules of all ranks for this group's world, root and hosts. Digests go round.
-2. Where a rank failed to, or digests differ, what each rank has to say goes round; all raise the same InvalidUsage.
-3. Rank 0 proves the schedule (ringlet.schedule.prove), once in a process for each schedule, and tells the others what
-   came of it. A wrong one raises InvalidUsage with the prover's words; a right one is handed to the core.
+The three steps are the same on every rank, so either all ranks go on or all raise:
+1. Every rank makes the schedules of all ranks for this group's world, root and hosts. The ranks gather digests.
+2. If a rank failed to, or digests differ, the ranks gather their texts, and all raise the same InvalidUsage.
+3. Rank 0 proves the schedule (ringlet.schedule.prove), once in a process for each schedule, and sends the result to the
+   other ranks. If the schedule is wrong, all ranks raise InvalidUsage with the prover's words. If it is right, each
+   rank gives its rounds to the core.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ringlet.schedule.named import at_slot
 from ringlet.schedule.packed import DIGEST_BYTES, digest, packed
 from ringlet.schedule.prove import prove
 
-PROOF_SECONDS = 3600.0  # what the others wait for rank 0's proof: of a large world it takes minutes
+PROOF_SECONDS = 3600.0  # how long the others wait for rank 0's proof: for a large world it takes minutes
 
 _proved: set[bytes] = set()  # digests
 
 
 @dataclass(frozen=True)
 class _Made:
-    """What a rank made of the function: a schedule, or the reason why not."""
+    """A rank's result of the function: a schedule, or the reason why there is none."""
 
     schedule: Schedule | None
     ranks: tuple[bytes, ...]
@@ -37,12 +38,12 @@ class _Made:
 
 
 def register() -> None:
-    """Has the core come here before first calls."""
+    """Makes the core call `agree` before first calls."""
     _C.set_agreement(agree)
 
 
 def agree(group: Any, slot: int, root: int) -> None:
-    """Sees to it that the algorithm can run on the group for that root. A collective; InvalidUsage on all ranks."""
+    """Checks that the algorithm can run on the group for that root. Collective; raises InvalidUsage on all ranks."""
     algorithm = at_slot(slot)
     made = _made(algorithm, group, root)
     digests = _gathered(group, made.digest)
@@ -62,11 +63,11 @@ def _made(algorithm: Algorithm, group: Any, root: int) -> _Made:
     except Exception as error:  # a user's function may raise anything, on this rank alone
         words = str(error) if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
         return _Made(None, (), bytes(DIGEST_BYTES), f"{algorithm.origin}: {words}")
-    return _Made(schedule, ranks, key, f"the one of {algorithm.origin}, digest {key.hex()[:12]}")
+    return _Made(schedule, ranks, key, f"that of {algorithm.origin}, digest {key.hex()[:12]}")
 
 
 def _verdict(made: _Made) -> str:
-    """The prover's words; empty: the schedule is right."""
+    """The prover's words; empty if the schedule is right."""
     assert made.schedule is not None
     if made.digest in _proved:
         return ""
@@ -81,11 +82,11 @@ def _verdict(made: _Made) -> str:
 def _difference(algorithm: Algorithm, digests: list[bytes], texts: list[str]) -> str:
     failed = [rank for rank, key in enumerate(digests) if not any(key)]
     if failed:
-        return f"{_title(algorithm)}: rank {failed[0]} has no schedule for this group: {texts[failed[0]]}"
+        return f"{_title(algorithm)}: rank {failed[0]} could not make a schedule for this group: {texts[failed[0]]}"
     other = next(rank for rank, key in enumerate(digests) if key != digests[0])
     return (
-        f"{_title(algorithm)} differs between ranks: rank 0 has {texts[0]}; rank {other} has {texts[other]}; "
-        "all ranks must register the same function, which may depend on nothing but rank, world, root and hosts"
+        f"{_title(algorithm)} differs between ranks: rank 0 has {texts[0]}; rank {other} has {texts[other]}: "
+        "register the same function on all ranks, and let it depend on rank, world, root and hosts only"
     )
 
 
@@ -94,7 +95,7 @@ def _title(algorithm: Algorithm) -> str:
 
 
 def _gathered(group: Any, mine: bytes) -> list[bytes]:
-    """Every rank's bytes; all ranks give as many."""
+    """The bytes of every rank. All ranks pass the same number of bytes."""
     if group.world == 1:
         return [mine]
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)

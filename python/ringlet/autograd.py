@@ -18,7 +18,7 @@ from ringlet.errors import InvalidUsage
 
 LINEAR = ("sum", "avg", "premul_sum")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-# How the gradients travel. A broadcast's are reduced; a reduction to the root is followed by what the others kept.
+# The collective of each backward. The gradients of a broadcast are reduced; those of a reduce are broadcast.
 _TRANSPOSED = {
     "all_reduce": "all_reduce",
     "reduce_scatter": "all_gather",

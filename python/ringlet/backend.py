@@ -39,27 +39,30 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """What carries out the group's calls on that device, where TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it too."""
+    """The backend that makes the group's calls on that device, also if TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it."""
     backend: Any = group._get_backend(device)
     return getattr(backend, "wrapped_pg", backend)
 
 
 def register() -> None:
-    """Makes `torch.distributed.init_process_group("ringlet")` work. Harmless when it is done already."""
+    """Makes `torch.distributed.init_process_group("ringlet")` work. A second call does nothing."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
-        atexit.register(_C.close_backends)  # nobody need have called destroy_process_group
+        atexit.register(_C.close_backends)  # the program may not have called destroy_process_group
 
 
 def monitored_barrier(
     group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names the ranks which do not come: `torch.distributed.monitored_barrier`, which itself refuses
-    every backend but gloo by name.
+    """A barrier that names the ranks which do not come, as `torch.distributed.monitored_barrier` does. torch's function
+    refuses every backend but gloo by name.
 
-    timeout: seconds or timedelta, by default the group's. wait_all_ranks: rank 0 names all missing ranks, not only the
-    first. Raises Timeout, on rank 0 naming them, on the others with what rank 0 found. Goes through the store: it works
-    while the group is stuck, leaves it usable, and takes milliseconds. Nothing on ranks outside of the group.
+    timeout: seconds or timedelta, by default the group's.
+    wait_all_ranks: rank 0 names all missing ranks, not only the first.
+
+    Raises Timeout: on rank 0 it names the missing ranks, on the others it has rank 0's result. The barrier goes through
+    the store, so it works while the group is stuck and leaves the group usable. It takes milliseconds. On ranks outside
+    of the group it does nothing.
     """
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return

@@ -1,24 +1,29 @@
 """The collectives, on torch CPU tensors and numpy arrays of a dtype of csrc/base/dtype.h.
 
-Contiguous ones are read and written where they lie. Others are read from a copy, and written to one that is copied
-back; an output of which two elements lie at one place (an expanded one) is refused. send and recv take contiguous ones
-only. uint16, uint32 and uint64 are copied but not reduced.
+A call reads and writes contiguous tensors where they lie. It reads and writes other tensors through a copy. It refuses
+an output of which two elements lie at one place (an expanded tensor). send and recv take contiguous tensors only. A
+call can copy uint16, uint32 and uint64, but not reduce them.
 
-On tensors that require grad, when grad mode is on, the collectives are differentiable: all but gather, and of the
-reductions those by sum, avg and premul_sum. Every rank's backward then makes a call on the group. send and recv are not
-differentiable.
+If a tensor requires grad and grad mode is on, the collectives on it are differentiable, except for gather and for
+reductions other than sum, avg and premul_sum. Every rank's backward then makes a call on the group. send and recv are
+not differentiable.
 
-Shared: `group` is the default group where not given. `algorithm` is a name of `ringlet.schedule.algorithms()`, or
-"auto". `timeout` (seconds or timedelta; infinity for as long as it takes) is the group's where not given. With
-`async_op=True` a call returns a Work at once; the tensors must not be touched until its wait() has returned, and torch
-refuses to resize their storages meanwhile. Every rank of the group makes the same calls
-in the same order. Errors: InvalidUsage (a bad argument; or ranks that call different things, naming both), PeerLost,
-Timeout, SystemError; the first error that involves other ranks poisons the group, and later calls raise it again.
-Ops: sum, avg, product, min, max, band, bor, bxor, premul_sum (which multiplies this rank's input by `scale` first).
+Arguments that all calls share:
 
-Where a tensor has a block for each rank it can be a list instead: of `world` tensors of one dtype, read and written
-where they lie. In reduce_scatter, all_gather and all_to_all they may be of different sizes (MPI's v-collectives): all
-ranks must give the same sizes, in all_to_all the two ranks between which a block goes.
+- group: by default the default group.
+- algorithm: a name of `ringlet.schedule.algorithms()`, an algorithm of your own, or "auto".
+- op: sum, avg, product, min, max, band, bor, bxor or premul_sum, which first multiplies this rank's input by `scale`.
+- timeout: seconds (infinity: no limit) or timedelta; by default the group's.
+- async_op: if True, the call returns a Work at once. Do not touch the tensors until its wait() has returned. torch
+  refuses to resize their storages meanwhile.
+
+Every rank of the group makes the same calls in the same order. Errors: InvalidUsage (a bad argument, or calls of ranks
+that differ: then it names both), PeerLost, Timeout, SystemError. The first error that involves other ranks poisons the
+group, and later calls raise it again.
+
+If a tensor has a block for each rank, a list of `world` tensors of one dtype can take its place. The call reads and
+writes them where they lie. In reduce_scatter, all_gather and all_to_all the blocks may have different sizes (MPI's
+v-collectives). All ranks must give the same sizes; in all_to_all, the two ranks between which a block goes must.
 """
 
 from __future__ import annotations
@@ -119,7 +124,7 @@ def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: Async, **_: U
 @overload
 def butterfly_allreduce(tensor: Array, op: str = ..., *, async_op: bool, **_: Unpack[AllReduces]) -> Tensor | Work: ...
 def butterfly_allreduce(tensor: Array, op: str = "sum", **options: Any) -> Any:
-    """`all_reduce` by recursive doubling: ceil(log2 p) rounds (+2 where p is no power of two), one summation tree for
+    """`all_reduce` by recursive doubling: ceil(log2 p) rounds (+2 if p is no power of two), one summation tree for
     every element, so that an element's bits do not depend on its place (Thakur et al. 2005, §4.1)."""
     return all_reduce(tensor, op, algorithm="butterfly", **options)
 
@@ -241,7 +246,7 @@ def reduce(
     timeout: Timeout = None,
     scale: float = 1.0,
 ) -> Any:
-    """Combines the ranks' tensors into the root's, in place; the others' stay as they are."""
+    """Combines the ranks' tensors into the root's, in place. The tensors of the other ranks do not change."""
     return _call(
         _C.reduce,
         tensor,
@@ -313,7 +318,7 @@ def scatter(
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
-    """Hands block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output.
+    """Sends block r (n elements) of the root's input (world * n; None elsewhere) to rank r's output.
 
     `input` may be a list of blocks of n elements.
     """
@@ -384,7 +389,7 @@ def send(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Ten
 def send(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
-    """Sends a tensor to a rank, which receives one of the same dtype and count; returns when it may be written."""
+    """Sends a tensor to a rank, which receives the same dtype and count. Returns when `tensor` may be written."""
     return _message(tensor, peer, sending=True, group=group, async_op=async_op, timeout=timeout)
 
 
@@ -397,7 +402,7 @@ def recv(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Ten
 def recv(
     tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> Any:
-    """Receives from a rank into `tensor`; messages of one pair arrive in the order in which they were sent."""
+    """Receives from a rank into `tensor`. Messages of one pair arrive in the order in which they were sent."""
     return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
 
 
@@ -406,10 +411,12 @@ def empty(
 ) -> torch.Tensor:
     """An uninitialized contiguous tensor in registered memory: peers read it where it lies.
 
-    size: as torch.empty's. device: the host, or a GPU: as much of its memory as RINGLET_GPU_HEAP_MIB says, none unless
-    it is set, and where a tensor ends the host waits for the device (later, while a CUDA graph is captured). Raises
-    SystemError when the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage where the device has
-    none, DeviceError where torch has no such device.
+    size: as in torch.empty.
+    device: the host, or a GPU, which has as much registered memory as RINGLET_GPU_HEAP_MIB says (by default none). When
+    a tensor on a GPU is freed, the host waits for the device (later, while a CUDA graph is captured).
+
+    Raises SystemError if the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage if the device
+    has no registered memory, DeviceError if torch has no such device.
     """
     sizes = size[0] if len(size) == 1 and isinstance(size[0], Iterable) else size
     try:
@@ -419,18 +426,18 @@ def empty(
     if any(count >= 1 << 63 for count in counts):
         raise InvalidUsage(f"empty: a tensor of sizes {counts} is larger than any memory")
     if where.type == "cuda" and torch.cuda.is_available():
-        torch.cuda.init()  # what torch does where it makes a tensor itself
+        torch.cuda.init()  # as torch does when it makes a tensor itself
     return _C.empty(counts, torch.get_default_dtype() if dtype is None else dtype, where)
 
 
 def is_registered(tensor: Array) -> bool:
-    """Whether peers can read this tensor where it lies: the host's where ranks are threads, else one of `empty`."""
+    """Whether peers can read this tensor where it lies: any on the host if ranks are threads, else one of `empty`."""
     group, one = current() if has_default() else None, as_tensor(tensor)
     return (group is not None and group.transport == "threads" and one.is_cpu) or _C.is_registered(one)
 
 
 def as_tensor(array: object) -> torch.Tensor:
-    """A torch tensor that shares the array's memory. Raises InvalidUsage for what cannot be shared."""
+    """A torch tensor that shares the array's memory. Raises InvalidUsage if that is not possible."""
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, numpy.ndarray):

@@ -1,4 +1,4 @@
-"""What a launcher tells a rank through environment variables: torchrun, Open MPI, MPICH, Intel MPI, Slurm.
+"""Reads a launcher's environment variables: torchrun, Open MPI, MPICH, Intel MPI, Slurm.
 
 Launchers nest (mpirun in a Slurm job, torchrun in a Slurm step). ringlet uses the first one in this order, which is the
 innermost one if both number the ranks:
@@ -29,7 +29,7 @@ _MOST = (1 << 31) - 1  # of ranks
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """A rank's place among the ranks that its launcher started; what it does not tell is None.
+    """A rank's place among the ranks that its launcher started. None: the launcher does not say.
 
     job: the name of the job, the same on all its ranks. address: of rank 0's host, if the launcher tells it.
     """

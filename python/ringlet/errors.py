@@ -2,11 +2,11 @@
 
 
 class Error(RuntimeError):
-    """What every failure of this library is."""
+    """The base class of every failure of this library."""
 
 
 class InvalidUsage(Error, ValueError):
-    """A call that cannot be right: refused before anything moves, or seen to differ from another rank's call."""
+    """A call cannot be right. It was refused before anything moved, or it differs from another rank's call."""
 
 
 class PeerLost(Error):

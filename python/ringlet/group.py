@@ -47,11 +47,12 @@ def _checked(transport: str, given: str) -> str:
 
 
 class Group:
-    """Ranks that communicate. Made by `init` and `new_group`; calls take it as `group=`.
+    """Ranks that communicate. `init` and `new_group` make groups; calls take a group as `group=`.
 
-    rank, world: this rank's place. ranks: their ranks in the default group. transport: what carries the bytes,
-    "shared_memory", "tcp", "shared_memory+tcp" (inside hosts and between them) or "threads". hosts: which host each
-    rank is on, numbered by first appearance.
+    rank, world: this rank, and the number of ranks.
+    ranks: the members' ranks in the default group.
+    transport: "shared_memory", "tcp", "shared_memory+tcp" (inside hosts and between them) or "threads".
+    hosts: the number of each rank's host, by first appearance.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Group:
         self._closed = False
 
     def close(self, patience: timedelta = timedelta(seconds=2)) -> None:
-        """Leaves the group: pending calls complete, or are ended after `patience`. Later calls raise InvalidUsage."""
+        """Leaves the group. Pending calls complete, or end after `patience`. Later calls raise InvalidUsage."""
         if not self._closed:
             self._closed = True
             self.handle.close(patience)
@@ -80,13 +81,17 @@ class Group:
         self.handle.abort(reason)
 
     def calls(self) -> list[dict[str, Any]]:
-        """This rank's last 16 collective calls on tensors of the host, the oldest first: what a PeerLost or a Timeout
-        ends with.
+        """This rank's last 16 collective calls on tensors of the host, the oldest first. The text of a PeerLost or a
+        Timeout ends with them.
 
-        sequence: the call's number in the group. collective, dtype, op, count, root: what was called (None if the
-        collective has none). named: the algorithm that the caller asked for, algorithm: the one that ran (None: it did
-        not come so far). in_place: whether peers read the tensors where they lie. segments: how many pieces the call
-        was cut into. done: whether it is complete. seconds: how long it took; None unless RINGLET_LOG is info or more.
+        sequence: the call's number in the group.
+        collective, dtype, op, count, root: of the call (None if the collective has none).
+        named: the algorithm that the caller asked for.
+        algorithm: the one that ran (None if the call ended before the choice).
+        in_place: whether peers read the tensors where they lie.
+        segments: into how many segments the call was cut.
+        done: whether the call is complete.
+        seconds: its time; None unless RINGLET_LOG is info or more.
         """
         return self.handle.calls()
 
@@ -244,7 +249,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
-    """Seconds or timedelta as timedelta, 100 years for infinity; InvalidUsage for what is not positive, or no time."""
+    """Seconds or timedelta as timedelta, 100 years for infinity. Raises InvalidUsage if it is not a positive time."""
     return timedelta(milliseconds=_C.milliseconds(timeout))
 
 

@@ -1,4 +1,4 @@
-"""Waits of torch's own in which Python hears no signal, made such that it does."""
+"""Waits in torch in which Python handles no signals, made interruptible."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def end_with_parent(parent: int) -> None:
 
 
 class _Memory:
-    """A file without a name that a child process gets with its arguments. It is gone when the last process is."""
+    """A file without a name that a child process gets with its arguments. It ends with the last process."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
@@ -101,7 +101,7 @@ class _Memory:
         return cls(os.memfd_create("ringlet-store"))
 
     def path(self) -> str:
-        """Leads there in this process."""
+        """The path of the file in this process."""
         return f"/proc/self/fd/{self._descriptor}"
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every rank's process is told."""
+    """The arguments of every rank's process."""
 
     main: Callable[..., Any]
     args: tuple[Any, ...]
@@ -129,7 +129,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Report:
-    """What a rank tells its parent: that it listens to signals, or (text) with what traceback it failed, and when."""
+    """A rank's report to its parent: that it handles signals, or (text) the traceback of its failure, and when."""
 
     text: str = ""
     seconds: float = 0.0
@@ -163,7 +163,7 @@ class _Ranks:
         self._ended: set[int] = set()  # by this process
 
     def start(self) -> None:
-        """A rank that is not ready yet keeps SIGINT pending: its imports would print a traceback each."""
+        """Starts the ranks. A rank that is not ready yet keeps SIGINT pending: its imports would print tracebacks."""
         context = torch.multiprocessing.get_context("spawn")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -181,9 +181,9 @@ class _Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wait(self) -> None:
-        """Until all ranks have ended, or one has failed: then the others are ended."""
+        """Waits until all ranks have ended, or one has failed. Then it ends the others."""
         while True:
-            # Who is alive is asked first: a rank that ends after that wakes the wait, and one before has its exit code.
+            # First ask which ranks are alive: if a rank ends later it wakes the wait, if earlier it has an exit code.
             running = [process for process in self._processes if process.is_alive()]
             if any(process.exitcode for process in self._processes):
                 break
@@ -193,7 +193,7 @@ class _Ranks:
         self.end(signal.SIGTERM)
 
     def end(self, number: int) -> None:
-        """Ends the ranks that still run by that signal, and by SIGKILL if they take too long, or another comes here."""
+        """Ends the ranks that still run by that signal; by SIGKILL if they take too long or another signal arrives."""
         running = [process for process in self._processes if process.is_alive()]
         try:
             self._hear([], 0)
@@ -205,7 +205,7 @@ class _Ranks:
                 else:
                     os.kill(process.pid, number)
             until = time.monotonic() + GRACE_S
-            # Who is alive is asked once: a wait for nobody would last all that time.
+            # Ask only once which ranks are alive: a wait for nobody would last all that time.
             while (alive := [process for process in running if process.is_alive()]) and time.monotonic() < until:
                 self._hear(alive, until - time.monotonic())
         finally:
@@ -217,7 +217,7 @@ class _Ranks:
             pass
 
     def _hear(self, running: list[Any], seconds: float | None) -> bool:
-        """Until a rank reports or one of `running` ends; whether that happened in time."""
+        """Waits until a rank reports or one of `running` ends. Returns whether that happened in time."""
         sentinels = [process.sentinel for process in running]
         happened: list[Any] = multiprocessing.connection.wait([*sentinels, *self._pipes], seconds)
         for ready in happened:
@@ -236,7 +236,7 @@ class _Ranks:
         return bool(happened)
 
     def failure(self) -> ProcessException | None:
-        """The failure that the others follow from, if there is one."""
+        """The failure that caused the others, if there is one."""
         for rank, process in enumerate(self._processes):
             if process.exitcode < 0 and rank not in self._ended:
                 name = signal.Signals(-process.exitcode).name
@@ -287,7 +287,7 @@ def _rank_main(rank: int, job: _Job, reports: Any) -> None:
 
 
 def _end_at_once(code: int) -> None:
-    """Ends this process. Python would take every module apart first, which with torch costs more than all the rest."""
+    """Ends this process at once. Python's own exit frees every module first, which takes long with torch."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # it may be closed, or nobody reads it any more

@@ -1,7 +1,7 @@
 """Events of groups, reducers and calls: on standard error by RINGLET_LOG, and in Python's logging.
 
-The core tells them (csrc/base/log.h), from any thread and without Python's lock. What goes to Python's logging passes
-through a queue, which a thread of this module reads. Both levels are looked at whenever a group is made.
+The core logs them (csrc/base/log.h), from any thread and without Python's lock. Events for Python's logging pass
+through a queue, which a thread of this module reads. ringlet reads both levels when it makes a group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATIENCE_S = 60.0
 
 
 class _Reader(threading.Thread):
-    """Hands the queue's events to the logger, until the program ends."""
+    """Gives the queue's events to the logger until the program ends."""
 
     def __init__(self) -> None:
         super().__init__(name="ringlet-log", daemon=True)
@@ -58,18 +58,18 @@ def configure(rank: int, world: int) -> float:
 
 
 def made(group: Any, began: float) -> Any:
-    """Tells of a group (or backend) that is made now; gives it back. began: what `configure` returned."""
+    """Logs that a group (or backend) is made, and returns it. began: the result of `configure`."""
     group.tell_made(time.monotonic() - began)
     return group
 
 
 def info(text: str, rank: int, world: int, group: str = "") -> None:
-    """One event, told by that rank of that group."""
+    """Logs one event of that rank of that group."""
     _C.log("info", text, rank, world, group)
 
 
 def hand_over(patience: float = 0.0) -> None:
-    """Gives the logger what is in the queue, after a wait of so many seconds for the first event."""
+    """Gives the queue's events to the logger, after a wait of so many seconds for the first event."""
     for level, moment, rank, world, group, text in _C.take_log_events(patience):
         place = f"rank {rank}/{world} " if rank >= 0 else ""
         message = f"[{place}{group}] {text}" if group else f"[{place.rstrip()}] {text}"

@@ -3,14 +3,14 @@
 A store can outlive processes: torch elastic's agent keeps one for all restarts of a worker group. A rank must not take
 the keys that killed ranks have left there for new ones, however far each of these ranks came. So ranks agree on a key:
 
-    rank r:   hello/r := a number drawn just now, and what it says that the group is; waits for the answer to that
-              number, says that it has it
-    rank 0:   draws a key, answers every number that it finds with it, or with why that rank cannot be of its group,
-              until all ranks have said that they have their answer; says so to all
-    the last rank to hear it: takes back what the key stands before
+    rank r:   writes hello/r := a new random number, and its claim of what the group is; waits for the answer to that
+              number; writes that it has the answer
+    rank 0:   draws a key; answers every number that it finds, with the key or with the reason why that rank cannot be
+              in its group, until all ranks have written that they have their answer; writes that to all
+    the last rank that reads this: deletes the entries of the rendezvous
 
-An old number gets an answer that nobody reads. The processes of before must be gone, which elastic sees to; so a rank
-whose hello was written over knows that two processes say that they are that rank.
+An old number gets an answer that no rank reads. The old processes must be gone, and elastic makes sure of that. So if
+another process overwrites a rank's hello, the rank knows that two processes claim the same rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _process() -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a rank says of itself and its group. All ranks must say the same but for rank and process."""
+    """A rank's claim about itself and its group. Claims may differ in rank and process only."""
 
     rank: int
     world: int

@@ -31,7 +31,7 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     _reach(address, port, f"rank {rank} of {world}", timeout, serve)
     try:
-        # Who has not come is told by rendezvous.py; TCPStore would only count them.
+        # rendezvous.py names the missing ranks; TCPStore would only count them.
         store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]

@@ -126,7 +126,9 @@ def test_ranks_with_different_functions_are_told(pool):
     said = pool.values(with_functions_of_their_own, 3)
     assert len(set(said)) == 1, said
     # The first yields no rounds at all, which its rank alone can say.
-    assert re.search(r'"differs": rank 0 has no schedule for this group: test_author.py:\d+: rank 0, round 0', said[0])
+    assert re.search(
+        r'"differs": rank 0 could not make a schedule for this group: test_author.py:\d+: rank 0, round 0', said[0]
+    )
 
 
 def with_chunks_of_their_own(rank: int, world: int) -> str:
@@ -143,7 +145,7 @@ def with_chunks_of_their_own(rank: int, world: int) -> str:
 def test_both_functions_are_named(pool):
     said = pool.values(with_chunks_of_their_own, 3, join="mixed")
     assert len(set(said)) == 1, said
-    pattern = r"differs between ranks: rank 0 has the one of test_author.py:\d+, digest \w{12}; rank 1 has the one of "
+    pattern = r"differs between ranks: rank 0 has that of test_author.py:\d+, digest \w{12}; rank 1 has that of "
     assert re.search(pattern, said[0]), said[0]
 
 
@@ -177,12 +179,12 @@ def test_what_a_function_raises_is_told_on_all_ranks(pool):
 @pytest.mark.parametrize(
     "collective, options, words",
     [
-        ("all_reduces", {}, "there is no such collective"),
-        ("all_reduce", {"name": "auto"}, "not auto or none"),
-        ("all_reduce", {"name": "two words"}, "a name is a letter"),
+        ("all_reduces", {}, "the collective must be one of"),
+        ("all_reduce", {"name": "auto"}, "neither auto nor none"),
+        ("all_reduce", {"name": "two words"}, "the name must be a letter"),
         ("all_reduce", {"name": "ring"}, 'has a built-in algorithm "ring"'),
-        ("all_reduce", {"name": "m", "order": "up"}, "order is 'up'"),
-        ("all_gather", {"name": "m", "parts": 3}, "leave parts out"),
+        ("all_reduce", {"name": "m", "order": "up"}, "order must be one of none, along, across, got 'up'"),
+        ("all_gather", {"name": "m", "parts": 3}, "leave parts= out"),
         ("broadcast", {"name": "m"}, "has a root"),
     ],
 )
@@ -192,7 +194,7 @@ def test_what_cannot_be_an_algorithm(collective, options, words):
 
 
 def test_a_function_may_ask_for_its_place_only():
-    with pytest.raises(ringlet.InvalidUsage, match="asks for 'size'; it may ask for rank, world, root, hosts"):
+    with pytest.raises(ringlet.InvalidUsage, match="has a parameter 'size'; it may have rank, world, root, hosts"):
         ringlet.algorithm("all_reduce", name="m")(lambda rank, size: ())
 
 
@@ -270,14 +272,14 @@ def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, words", [("1 / 0", "ZeroDivisionError"), ("x = 1", "makes no algorithm"), ("def", "SyntaxError")]
+    "text, words", [("1 / 0", "ZeroDivisionError"), ("x = 1", "the file makes no algorithm"), ("def", "SyntaxError")]
 )
 def test_a_file_without_an_algorithm_is_refused(tmp_path, text, words):
     path = tmp_path / "wrong.py"
     path.write_text(text)
     with pytest.raises(ringlet.InvalidUsage, match=f"wrong.py: .*{words}"):
         load(path)
-    with pytest.raises(ringlet.InvalidUsage, match="cannot be read"):
+    with pytest.raises(ringlet.InvalidUsage, match="cannot read the file"):
         load(tmp_path / "none.py")
 
 

@@ -191,7 +191,7 @@ def test_a_send_or_receive_without_its_other_side():
 def test_steps_outside_the_buffer_and_unknown_verbs():
     refused(made([[[("send", 1, 1, 2)]], []], parts=2), 0, 0, 1, "outside the 2 parts")
     refused(made([[[("copy", 2, 0, 1)]], []], parts=2), 0, 0, 2, "outside the 2 parts")
-    refused(made([[[("swap", 1, 0, 1)]], []]), 0, 0, 0, "no verb 'swap'")
+    refused(made([[[("swap", 1, 0, 1)]], []]), 0, 0, 0, "the verb must be one of send, recv, reduce, copy, got 'swap'")
 
 
 def test_a_chunk_that_its_sender_does_not_have():

@@ -49,7 +49,7 @@ def test_hierarchical_is_a_composition():
 def test_shards_cross_the_uplink_once_and_leaders_the_whole_message():
     for composition, load in ((Composition("ring", "ring"), 1.5), (Composition("tree", "ring", leaders=True), 1.5)):
         assert uplink_load(composition.schedule(HOSTS)) == load
-    with pytest.raises(ValueError, match="as many ranks on every host"):
+    with pytest.raises(ValueError, match="the same number of ranks on every host"):
         Composition("ring", "ring").schedule(parse_hosts("3,1"))
 
 
@@ -135,16 +135,16 @@ combine_gbyte_per_s = { value = 2, source = "here" }
 @pytest.mark.parametrize(
     "change, said",
     [
-        (("value = 1", "value = 0"), "inside.gbyte_per_s is not a number above 0 with its source; write gbyte_per_s"),
-        (("value = 1", "value = true"), "inside.gbyte_per_s is not a number"),
-        (("value = 1", "value = nan"), "inside.gbyte_per_s is not a number"),
-        ((', source = "here"', ""), "inside.gbyte_per_s lacks its source"),
-        (('source = "here"', 'source = " "'), "inside.gbyte_per_s lacks its source"),
-        (("gbyte_per_s", "gbytes"), "inside.gbytes is not one of name, across.alpha_us"),
+        (("value = 1", "value = 0"), "inside.gbyte_per_s must be a number above 0 with its source: write gbyte_per_s"),
+        (("value = 1", "value = true"), "inside.gbyte_per_s must be a number above 0"),
+        (("value = 1", "value = nan"), "inside.gbyte_per_s must be a number above 0"),
+        ((', source = "here"', ""), "inside.gbyte_per_s has no source"),
+        (('source = "here"', 'source = " "'), "inside.gbyte_per_s has no source"),
+        (("gbyte_per_s", "gbytes"), "unknown inside.gbytes: a machine has name, across.alpha_us"),
         (("[inside]", "[inside"), "machine.toml: "),
         (("[inside]", "inside = 3\n[more]"), "inside is not a table: write [inside]"),
-        (("alpha_us", "alpha"), "inside.alpha is not one of"),
-        (('alpha_us = { value = 2, source = "here" }\n', ""), "inside.alpha_us is not a number of at least 0"),
+        (("alpha_us", "alpha"), "unknown inside.alpha: a machine has name, across.alpha_us"),
+        (('alpha_us = { value = 2, source = "here" }\n', ""), "inside.alpha_us must be a number of at least 0"),
     ],
 )
 def test_a_wrong_machine_is_refused(tmp_path, change, said):
@@ -160,7 +160,7 @@ def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_pat
     words = ("--collective", "all_reduce", "--hosts", "4x2", "--machine", str(MACHINES[0]), "-b", "1K", "-e", "1M")
     assert main(("search", *words, "-k", "3", "-o", str(table))) == 0
     out = capsys.readouterr().out
-    assert "the best 3 at each size are proved" in out and "auto" in out
+    assert "proved the 3 fastest at each size" in out and "auto" in out
     text = table.read_text()
     assert text.startswith("# ringlet search --collective all_reduce, 4 hosts") and "predicted" in text
     for line in text.splitlines():
@@ -174,7 +174,7 @@ def test_wrong_words_are_refused(tmp_path, capsys):
     assert main(("search", "--hosts", "4x2", "--machine", str(tmp_path / "none.toml"))) == 2
     assert "none.toml" in capsys.readouterr().err
     assert main(("search", "--hosts", "1x1", "--machine", str(MACHINES[0]))) == 2
-    assert "the search is for 2 to 128" in capsys.readouterr().err
+    assert "the search needs 2 to 128 ranks" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(("search", "--hosts", "4x", "--machine", "x"))
     assert "does not describe hosts" in capsys.readouterr().err

@@ -57,13 +57,13 @@ def test_a_source_of_ones_own_is_shown_beside_the_registered():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "nowhere to put the page"),
-        (("rnig", "--serve"), "there is no algorithm 'rnig'; did you mean ring?"),
-        (("ring", "butterfly", "star", "--serve"), "3 algorithms: the page shows one, or two"),
-        (("ring", "--collective", "broadcast", "--serve"), "ring has no broadcast; known there: all_reduce"),
+        ((), "no place for the page: pass -o page.html or --serve"),
+        (("rnig", "--serve"), "no algorithm is called 'rnig'; did you mean ring?"),
+        (("ring", "butterfly", "star", "--serve"), "the page shows one algorithm, or two side by side, got 3"),
+        (("ring", "--collective", "broadcast", "--serve"), "ring has no broadcast; it has: all_reduce"),
         (("linear", "pairwise", "--serve"), "have no collective in common"),
-        (("--world", "1-4", "--serve"), "the page shows 2 to 30 ranks, not 1 to 4"),
-        (("--world", "64", "--serve"), "the page shows 2 to 30 ranks, not 64"),
+        (("--world", "1-4", "--serve"), "the page shows 2 to 30 ranks, got 1 to 4"),
+        (("--world", "64", "--serve"), "the page shows 2 to 30 ranks, got 64"),
         (("-o", "no/such/folder/page.html"), "the folder no/such/folder is missing"),
     ],
 )

@@ -85,7 +85,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         try:
             import tomli as tomllib  # type: ignore[no-redef]
         except ImportError as error:
-            raise BenchError(f"{what}: reading TOML needs Python 3.11, or `pip install tomli`") from error
+            raise BenchError(f"{what}: to read TOML, use Python 3.11 or `pip install tomli`") from error
     try:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:  # of TOML, or of its letters

@@ -21,30 +21,32 @@ def add_parsers(subparsers: Any) -> None:
     explores = subparsers.add_parser(
         "explore",
         help="make a page in which schedules move",
-        description="Make one HTML page, which needs no network, in which every schedule can be played, stepped, "
-        "compared with another and priced on a machine. The page has all algorithms; those named are shown first.",
+        description="Make one HTML page in which you can play, step and compare schedules, and see their cost on a "
+        "machine. The page needs no network. It has all algorithms, and shows the named ones first.",
         epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n",
     )
     explores.add_argument("algorithms", nargs="*", metavar="ALGORITHM",
-        help="shown first, the second beside the first")  # fmt: skip
+        help="show this algorithm first, and a second one beside it")  # fmt: skip
     add_option(explores, "--collective", type=values.one_of(COLLECTIVES), metavar="C",
-        help=f"shown first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
+        help=f"show this collective first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
     add_option(explores, "--world", dest="worlds", type=values.worlds, default=values.worlds(WORLDS), metavar="N,N",
-        help=f"numbers of ranks that the page has, from 2 to {MOST_WORLD} (default {WORLDS})")  # fmt: skip
-    explores.add_argument("-o", "--output", type=values.file(".html"), metavar="FILE", help="write FILE.html")
+        help=f"numbers of ranks in the page, from 2 to {MOST_WORLD} (default {WORLDS})")  # fmt: skip
+    explores.add_argument(
+        "-o", "--output", type=values.file(".html"), metavar="FILE", help="write the page to FILE.html"
+    )
     explores.add_argument("--serve", nargs="?", type=values.whole(0, 65535), const=0, metavar="PORT",
         help="serve the page on 127.0.0.1 until interrupted (default: any free port)")  # fmt: skip
     explores.set_defaults(run=explore_command)
 
 
 def explore_command(args: argparse.Namespace) -> int:
-    """Makes the page. Raises InvalidUsage where there is no such schedule, or nowhere to put the page."""
+    """Makes the page. Raises InvalidUsage if there is no such schedule, or no place for the page."""
     outputs.check({"-o": args.output})
     if args.output is None and args.serve is None:
-        raise InvalidUsage("nowhere to put the page: pass -o page.html, or --serve")
+        raise InvalidUsage("no place for the page: pass -o page.html or --serve")
     if not 2 <= min(args.worlds) <= max(args.worlds) <= MOST_WORLD:
         raise InvalidUsage(
-            f"--world: the page shows 2 to {MOST_WORLD} ranks, not {min(args.worlds)} to {max(args.worlds)}"
+            f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
         )
     sources = registered()
     html = page(catalogue(sources, args.worlds, _start(args.algorithms, args.collective, sources)))
@@ -57,22 +59,24 @@ def explore_command(args: argparse.Namespace) -> int:
 
 
 def _start(names: list[str], collective: str | None, sources: list[Source]) -> dict[str, str]:
-    """What the page shows first: a collective that the first algorithm has, and at most two of its algorithms."""
+    """The first view of the page: a collective of the first algorithm, and at most two of its algorithms."""
     if len(names) > 2:
-        raise InvalidUsage(f"{len(names)} algorithms: the page shows one, or two side by side")
+        raise InvalidUsage(f"the page shows one algorithm, or two side by side, got {len(names)}")
     for name in names:
         known = [source.name for source in sources]
         if name not in known:
             every = ", ".join(dict.fromkeys(known))
-            raise InvalidUsage(f"there is no algorithm {values.shown(name)}{did_you_mean(name, known)}; known: {every}")
+            raise InvalidUsage(
+                f"no algorithm is called {values.shown(name)}{did_you_mean(name, known)}; known: {every}"
+            )
     if not names:
         collective = collective or COLLECTIVES[0]
         names = [source.name for source in sources if source.collective == collective][:2]
     having = [c for c in COLLECTIVES if all(any((s.name, s.collective) == (n, c) for s in sources) for n in names)]
     if collective is None and not having:
-        raise InvalidUsage(f"{' and '.join(names)} have no collective in common: name one of them")
+        raise InvalidUsage(f"{' and '.join(names)} have no collective in common: give only one of them")
     if collective is not None and collective not in having:
-        raise InvalidUsage(f"{' or '.join(names)} has no {collective}; known there: {', '.join(having) or 'nothing'}")
+        raise InvalidUsage(f"{' or '.join(names)} has no {collective}; it has: {', '.join(having) or 'nothing'}")
     return {"collective": collective or having[0], **dict(zip("ab", names, strict=False))}
 
 
@@ -82,7 +86,7 @@ def _span(worlds: tuple[int, ...]) -> str:
 
 
 def _serve(html: str, port: int) -> None:
-    """Answers GET / on this machine only, until interrupted."""
+    """Serves the page to this machine only, until interrupted."""
     body = html.encode()
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -96,7 +100,7 @@ def _serve(html: str, port: int) -> None:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing: one reader, one page."""
+            """Logs nothing: there is one reader and one page."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
         print(f"http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)

@@ -46,7 +46,9 @@ def _add_prove(subparsers: Any) -> None:
         epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n"
         "  ringlet prove mine.py\n",
     )
-    proves.add_argument("files", nargs="*", default=[], metavar="mine.py", help="only the algorithms of these files")
+    proves.add_argument(
+        "files", nargs="*", default=[], metavar="mine.py", help="prove only the algorithms of these files"
+    )
     sizes = proves.add_mutually_exclusive_group()
     add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
         help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")  # fmt: skip
@@ -68,7 +70,7 @@ def _add_draw(subparsers: Any) -> None:
     )
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
     draws.add_argument("algorithm", nargs="?", type=_algorithm(known), metavar="ALGORITHM",
-        help=f"one of {', '.join(known)}, or a file that makes one, as mine.py or mine.py:name")  # fmt: skip
+        help=f"one of {', '.join(known)}, or a file that makes one: mine.py or mine.py:name")  # fmt: skip
     draws.add_argument("--algorithm", "--algorithms", dest="named", type=_algorithm(known), help=argparse.SUPPRESS)
     add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
@@ -155,7 +157,7 @@ def _algorithm(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
             raise argparse.ArgumentTypeError(str(error)) from None
         if len(made) != 1:
             there = ", ".join(f"{path}:{one.name}" for one in load(path))
-            raise argparse.ArgumentTypeError(f"{values.shown(text)} is not one algorithm: write one of {there}")
+            raise argparse.ArgumentTypeError(f"{values.shown(text)} does not name one algorithm: give one of {there}")
         return made[0]
 
     return parse

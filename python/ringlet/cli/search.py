@@ -31,7 +31,7 @@ examples:
   ringlet search --collective all_reduce --hosts 4x2 --machine slow-uplinks
   ringlet search --hosts 4x2 --machine my.machine -b 64K -e 4M --measure -o racks
 
---machine names a file of benchmarks/machines/, or any other; docs/selection.md says what is in one.
+docs/selection.md describes the file of --machine.
 """
 
 
@@ -40,8 +40,9 @@ def add_parsers(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "search",
         help="find the best schedule for hosts and a machine",
-        description="Predict how long every algorithm, every composition of two (inside hosts, across hosts) and their "
-        "segmentations take on a machine; prove the best, measure them if told, and write rules for `auto`.",
+        description="Predict the time of every algorithm on a machine, of every composition of two (inside hosts and "
+        "across hosts), and of their segmentations. Prove the fastest, and optionally measure them and write rules for "
+        "`auto`.",
         epilog=_EPILOG,
     )
     parser.set_defaults(run=search_command)
@@ -50,9 +51,7 @@ def add_parsers(subparsers: Any) -> None:
     add("--collective", type=values.one_of(known), default="all_reduce", metavar="C",
         help=f"one of {', '.join(known)} (default all_reduce)")  # fmt: skip
     add("--hosts", type=_hosts, required=True, metavar="HOSTS", help=SYNTAX)
-    add(
-        "--machine", required=True, metavar="FILE", help="what messages cost: a file, or a name in benchmarks/machines/"
-    )
+    add("--machine", required=True, metavar="FILE", help="cost of messages: a file, or a name in benchmarks/machines/")
     add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
     add("-e", dest="end_bytes", type=values.size, default=16 << 20, metavar="BYTES", help="largest size (default 16M)")
     add("-f", dest="factor", type=values.whole(2), default=16, metavar="F",
@@ -63,20 +62,20 @@ def add_parsers(subparsers: Any) -> None:
         type=values.whole(1),
         default=5,
         metavar="K",
-        help="how many to keep at each size (default 5)",
+        help="number of schedules to show at each size (default 5)",
     )
-    add("--measure", action="store_true", help="measure the registered ones on emulated hosts (needs root)")
-    add("--rounds", type=values.whole(1), default=5, metavar="R", help="of --measure, interleaved (default 5)")
+    add("--measure", action="store_true", help="measure the registered schedules on emulated hosts (needs root)")
+    add("--rounds", type=values.whole(1), default=5, metavar="R", help="repetitions of --measure (default 5)")
     add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
-        help="what a rule must gain on the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=values.file(), metavar="FILE", help="write the rules, for RINGLET_TABLE=FILE")
+        help="least gain of a rule over the built-in choice (default 5)")  # fmt: skip
+    add("-o", dest="output", type=values.file(), metavar="FILE", help="write the rules to FILE, for RINGLET_TABLE")
 
 
 def search_command(args: argparse.Namespace) -> int:
     """0: done; 2: cannot run as asked."""
     sizes = _sizes(args)
     if len(args.hosts) > MOST_RANKS or len(args.hosts) < 2:
-        raise InvalidUsage(f"--hosts: {len(args.hosts)} ranks; the search is for 2 to {MOST_RANKS}")
+        raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
     machine = read_machine(_machine_file(args.machine))
     outputs.check({"-o": args.output})
     try:
@@ -102,7 +101,7 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     while sizes[-1] * args.factor <= args.end_bytes:
         sizes.append(sizes[-1] * args.factor)
     if args.begin_bytes < 1 or args.end_bytes < args.begin_bytes:
-        raise InvalidUsage("sizes: 1 <= -b <= -e")
+        raise InvalidUsage("sizes: -b must be at least 1, and -e at least -b")
     return sizes
 
 
@@ -112,7 +111,7 @@ def _machine_file(name: str) -> Path:
 
 
 def _medium(hosts: Hosts) -> str:
-    """As rules say it."""
+    """The condition of rules for these hosts."""
     several = len(set(hosts))
     return "staged" if several == 1 else "hosts" if several < len(hosts) else "apart"
 
@@ -122,9 +121,9 @@ def _built_in(args: argparse.Namespace, size: int) -> str:
 
 
 def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[int, list[Candidate]]) -> None:
-    """For each size the kept ones, and what `auto` means now."""
+    """Prints for each size the fastest schedules, and the one that `auto` chooses now."""
     by_name = {candidate.name: candidate for candidate in candidates}
-    print(f"{len(candidates)} schedules of {args.collective}; the best {args.kept} at each size are proved")
+    print(f"{len(candidates)} schedules of {args.collective}; proved the {args.kept} fastest at each size")
     columns = ("size", "schedule", "predicted us", "rounds", "uplink, S", "")
     rows = [columns]
     for size, chosen in kept.items():
@@ -143,7 +142,7 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
 
 
 def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> list[Timing]:
-    """Of those that a rule can name."""
+    """Predicted times of the candidates that a rule can name."""
     world, medium = len(args.hosts), _medium(args.hosts)
     return [
         Timing(args.collective, medium, world, size, candidate.name, {0: seconds})
@@ -154,7 +153,7 @@ def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> lis
 
 
 def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, list[Candidate]]) -> list[Timing]:
-    """The kept ones that are registered, and what `auto` means, on hosts with the machine's uplinks."""
+    """Times of `auto`'s choice and of the registered ones of the fastest, on hosts with the machine's uplinks."""
     names = {candidate.name for chosen in kept.values() for candidate in chosen if candidate.registered}
     names |= {_built_in(args, size) for size in kept}
     sizes = sorted(kept)
@@ -185,14 +184,14 @@ def _cluster(hosts: Hosts, machine: HostsMachine) -> Cluster | None:
         cluster = Cluster(count, size, numbering, uplink_mbit=machine.uplink_mbit)
         if tuple(cluster.host_of(rank) for rank in range(len(hosts))) == tuple(hosts):
             return cluster
-    raise InvalidUsage("--measure: emulated hosts have as many ranks each; give --hosts as 4x2 or 4x2:cyclic")
+    raise InvalidUsage("--measure: emulated hosts must have equally many ranks: give --hosts as 4x2 or 4x2:cyclic")
 
 
 def _heading(args: argparse.Namespace, machine: HostsMachine) -> str:
     how = "measured on emulated hosts" if args.measure else "predicted"
     return (
         f"# ringlet search --collective {args.collective}, {len(set(args.hosts))} hosts, {machine.name}: {how}\n"
-        f"# Rules that gain at least {args.margin:g} % on the built-in choice.\n"
+        f"# Rules that gain at least {args.margin:g} % over the built-in choice.\n"
     )
 
 

@@ -45,10 +45,12 @@ def schedule(
 ) -> Schedule:
     """The schedule of all `world` ranks, as the engines run it.
 
-    `algorithms()` lists the names; one of your own may be given itself, and its collective counts. `root` is for
-    broadcast, reduce, gather and scatter. `hosts[r]` is any number for rank r's host, the same for ranks that share one
-    (default: all do), and says how large the world is. ValueError names what is known where the algorithm, collective,
-    world, root or hosts is not.
+    algorithm: a name of `algorithms()`, or an `Algorithm` of your own, whose collective then counts.
+    root: for broadcast, reduce, gather and scatter.
+    hosts: `hosts[r]` is any number for rank r's host, the same for ranks that share a host (default: all do). If given,
+    its length is the world.
+    Raises ValueError, which names what is known, for an unknown algorithm or collective, or a wrong world, root or
+    hosts.
     """
     import ringlet._C as _C
     from ringlet.schedule.named import registered

@@ -1,4 +1,4 @@
-"""Algorithms of your own: a pure function of a rank's place yields rounds, and every engine runs what it yields.
+"""A user's own algorithms: a pure function of a rank's place yields rounds, and every engine runs these rounds.
 
     import ringlet
     from ringlet.schedule import recv, reduce, send
@@ -11,8 +11,8 @@
         for i in range(world - 1):
             yield send(following, (rank - i) % world), recv(before, (rank - 1 - i) % world)
 
-From then on algorithm="mine" (or the object) is an algorithm like any other. A group proves it for its own world before
-the first call (ringlet/agreement.py); `load` takes a file. Source of the verbs: csrc/schedule/step.h. No torch here.
+After that, algorithm="mine" (or the object) is an algorithm like any other. A group proves it for its own world before
+the first call (ringlet/agreement.py). `load` takes a file. Source of the verbs: csrc/schedule/step.h. No torch here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,62}")
 ORDERS = ("none", "along", "across")
-PLACE = ("rank", "world", "root", "hosts")  # what a function may ask for, by the parameter's name
+PLACE = ("rank", "world", "root", "hosts")  # the parameters that a function may have
 
 Rounds = Iterable[Step | Iterable[Step]]
 Parts = int | Callable[[int], int] | None
@@ -48,11 +48,14 @@ Parts = int | Callable[[int], int] | None
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """An algorithm of one's own, as `ringlet.algorithm` makes it. Calls take it, or its name, as `algorithm=`.
+    """A user's own algorithm, as `ringlet.algorithm` makes it. Calls take it, or its name, as `algorithm=`.
 
-    function: yields the rounds of one rank. parts: into how many chunks a divided collective cuts its buffer, a number
-    or a function of the world; None: the world. order: which rank stands at which position (docs/algorithms.md, "Along
-    the topology"). origin: where it was written, "mine.py:12". Immutable; any thread.
+    function: yields the rounds of one rank.
+    parts: the number of chunks into which a divided collective cuts its buffer, or a function of the world that gives
+    this number; None: the world.
+    order: which rank stands at which position (docs/algorithms.md, "Along the topology").
+    origin: file and line of the function, "mine.py:12".
+    Immutable; any thread may use it.
     """
 
     collective: str
@@ -62,7 +65,7 @@ class Algorithm:
     order: str = "none"
     summary: str = ""
     origin: str = ""
-    slot: int = field(default=-1, repr=False)  # what the core knows it by
+    slot: int = field(default=-1, repr=False)  # its number in the core
 
     def __call__(self, *place: Any, **named: Any) -> Rounds:
         """The function itself."""
@@ -71,8 +74,8 @@ class Algorithm:
     def schedule(self, world: int, root: int = 0, hosts: Sequence[int] | None = None) -> Schedule:
         """The schedule of all ranks, not yet proved.
 
-        hosts[r]: any number for rank r's host (None: all share one). Raises ScheduleError where what a rank yields is
-        no round, InvalidUsage for a world, root or hosts that there is not, and whatever the function raises
+        hosts[r]: any number for rank r's host (None: all share one). Raises ScheduleError if a rank yields something
+        that is no round, InvalidUsage for a wrong world, root or hosts, and whatever the function raises
         (NotImplementedError: it does not cover this world).
         """
         _check_place(self.collective, world, root, hosts)
@@ -83,7 +86,7 @@ class Algorithm:
         return assembled(self, ranks, self.parts_of(world), root, on_hosts)
 
     def parts_of(self, world: int) -> int:
-        """Into how many chunks the schedule's buffer is cut."""
+        """The number of chunks of the schedule's buffer."""
         needed = required_parts(self.collective, world)
         if needed is not None:
             return needed
@@ -97,11 +100,12 @@ class Algorithm:
                 steps = (yielded,) if isinstance(yielded, Step) else tuple(yielded)
                 yield Round(tuple(_whole(step) for step in steps))
             except (TypeError, AttributeError):
-                text = f"yields {yielded!r:.80}; a round is a send, recv, reduce or copy, or several of them"
+                text = f"yields {yielded!r:.80}, but a round is a send, recv, reduce or copy, or several of them"
                 raise ScheduleError(rank, index, None, text) from None
 
     def _ordered(self, world: int, root: int, hosts: tuple[int, ...]) -> Schedule:
-        """Made for positions; ranks take them host after host, or round robin, as with the built-in algorithms."""
+        """Makes the schedule for positions. Ranks take these host after host, or round robin, as in the built-in
+        algorithms."""
         import ringlet._C as _C
 
         rank_at = _C.orders(list(hosts))[ORDERS.index(self.order) - 1]
@@ -115,16 +119,18 @@ class Algorithm:
 def algorithm(
     collective: str, name: str | None = None, *, parts: Parts = None, order: str = "none"
 ) -> Callable[[Callable[..., Rounds]], Algorithm]:
-    """Makes a function an algorithm of `collective`, under `name` (default: the function's).
+    """Makes a function an algorithm of `collective`, under `name` (default: the function's name).
 
-    The function takes `rank` and `world`, and `root` (it must, in broadcast, reduce, gather and scatter) and `hosts`
-    (hosts[r] is the number of rank r's host) where it has parameters of these names. It yields rounds: a send, recv,
-    reduce or copy (ringlet.schedule), or several. It must be pure: it runs on every rank, for every rank.
+    The function may have the parameters `rank`, `world`, `root` and `hosts` (hosts[r] is the number of rank r's host).
+    For broadcast, reduce, gather and scatter it must have `root`. It yields rounds. A round is a send, recv, reduce or
+    copy (ringlet.schedule), or several of them. The function must be pure: it runs on every rank, for every rank.
 
-    parts: how many chunks a divided collective (all_reduce, broadcast, reduce) has, a number or a function of the
-    world; default: the world. The others' follow from the world (ringlet/schedule/collectives.py). order: "along" or
-    "across" the hosts, for a function that ignores them. Raises InvalidUsage for a name that is taken, and for a
-    function that cannot be one. docs/authoring.md has the whole way.
+    parts: the number of chunks of a divided collective (all_reduce, broadcast, reduce), or a function of the world that
+    gives this number; default: the world. In the other collectives the number follows from the world
+    (ringlet/schedule/collectives.py).
+    order: "along" or "across" the hosts, for a function without the parameter `hosts`.
+
+    Raises InvalidUsage if the name is taken, or if the function cannot be an algorithm. See docs/authoring.md.
     """
 
     from ringlet.schedule.named import register
@@ -136,21 +142,23 @@ def algorithm(
 
 
 def written(collective: str, name: str, function: Callable[..., Rounds], parts: Parts, order: str) -> Algorithm:
-    """The same without a name that others can call it by."""
+    """The algorithm, not yet registered under its name."""
     what = f"algorithm({collective!r}, name={name!r})"
     if collective not in COLLECTIVES:
-        raise InvalidUsage(f"{what}: there is no such collective; known: {', '.join(COLLECTIVES)}")
+        raise InvalidUsage(f"{what}: the collective must be one of {', '.join(COLLECTIVES)}")
     if not NAME.fullmatch(name) or name in ("auto", "none"):
-        raise InvalidUsage(f"{what}: a name is a letter and up to 62 letters, digits and _ . + -, and not auto or none")
+        raise InvalidUsage(
+            f"{what}: the name must be a letter and up to 62 letters, digits and _ . + -, and neither auto nor none"
+        )
     if order not in ORDERS:
-        raise InvalidUsage(f"{what}: order is {order!r}; it is one of {', '.join(ORDERS)}")
+        raise InvalidUsage(f"{what}: order must be one of {', '.join(ORDERS)}, got {order!r}")
     if collective in BLOCKED and parts is not None:
-        raise InvalidUsage(f"{what}: the parts of a {collective} follow from the world; leave parts out")
+        raise InvalidUsage(f"{what}: the parts of a {collective} follow from the world: leave parts= out")
     if not callable(function):
-        raise InvalidUsage(f"{what}: decorates {function!r:.60}, which is no function")
+        raise InvalidUsage(f"{what}: must decorate a function, got {function!r:.60}")
     asked = _asked_for(function, what)
     if collective in ROOTED and "root" not in asked:
-        raise InvalidUsage(f"{what}: a {collective} has a root; the function must take a parameter of that name")
+        raise InvalidUsage(f"{what}: a {collective} has a root: give the function a parameter root")
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Algorithm(collective, name, function, parts, order, summary, _origin(function))
 
@@ -169,27 +177,28 @@ def assembled(
 
 def _check_place(collective: str, world: int, root: int, hosts: Sequence[int] | None) -> None:
     if world < 1 or not 0 <= root < world or (root and collective not in ROOTED):
-        raise InvalidUsage(f"{collective}: world {world} and root {root} do not go together")
+        most = world - 1 if collective in ROOTED else 0
+        raise InvalidUsage(f"{collective}: world must be at least 1, and root from 0 to {most}, got {world} and {root}")
     if hosts is not None and len(hosts) != world:
-        raise InvalidUsage(f"{collective}: hosts must name the host of each of {world} ranks, not of {len(hosts)}")
+        raise InvalidUsage(f"{collective}: hosts must name the host of each of {world} ranks, got {len(hosts)} hosts")
 
 
 def _asked_for(function: Callable[..., Any], what: str = "") -> tuple[str, ...]:
-    """The names of its parameters."""
+    """The names of the function's parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise InvalidUsage(f"{what}: {function!r:.60} has no signature to read: write it in Python") from error
+        raise InvalidUsage(f"{what}: {function!r:.60} has no readable signature: write it in Python") from error
     asked = tuple(p.name for p in parameters if p.name in PLACE and p.kind is not p.POSITIONAL_ONLY)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [name for name in needed if name not in asked]
     if unknown:
-        raise InvalidUsage(f"{what}: the function asks for {unknown[0]!r}; it may ask for {', '.join(PLACE)}")
+        raise InvalidUsage(f"{what}: the function has a parameter {unknown[0]!r}; it may have {', '.join(PLACE)}")
     return asked
 
 
 def _whole(step: Step) -> Step:
-    """With plain integers, whatever integers it was given."""
+    """The step with plain integers, whatever integer types it has."""
     return Step(step.verb, operator.index(step.peer), operator.index(step.first), operator.index(step.count))
 
 
@@ -199,10 +208,10 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def load(path: str | Path) -> list[Algorithm]:
-    """The algorithms that a Python file makes, each registered.
+    """Registers the algorithms that a Python file makes, and returns them.
 
-    The file runs once in a process, however often it is loaded, and again when it has changed. InvalidUsage names the
-    file where it cannot be read, fails, or makes none.
+    A process runs the file once, however often it loads it, and again if the file has changed. Raises InvalidUsage,
+    which names the file, if it cannot be read, fails, or makes no algorithm.
     """
     from ringlet.schedule.named import load as load_named
 

@@ -20,12 +20,12 @@ from ringlet.schedule.hosts import numbered, ranks_by_host
 from ringlet.schedule.messages import pair_messages
 
 _LEADER = "leader."
-_ON_HOSTS = ("hierarchical",)  # looks at hosts itself: no part of a composition
+_ON_HOSTS = ("hierarchical",)  # uses the hosts itself, so it is no part of a composition
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What runs inside a host and across hosts; `leaders`: across through one rank of each host, not through all."""
+    """The algorithms inside a host and across hosts. `leaders`: across through one rank of each host, not all ranks."""
 
     inside: str
     across: str
@@ -40,7 +40,7 @@ class Composition:
         on_host = ranks_by_host(hosts)
         size = len(on_host[0])
         if any(len(ranks) != size for ranks in on_host):
-            raise ValueError(f"{self.name}: a composition needs as many ranks on every host")
+            raise ValueError(f"{self.name}: a composition needs the same number of ranks on every host")
         first, last = ("reduce", "broadcast") if self.leaders else ("reduce_scatter", "all_gather")
         into, out = (schedule(self.inside, collective, world=size) for collective in (first, last))
         between = schedule(self.across, world=len(on_host))

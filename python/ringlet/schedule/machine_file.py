@@ -1,4 +1,4 @@
-"""Machines as data: what a message costs inside a host and between hosts, read from a TOML file.
+"""Machines as data: the cost of a message inside a host and between hosts, from a TOML file.
 
     name = "four hosts at 200 Mbit/s"
 
@@ -14,7 +14,7 @@
     message_us = { value = 3, source = "..." }   # of a rank's time, for each message it sends or receives
     combine_gbyte_per_s = { value = 8, source = "..." }  # bytes combined
 
-Every number has a source: where it was measured or published. Nothing has a default.
+Every number has a source, which says where it was measured or published. No number has a default.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EXAMPLE = '{ value = 8, source = "ping-pong, 2026-11-24" }'
 
 @dataclass(frozen=True)
 class HostsMachine:
-    """Seconds, and seconds a byte. inside_*: between ranks of a host; across_alpha: between hosts; uplink_beta: of one
-    host, each way; message: a rank's time for one message; gamma: a byte combined."""
+    """Seconds, and seconds per byte. inside_*: between ranks of a host. across_alpha: between hosts. uplink_beta: of
+    one host, each way. message: a rank's time for one message. gamma: for one combined byte."""
 
     name: str
     inside_alpha: float
@@ -71,14 +71,14 @@ _NUMBERS = {
 
 
 def read_machine(path: Path) -> HostsMachine:
-    """The machine that a file describes; InvalidUsage that says which line of it is wrong, and what it should be."""
+    """The machine that a file describes. Raises InvalidUsage that names the wrong entry and what to write."""
     content = _toml(path)
     tables = {table for table, _ in _NUMBERS}
     known = {f"{table}.{key}" for table, key in _NUMBERS}
     given = {f"{table}.{key}" for table in tables for key in _table(path, content, table)}
     unknown = sorted((content.keys() - tables - {"name"}) | (given - known))
     if unknown:
-        raise InvalidUsage(f"{path}: {', '.join(unknown)} is not one of name, {', '.join(sorted(known))}")
+        raise InvalidUsage(f"{path}: unknown {', '.join(unknown)}: a machine has name, {', '.join(sorted(known))}")
     fields = {
         field: seconds(_number(path, f"{table}.{key}", _table(path, content, table).get(key)))
         for (table, key), (field, seconds) in _NUMBERS.items()
@@ -93,7 +93,7 @@ def _toml(path: Path) -> dict[str, Any]:
         try:
             import tomli as tomllib  # type: ignore[no-redef]
         except ImportError as error:
-            raise InvalidUsage(f"{path}: reading TOML needs Python 3.11, or `pip install tomli`") from error
+            raise InvalidUsage(f"{path}: to read TOML, use Python 3.11 or `pip install tomli`") from error
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -113,9 +113,9 @@ def _number(path: Path, key: str, given: Any) -> float:
     if not math.isfinite(number) or number < 0 or (number == 0 and "_per_s" in key):
         above = "above 0" if "_per_s" in key else "of at least 0"
         raise InvalidUsage(
-            f"{path}: {key} is not a number {above} with its source; write {key.split('.')[1]} = {_EXAMPLE}"
+            f"{path}: {key} must be a number {above} with its source: write {key.split('.')[1]} = {_EXAMPLE}"
         )
     source = given.get("source")
     if not isinstance(source, str) or not source.strip() or given.keys() - {"value", "source"}:
-        raise InvalidUsage(f"{path}: {key} lacks its source; write {key.split('.')[1]} = {_EXAMPLE}")
+        raise InvalidUsage(f"{path}: {key} has no source: write {key.split('.')[1]} = {_EXAMPLE}")
     return float(number)

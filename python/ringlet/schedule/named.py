@@ -22,8 +22,8 @@ _loading: list[list[Algorithm]] = []  # of the files that run now
 
 
 def register(made: Algorithm) -> Algorithm:
-    """Gives an algorithm its name in this process. The same function again is the same algorithm; another one takes
-    the name over, in calls from now on. Raises InvalidUsage for the name of a built-in one."""
+    """Gives an algorithm its name in this process. The same function again is the same algorithm. If another function
+    has the name, later calls use the new one. Raises InvalidUsage for the name of a built-in algorithm."""
     import ringlet._C as _C
 
     key = (made.collective, made.name)
@@ -38,7 +38,7 @@ def register(made: Algorithm) -> Algorithm:
 
 
 def registered(name: str | None = None, collective: str | None = None) -> list[Algorithm]:
-    """Those of this process, the newest of each name; or only those of a name or a collective."""
+    """This process's own algorithms, the newest of each name; or only those of a name or a collective."""
     with _names:
         found = list(_registered.values())
     return [a for a in found if a.name == (name or a.name) and a.collective == (collective or a.collective)]
@@ -53,11 +53,11 @@ def load(path: Path) -> list[Algorithm]:
     """See ringlet.schedule.author.load."""
     path = path.absolute()
     if path.suffix != ".py":
-        raise InvalidUsage(f"{path}: a file of algorithms ends in .py")
+        raise InvalidUsage(f"{path}: the name of a file of algorithms must end in .py")
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise InvalidUsage(f"{path}: cannot be read: {error.strerror}") from error
+        raise InvalidUsage(f"{path}: cannot read the file: {error.strerror}") from error
     key = hashlib.sha256(text).digest()
     with _names:
         before = _loaded.get(path)
@@ -65,18 +65,18 @@ def load(path: Path) -> list[Algorithm]:
             return list(before[1])
         made = _run(path)
         if not made:
-            raise InvalidUsage(f"{path}: makes no algorithm: decorate a function with @ringlet.algorithm(...)")
+            raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
         _loaded[path] = (key, made)
         return list(made)
 
 
 def _run(path: Path) -> list[Algorithm]:
-    """What the file registers, or has others register."""
+    """The algorithms that the file registers, directly or by an import."""
     name = f"ringlet_algorithms_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where pickle and dataclasses look for it
+    sys.modules[name] = module  # pickle and dataclasses look for it there
     made: list[Algorithm] = []
     _loading.append(made)
     try:
@@ -89,14 +89,14 @@ def _run(path: Path) -> list[Algorithm]:
 
 
 def _alike(a: Algorithm, b: Algorithm) -> bool:
-    """Whether they are the same function, perhaps made twice: by two threads, or by running a cell again."""
+    """Whether both are the same function, perhaps made twice: by two threads, or by a notebook cell that ran twice."""
     return (
         a.order == b.order and _content(a.function) == _content(b.function) and _content(a.parts) == _content(b.parts)
     )
 
 
 def _content(value: Callable[..., Any] | int | None) -> Any:
-    """What makes a function; the value itself where it is not a plain one."""
+    """The parts that make a function; the value itself if it is not a plain function."""
     code = getattr(value, "__code__", None)
     if code is None:
         return value

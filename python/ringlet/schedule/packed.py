@@ -1,4 +1,4 @@
-"""Schedules as bytes: what is handed to the core, and what ranks compare to see that they have the same one.
+"""Schedules as bytes: Python gives them to the core, and ranks compare them to check that they have the same schedule.
 
 A rank's rounds are 32-bit integers: the number of rounds, each round's number of steps, and for each step its verb
 (index into VERBS), peer, first and count. csrc/bindings/authored.cc reads and writes the same.
@@ -19,12 +19,12 @@ _NUMBERS = {verb: number for number, verb in enumerate(VERBS)}
 
 
 def packed(rounds: Sequence[Round], rank: int = 0) -> bytes:
-    """One rank's rounds; ScheduleError, of that rank, for a verb that there is not or a number beyond 32 bits."""
+    """One rank's rounds. Raises a ScheduleError of that rank for an unknown verb or a number beyond 32 bits."""
     words = [len(rounds), *(len(round.steps) for round in rounds)]
     for index, round in enumerate(rounds):
         for step in round.steps:
             if step.verb not in _NUMBERS:
-                text = f"there is no verb {step.verb!r}; known: {', '.join(VERBS)}"
+                text = f"the verb must be one of {', '.join(VERBS)}, got {step.verb!r}"
                 raise ScheduleError(rank, index, step.first, text)
             if max(map(abs, (step.peer, step.first, step.count))) >= 1 << 31:
                 raise ScheduleError(rank, index, None, f"{step}: numbers have at most 31 bits")
@@ -45,7 +45,7 @@ def unpacked(data: bytes) -> tuple[Round, ...]:
 
 
 def digest(schedule: Schedule, ranks: Sequence[bytes]) -> bytes:
-    """32 bytes (SHA-256): equal where collective, world, root, parts, hosts and all steps are. ranks: packed()."""
+    """32 bytes (SHA-256), equal if collective, world, root, parts, hosts and all steps are. ranks: from packed()."""
     place = (schedule.collective, schedule.world, schedule.root, schedule.parts, schedule.hosts)
     hashed = hashlib.sha256(repr(place).encode())
     for rank in ranks:

@@ -1,10 +1,10 @@
-"""How long a schedule takes on hosts with uplinks: the model of `cost`, with two kinds of links and with segments.
+"""Predicts the time of a schedule on hosts with uplinks: the model of `cost`, with two kinds of links and segments.
 
-A round takes the latency of its slowest kind of link, a rank's time for each of its messages, the bytes and the
-combining. Bytes inside a host take the time of the busier direction of the busier rank, as in ringlet.schedule.cost.
-Messages between hosts that pass at one moment share the uplinks (ringlet.schedule.uplink); a round lasts until the
-busiest uplink that it uses has carried all of that moment's. Of m segments the first takes that long, and each
-further one as long as the busiest resource needs for it: an uplink, or a rank.
+The time of a round is the latency of its slowest kind of link, a rank's time for each of its messages, the bytes and
+the combining. Bytes inside a host take the time of the busier direction of the busier rank, as in
+ringlet.schedule.cost. Messages between hosts at the same moment share the uplinks (ringlet.schedule.uplink). A round
+lasts until the busiest uplink that it uses has carried all messages of that moment. The first segment takes that long.
+Each further segment takes as long as the busiest resource, an uplink or a rank, needs for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringlet.schedule.messages import Message, pair_messages
 
 @dataclass(frozen=True)
 class _RoundLoad:
-    """What one rank's round asks for; chunks, but for `messages`. `met`: (rank, round) that it waits for."""
+    """The load of one rank's round, in chunks, except for `messages`. `met`: each (rank, round) that it waits for."""
 
     met: tuple[tuple[int, int], ...]
     crosses: bool
@@ -32,7 +32,7 @@ class _RoundLoad:
 
 
 class Predictor:
-    """Predicts one schedule; making it costs one execution, each prediction a pass over the rounds."""
+    """Predicts the time of one schedule. Its constructor executes the schedule; a prediction passes over the rounds."""
 
     def __init__(self, schedule: Schedule):
         self._schedule = schedule
@@ -65,7 +65,7 @@ class Predictor:
         self._uplink_total = max(totals.values(), default=0)
 
     def seconds(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> float:
-        """For S = nbytes, cut into segments that follow one another as closely as links and ranks let them."""
+        """Seconds for S = nbytes in segments that follow each other as closely as links and ranks let them."""
         chunk = nbytes / self._unit / segments
         ends = [[0.0] for _ in range(self._schedule.world)]
         for rank, index in self._order:
@@ -79,7 +79,7 @@ class Predictor:
         return max(rounds[-1] for rounds in ends) + (segments - 1) * self._busiest(chunk, machine)
 
     def _busiest(self, chunk: float, machine: HostsMachine) -> float:
-        """How long one segment occupies what it occupies longest."""
+        """The time for which one segment occupies its busiest resource."""
         ranks: Counter[int] = Counter()
         busy: dict[int, float] = defaultdict(float)
         for (rank, _), load in self._loads.items():

@@ -155,7 +155,9 @@ def _check_steps(schedule: Schedule, rank: int, index: int, round: Round) -> Non
     world, parts = schedule.world, schedule.parts
     for step in round.steps:
         if step.verb not in VERBS:
-            raise ScheduleError(rank, index, step.first, f"there is no verb {step.verb!r}; known: {', '.join(VERBS)}")
+            raise ScheduleError(
+                rank, index, step.first, f"the verb must be one of {', '.join(VERBS)}, got {step.verb!r}"
+            )
         if not _inside(step.first, step.count, parts):
             raise ScheduleError(rank, index, step.first, f"{step} lies outside the {parts} parts")
         if step.verb == "copy":

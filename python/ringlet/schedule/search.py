@@ -13,13 +13,13 @@ from ringlet.schedule.predict import Predictor
 
 SEGMENTS = (1, 2, 4, 8, 16)
 
-# (collective's whole buffer in bytes) -> into how many segments the engine cuts it
+# (bytes of the collective's whole buffer) -> number of segments that the engine makes of it
 EngineSegments = Callable[[int], int]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule that was looked at. seconds: by size in bytes; registered: calls can name it as it is."""
+    """A schedule with its predicted time. seconds: by size in bytes. registered: a call can name it."""
 
     name: str
     schedule: Schedule
@@ -34,7 +34,7 @@ def search(
     sizes: Sequence[int],
     engine_segments: EngineSegments = lambda nbytes: 1,
 ) -> list[Candidate]:
-    """Every candidate with its predicted seconds, registered algorithms first; of several that are the same, the first.
+    """Every candidate with its predicted seconds, registered algorithms first. Of equal schedules, only the first.
 
     Compositions are all-reduces, on several hosts of equal size.
     """
@@ -43,7 +43,7 @@ def search(
         for segments in SEGMENTS if collective in DIVIDED else (1,):
             try:
                 cut = whole if segments == 1 else segmented(whole, segments)
-            except ValueError:  # its rounds do not fall into step: the engine's segments are all it has
+            except ValueError:  # its ranks do not keep step, so only the engine cuts it into segments
                 break
             if cut.ranks not in found:
                 predictor = Predictor(cut)
@@ -53,7 +53,7 @@ def search(
 
 
 def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candidate]:
-    """The `count` fastest at a size; of those that take as long, registered ones first, then those of fewer rounds."""
+    """The `count` fastest at a size. Of equally fast ones, registered ones first, then those with fewer rounds."""
     return sorted(candidates, key=lambda c: (c.seconds[size], not c.registered, c.schedule.rounds, c.name))[:count]
 
 

@@ -20,10 +20,10 @@ RANKS_IN_REPR = 8
 
 
 class ScheduleError(ValueError):
-    """A schedule that is not what its collective promises.
+    """A schedule does not compute its collective.
 
-    `rank`, `round` and `chunk` say where (None where there is none, e.g. a chunk in a barrier); `schedule` names the
-    schedule, e.g. "ring all_reduce, world 3", once the prover knows it.
+    `rank`, `round` and `chunk` say where (None if there is none, e.g. a chunk in a barrier). `schedule` is the name of
+    the schedule, e.g. "ring all_reduce, world 3", when the prover knows it.
     """
 
     def __init__(self, rank: int, round: int | None, chunk: int | None, message: str):
@@ -82,7 +82,7 @@ def copy(chunk: int, target: int, count: int = 1) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Steps that are posted together and complete together; all their reads see the values from before the round."""
+    """Steps that begin and complete together. All their reads see the values from before the round."""
 
     steps: tuple[Step, ...]
 
@@ -116,7 +116,7 @@ class Schedule:
         root: int = 0,
         algorithm: str = "hand-made",
     ) -> Schedule:
-        """A schedule written down by hand: `ranks[r]` is a list of rounds of (verb, peer, first, count)."""
+        """A schedule made by hand: `ranks[r]` is a list of rounds of (verb, peer, first, count)."""
         rounds = tuple(tuple(Round(tuple(Step(*step) for step in steps)) for steps in rank) for rank in ranks)
         world = len(rounds)
         places = [(collective, rank, world, root, parts) for rank in range(world)]
@@ -132,7 +132,7 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the rank that has most."""
+        """The largest number of rounds of any rank."""
         return max(len(rounds) for rounds in self.ranks)
 
     def prove(self) -> Proof:

@@ -1,7 +1,7 @@
 """Reads the settings that people already have: DeepSpeed's JSON and Paddle's gradient_merge_configs.
 
-Every key either does here what it says there, or is refused by name. A key that is missing leaves ringlet's own default
-in force, not DeepSpeed's. Sizes are in elements, as in DeepSpeed. Source: DeepSpeed runtime/config.py and
+Every key either has its meaning of DeepSpeed or Paddle here too, or is refused by name. If a key is missing, ringlet's
+own default counts, not DeepSpeed's. Sizes are in elements, as in DeepSpeed. Source: DeepSpeed runtime/config.py and
 runtime/zero/config.py, Paddle's DistributedStrategy.gradient_merge_configs.
 """
 
@@ -25,7 +25,7 @@ from .keys import AUTO, AUTO_MAY_BE_LEFT_OUT, KEYS, ONLY, OTHERS_DO, PRINT_EVERY
 
 @dataclass(frozen=True)
 class Settings:
-    """What a file asks for; None: it does not say. Elements where DeepSpeed has elements.
+    """The settings of a file. None: the file does not say. Sizes are in elements, as in DeepSpeed.
 
     `train_batch_size` = `micro_batch_size` x `accumulate` x world, samples a step of all ranks.
     """
@@ -77,7 +77,7 @@ class Settings:
     def reducer(self, module: torch.nn.Module) -> dict[str, Any]:
         """Arguments for `ringlet.GradientReducer(module, **settings.reducer(module))`, whose buckets are in MiB.
 
-        Raises InvalidUsage, naming them, for settings that a GradientReducer does not carry out.
+        Raises InvalidUsage, which names the settings, if a GradientReducer does not support some of them.
         """
         asks = {
             f"zero_optimization.stage={self.stage}": self.stage,
@@ -112,14 +112,14 @@ def from_deepspeed(
     world: int | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings of a DeepSpeed configuration, a file or what is in one.
+    """The settings of a DeepSpeed configuration: a file, or the content of one.
 
-    world: of the batch sizes; by default that of torch.distributed, else of the environment. values: what "auto" stands
-    for, by key with dots, {"gradient_clipping": 1.0}; "auto" without a value leaves ringlet's default for sizes and
-    switches, and is worked out for batch sizes.
+    world: the world size for the batch sizes; by default that of torch.distributed, else of the environment.
+    values: values for keys that are "auto", by key with dots: {"gradient_clipping": 1.0}. "auto" without a value means
+    ringlet's default for sizes and switches; ringlet works batch sizes out.
 
-    Raises InvalidUsage, naming key and file, for unknown keys, for those that ringlet does not carry out, for values of
-    the wrong kind and for batch sizes that disagree; SystemError if a file cannot be read.
+    Raises InvalidUsage, which names key and file, for unknown keys, for keys that ringlet does not support, for values
+    of the wrong kind and for batch sizes that disagree. Raises SystemError if it cannot read the file.
     """
     source, raw = _read(config)
     found = _settle_auto(_parse(raw, source), dict(values or {}), source)
@@ -149,7 +149,7 @@ def from_deepspeed(
 def from_paddle(gradient_merge_configs: Mapping[str, Any], *, gradient_merge: bool = True) -> Settings:
     """The settings of Paddle's gradient merge: {"k_steps": micro-batches a step, "avg": divide by their number}.
 
-    Both default as in Paddle, to 1 and True. Without `gradient_merge` the configs do nothing, as there.
+    The defaults are Paddle's, 1 and True. Without `gradient_merge` the configs do nothing, as in Paddle.
     """
     source = "gradient_merge_configs"
     for key in gradient_merge_configs:
@@ -188,7 +188,7 @@ def _read(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapp
 
 
 def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, Any]:
-    """Values by key with dots, checked; those that change nothing here are left out, "auto" stays."""
+    """Checked values by key with dots. Leaves out keys that change nothing here, and keeps "auto"."""
     found: dict[str, Any] = {}
     for name, value in raw.items():
         key = f"{section}{name}"
@@ -246,7 +246,7 @@ def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> 
 
 
 def _batch_sizes(found: dict[str, Any], world: int | None, source: str) -> tuple[int | None, int | None, int]:
-    """Train batch, micro-batch and accumulation; what is missing is worked out from the others and the world."""
+    """Train batch, micro-batch and accumulation. Works a missing one out from the others and the world."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     for name in names:
         if found.get(name) == 0:

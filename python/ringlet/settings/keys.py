@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed configuration, by name with dots: what ringlet reads, and what it makes of the others."""
+"""The keys of a DeepSpeed configuration, by name with dots: those that ringlet reads, and its answer to the others."""
 
 AUTO = "auto"
 PRINT_EVERY = 10  # DeepSpeed's steps_per_print
@@ -49,7 +49,7 @@ AUTO_MAY_BE_LEFT_OUT = {
     "zero_optimization.stage3_param_persistence_threshold",
 }
 
-# Keys whose one value says what ringlet does anyway.
+# Keys with one permitted value: what ringlet does anyway.
 ONLY = {
     "zero_optimization.contiguous_gradients": True,  # gradients stand in flat buffers
     "zero_optimization.reduce_scatter": True,

@@ -26,32 +26,33 @@ class Backward:
 
     def __init__(self) -> None:
         self._task: weakref.ref[Any] | None = (
-            None  # autograd holds what it calls for as long as the backward is under way
+            None  # autograd keeps the callback alive as long as the backward is under way
         )
 
     @property
     def open(self) -> bool:
-        """Whether one has begun, and neither ended nor been found stopped."""
+        """Whether a backward has begun that nobody has closed."""
         return self._task is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether the latest one raised before its end. The next one must not take its gradients for its own."""
+        """Whether the latest backward raised before its end. The next one must not take its gradients for its own."""
         return self._task is not None and (not in_backward() or self._task() is None)
 
     def begin(self, end: Callable[[], None]) -> None:
-        """To be called within a backward, once. Autograd calls `end` when it ends."""
+        """Call it once within a backward. Autograd calls `end` when the backward ends."""
         task = functools.partial(end)
         self._task = weakref.ref(task)
         torch.autograd.Variable._execution_engine.queue_callback(task)
 
     def close(self) -> None:
-        """At the end, and when a stopped one has been dropped."""
+        """Call it at the end of the backward, and when the gradients of a stopped one have been dropped."""
         self._task = None
 
 
 def differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors of a module's output from which a backward can come, in containers and dataclasses, as DDP finds."""
+    """The tensors of a module's output from which a backward can come. Like DDP, finds them in containers and
+    dataclasses."""
     return [tensor for tensor in _tensors_in(output) if tensor.grad_fn is not None]
 
 

@@ -1,8 +1,8 @@
 """Hooks on gradients that do not keep their owner alive, and on a module's forward that its copies do not have.
 
-A parameter's hooks are out of the garbage collector's sight: an owner that they hold and that holds the parameter would
-never be freed, nor its group's connections. So they refer to it weakly; the module's own hooks, which it does see, are
-what keeps an owner as long as its module.
+The garbage collector does not see a parameter's hooks. If such a hook held an owner that holds the parameter, neither
+the owner nor its group's connections would ever be freed. So these hooks refer to the owner weakly. The garbage
+collector sees the module's own hooks, and they keep the owner alive as long as the module.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ringlet.errors import InvalidUsage
 def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arguments: Any) -> Any:
     """Calls the bound `method(*arguments)` whenever the gradient has arrived in `.grad`; returns the hook's handle.
 
-    `arguments` must not lead to the parameter. A gradient that arrives when the method's object is gone raises
-    InvalidUsage: it would be this rank's alone.
+    `arguments` must not lead to the parameter. If a gradient arrives when the method's object is gone, it raises
+    InvalidUsage: no other rank would get it.
     """
     owner = weakref.WeakMethod(method)
 
@@ -39,7 +39,7 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
 
 
 def owner_of(parameter: torch.Tensor) -> Any:
-    """Whose method `on_gradient` calls for this parameter, or None."""
+    """The object whose method `on_gradient` calls for this parameter, or None."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     methods = [hook.owner() for hook in hooks.values() if hasattr(hook, "owner")]
     return next((method.__self__ for method in methods if method is not None), None)
@@ -67,7 +67,7 @@ def _nothing(*_arguments: Any) -> None:
 class ForwardHook(functools.partial[None]):
     """`function` as a hook on a module's forward, untraced.
 
-    In a copy of the module, and in one loaded from a file, it does nothing: what is copied is the module by itself.
+    In a copy of the module, or in a module loaded from a file, it does nothing: a copy is the module by itself.
     """
 
     def __new__(cls, function: Callable[..., None]) -> ForwardHook:

@@ -19,8 +19,8 @@ class ModuleWatch:
 
     `same` is False after any change of: which modules there are, which parameters these hold, where a parameter's
     memory lies, whether a frozen one requires a gradient. It costs about 0.1 us a parameter: all loops are the
-    interpreter's own. If it is False, `change` tells what matters to who reduces gradients, if anything does; then
-    `take` lets `same` compare with what the module is now. The memory of `moving` parameters is not compared.
+    interpreter's own. If it is False, `change` describes the change if it concerns gradients. Then `take` lets `same`
+    compare with the module as it is now. `same` does not compare the memory of `moving` parameters.
     """
 
     def __init__(self, module: torch.nn.Module, moving: Iterable[torch.Tensor] = ()) -> None:
@@ -55,9 +55,9 @@ class ModuleWatch:
         )
 
     def change(self) -> str | None:
-        """What happened to the first parameter that came, went, was unfrozen, or has another shape, dtype or device.
+        """Describes the first parameter that came, went, was unfrozen, or has another shape, dtype or device.
 
-        None for what concerns no gradient: other values or strides, a parameter that was frozen, one whose place
+        None if the change concerns no gradient: other values or strides, a frozen parameter, or a parameter whose place
         another tensor takes for a while (torch.func.functional_call).
         """
         now = dict(replicas.parameters_of(self._module))

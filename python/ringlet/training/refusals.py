@@ -1,4 +1,4 @@
-"""What the reducer and ZeRO both refuse, in the same words: `who` is the class, each message names the parameter."""
+"""The errors of both the reducer and ZeRO, in the same words. `who` is the class; each message names the parameter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def group_of(module: Any, group: Any, who: str) -> dist.ProcessGroup:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Of the first parameter that has values."""
+    """The device of the first parameter that has values."""
     return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
 
 
@@ -57,8 +57,8 @@ def refuse_sparse(module: nn.Module, who: str) -> None:
 
 
 def wrapped(module: nn.Module, who: str, *others: type[nn.Module]) -> str | None:
-    """What is wrong if a module in it reduces gradients itself: DDP, `others`, and what torch.distributed makes of a
-    module (FSDP, fully_shard, replicate)."""
+    """The error text if a module in it reduces gradients itself: DDP, `others`, or a module that torch.distributed has
+    wrapped (FSDP, fully_shard, replicate)."""
     for name, child in module.named_modules():
         theirs = any(c.__module__.startswith("torch.distributed.") for c in type(child).__mro__)
         if theirs or isinstance(child, (DistributedDataParallel, *others)):
@@ -71,8 +71,8 @@ def wrapped(module: nn.Module, who: str, *others: type[nn.Module]) -> str | None
 
 
 def shared_with_ddp(parameters: Named, who: str) -> str | None:
-    """Inside the forward of a DistributedDataParallel: what is wrong if that averages some of the parameters. A module
-    inside of it cannot see it earlier."""
+    """Inside the forward of a DistributedDataParallel: the error text if DDP averages some of the parameters. A module
+    inside DDP cannot detect it earlier."""
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
     if wrapper is None:
         return None
@@ -88,7 +88,7 @@ def shared_with_ddp(parameters: Named, who: str) -> str | None:
 
 
 def without_values(tensor: torch.Tensor) -> str | None:
-    """What is wrong with a tensor that has no values to copy to the other ranks, or not in dense memory."""
+    """The error text if a tensor has no values to copy to the other ranks, or not in dense memory."""
     if nn.parameter.is_lazy(tensor):
         return "has no shape yet: run a forward of the lazy module first"
     if tensor.is_meta:
@@ -99,7 +99,7 @@ def without_values(tensor: torch.Tensor) -> str | None:
 
 
 def refuse_layout(name: str, layout: torch.layout | None) -> None:
-    """Of the gradient of `name`; None: no gradient."""
+    """Raises InvalidUsage if the gradient of `name` is not dense. None: there is no gradient."""
     if layout is not torch.strided:
         raise InvalidUsage(f"the gradient of {name} has layout {layout}: only dense gradients can be reduced")
 

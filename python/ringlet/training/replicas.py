@@ -1,4 +1,4 @@
-"""The same module on every rank: that ranks agree on its parameters and buffers, and hold one rank's values of them."""
+"""Keeps a module the same on every rank: ranks compare its parameters and buffers, and copy one rank's values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refu
 
 
 def ignored(module: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that ranks do not share, from the attribute that DDP reads."""
+    """Names of the parameters and buffers that ranks do not share, from the attribute that DDP reads too."""
     return sorted(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def parameters_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Those that are not ignored; a shared one once, under the first of its names."""
+    """The parameters that are not ignored. A shared one appears once, under the first of its names."""
     left_out = set(ignored(module))
     return ((name, p) for name, p in module.named_parameters() if name not in left_out)
 
@@ -72,11 +72,12 @@ def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.de
 
 
 def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:
-    """Raises InvalidUsage with `message`, which every rank is expected to raise at the same place of its program.
+    """Raises InvalidUsage with `message`. Every rank should raise it at the same place of its program.
 
-    If all do so the group is as before. If one has not within 10 s, the group is failed: on `ringlet` the others raise
-    InvalidUsage with this message in the call in which they wait; on another backend they wait until this process ends,
-    or for their timeout. Speaks through the group's store: the group itself may be in other ranks' calls.
+    If all ranks do so, the group is as before. If one rank has not done so after 10 s, this rank fails the group. On
+    `ringlet` the other ranks then raise InvalidUsage with this message in the call in which they wait. On another
+    backend they wait until this process ends, or for their timeout. The ranks compare through the group's store,
+    because the group itself may be in other ranks' calls.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if not _all_refuse(message, group, world, rank):
@@ -130,5 +131,5 @@ def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in logical order; the tensor's own memory if it is contiguous."""
+    """The bytes of the elements in logical order; the tensor's own memory if it is contiguous."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -14,7 +14,7 @@ from typing import Any
 from ringlet import _C
 
 _ASSETS = Path(__file__).parent
-# In the order of the page's one script: what is used stands before who uses it.
+# In the order of the page's one script: a definition stands before its use.
 SCRIPTS = ("decode", "execute", "cost", "words", "svg", "places", "stage", "tree", "plot", "numbers", "player", "page")
 
 

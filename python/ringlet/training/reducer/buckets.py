@@ -1,9 +1,9 @@
-"""Which gradient goes where: buckets of a flat buffer each, as plain data. No torch here.
+"""Places gradients in buckets, as plain data. A bucket is one flat buffer. No torch here.
 
-A bucket holds gradients of one dtype on one device, in the order in which backward is expected to produce them, which
-is the reverse of the order of registration until a real order has been seen. Buckets are listed in the order in which
-they fill, and every rank must launch them in that order. Source: PyTorch DDP (Li et al., VLDB 2020), which lets a
-bucket run over its cap; here a cap is kept, and only a parameter larger than the cap exceeds it, alone.
+A bucket holds gradients of one dtype on one device, in the expected order of the backward. This is the reverse order of
+registration until a backward has shown the real order. Buckets are listed in the order in which they fill, and every
+rank must launch them in that order. Source: PyTorch DDP (Li et al., VLDB 2020). A bucket of DDP may exceed its cap.
+Here only a single parameter larger than the cap exceeds it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a bucket is sent: an averaging all-reduce (by the group's algorithm or a named one), or a user's hook."""
+"""Sends a bucket: by an averaging all-reduce (by the group's algorithm or a named one), or by a user's hook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .flat_gradients import FlatBucket
 
 
 class Channel:
-    """Starts the reductions of one reducer's buckets in `group`; `hook` replaces the all-reduce where one is set."""
+    """Starts the reductions of one reducer's buckets in `group`. If `hook` is set, it replaces the all-reduce."""
 
     def __init__(self, group: dist.ProcessGroup, algorithm: str | None) -> None:
         self.group, self.algorithm = group, algorithm

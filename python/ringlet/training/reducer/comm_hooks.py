@@ -1,9 +1,9 @@
-"""Communication hooks with DDP's interface: a bucket as they see it, and the handle of one under way.
+"""Communication hooks with DDP's interface: a bucket as a hook sees it, and the handle of a hook under way.
 
-A hook is `hook(state, bucket) -> Future[Tensor]`, as for DistributedDataParallel.register_comm_hook; those of
-torch.distributed.algorithms.ddp_comm_hooks run unchanged. The next bucket's hook is called only when the future of the
-one before is complete: hooks such as PowerSGD's start more collectives when their first is done, and ranks would start
-these in different orders beside other buckets'.
+A hook is `hook(state, bucket) -> Future[Tensor]`, as for DistributedDataParallel.register_comm_hook. The hooks of
+torch.distributed.algorithms.ddp_comm_hooks run unchanged. Some hooks, such as PowerSGD's, start more collectives when
+their first one is complete. Beside other buckets' hooks, ranks would start these in different orders. So the next
+bucket's hook starts only when the future of the previous one is complete.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Hook = Callable[[Any, "GradBucket"], "torch.futures.Future[torch.Tensor]"]
 
 
 class GradBucket:
-    """What torch.distributed.GradBucket is: the flat gradients of one bucket, in the order of their arrival.
+    """Has the methods of torch.distributed.GradBucket: the flat gradients of one bucket, in the order of their arrival.
 
-    `buffer()` is one-dimensional and what hooks reduce; it has short gaps of zeros between gradients.
+    Hooks reduce `buffer()`, which is one-dimensional and has short gaps of zeros between gradients.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class GradBucket:
         self._gradients, self._parameters = gradients, parameters
 
     def index(self) -> int:
-        """Place of the bucket in the order in which buckets are reduced."""
+        """Position of the bucket in the order in which buckets are reduced."""
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last one of this backward."""
+        """Whether it is the last bucket of this backward."""
         return self._last
 
     def buffer(self) -> torch.Tensor:
         return self._buffer
 
     def set_buffer(self, tensor: torch.Tensor) -> None:
-        """Replaces what `buffer()` returns, for hooks around hooks; `gradients()` stay what they were."""
+        """Replaces the result of `buffer()`, for hooks around hooks. `gradients()` does not change."""
         self._buffer = tensor
 
     def gradients(self) -> list[torch.Tensor]:

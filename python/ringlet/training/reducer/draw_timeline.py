@@ -56,7 +56,7 @@ def _colours(count: int) -> list[Any]:
 
 
 def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, Any]) -> None:
-    """One bar a gradient, from the arrival of the one before it, in its bucket's colour; grey after the last."""
+    """One bar for each gradient, from the arrival of the previous one, in its bucket's colour; grey after the last."""
     track, begin = TRACKS.index("backward"), 0.0
     for name, at in zip(stats["ready_order"], stats["ready_s"], strict=True):
         bar = {"color": colour_of[name], "edgecolor": "white", "linewidth": 0.3}
@@ -66,7 +66,7 @@ def _draw_backward(axes: Any, stats: dict[str, Any], colour_of: dict[str, Any]) 
 
 
 def _draw_bucket(axes: Any, bucket: dict[str, Any], place: int, colour: Any) -> None:
-    """A mark where it was handed over, after a bar if it had to wait for that; in communication until reduced."""
+    """A bar while the bucket waits, a mark when it is handed to the backend, and a bar until it is reduced."""
     ready, launched, done = (1e3 * bucket[key] for key in ("ready_s", "launched_s", "done_s"))
     track = TRACKS.index("buckets")
     axes.barh(track, launched - ready, left=ready, height=0.2, color=colour, alpha=0.4)

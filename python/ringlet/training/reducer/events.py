@@ -1,4 +1,4 @@
-"""What a reducer tells the log (ringlet/log.py): its buckets, each time they are laid out, and what merging decided."""
+"""A reducer's events in the log (ringlet/log.py): its buckets, each time it lays them out, and merging's decision."""
 
 from __future__ import annotations
 

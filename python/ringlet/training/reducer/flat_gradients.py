@@ -1,7 +1,7 @@
 """Flat buffers that hold a module's gradients: one buffer a bucket, each gradient a view of its bucket's.
 
 Buffers come from the group's backend if it allocates tensors (`ringlet`: registered memory, which peers read in
-place), else from torch. What stands in the gaps between aligned gradients is zero and stays zero.
+place), else from torch. The gaps between aligned gradients hold zeros and stay zero.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class FlatBucket:
 
 @dataclass(eq=False)
 class Gradient:
-    """Where the gradient of parameter `index` lives: `view` is its place in the buffer of `bucket`.
+    """The place of the gradient of parameter `index`: `view`, in the buffer of `bucket`.
 
-    `.grad` gets an alias of `view`, never `view` itself, whose memory a user could exchange (`p.grad.data = ...`).
-    Views keep the layout on which ranks agreed; `strides` are those that the parameter had then.
+    `.grad` gets an alias of `view`, never `view` itself: a user could exchange its memory (`p.grad.data = ...`).
+    Views keep the layout on which ranks agreed. `strides` are those that the parameter had then.
     """
 
     index: int
@@ -74,8 +74,8 @@ class Gradient:
         )
 
     def hand_over(self) -> None:
-        """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout was changed since, as
-        `.to(memory_format=...)` does, a copy in the new layout: optimizers may take both for one."""
+        """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
+        `.to(memory_format=...)`, makes a copy in the new layout: optimizers may assume that both layouts are equal."""
         parameter, current = self.parameter, self.parameter.grad
         in_place = current is not None and self.is_at(current)
         if parameter.stride() == self.strides:
@@ -88,7 +88,7 @@ class Gradient:
 
 
 class FlatGradients:
-    """The buffers of `parameters` (name, parameter), in buckets of at most `caps`; not yet anybody's `.grad`.
+    """The buffers of `parameters` (name, parameter), in buckets of at most `caps`. They are no `.grad` yet.
 
     `plan` and `buckets` are in launch order, `gradients` and `entries` in the order of `parameters`.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReducerJoinHook(JoinHook):
-    """What a rank without inputs does for each forward and backward of the others: the same collectives, with zeros."""
+    """A rank without inputs makes the same collectives, with zeros, for each forward and backward of the others."""
 
     def __init__(self, reducer: GradientReducer) -> None:
         self._reducer = reducer
@@ -22,19 +22,19 @@ class ReducerJoinHook(JoinHook):
         self._reducer.shadow_step()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """All ranks end with the parameters and buffers of one of those that had the most inputs."""
+        """Copies the parameters and buffers of one of the ranks with the most inputs to all ranks."""
         self._reducer.copy_state_from_one(is_last_joiner)
 
 
 def one_rank(candidate: bool, group: dist.ProcessGroup, device: torch.device) -> int:
-    """The highest rank for which `candidate` holds; collective, and it must hold for one."""
+    """The highest rank for which `candidate` is true. Collective; it must be true on at least one rank."""
     found = torch.tensor([dist.get_rank(group) if candidate else -1], device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX, group)
     return int(found)
 
 
 def active_ranks(active: bool, group: dist.ProcessGroup, device: torch.device) -> int:
-    """How many ranks call this for a step whose gradients they will reduce; collective."""
+    """The number of ranks that call this for a step whose gradients they will reduce. Collective."""
     count = torch.tensor([int(active)], device=device)
     dist.all_reduce(count, group=group)
     return int(count)

@@ -1,8 +1,8 @@
 """Merging by measurement: times a group and a model, cuts the buckets by them, and keeps the faster of two layouts.
 
-Reduced backwards count: 2 unseen (the first lays buckets out anew), 5 on plain buckets (gradients' ready times), then
-turns on merged and plain buckets, the first backward of each unseen, and a decision by the turns' medians. All that is
-decided on is the maximum over ranks, so every rank decides the same.
+It counts reduced backwards. It ignores the first 2 (the first lays buckets out anew). The next 5, on plain buckets,
+give the gradients' ready times. Then merged and plain buckets take turns; the first backward of each turn does not
+count. The medians of the turns decide. All times are maxima over ranks, so every rank decides the same.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class MeasuredMerging:
         self._told: dict[str, Any] = {}
 
     def describe(self) -> dict[str, Any]:
-        """For `GradientReducer.stats()`: what was measured, predicted and kept; times in seconds."""
+        """For `GradientReducer.stats()`: measured and predicted times in seconds, and the layout that was kept."""
         return {"kept": self.kept, **self._told}
 
     def observe(self, timeline: Timeline, plan: list[buckets.Bucket]) -> list[buckets.Bucket] | None:
-        """Takes in one reduced backward, done with `plan`. Returns the plan to change to, if any. Collective."""
+        """Observes one reduced backward on `plan`. Returns the plan to change to, if any. Collective."""
         if self.kept is not None or not timeline.arrivals:
             return None
         self._plans.setdefault("plain", plan)
@@ -108,7 +108,7 @@ class MeasuredMerging:
         return self._plans[name]
 
     def _merge(self) -> list[buckets.Bucket]:
-        """The plan whose buckets the model lets end earliest; each dtype and device is cut by itself."""
+        """The plan whose buckets end earliest in the model. Each dtype and device has its own cuts."""
         count = len(self._entries)
         medians = [statistics.median(seen[i] for seen in self._ready) * 1e-9 for i in range(count)]
         ready = largest_over_ranks(medians, self._channel, self._device)

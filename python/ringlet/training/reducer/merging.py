@@ -1,14 +1,14 @@
-"""Where to cut a sequence of gradients into buckets, from measured times. Pure: no torch here.
+"""Cuts a sequence of gradients into buckets, from measured times. Pure: no torch here.
 
-The model is that of MG-WFBP (Shi et al., INFOCOM 2019, arXiv 1811.11141): reducing n bytes takes alpha + beta n, one
-bucket goes at a time, and it may start when its last gradient is there. Merging saves an alpha and may wait:
+The model is that of MG-WFBP (Shi et al., INFOCOM 2019, arXiv 1811.11141). To reduce n bytes takes alpha + beta n. One
+bucket goes at a time, and it may start when its last gradient is there. A merge saves an alpha and may wait:
 
     one bucket each   |g0 a|g1 a|..g2 a|        each pays alpha
     {g0 g1} {g2}           |g0 g1 a|g2 a|       g0 waits for g1
 
-The paper merges greedily, a gradient into the next while that one arrives before the first is sent or less than alpha
-after. That misses the best cuts of the same model in about half of random cases; `cut` finds them by dynamic
-programming: the earliest end of the first j gradients is a minimum over the start of their last bucket.
+The paper merges greedily: it merges a gradient into the next one if that one arrives before the first is sent, or less
+than alpha later. In about half of random cases, this misses the best cuts of the same model. `cut` finds them by
+dynamic programming: the earliest end of the first j gradients is a minimum over the start of their last bucket.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cost:
 
 
 def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> Cost:
-    """The line through measured times that has the least relative error, in the sense of squares; never negative.
+    """The line through measured times with the least squared relative error. It is never negative.
 
     Raises InvalidUsage for fewer than two sizes or times that are not positive.
     """
@@ -54,7 +54,7 @@ def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> Cost:
 
 
 def end_of(groups: Sequence[Sequence[int]], ready_s: Sequence[float], nbytes: Sequence[int], cost: Cost) -> float:
-    """When the last of `groups` (indices into the other two) is reduced, by the model, in seconds."""
+    """The time at which the last of `groups` (indices into the other two) is reduced, by the model, in seconds."""
     end = 0.0
     for group in groups:
         end = max(end, max(ready_s[index] for index in group)) + cost.seconds(sum(nbytes[index] for index in group))
@@ -62,10 +62,10 @@ def end_of(groups: Sequence[Sequence[int]], ready_s: Sequence[float], nbytes: Se
 
 
 def cut(ready_s: Sequence[float], nbytes: Sequence[int], cost: Cost) -> list[list[int]]:
-    """The groups of neighbours that are reduced earliest. `ready_s` must not decrease.
+    """The groups of neighbours that are all reduced earliest. `ready_s` must not decrease.
 
-    Of equally early cuts the one with the larger last buckets. At worst quadratic in the number of gradients; cuts
-    whose last bucket alone takes too long are not looked at.
+    Of equally early cuts, returns the one with the larger last buckets. At worst quadratic in the number of gradients.
+    Skips cuts whose last bucket alone takes too long.
     """
     if any(later < earlier for earlier, later in itertools.pairwise(ready_s)):
         raise InvalidUsage("cut: pass gradients in the order in which they become ready")

@@ -1,4 +1,4 @@
-"""How a reducer was asked to work, as plain data that ranks can compare."""
+"""The options of a reducer, as plain data that ranks can compare."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Those that are not the default."""
+        """The options that differ from the default."""
         default = asdict(Options())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
@@ -55,7 +55,7 @@ class Options:
 
     @property
     def used_change(self) -> bool:
-        """Whether the parameters that get gradients may be others in every backward."""
+        """Whether other parameters may get gradients in each backward."""
         return self.find_unused_parameters and not self.static_graph
 
     def check(self) -> None:

@@ -38,18 +38,18 @@ from .window import GradientMerge
 class GradientReducer(Joinable):
     """Averages a module's gradients over the ranks of a group, during `loss.backward()`.
 
-    The module is used unchanged: after `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
-    `parameter.grad` the average over all ranks of the gradients accumulated since the last reduction, whatever was
-    in `.grad` before included. `zero_grad` works both ways. At construction rank 0's parameters and buffers are
-    copied to all ranks. Parameters and buffers named in the module's `_ddp_params_and_buffers_to_ignore` stay alone.
+    Use the module unchanged. After `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
+    `parameter.grad` the average over all ranks of the gradients since the last reduction, with the earlier value of
+    `.grad`. `zero_grad` works both ways. The constructor copies rank 0's parameters and buffers to all ranks. It leaves
+    out those that the module names in `_ddp_params_and_buffers_to_ignore`.
 
     Args:
-        module: any module with dense parameters of any floating or complex dtypes and devices; parameters that
-            require no gradient at construction are left alone. Shared parameters are reduced once.
+        module: any module with dense parameters of any floating or complex dtypes and devices. The reducer leaves out
+            parameters that require no gradient at construction, and reduces shared parameters once.
         process_group: a torch.distributed group, by default the whole world.
-        bucket_mb: largest bucket in MiB; one larger parameter is a bucket of its own. Or "measured": 25 at first;
-            over the first 25 reduced backwards the group and the model are timed, buckets are cut by MG-WFBP's model
-            (Shi et al., INFOCOM 2019), and the faster of both layouts stays.
+        bucket_mb: largest bucket in MiB; a larger parameter is a bucket of its own. Or "measured": 25 at first. In the
+            first 25 reduced backwards the reducer times the group and the model, cuts buckets by MG-WFBP's model (Shi
+            et al., INFOCOM 2019), and keeps the faster of both layouts.
         first_bucket_mb: the same for each dtype's and device's first bucket: small, so that communication starts early.
         algorithm: the ringlet algorithm of the all-reduces ("ring", "butterfly", ...), by default the group's own.
         find_unused_parameters: parameters may get no gradient in a backward. A rank without a gradient contributes its
@@ -58,25 +58,26 @@ class GradientReducer(Joinable):
         static_graph: every backward does what the first reduced one does: a gradient may arrive several times
             (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
             `find_unused_parameters`. With reentrant checkpoints the module's output must be a tensor, or tensors in
-            containers or dataclasses: by others' gradients the start of a backward is not seen.
-        gradient_as_bucket_view: `.grad` is a view of its bucket. If False it is a tensor of its own, and gradients are
-            copied both ways.
-        broadcast_buffers: rank 0's buffers are copied to all ranks before a forward with gradients enabled, unless the
-            forward before was not reduced. (DDP does so without gradients too, and a rank that evaluates alone hangs.)
-        optimizer_in_backward: makes an optimizer of a list of one parameter, which steps as soon as the parameter's
-            bucket is reduced; its gradient is None after the backward. `reducer.optimizers` has them by name.
-        delay: 1 hands out the averages of the backward before, so that communication has a whole step to finish; the
-            first backward leaves None in `.grad`. `flush()` hands out the last ones.
+            containers or dataclasses: the reducer detects the start of a backward by their gradients.
+        gradient_as_bucket_view: `.grad` is a view of its bucket. If False, `.grad` is a tensor of its own, and the
+            reducer copies gradients both ways.
+        broadcast_buffers: before a forward with gradients enabled, copy rank 0's buffers to all ranks, unless the
+            previous forward was not reduced. (DDP does so without gradients too, and a rank that evaluates alone
+            hangs.)
+        optimizer_in_backward: makes an optimizer of a list of one parameter. The optimizer steps as soon as the
+            parameter's bucket is reduced. Its gradient is None after the backward. `reducer.optimizers` has the
+            optimizers by name.
+        delay: 1 returns the averages of the previous backward, so that communication has a whole step to finish. The
+            first backward leaves None in `.grad`. `flush()` returns the last averages.
 
     Raises:
-        InvalidUsage: at construction, when ranks differ in a parameter, buffer or setting (naming rank and parameter),
-            when no parameter requires a gradient, when a parameter is to have sparse gradients, is on the meta device
-            or is reduced by another (DDP, FSDP, a reducer, a Zero), when options are wrong or exclude each other, or
-            when `algorithm` is given on another backend. From a forward, when the module is in a DDP, or parameters
-            that require gradients came, went, or have another shape, dtype or device: call `remove()` and make a new
-            reducer. From `backward`, when parameters got no gradient and may not be unused (naming them; the other
-            ranks' reduction still completes, with nothing from this rank), or when a gradient arrives again after its
-            bucket was sent.
+        InvalidUsage: at construction, if ranks differ in a parameter, buffer or setting (it names rank and parameter);
+            if no parameter requires a gradient; if a parameter gets sparse gradients, is on the meta device, or has
+            another owner (DDP, FSDP, a reducer, a Zero); if options are wrong or exclude each other; or if `algorithm`
+            is given on another backend. From a forward, if the module is in a DDP, or if parameters that require
+            gradients came, went, or have another shape, dtype or device: call `remove()` and make a new reducer. From
+            `backward`, if parameters got no gradient and may not be unused (it names them; the other ranks' reduction
+            still completes, without this rank's part), or if a gradient arrives again after its bucket was sent.
         PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
 
     The module keeps its reducer, and both are freed together. If a part of the module is still in use, a later gradient
@@ -155,7 +156,7 @@ class GradientReducer(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside accumulate on this rank; the next one outside averages the sums. All ranks must agree."""
+        """Backwards inside add up on this rank; the next one outside averages the sums. All ranks must do the same."""
         if self._merge is not None:
             raise InvalidUsage("no_sync() after accumulate(), which counts micro-batches already: use one of the two")
         before, self._sync = self._sync, False
@@ -165,15 +166,15 @@ class GradientReducer(Joinable):
             self._sync = before
 
     def accumulate(self, k: int, average: bool = True) -> GradientMerge:
-        """Gradient merge: from now on gradients are reduced once for every `k` backwards, the last of which overlaps.
+        """Gradient merge: from now on, reduces gradients once for every `k` backwards. The last of these overlaps.
 
-        They are averaged over ranks and, with `average`, divided by the number of micro-batches; without, summed over
-        them. With `k` = 1 every backward is reduced again; no_sync() and join() stay refused. Returns the counter
-        (see GradientMerge), which says when the optimizer may step.
+        The reducer averages gradients over ranks. With `average` it divides them by the number of micro-batches;
+        otherwise it sums over micro-batches. With `k` = 1 it reduces every backward again, but still refuses no_sync()
+        and join(). Returns the counter (see GradientMerge), which says when the optimizer may step.
 
         Raises:
             InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open; after a backward
-                that stopped half-way, as the next forward would.
+                that stopped before its end, as the next forward would.
         """
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
@@ -186,18 +187,18 @@ class GradientReducer(Joinable):
         return made
 
     def flush(self) -> bool:
-        """With delay=1: waits for what was sent last and puts it into `.grad`. Returns whether there was anything."""
+        """With delay=1: waits for the last averages and puts them into `.grad`. Returns whether there were any."""
         return self._reduction.flush()
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Replaces the all-reduce of each bucket by `hook(state, bucket) -> Future[Tensor]`, as DDP's method does.
 
         The hooks of torch.distributed.algorithms.ddp_comm_hooks run unchanged; `bucket` is a GradBucket
-        (comm_hooks.py). A hook averages by itself. The next bucket's is called when the future is complete,
-        a moment that differs between ranks: what else communicates in a backward needs a group of its own.
+        (comm_hooks.py). A hook averages by itself. The next bucket's hook runs when the future is complete. This moment
+        differs between ranks, so other communication in a backward needs a group of its own.
 
         Raises:
-            InvalidUsage: when there is a hook already, or options that rely on plain all-reduces.
+            InvalidUsage: if there is a hook already, or an option that needs plain all-reduces.
         """
         if self._channel.hooked:
             raise InvalidUsage("register_comm_hook: this reducer has a communication hook already: make a new reducer")
@@ -215,11 +216,12 @@ class GradientReducer(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """A context for ranks with different numbers of inputs: one that has no more takes part with zeros.
+        """A context for ranks with different numbers of inputs: a rank that has no more takes part with zeros.
 
-        As DDP's, by torch.distributed.algorithms.join, which also takes this reducer together with other joinables.
-        Averages are over the initial number of ranks, or over those that still have inputs. When all are through,
-        every rank holds the parameters and buffers of one that had the most. Two small all-reduces per forward.
+        It works as DDP's, by torch.distributed.algorithms.join, which also takes this reducer together with other
+        joinables. Averages are over the initial number of ranks, or over the ranks that still have inputs. At the end,
+        every rank holds the parameters and buffers of a rank with the most inputs. It costs two small all-reduces per
+        forward.
 
         Raises:
             InvalidUsage: with accumulate(), delay=1, bucket_mb="measured" or an optimizer in backward.
@@ -228,7 +230,7 @@ class GradientReducer(Joinable):
         return Join([self], enable, throw_on_early_termination, **options)
 
     def remove(self) -> None:
-        """Takes the reducer off the module: later backwards are local. Gradients stay where they are."""
+        """Takes the reducer off the module: later backwards are local. Gradients do not move."""
         if self._merge is not None:
             self._merge.check_closed("remove()")
             self._merge.remove()
@@ -237,13 +239,13 @@ class GradientReducer(Joinable):
         self._hooks.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What the reducer did, as plain numbers and names.
+        """The reducer's counts and times, as plain numbers and names.
 
-        Times are in seconds, of the latest reduced backward and summed over all (`total_`): `communication_s`, with at
-        least one bucket under way; `exposed_s`, from the end of this rank's own backward until its gradients were
-        ready (waiting for slower ranks included); `overlapped_s`, the difference. `ready_s`, in `ready_order`, and the
-        times of `buckets` are since the start of the backward. `merging`: what bucket_mb="measured" measured (alpha_s,
-        beta_s per byte), predicted and measured for both layouts, and which one it kept (None: not decided yet).
+        Times are in seconds, of the latest reduced backward and summed over all (`total_`). `communication_s`: with at
+        least one bucket under way. `exposed_s`: from the end of this rank's own backward until its gradients were ready
+        (with the wait for slower ranks). `overlapped_s`: the difference. `ready_s`, in `ready_order`, and the times of
+        `buckets` count from the start of the backward. `merging`: for bucket_mb="measured", alpha_s and beta_s per
+        byte, the predicted and measured times of both layouts, and the layout that it kept (None: not decided yet).
         """
         reduction = self._reduction
         flat, merging = reduction.flat, reduction.merging
@@ -352,7 +354,7 @@ class GradientReducer(Joinable):
             refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
 
     def _finish_window(self, scale: float) -> None:
-        """Reduces what a window has gathered, outside of a backward."""
+        """Reduces the gradients of a window, outside of a backward."""
         self._reducing = True
         self._reduction.open(True)
         self._reduction.scale = scale
@@ -362,12 +364,12 @@ class GradientReducer(Joinable):
             self._rearm()
 
     def _check_stopped(self) -> None:
-        """Before whatever a backward that raised before its end must not be mistaken for a part of."""
+        """Drops the gradients of a backward that raised before its end. Call it before anything that would use them."""
         if self._backward.stopped:
             self._abandon()
 
     def _check_module(self) -> None:
-        """Refuses a module whose gradients the reducer would not average, or not it alone."""
+        """Refuses a module whose gradients the reducer would not average, or which another owner averages too."""
         wrong = shared_with_ddp(self._named, "GradientReducer")
         if wrong is None and not self._watch.same():
             change = self._watch.change()
@@ -383,7 +385,7 @@ class GradientReducer(Joinable):
         self._checked = True
 
     def _abandon(self) -> None:
-        """A backward raised before its end. Harmless unless buckets had gone out."""
+        """A backward raised before its end. Raises InvalidUsage if buckets had been sent."""
         launched, of = self._reduction.sent()
         arrived = self._reduction.anything_arrived
         self._rearm()

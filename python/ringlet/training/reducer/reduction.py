@@ -1,8 +1,9 @@
 """One module's gradients on their way through a backward: into buckets, over the wire, back to `.grad`.
 
-A backward is `open`, any number of `arrived`, `close`; a rank without inputs calls `shadow` instead, and takes part in
-the same collectives in the same order: each bucket in launch order, which parameters were used (if that may
-change), the order of arrival (once). Reducing or not is the caller's word, the same on all ranks.
+In a backward the caller calls `open`, `arrived` any number of times, and `close`. A rank without inputs calls `shadow`
+instead. It takes part in the same collectives in the same order: each bucket in launch order, which parameters were
+used (if that may change), the order of arrival (once). The caller decides whether a backward reduces, in the same way
+on all ranks.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Reduction:
             self._launch_full(waiting_allowed=False)
 
     def _take(self, gradient: Gradient, parameter: torch.Tensor) -> None:
-        """Puts what arrived into the bucket."""
+        """Puts the gradient that arrived into the bucket."""
         arrived = parameter.grad
         if arrived is not None and gradient.is_at(arrived):
             return
@@ -139,7 +140,7 @@ class Reduction:
         self._lay_out_anew()
 
     def flush(self) -> bool:
-        """With delay: hands over what was sent last. Whether there was anything."""
+        """With delay: hands over the gradients that were sent last. Returns whether there were any."""
         if self._pending is None:
             return False
         pending, self._pending = self._pending, None
@@ -192,9 +193,9 @@ class Reduction:
         bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
 
     def _fill(self, index: int) -> None:
-        """Gives a gradient that did not arrive its value in the buffer: what is in `.grad`, or zero.
+        """Gives a gradient that did not arrive its value in the buffer: the value of `.grad`, or zero.
 
-        What was in place and is not of this window is kept, to put back if no rank has one.
+        If the buffer holds a value of an earlier window, keeps it, to put it back if no rank has a gradient.
         """
         if index in self._filled:
             return
@@ -230,7 +231,7 @@ class Reduction:
     # -- receiving --
 
     def _receive(self, flat: FlatGradients, timeline: Timeline, since_ns: int) -> None:
-        """Waits until the buckets of `flat` are reduced, and notes when they were."""
+        """Waits until the buckets of `flat` are reduced, and records the times."""
         for bucket in flat.buckets:
             bucket.work.wait()
         timeline.finished_ns = now_ns()
@@ -272,7 +273,7 @@ class Reduction:
         self.flat = self.sets[1] if self.flat is self.sets[0] else self.sets[0]
 
     def _lay_out_anew(self) -> None:
-        """Once: buckets in the order in which rank 0's gradients arrived. Or as measured merging decides."""
+        """Lays the buckets out once more, in the order in which rank 0's gradients arrived, or as merging decides."""
         if self.rebuild_due:
             self.rebuild_due = False
             default = [slot.index for bucket in self.flat.plan for slot in bucket.slots]

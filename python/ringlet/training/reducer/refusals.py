@@ -1,4 +1,4 @@
-"""What a reducer refuses about a module and about a backward, with the names of the parameters."""
+"""The errors of a reducer about a module or a backward, with the names of the parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _not_writable(tensor: torch.Tensor) -> str | None:
 
 
 def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank: int, static_graph: bool) -> NoReturn:
-    """`wrong`, of `of` parameters, got no gradient, or with `static_graph` another number of them than at first."""
+    """Of `of` parameters, `wrong` got no gradient; with `static_graph`, another number of them than at first."""
     shown = _shown([name for name, _ in wrong])
     if static_graph:
         raise InvalidUsage(

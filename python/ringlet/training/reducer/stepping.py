@@ -1,7 +1,8 @@
-"""The optimizer in backward: a parameter is updated as soon as its bucket is reduced, and its gradient is let go.
+"""The optimizer in backward: updates a parameter as soon as its bucket is reduced, and drops its gradient.
 
-Optimizers are those of this reducer's own argument and those that torch.distributed.optim's
-`_apply_optimizer_in_backward` has put on parameters, whose own hooks would step before the reduction and are removed.
+Optimizers are those of this reducer's own argument, and those that torch.distributed.optim's
+`_apply_optimizer_in_backward` has put on parameters. The hooks of the latter would step before the reduction, so they
+are removed.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Stepping:
 
     @torch.no_grad()
     def step_reduced(self, buckets: Sequence[FlatBucket], used: Sequence[int], waited: bool = False) -> None:
-        """Updates the parameters of those buckets that are reduced by now, where `used` and not updated yet.
+        """Updates the parameters of the buckets that are reduced by now, if they are `used` and not updated yet.
 
-        `waited`: for all of them. On a GPU that orders streams, and the work may still be running when it is asked.
+        `waited`: the caller has waited for all buckets. On a GPU a wait orders streams only, so a work may still run.
         """
         for bucket in buckets:
             waiting = [gradient for gradient in bucket.members if gradient.index not in self._stepped]
@@ -54,7 +55,7 @@ class Stepping:
                 self._stepped[gradient.index] = gradient.parameter
 
     def end(self) -> None:
-        """The end of a reduction: gradients that were used up are gone."""
+        """The end of a reduction: drops the gradients that were used."""
         for index, parameter in self._stepped.items():
             if self._parameters[index]:
                 parameter.grad = None

@@ -1,4 +1,4 @@
-"""When things happened in one backward and its reduction, and the sums over all of them.
+"""The times of one backward and its reduction, and the sums over all backwards.
 
 Host clock, nanoseconds of time.perf_counter_ns. On a GPU these are times of launching, not of running.
 """
@@ -27,8 +27,8 @@ class BucketTimes:
 class Timeline:
     """One reduced backward. `arrivals`: (index, time) of gradients, each parameter's last one, in order.
 
-    `ended_ns`: this rank's own backward has nothing left to compute. `finished_ns`: the averages are in place.
-    `exposed_ns`: time for which a rank stood still for them.
+    `ended_ns`: this rank's own backward ended. `finished_ns`: the averages are in place.
+    `exposed_ns`: how long the rank waited for the averages.
     """
 
     begin_ns: int = 0
@@ -44,7 +44,7 @@ class Timeline:
 
     @property
     def communication_ns(self) -> int:
-        """With at least one bucket under way."""
+        """The time with at least one bucket under way."""
         busy = free_at = 0
         for bucket in self.buckets:
             busy += max(0, bucket.done_ns - max(bucket.launched_ns, free_at))
@@ -70,7 +70,7 @@ class Totals:
         self.latest = timeline
 
     def describe(self, names: list[str]) -> dict[str, Any]:
-        """The part of `GradientReducer.stats()` that is about time, in seconds."""
+        """The times of `GradientReducer.stats()`, in seconds."""
         latest, begin = self.latest, self.latest.begin_ns
         communication, exposed = latest.communication_ns, latest.exposed_ns
         rows = []

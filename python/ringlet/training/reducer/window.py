@@ -14,7 +14,7 @@ from ringlet.errors import InvalidUsage
 
 
 class GradientMerge:
-    """What `GradientReducer.accumulate(k)` returns: windows of `k` micro-batches, one backward each.
+    """The result of `GradientReducer.accumulate(k)`: counts windows of `k` micro-batches, one backward each.
 
         merge = reducer.accumulate(4)
         for inputs, targets in batches:
@@ -26,8 +26,8 @@ class GradientMerge:
             optimizer.step()
             optimizer.zero_grad()
 
-    `seen` is the number of micro-batches in the window under way, whose gradients are this rank's own: until it is
-    closed, an `optimizer.step()` on the module's parameters and a forward after `zero_grad(set_to_none=True)` raise
+    `seen` is the number of micro-batches in the window under way. Their gradients are not reduced yet. While a window
+    is open, an `optimizer.step()` on the module's parameters and a forward after `zero_grad(set_to_none=True)` raise
     InvalidUsage.
     """
 
@@ -68,8 +68,8 @@ class GradientMerge:
     def finish(self) -> bool:
         """Closes a window of fewer than `k` micro-batches, at the end of an epoch. Collective.
 
-        Returns whether there was one; then gradients are what `complete` promises, divided by the micro-batches that
-        were really seen. Raises InvalidUsage on every rank when ranks have seen different numbers of them.
+        Returns whether there was one. If so, gradients are averages as with `complete`, divided by the real number of
+        micro-batches. Raises InvalidUsage on every rank if ranks have different numbers of micro-batches.
         """
         self._check()
         scale = self.gather(self.seen)
@@ -86,7 +86,7 @@ class GradientMerge:
         return self.seen + 1 == self.k
 
     def begin(self) -> None:
-        """A gradient has arrived; torch.autograd.grad alone leaves a closed window what it is."""
+        """A gradient has arrived. (torch.autograd.grad alone does not open a window.)"""
         self._complete = False
 
     @property
@@ -94,7 +94,7 @@ class GradientMerge:
         return self._counts is not None
 
     def gather(self, seen: int) -> float:
-        """Starts to compare `seen` over ranks; returns what gradients are to be multiplied by."""
+        """Starts to compare `seen` over ranks. Returns the factor for the gradients."""
         own = torch.tensor([seen], device=self._device)
         counts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         self._counts = (counts, dist.all_gather(counts, own, group=self._group, async_op=True))
@@ -104,7 +104,7 @@ class GradientMerge:
         self.seen += 1
 
     def end(self) -> None:
-        """The window's reduction is done. Raises InvalidUsage when ranks have put different numbers into it."""
+        """The window's reduction is complete. Raises InvalidUsage if ranks had different numbers of micro-batches."""
         counts = self._wait_for_counts()
         self._counts, self.seen = None, 0
         if len(set(counts)) > 1:
