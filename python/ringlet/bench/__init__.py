@@ -1,1 +1,1 @@
-"""`ringlet bench`: all-reduce and its kin, measured against gloo and the MPIs, interleaved in one run."""
+"""`ringlet bench`: measures collectives against gloo and MPI libraries, interleaved in one run."""

@@ -1,4 +1,4 @@
-"""What to measure: sizes, configurations, and the arithmetic of bandwidth.
+"""The cases to measure: sizes, configurations, and the arithmetic of bandwidth.
 
 `bytes` is the size of the largest buffer that a rank passes and `count` the elements that a rank contributes or
 receives, as nccl-tests prints them: for all-reduce, broadcast and reduce, `count` elements are `bytes`; for the
@@ -47,7 +47,7 @@ class Sweep:
 
     hosts: the emulated cluster to run on, whose world `worlds` then is; None: this machine, as it is.
     transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
-    device: where buffers are; rank r's on GPU r modulo the number of GPUs.
+    device: of the buffers; rank r's are on GPU r modulo the number of GPUs.
     """
 
     worlds: tuple[int, ...] = (2,)
@@ -130,7 +130,7 @@ class Sweep:
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
     def named(self, config: Config, collective: str) -> str:
-        """The configuration, and what it calls where the sweep has several collectives."""
+        """The configuration, with its collective if the sweep has several."""
         return str(config) if len(self.collectives) == 1 else f"{config}, {collective}"
 
     def cases(self, world: int, config: Config) -> list[Case]:
@@ -167,7 +167,7 @@ def format_bytes(size: int) -> str:
 
 
 def bus_factor(collective: str, world: int) -> float:
-    """busbw / algbw: what the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md)."""
+    """busbw / algbw: the bytes that the busiest link must carry per byte (nccl-tests, doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (world - 1) / world
     return (world - 1) / world if LISTS.get(collective, collective) in SPLIT else 1.0

@@ -78,7 +78,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """A TOML file's content; BenchError, opening with `what`, where it cannot be read."""
+    """The content of a TOML file. If that cannot be read, raises BenchError that begins with `what`."""
     try:
         import tomllib
     except ImportError:  # Python 3.10

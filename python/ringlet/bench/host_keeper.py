@@ -1,8 +1,8 @@
 """Holds one emulated host: a process that `hosts.py` starts in namespaces of its own (`unshare --net --mount --uts`).
 
-It names the host, gives it its own /dev/shm, /sys and /etc/hosts, says "ready", and waits for its input to end, which
-happens when the process that made the hosts goes, however it goes. Then it ends every process of its network; the
-kernel removes the namespaces with the last of them. The hosts' files go too. Standard library only: it must start
+It names the host, gives it its own /dev/shm, /sys and /etc/hosts, says "ready", and waits for its input to end. The
+input ends when the process that made the hosts ends, in any way. Then it ends every process of its network and removes
+the hosts' files. The kernel removes the namespaces with the last process. Standard library only, so that it starts
 quickly.
 """
 
@@ -25,7 +25,7 @@ def mount(source: str, target: str, kind: str, flags: int) -> None:
 
 
 def furnish(name: str, names_file: str) -> None:
-    """What tells one host from another besides its network."""
+    """Sets up the differences between hosts besides their networks."""
     socket.sethostname(name)
     mount("ringlet", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV)
     # /sys/class/net shows the network of whoever mounted it. The control groups stay the machine's.
@@ -61,7 +61,7 @@ def is_zombie(pid: str) -> bool:
 
 
 def remove_folder(folder: str) -> None:
-    """Every keeper and the maker itself try: whoever comes first."""
+    """Removes the folder. Every keeper and the maker itself try."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(folder):
             with contextlib.suppress(OSError):

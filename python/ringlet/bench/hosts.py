@@ -43,7 +43,7 @@ _BURST_S, _LEAST_BURST, _QUEUE_BYTES = 1e-3, 72_000, 1 << 20
 
 @functools.cache
 def why_not() -> str | None:
-    """Why hosts cannot be made here (no root, tools or kernel support), or None. Tries it, once per process."""
+    """The reason why this machine cannot make hosts (no root, tools or kernel support), or None. Tries it once."""
     if sys.platform != "linux":
         return "emulated hosts need Linux"
     if os.geteuid() != 0:
@@ -69,8 +69,8 @@ class Traffic:
 class Hosts:
     """The hosts of a cluster, as a context: `with Hosts(Cluster(4, uplink_mbit=200)) as hosts`.
 
-    names, addresses, addresses6: of the hosts, in order (no IPv6 where the kernel has none: empty). Raises BenchError
-    that says what was refused. Whatever happens inside, no process in the hosts outlives the context.
+    names, addresses, addresses6: of the hosts, in order (addresses6 is empty if the kernel has no IPv6). Raises
+    BenchError that says what was refused. Whatever happens inside, no process in the hosts outlives the context.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -125,7 +125,7 @@ class Hosts:
         return [_traffic(keeper.pid) for keeper in self._keepers[: self.cluster.hosts]]
 
     def link_down(self, host: int) -> None:
-        """Pulls a host's cable at the switch: nobody is told, packets vanish both ways."""
+        """Pulls a host's cable at the switch: packets vanish both ways, and no end is notified."""
         _run([*_enter(self._switch), "ip", "link", "set", f"port{host}", "down"])
 
     def link_up(self, host: int) -> None:
@@ -210,7 +210,7 @@ def _enter(pid: int) -> list[str]:
 
 
 def _shape(interface: str, mbit: float) -> str:
-    """The tc command that limits what leaves an interface."""
+    """The tc command that limits the outgoing rate of an interface."""
     burst = max(_LEAST_BURST, int(mbit * 1e6 / 8 * _BURST_S))
     return f"qdisc add dev {interface} root tbf rate {round(mbit * 1e6)}bit burst {burst} limit {_QUEUE_BYTES}"
 

@@ -1,8 +1,8 @@
-"""The processes of one library: started once, told what to measure, stopped or killed.
+"""The processes of one library: starts them once, tells them what to measure, and stops or kills them.
 
 Ranks connect to a unix socket in a private folder and then wait in a read. A job is all ranks of a library in one
-world; ringlet, gloo and the plain stream are started rank by rank, an MPI library through its own mpiexec. On emulated
-hosts the folder is every host's, and a rank that says it is on another host than the cluster has it on is refused.
+world. The benchmark starts ringlet, gloo and the plain stream rank by rank, an MPI library through its own mpiexec. On
+emulated hosts all hosts share the folder. If a rank is on another host than in the cluster, it is refused.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Job:
         return self._answers(timeout_s, command["do"])
 
     def traffic(self) -> list[Traffic]:
-        """The uplinks' counters, of whoever uses them: jobs are measured in turns. None without emulated hosts."""
+        """The uplinks' counters. They count all jobs, but jobs are measured in turns. None without emulated hosts."""
         return self.hosts.traffic() if self.hosts else []
 
     def stop(self) -> None:
-        """End in order; what does not is left to `kill`."""
+        """Ends the processes in order. `kill` ends those that do not stop."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.socket.sendall(b'{"do": "stop"}\n')
@@ -95,7 +95,7 @@ class Job:
                 process.wait(max(0.0, until - time.monotonic()))
 
     def kill(self) -> None:
-        """End what is left of it: mpiexec first in order, so that it removes its files, then everything."""
+        """Ends the rest: first mpiexec, in order, so that it removes its files, then everything."""
         running = [process for process in self._processes if process.poll() is None]
         self._note_shared_files()
         for process in running:
@@ -113,7 +113,7 @@ class Job:
             with contextlib.suppress(OSError):
                 if os.fsencode(self._folder) in Path(f"/proc/{connection.pid}/cmdline").read_bytes():
                     os.kill(connection.pid, signal.SIGKILL)
-        # What a killed MPI cannot remove any more.
+        # A killed MPI cannot remove these files any more.
         for file in self._shared_files:
             file.unlink(missing_ok=True)
 
@@ -162,7 +162,7 @@ class Connection:
         return set()
 
     def receive(self) -> bool:
-        """Read what has come, waiting for something; False if the rank is gone."""
+        """Waits for data and reads it. Returns False if the rank is gone."""
         try:
             received = self.socket.recv(1 << 16)
         except ConnectionError:
@@ -171,7 +171,7 @@ class Connection:
         return bool(received)
 
     def take(self) -> dict[str, Any] | None:
-        """The oldest message received whole, or None."""
+        """The oldest whole message, or None."""
         line, separator, rest = self._buffer.partition(b"\n")
         if not separator:
             return None
@@ -193,7 +193,7 @@ def _is_ours(line: str) -> bool:
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: where the ranks are; None: here. transport, device, gpu_heap_mib: as in `Sweep`.
+    hosts: the hosts of the ranks; None: this machine. transport, device, gpu_heap_mib: as in `Sweep`.
     """
 
     def __init__(

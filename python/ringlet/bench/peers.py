@@ -1,7 +1,7 @@
-"""The MPI libraries to compare with: where they are and how their ranks are started.
+"""The MPI libraries to compare with: their places, and the commands that start their ranks.
 
-Each has its own environment `.venv-peers/NAME` (`make peers`): they share file names. They run with their own
-defaults but for what is listed here, and the results file repeats it.
+Each has its own environment `.venv-peers/NAME` (`make peers`), because they share file names. They run with their own
+defaults, except for the settings here, which the results file repeats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROGRAM = Path("benchmarks/peers/mpi_ranks.py")
 
 @dataclass(frozen=True)
 class Settings:
-    """What one MPI is told: always, where ranks outnumber cores, and on emulated hosts."""
+    """The settings of one MPI: always, if ranks outnumber cores, and on emulated hosts."""
 
     environment: dict[str, str]
     oversubscribed_environment: dict[str, str]
@@ -77,7 +77,7 @@ def installed() -> tuple[str, ...]:
 
 
 def require(peers: tuple[str, ...]) -> None:
-    """Refuse peers that are not there, before anything runs."""
+    """Raises BenchError for missing peers, before anything runs."""
     missing = [peer for peer in peers if peer in MPI_PEERS and not _prefix(peer)]
     if missing:
         where = repository() or "the root of ringlet's repository"
@@ -119,7 +119,7 @@ def _arguments(peer: str, world: int, hosts: Hosts | None) -> list[str]:
 
 
 def describe(peer: str, world: int, hosts: Hosts | None = None) -> str:
-    """What differs from the peer's defaults, for the results file."""
+    """The differences from the peer's defaults, for the results file."""
     told = [f"{key}={value}" for key, value in environment(peer, world, hosts).items()]
     if hosts is None:  # the arguments on hosts say where the ranks are, which the cluster tells
         told += _arguments(peer, world, None)

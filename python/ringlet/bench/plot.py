@@ -110,7 +110,7 @@ def _draw_ratios(axis: Any, ratios: list[Comparison], styles: Styles, rows: list
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper one, between which half of the values lie."""
+    """The lower and the upper quartile. Half of the values lie between them."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

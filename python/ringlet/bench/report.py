@@ -1,7 +1,7 @@
 """Results for people: a table in nccl-tests' columns, the summary of ratios, and the results page in Markdown.
 
 Times are in microseconds and bandwidths in GB/s (10^9), medians over rounds of the median and the 99th percentile of
-a measurement. rich draws them where it is installed.
+a measurement. rich draws them if it is installed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def summary(rows: list[Row], meta: Meta) -> list[Table]:
 
 
 def _headers(comparisons: list[Comparison]) -> list[str]:
-    """What tells the columns apart: configurations, collectives, or both."""
+    """The headers that distinguish the columns: configurations, collectives, or both."""
     collectives = {comparison.collective for comparison in comparisons}
     configs = [str(comparison.config).removeprefix("ringlet ") for comparison in comparisons]
     if len(collectives) == 1:
@@ -105,7 +105,7 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
 
 
 def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
-    """On emulated hosts: what crossed the busiest uplink, and times in those of a plain stream, against the bound."""
+    """On emulated hosts: the bytes on the busiest uplink, and times in those of a plain stream, against the bound."""
     if not meta.get("cluster"):
         return []
     cluster = Cluster(**meta["cluster"])
@@ -158,7 +158,7 @@ def markdown(rows: list[Row], meta: Meta) -> str:
 
 
 def facts(meta: Meta, **more: str) -> list[str]:
-    """What figures must be read with, and what else there is to say, as the lines of a table."""
+    """The circumstances of the figures, and remarks, as the lines of a table."""
     machine = meta.get("machine", {})
     told = [
         ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
@@ -186,7 +186,7 @@ def _cluster_facts(meta: Meta) -> list[tuple[str, str]]:
 
 
 def _print(table: Table) -> None:
-    # Where output goes to a file, a table cut to 80 columns would lose figures.
+    # If output goes to a file, a table cut to 80 columns would lose figures.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
     print(f"\n# {table.title}")
     for part in _fitted(table, width):

@@ -1,7 +1,7 @@
-"""Results on disk, and what they say: medians over rounds, and ratios paired within a round.
+"""Results on disk, their medians over rounds, and ratios paired within a round.
 
-FILE.jsonl holds one object a line with the keys of `KEYS`; what belongs to the whole run (hardware, command, commit,
-versions) lies beside it in FILE.meta.json.
+FILE.jsonl holds one object a line with the keys of `KEYS`. FILE.meta.json beside it has the circumstances of the whole
+run (hardware, command, commit, versions).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def _place(config: Config) -> tuple[Any, ...]:
-    """Where a configuration stands among others: ringlet first, registered memory first."""
+    """The position of a configuration among others: ringlet first, registered memory first."""
     peer = PEERS.index(config.library) if config.library in PEERS else -1
     return (peer, config.via, config.memory != "registered", config.algorithm != "auto", config.algorithm)
 
@@ -124,8 +124,8 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
 
 
 def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
-    """(bytes, configuration) -> its p50 in times of the plain stream's for as many bytes: medians over rounds of ratios
-    within a round. What a schedule puts on the busiest uplink, in buffers, where nothing else takes time."""
+    """(bytes, configuration) -> its p50 over the plain stream's for as many bytes: medians over rounds of ratios within
+    a round. If only the uplink takes time, this is the schedule's load on the busiest uplink, in buffers."""
     rows = list(rows)
     base = {(row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == STREAM}
     found: dict[tuple[int, Config], list[float]] = defaultdict(list)
@@ -142,7 +142,7 @@ def wrong_elements(rows: Iterable[Row]) -> int:
 
 @contextlib.contextmanager
 def recorder(path: Path | None) -> Iterator[Callable[[Row | None], None]]:
-    """Writes rows as they come, so that a run that breaks off leaves what it measured."""
+    """Writes rows as they come, so that a run that breaks off leaves its measurements."""
     if path is None:
         yield lambda row: None
         return
@@ -174,7 +174,7 @@ def _is_row(row: Any) -> bool:
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether medians and ratios can be made of the value."""
+    """Whether the value is good for medians and ratios."""
     if key in _TEXTS:
         return isinstance(value, str)
     if value is None:
@@ -189,7 +189,7 @@ def _is_meta(meta: Any) -> bool:
 
 
 def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None) -> Meta:
-    """Hardware, command, commit and versions: what a figure must be read with. `load`: its average before the run."""
+    """The circumstances of a figure: hardware, command, commit and versions. `load`: its average before the run."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
@@ -204,7 +204,7 @@ def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None)
 
 
 def _command() -> str:
-    """As one would type it: the program by its folder and name, given files by their names."""
+    """The command as a user types it: the program by its folder and name, given files by their names."""
     program = Path(sys.argv[0])
     name = f"{program.parent.name}/{program.name}" if program.suffix == ".py" else program.name
     named = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
@@ -235,7 +235,7 @@ def machine() -> dict[str, Any]:
 
 
 def _congestion_control() -> str:
-    """The machine's, which the peers use, and ringlet's own."""
+    """The machine's congestion control, which the peers use, and ringlet's."""
     machines, used = congestion_controls()
     return machines if used == machines else f"{machines}; of ringlet's connections {used}"
 

@@ -1,7 +1,7 @@
-"""Rules of the table that says what `auto` means (csrc/engine/rule.h), derived from measurements.
+"""Derives rules of `auto`'s table (csrc/engine/rule.h) from measurements.
 
-A rule is written where another algorithm than the built-in choice pays by a margin, in the median of ratios within a
-round; neighbouring sizes that want the same algorithm share one. No rule reaches beyond what was measured.
+A rule is written if another algorithm gains a margin over the built-in choice, in the median of ratios within a round.
+Neighbouring sizes with the same best algorithm share a rule. No rule reaches beyond the measured sizes and worlds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 MARGIN = 0.05
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
-# (collective, bytes, world, medium) -> what `auto` means without further rules
+# (collective, bytes, world, medium) -> the choice of `auto` without further rules
 BuiltIn = Callable[[str, int, int, str], str]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one algorithm took at one size, in any unit, by round. medium: registered, staged, hosts or apart."""
+    """The times of one algorithm at one size, in any unit, by round. medium: registered, staged, hosts or apart."""
 
     collective: str
     medium: str
@@ -45,7 +45,7 @@ class Rule:
     gains: tuple[float, ...]
 
     def columns(self) -> tuple[str, ...]:
-        """The parts of its line, the comment last."""
+        """The columns of the rule's line, with the comment last."""
         least, most = min(self.gains), max(self.gains)
         gained = f"{most:.2f}x" if len(self.gains) == 1 else f"{least:.2f}x to {most:.2f}x"
         return (
@@ -76,7 +76,7 @@ def table_text(rules: Sequence[Rule]) -> str:
 
 
 def derive(timings: Iterable[Timing], built_in: BuiltIn, margin: float = MARGIN) -> list[Rule]:
-    """The rules that pay, in the order of the timings."""
+    """The rules that gain the margin, in the order of the timings."""
     situations: dict[tuple[str, str, int], dict[int, list[Timing]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
         situations[(timing.collective, timing.medium, timing.world)][timing.bytes].append(timing)
@@ -110,7 +110,7 @@ def _gains(timings: Sequence[Timing], usual: str) -> dict[str, float]:
 
 
 def _winner(gains: dict[str, float], before: str | None, margin: float) -> tuple[str | None, float]:
-    """The algorithm that pays most, or None; that of the size before stays where none pays more by the margin."""
+    """The algorithm with the largest gain, or None. Keeps the previous size's unless one gains the margin over it."""
     best = max(gains, key=lambda name: gains[name], default=None)
     if best is None or gains[best] < 1 + margin:
         return None, 1.0

@@ -3,8 +3,8 @@
     for each round: for each collective and size: for each library and way of using it, in an order drawn anew:
         one measurement
 
-so that what is compared is measured within a second, and a machine that drifts drifts for all. A measurement is one
-checked call, warm-up, and as many calls as fill `sample_ms`, by the same rule for every library.
+So measurements that are compared lie within a second, and if the machine's speed drifts, it drifts for all of them. A
+measurement is one checked call, warm-up, and as many calls as fill `sample_ms`, by the same rule for every library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Outcome:
-    """What a sweep gave: `rows`, in the order measured, with exactly the keys of the JSON lines."""
+    """The result of a sweep: `rows`, in the order of measurement, with exactly the keys of the JSON lines."""
 
     rows: list[Row] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
 
 
 def turns(sweep: Sweep, world: int, configs: list[Config]) -> Iterator[tuple[Config, Case, int]]:
-    """Who is measured when: every configuration once per (round, collective, size), in a new order each time."""
+    """The order of measurements: every configuration once per (round, collective, size), in a new order each time."""
     cases = {config: sweep.cases(world, config) for config in configs}
     shuffler = random.Random(0)
     for round_ in range(sweep.rounds):
@@ -105,7 +105,7 @@ def plan_samples(sweep: Sweep, call_us: float) -> tuple[int, int]:
 
 
 def _prepare(sweep: Sweep, job: Job, case: Case, seed: int) -> list[dict[str, Any]]:
-    """Every rank's answer: what its check and warm-up saw, or why its library cannot do this."""
+    """Every rank's answer: the result of its check and warm-up, or the reason why its library cannot do this."""
     warmup = min(sweep.warmup, _LARGE_WARMUP) if case.bytes >= _LARGE_BYTES else sweep.warmup
     told = asdict(case) | {"op": sweep.op}
     return job.ask(

@@ -1,1 +1,1 @@
-"""What ringlet's commands share: the parser, the options that mean the same everywhere, and files to write."""
+"""ringlet's commands, and their common parts: the parser, common options, and files to write."""

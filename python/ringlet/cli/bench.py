@@ -44,7 +44,7 @@ A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9
 """
 _RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
 TRANSPORTS = ("auto", "shared_memory", "tcp")
-# nccl-tests' names of what has another name here, and its flags that have no meaning here.
+# nccl-tests' names for things with another name here, and its flags that have no meaning here.
 _DTYPES_OF_NCCL_TESTS = {
     "half": "float16", "float": "float32", "double": "float64", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
@@ -60,7 +60,7 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-# What each setting of a sweep takes, as a flag's word or as a value in a sweep file.
+# The type of each setting of a sweep, as a flag's word or as a value in a sweep file.
 _TYPES: dict[str, Callable[[str], Any]] = {
     "hosts": values.name,
     "device": values.one_of(DEVICES),
@@ -151,7 +151,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    """Run it. 0: done; 1: wrong elements; 2: cannot run as asked, or a rank died; 130: interrupted."""
+    """Runs it. Returns 0: done; 1: wrong elements; 2: cannot run, or a rank died; 130: interrupted."""
     try:
         sweep = None if args.source else build_sweep(args)
         if sweep:
@@ -185,7 +185,7 @@ def machine_bytes() -> int:
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """All files that will be written, before anything is measured."""
+    """Checks all files that will be written, before anything is measured."""
     if args.plot:
         require_matplotlib()
     page = args.report
@@ -249,7 +249,7 @@ def require_device(sweep: Sweep) -> None:
 
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
-    """Defaults, then the sweep file, then flags. args.missing_peers: those that would be compared with by default."""
+    """Takes defaults, then the sweep file, then flags. args.missing_peers: default peers that are not installed."""
     names = {one.name for one in dataclasses.fields(Sweep)}
     chosen = _read_sweep(args.sweep, names) if args.sweep else {}
     chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -281,7 +281,7 @@ def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
 
 
 def _as_word(value: Any) -> str:
-    """A value of a file as the word of a flag."""
+    """The value of a file as the word of a flag."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""`ringlet doctor`: what was built, what works on this machine, and what to do about what does not.
+"""`ringlet doctor`: shows what was built, checks what works on this machine, and says how to fix the rest.
 
-A finding is tried, not read off: the transports run a real all-reduce on two ranks.
+It tries each part: for example, the transports run a real all-reduce on two ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order in which one rests on another. What a part raises is a finding too."""
+    """All findings, in the order in which they depend on each other. If a part raises, that is a finding too."""
     wrong: list[str] = []
     for part, section in (
         ("build", _build),
@@ -104,7 +104,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _variables(wrong: list[str]) -> Iterator[Finding]:
-    """Those of the environment that are set wrong, whose names go into `wrong`; and the table that `auto` goes by."""
+    """Findings on wrong environment variables, whose names go into `wrong`, and on the table of `auto`."""
     for name, told, advice in problems():
         known = name in VARIABLES
         wrong += [name] if known else []
@@ -189,7 +189,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Finding:
-    """wrong: the environment's variables that are set wrong, to be set right before anything else is looked for."""
+    """wrong: the variables with wrong values; the user must correct these first."""
     with _progress(f"trying {name} on {WORLD} ranks"):
         try:
             return Finding("transport", name, "ok", attempt())
@@ -207,7 +207,7 @@ def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Findi
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what was raised: of a rank's traceback, the exception."""
+    """The last line of the error: in a rank's traceback, the exception."""
     return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
@@ -299,7 +299,7 @@ def _line(finding: Finding) -> str:
 
 
 def _print_advice(findings: list[Finding]) -> None:
-    """Advice that several findings share is said once."""
+    """Prints the advice. If several findings share it, prints it once."""
     names: dict[str, list[str]] = {}
     for finding in findings:
         if finding.advice:
@@ -312,7 +312,7 @@ def _print_advice(findings: list[Finding]) -> None:
 
 @contextlib.contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """Says on a terminal what is being tried, and takes it back."""
+    """Shows on a terminal which part is being tried, and clears the line."""
     stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
     print(f"\r{text} ...", end="", file=stream, flush=True)
     try:

@@ -12,7 +12,7 @@ from ringlet.errors import InvalidUsage
 def check(files: Mapping[str, Path | None], *, make_folders: bool = False) -> None:
     """Raises InvalidUsage if a file cannot be written, or two options name the same one. Leaves no file behind.
 
-    files: by the option that names each. make_folders: make what folders are missing.
+    files: by the option that names each. make_folders: make missing folders.
     """
     seen: dict[Path, str] = {}
     for option, path in files.items():

@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Elsewhere(argparse.Action):
-    """A flag of another program that means something else here, or nothing: the error says what to give instead."""
+    """A flag of another program that has another meaning here, or none. The error says what to give instead."""
 
     def __init__(self, *, instead: str, **settings: Any) -> None:
         super().__init__(**settings, nargs="?", help=argparse.SUPPRESS)

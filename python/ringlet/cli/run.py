@@ -1,4 +1,4 @@
-"""`ringlet run -n 4 prog.py`: starts a program's ranks on this host, shows what they say, and ends them together."""
+"""`ringlet run -n 4 prog.py`: starts a program's ranks on this host, shows their output, and ends them together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Rank:
 
 @dataclass
 class _Output:
-    """What one rank writes to one of its streams, line by line."""
+    """The output of one rank on one of its streams, line by line."""
 
     prefix: bytes
     to: BinaryIO
@@ -149,7 +149,7 @@ class _Ranks:
         return {**defaults, **os.environ, **{name: str(value) for name, value in told.items()}}
 
     def watch(self) -> _Rank | None:
-        """Until all ranks have ended well, or one has failed: that one, once the others have been ended."""
+        """Waits until all ranks have ended well, or one has failed. Then ends the others and returns that rank."""
         failed: list[_Rank] = []
         while not failed and self._running():
             failed = [rank for rank in self._turn(None) if rank.process.returncode != 0]
@@ -181,7 +181,7 @@ class _Ranks:
                 (os.kill if self._world == 1 else os.killpg)(rank.process.pid, number)
 
     def _turn(self, seconds: float | None) -> list[_Rank]:
-        """Passes on what the ranks say; those that ended."""
+        """Passes the ranks' output on. Returns the ranks that ended."""
         ended = []
         for key, _ in self._selector.select(seconds):
             if isinstance(key.data, _Output):
@@ -194,7 +194,7 @@ class _Ranks:
         return ended
 
     def _read(self, pipe: Any, output: _Output) -> bool:
-        """Whether there was something."""
+        """Reads. Returns whether there was something."""
         try:
             data = os.read(pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -208,7 +208,7 @@ class _Ranks:
         return True
 
     def _drain(self) -> None:
-        """What the ranks said last; a process of their own may hold a pipe open."""
+        """Passes the ranks' last output on. (A child of a rank may keep a pipe open.)"""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Output):
                 while self._read(key.fileobj, key.data):

@@ -145,7 +145,7 @@ def draw_command(args: argparse.Namespace) -> int:
 
 
 def _algorithm(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
-    """A name, or the algorithm of a file: its only one, or that of the name behind a colon."""
+    """A type for argparse: a name, or the algorithm of a file: its only one, or the one whose name follows a colon."""
 
     def parse(text: str) -> str | Algorithm:
         path, _, name = text.partition(":")

@@ -1,4 +1,4 @@
-"""`ringlet search`: the best schedule for hosts and a machine, by predicted time, and by measured time where told."""
+"""`ringlet search`: the best schedule for hosts and a machine, by predicted time and, with --measure, measured time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def search_command(args: argparse.Namespace) -> int:
-    """0: done; 2: cannot run as asked."""
+    """Returns 0. Raises InvalidUsage if it cannot run."""
     sizes = _sizes(args)
     if len(args.hosts) > MOST_RANKS or len(args.hosts) < 2:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")

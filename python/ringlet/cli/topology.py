@@ -1,4 +1,4 @@
-"""`ringlet doctor --topology`: which ranks share a host, what carries bytes between them, how schedules go round."""
+"""`ringlet doctor --topology`: which ranks share a host, the transports between them, and the order of schedules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class HostAddress:
 
 
 def topology_command() -> int:
-    """Under a launcher, a collective: rank 0 prints. Elsewhere: this host's part, and how to see the rest."""
+    """Under a launcher, it is collective, and rank 0 prints. Elsewhere it prints this host's part and how to see the
+    rest."""
     try:
         environment.find()
     except ringlet.InvalidUsage as reason:
@@ -50,7 +51,7 @@ def topology_command() -> int:
 
 
 def own_host_address() -> HostAddress:
-    """Of this process."""
+    """The host and addresses of this process."""
     wanted = os.environ.get("RINGLET_INTERFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     interfaces: dict[str, str] = {}
     for _, name in reversed(socket.if_nameindex()):
@@ -62,7 +63,7 @@ def own_host_address() -> HostAddress:
 
 
 def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
-    """By rank; over the group itself, which is tried by it."""
+    """The addresses by rank, gathered over the group itself. So this also tries the group."""
     text = json.dumps(asdict(own)).encode().ljust(_MOST_BYTES)
     texts = torch.empty(group.world * _MOST_BYTES, dtype=torch.uint8)
     ringlet.all_gather(texts, torch.frombuffer(bytearray(text), dtype=torch.uint8), group=group)
@@ -71,7 +72,7 @@ def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
 
 
 def described(group: Group, everyone: Sequence[HostAddress]) -> str:
-    """For people, on rank 0, whose environment counts: hosts with their ranks, what carries bytes, the two orders."""
+    """A text for people: hosts with their ranks, transports, and both orders. By rank 0, whose environment counts."""
     hosts = ranks_by_host(group.hosts)
     lines = [f"{group.world} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {carriers(group, hosts)}"]
     for number, ranks in enumerate(hosts):
@@ -87,7 +88,7 @@ def described(group: Group, everyone: Sequence[HostAddress]) -> str:
 
 
 def carriers(group: Group, hosts: Sequence[Sequence[int]]) -> str:
-    """What carries the bytes, by transport and hosts."""
+    """The transports between ranks, by transport of the group and hosts."""
     if group.transport != "shared_memory+tcp":
         return f"{group.transport} between all"
     if all(len(ranks) == 1 for ranks in hosts):

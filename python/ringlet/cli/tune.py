@@ -1,4 +1,4 @@
-"""`ringlet tune`: measures which algorithm is fastest when, and writes the table that `auto` then goes by."""
+"""`ringlet tune`: measures which algorithm is fastest when, and writes the table that `auto` then uses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def tune_command(args: argparse.Namespace) -> int:
-    """0: done; 2: cannot run as asked, or a rank died. Without -o, the table of before is kept beside the new one."""
+    """Returns 0: done; 2: cannot run, or a rank died. Without -o, keeps the previous table beside the new one."""
     if args.show:
         print(in_force(), end="")
         return 0
@@ -93,7 +93,7 @@ def tune_command(args: argparse.Namespace) -> int:
 
 
 def in_force() -> str:
-    """The rules that a group would go by if this process were its rank 0, in their order, as text."""
+    """The rules of a group whose rank 0 is this process, in their order, as text."""
     file, text = _C.given_table()
     if text:
         given = f"# from {file}\n{text.rstrip()}\n"
@@ -103,7 +103,7 @@ def in_force() -> str:
 
 
 def alternatives() -> dict[str, tuple[str, ...]]:
-    """By collective: its algorithms, where there is more than one."""
+    """By collective: its algorithms, if there is more than one."""
     known: dict[str, list[str]] = defaultdict(list)
     for name, collective, _ in _C.algorithms():
         known[collective].append(name)
@@ -111,7 +111,7 @@ def alternatives() -> dict[str, tuple[str, ...]]:
 
 
 def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
-    """What was measured of each algorithm, by situation."""
+    """The measured times of each algorithm, by situation."""
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
         medium = _medium(row, cluster)
@@ -184,7 +184,8 @@ def _summary(rules: list[Rule]) -> str:
 
 
 def _write(output: Path, text: str) -> None:
-    """Whole or not at all: groups may be made meanwhile. What was there may be somebody's own work, and is kept."""
+    """Writes the whole table at once, because groups may read it meanwhile. Keeps the previous table: a user may have
+    written it."""
     if output.exists():
         output.replace(output.with_name(f"{output.name}.before"))
     fresh = output.with_name(f".{output.name}.{os.getpid()}")

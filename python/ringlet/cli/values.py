@@ -1,4 +1,4 @@
-"""What options take, as types for argparse: each refuses what it cannot use, and says what it takes."""
+"""The types of options for argparse. Each refuses a wrong value, and says what the option takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = 1 << 40
 
 
 def shown(text: str) -> str:
-    """What was given, in quotes, cut if it is long."""
+    """The given text in quotes, cut if it is long."""
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}..."
 
 
@@ -67,7 +67,7 @@ def worlds(text: str) -> tuple[int, ...]:
 
 
 def name(text: str) -> str:
-    """Any word but none."""
+    """Any word except an empty one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty: give one")
     return text

@@ -1,6 +1,6 @@
-"""ringlet's environment variables: what each takes, and which are set wrong here. For `ringlet doctor`.
+"""ringlet's environment variables: their permitted values, and those with wrong values. For `ringlet doctor`.
 
-What reads a variable checks it too, when a group is made or a GPU is used; here all are checked at once.
+The code that reads a variable also checks it, when a group is made or a GPU is used. Here all are checked at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _among(*known: str) -> Callable[[str], bool]:
 
 
 def _accepted(check: Callable[[], object]) -> Callable[[str], bool]:
-    """What ringlet's own check takes, which reads the variable itself."""
+    """Whether ringlet's own check accepts the value. That check reads the variable itself."""
 
     def right(value: str) -> bool:
         check()

@@ -1,8 +1,8 @@
-"""The closed forms that every registered schedule is held to: rounds, bytes, roundings and summation orders.
+"""The closed forms of every registered schedule, which the prover checks: rounds, bytes, roundings, summation orders.
 
-p is the world, S the bytes (ringlet.schedule.collectives says of what), q the largest power of two <= p, n the hosts
-and k the ranks on each, where the algorithm looks at hosts (the table has its form for one host). To add an algorithm
-is to add its row here; the prover says "none" for one that has no row. Sources: the algorithm's C++ file.
+p is the world, S the bytes (ringlet.schedule.collectives says of what), q the largest power of two <= p. If the
+algorithm uses hosts, n is the number of hosts and k the ranks on each (the table has its form for one host). A new
+algorithm needs a row here; without one, the prover says "none". Sources: the algorithm's C++ file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlet.schedule.hosts import ranks_by_host
 class ClosedForm:
     """`rounds(p)` of the busiest rank; `sent(p)` in units of S, of the busiest rank; `depth(p)` roundings; `trees(p)`.
 
-    Where nothing is summed, depth and trees are 0. The texts are for people.
+    If nothing is summed, depth and trees are 0. The texts are for people.
     """
 
     rounds: Callable[[int], int]
@@ -39,7 +39,7 @@ def floor_log2(p: int) -> int:
 
 
 def folded(p: int) -> int:
-    """1 where a butterfly folds: p is no power of two."""
+    """1 if a butterfly folds (p is no power of two), else 0."""
     return int(p & (p - 1) != 0)
 
 
@@ -59,7 +59,7 @@ def ring_trees(p: int) -> int:
 
 
 def odd_part(p: int) -> int:
-    """What is left of p without its factors of two: the circulant's trees, as the prover found them."""
+    """p without its factors of two: the number of the circulant's trees, as the prover found it."""
     return p // (p & -p)
 
 
@@ -80,7 +80,7 @@ def ceil_log4(p: int) -> int:
 
 
 def two_at_most(p: int) -> int:
-    """Rounds of a rank in the middle, which takes in and gives: the root and the last have one."""
+    """Rounds of a rank in the middle, which receives and sends. The root and the last rank have one."""
     return min(p - 1, 2)
 
 
@@ -121,7 +121,7 @@ def hierarchical(n: int) -> dict[str, ClosedForm]:
     """By collective, on n hosts of p/n ranks each."""
 
     def two(p: int) -> int:
-        """One for inside, one for across, where there is anybody."""
+        """One round for inside and one for across, each if it has more than one rank."""
         return several(n) + several(p // n)
 
     return {
@@ -242,14 +242,14 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
 
 
 def closed_form(algorithm: str, collective: str, hosts: Sequence[int]) -> ClosedForm | None:
-    """The form on file, for `hosts` as in a Schedule; only `hierarchical` does other things on other hosts."""
+    """The form on file, for `hosts` as in a Schedule. Only the form of `hierarchical` depends on the hosts."""
     if algorithm != "hierarchical" or not hosts:
         return CLOSED_FORMS.get((algorithm, collective))
     return hierarchical(len(set(hosts))).get(collective) if regular(hosts) else None
 
 
 def regular(hosts: Sequence[int]) -> bool:
-    """As many ranks on every host, and the hosts' first ranks, second ranks, ... in one order: block, cyclic, ..."""
+    """Whether all hosts have equally many ranks, and their first ranks, second ranks, ... one order: block, cyclic."""
     ranks = ranks_by_host(hosts)
     if len({len(on_host) for on_host in ranks}) > 1:
         return False

@@ -1,4 +1,4 @@
-"""What each collective promises, stated a second time so that the prover does not trust the C++ that it checks.
+"""The promise of each collective, stated a second time, so that the prover does not trust the C++ that it checks.
 
 Chunks are indices into a schedule's `parts`. *Divided* collectives (all_reduce, broadcast, reduce) cut the caller's
 buffer into any number of parts, and a chunk keeps its index; in the *blocked* others every chunk is a block of the same
@@ -17,14 +17,14 @@ Chunks = tuple[int, int]  # (first, count)
 
 
 def required_parts(collective: str, world: int) -> int | None:
-    """How many parts a schedule must have; None if it may choose."""
+    """The number of parts that a schedule must have; None if it may choose."""
     if collective in DIVIDED:
         return None
     return {"all_to_all": 2 * world, "barrier": 1}.get(collective, world)
 
 
 def parts_of_s(collective: str, world: int, parts: int) -> int:
-    """How many chunks make S."""
+    """The number of chunks in S."""
     return parts if collective in DIVIDED else world
 
 
@@ -47,7 +47,7 @@ def output_chunks(collective: str, rank: int, world: int, root: int, parts: int)
 
 
 def promised(collective: str, rank: int, chunk: int, world: int, root: int) -> tuple[int, int]:
-    """What an output chunk must hold: (the input chunk it is made of, the contributing ranks as a bit mask)."""
+    """The required content of an output chunk: (its input chunk, the contributing ranks as a bit mask)."""
     if collective in REDUCTIONS:
         return chunk, (1 << world) - 1
     if collective in ("broadcast", "scatter"):

@@ -36,7 +36,7 @@ class Composition:
         return f"{_LEADER if self.leaders else ''}{self.inside}+{self.across}"
 
     def schedule(self, hosts: Sequence[int]) -> Schedule:
-        """The all-reduce on these hosts; ValueError where hosts have different numbers of ranks, or a name is wrong."""
+        """The all-reduce on these hosts; ValueError if hosts have different numbers of ranks, or a name is wrong."""
         on_host = ranks_by_host(hosts)
         size = len(on_host[0])
         if any(len(ranks) != size for ranks in on_host):
@@ -78,8 +78,8 @@ def compositions() -> Iterator[Composition]:
 def segmented(whole: Schedule, segments: int) -> Schedule:
     """The schedule as a pipeline of `segments` equal pieces, each a moment behind the one before it.
 
-    ValueError where that cannot be said in rounds: the collective has blocks, or a rank's round takes longer than that
-    of a rank it meets in it.
+    ValueError if rounds cannot express that: the collective has blocks, or a rank's round takes longer than that of a
+    rank with which it exchanges messages in it.
     """
     if whole.collective not in DIVIDED:
         raise ValueError(f"{whole.collective} has blocks; only {', '.join(DIVIDED)} can be cut into segments")

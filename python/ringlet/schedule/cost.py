@@ -1,9 +1,10 @@
-"""What a schedule costs: rounds and bytes, counted, and seconds under the alpha-beta-gamma model.
+"""The cost of a schedule: its rounds and bytes, and its seconds under the alpha-beta-gamma model.
 
 A round takes alpha for its start, beta for each byte of the busier direction of the busier side, and gamma for each
-byte that the rank combines; it starts when all ranks that it has messages with have come to theirs. For a ring
-that gives 2(p-1) alpha + 2S(p-1)/p beta + S(p-1)/p gamma. Links are full duplex and there is no contention:
-ringlet.simulate knows topologies. Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, section 3.
+byte that the rank combines. It starts when all ranks with which it has messages have reached their rounds. For a ring
+this gives 2(p-1) alpha + 2S(p-1)/p beta + S(p-1)/p gamma. Links are full duplex, and there is no contention
+(ringlet.schedule.predict has the links between hosts). Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005,
+section 3.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """`seconds` until the last rank is done, and when each rank is; `counts` behind it."""
+    """`seconds` until the last rank has finished, the time of each rank, and the `counts` behind them."""
 
     seconds: float
     ranks: tuple[float, ...]

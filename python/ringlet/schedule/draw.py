@@ -1,8 +1,8 @@
 """Pictures of schedules: ranks from left to right, rounds from top to bottom.
 
-A box is a chunk; its colour says which, its filling how many ranks' contributions are in it. Where there is only one
-chunk, it has a stripe for each rank's contribution instead. Arrows are transfers. Colours and lines stand on light and
-dark backgrounds alike, and the same schedule always gives the same bytes.
+A box is a chunk. Its colour says which chunk, its filling how many ranks' contributions are in it. If there is only one
+chunk, it has a stripe for each rank's contribution instead. Arrows are transfers. Colours and lines are visible on
+light and on dark backgrounds, and the same schedule always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def colours(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a box stands, in the picture's units."""
+    """The position of a box, in the picture's units."""
 
     x: float
     y: float
@@ -91,7 +91,7 @@ class _Box:
 
 
 class _Layout:
-    """All the arithmetic of places."""
+    """Computes all positions."""
 
     left = 74.0
     top = 92.0
@@ -298,7 +298,7 @@ def _characters(scene: Frames, boxes: tuple[Content | None, ...]) -> str:
 
 
 def _sends(scene: Frames, moment: int, rank: int) -> list[str]:
-    """What a rank sends at a moment, "chunk,chunk→rank" (only "→rank" where there is one chunk), in lines."""
+    """The sends of a rank at a moment, "chunk,chunk→rank" (only "→rank" if there is one chunk), in lines."""
     chunks: dict[int, list[str]] = {}
     for t in scene.transfers:
         if t.begins == moment and t.source == rank and t.verb != "copy":

@@ -1,9 +1,9 @@
 """One zero-buffer symbolic execution of a schedule.
 
-A rank posts all steps of its round together; a message passes when both its sides are posted; a round is over when all
+A rank posts all steps of its round together. A message passes when both its sides are posted. A round is over when all
 its messages have passed; the rank then posts its next round. Nothing is buffered. Without wildcard receives, a program
-that completes this way completes under every timing (Siegel and Avrunin), and with the same values, because
-every message is met by position alone. So one execution speaks for all.
+that completes in this way completes under every timing (Siegel and Avrunin). It also gets the same values, because
+messages match by position alone. So one execution is enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value = tuple[int, int]  # (the input chunk it is made of, its expression tree);
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the end of a round made of a rank: new values of chunks, and the ranks it has heard of."""
+    """A rank's change at the end of a round: new values of chunks, and the ranks that it has heard of."""
 
     moment: int
     rank: int
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass
 class Execution:
-    """What came of it. A *moment* counts rounds on a common clock: round 0 takes from moment 0 to moment 1."""
+    """The result. A *moment* counts rounds on a common clock: round 0 takes from moment 0 to moment 1."""
 
     trees: Trees
     values: list[list[Value | None]]  # [rank][chunk], at the end
@@ -163,7 +163,7 @@ class _Run:
         return origin, trees.combine([tree for _, (_, tree) in terms])
 
     def refuse_deadlock(self, rank: int) -> None:
-        """Follows who waits for whom until a rank comes up again."""
+        """Follows the chain of waiting ranks until a rank appears again."""
         path: list[tuple[int, Message]] = []
         while rank not in [waiting for waiting, _ in path]:
             message = next(m for m in self.touching[rank][self.at[rank]] if m not in self.out.moments)

@@ -1,7 +1,7 @@
-"""A schedule as frames: every rank's chunks at every moment, and the transfers between them. What drawings are made of.
+"""A schedule as frames, for drawings: every rank's chunks at every moment, and the transfers between them.
 
-A moment counts rounds on a common clock (ringlet.schedule.execute): frame 0 is the input, frame t what has been
-reached after t rounds.
+A moment counts rounds on a common clock (ringlet.schedule.execute). Frame 0 is the input, frame t the state after t
+rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Transfer:
 class Frames:
     """`whole` contributions make a box full. `by_rank`: one box whose contributions are worth telling apart.
 
-    `spent` are the boxes (frame, rank, box) that nobody will read again and that are no result.
+    `spent` are the boxes (frame, rank, box) that no rank will read again and that are no result.
     """
 
     schedule: Schedule
@@ -90,7 +90,7 @@ def _spent(schedule: Schedule, transfers: list[Transfer], frames: int) -> frozen
         for box in range(schedule.parts):
             needed = first <= box < first + count
             for moment in reversed(range(frames)):
-                # From the last frame backwards: what a later write replaces is not needed before it, but for a read.
+                # From the last frame backwards: if a later write replaces a value, only a read before it needs it.
                 needed = (moment, rank, box) in reads or (needed and (moment + 1, rank, box) not in writes)
                 if not needed:
                     spent.add((moment, rank, box))

@@ -1,4 +1,4 @@
-"""Which ranks share a host, as words on a command line and as data: hosts[r] is the number of rank r's host."""
+"""Hosts of ranks, as words on a command line and as data: hosts[r] is the number of rank r's host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which send matches which receive: the k-th send from a to b matches the k-th recv or reduce at b from a."""
+"""Matches sends with receives: the k-th send from a to b matches the k-th recv or reduce at b from a."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Message:
     received: Step
 
     def other_side(self, rank: int) -> tuple[int, int]:
-        """(rank, round) of the side that is not `rank`."""
+        """(rank, round) of the other side than `rank`."""
         if rank == self.source:
             return self.target, self.target_round
         return self.source, self.source_round

@@ -1,7 +1,7 @@
 """A picture of a schedule of many ranks: how full each rank is after each round, and who sends to whom.
 
 `draw` shows every chunk, which takes rounds x ranks x chunks boxes: 92 MB for a ring of 64. Here a rank is one bar, and
-what a round draws is one path.
+each round is one path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP, _BETWEEN = 64, 84, 10, 16, 4, 26
 
 
 def boxes(schedule: Schedule) -> int:
-    """How many boxes the picture with every chunk has."""
+    """The number of boxes in the picture with every chunk."""
     return (schedule.rounds + 1) * schedule.world * (schedule.world if schedule.parts == 1 else schedule.parts)
 
 

@@ -1,7 +1,7 @@
-"""The prover: what a schedule computes, established for all ranks and chunks by symbolic execution.
+"""The prover: checks by symbolic execution what a schedule computes, for all ranks and chunks.
 
-Values are expression trees over the ranks' contributions, not sets: sets lose order and double additions. `prove`
-establishes, or raises a ScheduleError that names rank, round and chunk:
+Values are expression trees over the ranks' contributions, not sets, because sets lose order and double additions.
+`prove` establishes the following, or raises a ScheduleError that names rank, round and chunk:
 
 - every step lies inside the buffer and names an existing peer;
 - the k-th send from a to b matches a k-th receive of the same chunks, and no send or receive is left over;
@@ -47,7 +47,7 @@ VERBS = ("send", "recv", "reduce", "copy")
 
 @dataclass(frozen=True)
 class Proof:
-    """What was established of one schedule. `sent` is in units of S, of the rank that sends most."""
+    """The established figures of one schedule. `sent` is in units of S, of the rank that sends most."""
 
     algorithm: str
     collective: str
@@ -88,7 +88,7 @@ def prove_all(
     collective: str | Collection[str] | None = None,
     hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
-    """Proves every built-in schedule, or those of some names (also of one's own) or collectives, for every world.
+    """Proves every built-in schedule, or those of some names (also of own algorithms) or collectives, for every world.
 
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
     the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.

@@ -1,4 +1,4 @@
-"""The one program that all ranks follow, where there is one: ranks and chunks counted from the rank itself.
+"""The one program that all ranks follow, if there is one: ranks and chunks counted from the rank itself.
 
 A ring's rank r sends chunk r-1 to r+1 in round 0 whatever r is; a butterfly's ranks differ.
 """

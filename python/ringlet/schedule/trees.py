@@ -24,7 +24,7 @@ class Trees:
         return self._numbers[key] if key in self._numbers else self._add(key, 1 << rank, 0)
 
     def combine(self, terms: Sequence[int]) -> int:
-        """The node of two or more trees; the caller sees to it that no rank contributes twice."""
+        """The node of two or more trees. The caller makes sure that no rank contributes twice."""
         first, second, *rest = terms
         key = (first, second, *rest) if first < second else (second, first, *rest)
         if key in self._numbers:

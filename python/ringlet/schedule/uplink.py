@@ -1,7 +1,7 @@
-"""What a schedule asks of the links between hosts: contention that bytes counted per rank do not show.
+"""The load of a schedule on the links between hosts: contention that bytes counted per rank do not show.
 
 Every host has one full-duplex uplink to a switch that is never the bottleneck. Messages that start at the same moment
-of the zero-buffer execution share the uplinks, each of which carries what leaves its host and what enters it. The load
+of the zero-buffer execution share the uplinks. An uplink carries the bytes that leave and enter its host. The load
 is the sum over moments of the busiest direction of the busiest uplink, in units of S (ringlet.schedule.collectives):
 the time that the links need, times their bandwidth. An all-reduce over n hosts needs 2(n-1)/n at least.
 Source of the model: Patarasuk and Yuan, JPDC 69(2), 2009 (contention on trees of switches).
@@ -31,9 +31,9 @@ def uplink_load(schedule: Schedule, hosts: Sequence[int] | None = None) -> Fract
 
 
 def uplink_totals(schedule: Schedule, hosts: Sequence[int] | None = None) -> dict[Direction, Fraction]:
-    """What each uplink carries in each direction from first to last, in units of S; errors as `uplink_load`.
+    """The total of each uplink in each direction, in units of S. Errors as in `uplink_load`.
 
-    The largest is what the load would be if rounds overlapped without gaps.
+    The largest total would be the load if rounds overlapped without gaps.
     """
     unit = parts_of_s(schedule.collective, schedule.world, schedule.parts)
     totals: Counter[Direction] = sum(_by_moment(schedule, hosts).values(), Counter())
@@ -41,7 +41,7 @@ def uplink_totals(schedule: Schedule, hosts: Sequence[int] | None = None) -> dic
 
 
 def _by_moment(schedule: Schedule, hosts: Sequence[int] | None) -> dict[int, Counter[Direction]]:
-    """Chunks on the uplinks, where there are any."""
+    """By moment, the chunks on each uplink."""
     where = schedule.hosts if hosts is None else hosts
     if where and len(where) != schedule.world:
         raise ValueError(f"hosts has {len(where)} ranks, {schedule.name} has {schedule.world}")

@@ -1,4 +1,4 @@
-"""What the buffers hold: small integers, exact in every dtype and in every order of summation.
+"""The data in the buffers: small integers, exact in every dtype and in every order of summation.
 
 A rank's buffer repeats one table of `PERIOD` values. The period is a prime, so that a block put in the wrong place
 shows: blocks start at multiples of other numbers. The expected result repeats a table too, so that a check of
@@ -43,7 +43,7 @@ def reduced_table(case: Case, seed: int) -> np.ndarray:
 
 
 def expected(case: Case, rank: int, seed: int) -> list[Segment]:
-    """What `rank` must hold after the call, segment after segment; empty if it receives nothing."""
+    """The data that `rank` must hold after the call, segment after segment; empty if it receives nothing."""
     count, here = case.count, rank * case.count
     if case.collective == "send_recv":
         return [(input_table(case, rank ^ 1, seed), 0, count)]

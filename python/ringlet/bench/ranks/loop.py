@@ -1,14 +1,15 @@
-"""What a rank does: wait for the controller, prepare a case, time it, answer; the same code for every library.
+"""A rank's work: wait for the controller, prepare a case, time it, answer. The same code serves every library.
 
 **How a call is timed.** A *sample* is a batch of calls, back to back, between two readings of the clock, divided by
-their number; batches keep the clock (some 50 ns) out of small calls, and are of one call from 20 µs on. A rank reports
-the minimum, median and 99th percentile of its samples; a result is the *maximum over ranks* of each (nccl-tests
-averages over ranks). Before the samples the ranks meet at their own library's barrier and make one batch untimed.
+their number. With batches, the clock (some 50 ns) does not count in small calls. From 20 µs on a batch is one call. A
+rank reports the minimum, median and 99th percentile of its samples. A result is the *maximum over ranks* of each
+(nccl-tests averages over ranks). Before the samples the ranks meet at their own library's barrier and make one batch
+untimed.
 
-In place, the calls of a timed loop reduce what the previous one left, as in nccl-tests: sums grow until they overflow,
-which costs nothing. They do not start from zeros, for some processors treat lines of zeros apart.
+In place, a call of a timed loop reduces the result of the previous call, as in nccl-tests. Sums grow until they
+overflow, which costs nothing. They do not start from zeros, because some processors treat lines of zeros specially.
 
-While a rank waits for its turn it is blocked in a read, whatever its library would do in a barrier of its own.
+While a rank waits for its turn, it is blocked in a read. So its library's way of waiting does not matter then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Library(Protocol):
     def read(self, buffer: Any) -> np.ndarray: ...
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
-        """The call to time, its arguments bound; `output` is None in place and where a rank receives nothing."""
+        """The call to time, with bound arguments. `output` is None in place, and if a rank receives nothing."""
 
     def barrier(self) -> None: ...
 
@@ -72,7 +73,7 @@ class Rank:
         self._bytes = 0
 
     def prepare(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Fresh data, one checked call, warm-up; tells what a call takes, in µs."""
+        """Fills fresh data, makes one checked call, warms up. Answers with the time of a call, in µs."""
         case, library = Case(**command["case"]), self._library
         refusal = library.refusal(case)
         if refusal:
@@ -113,7 +114,7 @@ class Rank:
         self._buffers.clear()
 
     def _take_buffers(self, case: Case) -> tuple[Any, Any]:
-        """The case's buffers, those of the last case where they fit, so that algorithms of one size share them."""
+        """The case's buffers. Takes those of the last case if they fit, so that algorithms of one size share them."""
         wanted = {}
         for role, elements in zip(("input", "output"), buffer_elements(case, self._library.rank), strict=True):
             if elements:
@@ -151,7 +152,7 @@ def samples_us(
 
 
 def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -> None:
-    """Connect to the controller and obey it until it says stop; if it goes away, end at once."""
+    """Connects to the controller and obeys it until it says stop. Ends at once if the controller is gone."""
     _die_with_parent()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
@@ -175,7 +176,7 @@ def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -
     except Exception as error:
         with contextlib.suppress(OSError):
             kind = type(error).__name__
-            # Where the user's wish cannot be, the message says all.
+            # If the user's request is impossible, the message is enough.
             where = "" if kind == "InvalidUsage" else traceback.format_exc()
             answer({"error": f"{kind}: {error}", "traceback": where})
     # Peers may wait for us in a collective: no orderly end is possible.

@@ -24,7 +24,7 @@ _NOT_IN_GLOO = ("float8_e4m3fn", "float8_e5m2", "int16")
 
 
 class _Torch:
-    """What all share: tensors, in the host's memory or on a GPU."""
+    """The common part: tensors in the host's memory or on a GPU."""
 
     compares = True
 
@@ -57,7 +57,7 @@ class _Torch:
                 return torch.empty(elements, dtype=dtype)
             finally:
                 _ringlet().use_registered_allocator(False)
-        # numpy's allocation, as the MPI peers' buffers are: it asks for huge pages where torch's does not.
+        # numpy allocates, as for the MPI peers' buffers: unlike torch, it asks for huge pages.
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def write(self, buffer: torch.Tensor, table: np.ndarray) -> None:

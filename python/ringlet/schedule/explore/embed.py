@@ -33,7 +33,7 @@ Maker = Callable[[int, int, Sequence[int] | None], Schedule]  # (world, root, ho
 
 @dataclass(frozen=True)
 class Source:
-    """An algorithm for one collective, and where its schedules come from."""
+    """An algorithm for one collective, and the function that makes its schedules."""
 
     name: str
     collective: str
@@ -42,7 +42,7 @@ class Source:
 
 
 def registered() -> list[Source]:
-    """Everything in the core's registry."""
+    """The algorithms of the core's registry."""
     return [Source(a, c, summary, _maker(a, c)) for a, c, summary in algorithms()]
 
 
@@ -51,7 +51,7 @@ def _maker(algorithm: str, collective: str) -> Maker:
 
 
 def hosts_of(world: int) -> list[str]:
-    """What the page offers for a world: one host (""), equal hosts in both orders, and two as equal as can be."""
+    """The hosts of a world in the page: one host (""), equal hosts in both orders, and two nearly equal hosts."""
     found = [""]
     for count in range(2, world):
         if world % count == 0:
@@ -63,7 +63,7 @@ def hosts_of(world: int) -> list[str]:
 
 
 def catalogue(sources: Iterable[Source], worlds: Sequence[int], start: dict[str, Any]) -> dict[str, Any]:
-    """All that the page needs; `start` is what it shows first, as in its address (page.js)."""
+    """All data of the page. `start` is its first view, as in its address (page.js)."""
     shades: set[int] = set(worlds)
     listed = []
     for source in sources:

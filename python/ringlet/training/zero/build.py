@@ -1,4 +1,4 @@
-"""Makes what a Zero is made of, from a module that every rank has whole."""
+"""Makes the parts of a Zero from a module that every rank has whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What others than a Zero do to its module between two of its calls: followed if that has a meaning, else refused.
+"""Changes of a module between two calls of its Zero: Zero follows them if that has a meaning, else refuses them.
 
-New values of parameters are followed: rank 0's are put into every rank's shards. A change of which parameters there are
-to train, or of their shape, dtype or device is refused on all ranks alike, because units are made once.
+Zero follows new values of parameters: it puts rank 0's into every rank's shards. It refuses, on all ranks in the same
+way, other trained parameters and another shape, dtype or device, because it makes units once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined
 
 
 class Changes:
-    """A change of a parameter's values is what autograd counts as one, or other memory given to the parameter. What is
-    written through `parameter.data` is neither: every rank keeps its own shard of it.
+    """A parameter's values have changed if autograd counts a change, or if the parameter has other memory. A write
+    through `parameter.data` is neither: every rank keeps its own shard of it.
 
-    `follow` looks at parameters of units that are whole, which can be written at any time, `gathered` at all.
+    `follow` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
     """
 
     def __init__(self, module: nn.Module, parts: Parts, residency: Residency | None, traffic: Traffic) -> None:
@@ -48,11 +48,11 @@ class Changes:
         self.renew()
 
     def renew(self) -> None:
-        """The values that parameters have now are known to Zero."""
+        """Records the current values of the parameters as known."""
         self._versions = list(map(_version_of, self._whole))
 
     def follow(self) -> None:
-        """Before a forward that is to be trained, an update and a checkpoint. Collective if values have changed."""
+        """Call it before a forward that trains, an update and a checkpoint. Collective if values have changed."""
         if self._gathering:
             return
         self._refuse_ddp()
@@ -68,7 +68,7 @@ class Changes:
             self._watch.take()
 
     def refuse_frozen(self) -> None:
-        """Before an update, which takes a parameter without a gradient for one whose gradient is zero."""
+        """Call it before an update, which would update a frozen parameter as if its gradient were zero."""
         if all(map(_requires_grad, (p for _, p in self._trained))):
             return
         name = next(name for name, p in self._trained if not p.requires_grad)
@@ -79,8 +79,8 @@ class Changes:
 
     @contextmanager
     def gathered(self) -> Iterator[list[nn.Parameter]]:
-        """All parameters are whole inside, and what rank 0 changed is kept at the end, or was since `renew` if they
-        are whole anyway; gives a list that then has them. Collective."""
+        """All parameters are whole inside. At the end, keeps rank 0's changes; of whole units, also those since
+        `renew`. Yields a list that then has the changed parameters. Collective."""
         if self._residency is not None:
             self._residency.hold_all()
         before = dict(zip(self._whole, self._versions, strict=True))
@@ -104,7 +104,7 @@ class Changes:
 
     @torch.no_grad()
     def _keep(self, changed: list[tuple[nn.Parameter, bool]], kept: list[nn.Parameter]) -> None:
-        """Takes rank 0's values of what changed on any rank, and puts those parameters into `kept`."""
+        """Takes rank 0's values of the parameters that changed on any rank, and puts these parameters into `kept`."""
         here = [int(yes) for _, yes in changed]
         rows = [here, here if self._traffic.rank == 0 else [0] * len(here)]
         everyone = torch.tensor(rows, dtype=torch.int32, device=changed[0][0].device)
@@ -133,7 +133,7 @@ class Changes:
             )
 
     def _take_frozen(self, parameter: nn.Parameter) -> None:
-        """One that is in no unit."""
+        """Takes a frozen parameter that is in no unit."""
         dense = parameter.detach().contiguous()
         dist.broadcast(dense, group=self._traffic.group, group_src=0)
         parameter.copy_(dense)
@@ -198,7 +198,7 @@ def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:
 
 
 def _copy_common(to: torch.Tensor, to_start: int, values: torch.Tensor, start: int) -> None:
-    """Copies what both have: elements from `to_start` and from `start` of one unit."""
+    """Copies the elements that both have; they begin at `to_start` and at `start` of one unit."""
     first, last = max(to_start, start), min(to_start + to.numel(), start + values.numel())
     if first < last:
         to[first - to_start : last - to_start].copy_(values[first - start : last - start])

@@ -1,8 +1,8 @@
 """Shards as torch.distributed.checkpoint sees them: parts of tensors of the parameters' own shapes.
 
-A shard is a range of a parameter's elements in order, and a checkpoint knows only boxes, so a range is given as the few
-boxes that make it up. What is saved therefore has ordinary shapes and names, and can be loaded by a Zero of any stage,
-limits and world, by a plain module, or by anything else that reads such checkpoints.
+A shard is a range of a parameter's elements in order, and a checkpoint knows only boxes. So a range is given as the few
+boxes that it consists of. A checkpoint has ordinary shapes and names. So a Zero of any stage, limits and world can load
+it, and so can a plain module, or any other reader of such checkpoints.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _shard_of(slot: Slot, flat: FlatUnit, tensors: list[tuple[int, torch.Tensor]
 
 
 def model_state(module: nn.Module, flats: list[FlatUnit], sharded: ShardedOptimizer) -> dict[str, Any]:
-    """Parameters by name, masters where there are any, and the buffers that the module itself would save."""
+    """Parameters by name (masters if there are any), and the buffers that the module itself would save."""
     pieces = _by_flat(sharded)
     parts: dict[nn.Parameter, torch.Tensor] = {}
     for flat in flats:
@@ -176,7 +176,7 @@ def optimizer_state(flats: list[FlatUnit], sharded: ShardedOptimizer) -> dict[st
 
 
 def load_optimizer_state(loaded: dict[str, Any], sharded: ShardedOptimizer) -> None:
-    """Takes what is not elementwise; the elements themselves were loaded in place."""
+    """Takes the states that are not elementwise. The elements themselves were loaded in place."""
     groups = loaded["param_groups"]
     for index, (saved, names) in enumerate(zip(groups, sharded.group_names, strict=True)):
         if saved["params"] != names:

@@ -1,10 +1,10 @@
-"""Stage 3: which units are whole at the moment, and why.
+"""Stage 3: gathers and releases units.
 
-A module's forward gathers the units of its own parameters, a backward those that an operation saved. What autograd
-saves of a gathered parameter is kept as a place in its unit, so a buffer serves another unit in between. While a unit
-is used the one that was next in the pass before is gathered already; units that nobody uses are released first, so a
-chain of modules has two whole units at any time. Source: ZeRO-3 (Rajbhandari et al., SC 2020), FSDP (Zhao et al., VLDB
-2023).
+A module's forward gathers the units of its own parameters. A backward gathers the units that an operation saved. If
+autograd saves a gathered parameter, the hooks keep a place in its unit instead, so the buffer can serve another unit
+meanwhile. While a unit is used, the unit that was next in the previous pass is gathered already. Units that no module
+uses are released first, so a chain of modules has two whole units at any time. Source: ZeRO-3 (Rajbhandari et al., SC
+2020), FSDP (Zhao et al., VLDB 2023).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .units import Slot
 
 @dataclass(eq=False)
 class _Whole:
-    """A gathered unit. `uses`: forwards that run with it. `awaited`: a backward has yet to produce its gradients."""
+    """A gathered unit. `uses`: forwards that run with it. `awaited`: a backward still has to produce its gradients."""
 
     buffer: torch.Tensor
     pending: Pending
@@ -41,8 +41,8 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Stands for a tensor that autograd saved: a part of a unit, as it was after so many updates, and of a dtype that
-    may be another view of the unit's bytes. In elements of this dtype."""
+    """Stands for a tensor that autograd saved: a part of a unit, with its values after so many updates. Its dtype may
+    be another view of the unit's bytes. Positions are in elements of this dtype."""
 
     flat: FlatUnit
     updates: int
@@ -53,7 +53,7 @@ class _Saved:
 
 
 class _Order:
-    """The order of use in the pass before, to tell what comes next."""
+    """The order of use in the previous pass, to predict the next unit."""
 
     def __init__(self) -> None:
         self.expected: list[FlatUnit] = []
@@ -73,8 +73,8 @@ class _Order:
 
 
 class Residency:
-    """Gathers and releases `flats`, the units that are kept in shards. `on_backward` is called when a backward uses
-    one. Collective in all it does: ranks must run the same modules in the same order."""
+    """Gathers and releases `flats`, the units in shards. Calls `on_backward` when a backward uses one. All its methods
+    are collective: ranks must run the same modules in the same order."""
 
     def __init__(
         self, flats: list[FlatUnit], traffic: Traffic, files: MappedFiles | None, on_backward: Callable[[], None]
@@ -130,7 +130,7 @@ class Residency:
         self._backward.begin(list(reversed(self._forward.seen)))
 
     def arrived(self, flat: FlatUnit) -> None:
-        """All gradients of the unit are there: this backward needs it no more."""
+        """All gradients of the unit have arrived: this backward does not need it any more."""
         whole = self._whole.get(flat)
         if whole is not None:
             whole.awaited = False
@@ -142,14 +142,14 @@ class Residency:
             self._release(flat)
 
     def before_update(self) -> None:
-        """The shards are about to change: what is whole is out of date, and so is what autograd saved."""
+        """Call it before the shards change: whole units, and what autograd saved of them, are then out of date."""
         if self._held is not None:
             raise InvalidUsage("step() inside gathered(): call it after the `with` block")
         self.release_all()
         self._updates += 1
 
     def hold_all(self) -> None:
-        """Makes every unit whole, and every parameter usable, until `let_go_all`; in buffers beside the usual ones."""
+        """Makes every unit whole, and every parameter usable, until `let_go_all`, in buffers beside the usual ones."""
         if self._held is not None:
             raise InvalidUsage("gathered() inside gathered(): parameters are whole already")
         self.release_all()
@@ -161,11 +161,11 @@ class Residency:
         self._held = self._watch_saved()  # a backward may come when they are gone again
 
     def buffer_of(self, flat: FlatUnit) -> torch.Tensor:
-        """Of a unit that is whole."""
+        """The buffer of a whole unit."""
         return self._whole[flat].buffer
 
     def let_go_all(self, changed: bool) -> None:
-        """`changed`: some values are others now than those that autograd saved."""
+        """Ends `hold_all`. `changed`: some values differ from those that autograd saved."""
         self._held.__exit__()
         self._updates += changed
         for flat in self.flats:

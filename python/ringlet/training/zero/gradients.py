@@ -1,9 +1,9 @@
 """Gradients on their way from autograd into this rank's shards, one reduce-scatter a unit.
 
-Stage 1 keeps whole gradients, as views of a flat buffer a unit, and reduces in place in the last backward of a window.
-Stages 2 and 3 borrow a buffer when a unit's first gradient arrives, reduce in every backward, and give it back. Units
-are launched in one order on all ranks, whatever the order in which gradients arrive: at first backwards through the
-model, then as rank 0 saw them fill in the first backward that was reduced.
+Stage 1 keeps whole gradients, as views of a flat buffer for each unit, and reduces in place in the last backward of a
+window. Stages 2 and 3 borrow a buffer when a unit's first gradient arrives, reduce in every backward, and give the
+buffer back. All ranks launch units in one order, whatever the order in which gradients arrive. At first this is the
+reverse order of the model. After the first reduced backward it is the order in which rank 0's units filled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .units import Slot
 
 
 class UnitGradient:
-    """The gradient of one unit. `shard`: this rank's part, complete after a reduced backward; `holds`: it has a value
-    of this window. `arrived`: slots of this backward, `seen`: of those before it that are not reduced yet."""
+    """The gradient of one unit. `shard`: this rank's part, complete after a reduced backward. `holds`: `shard` has a
+    value of this window. `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet."""
 
     def __init__(self, flat: FlatUnit, keeps_whole: bool, pool: Pool, group: dist.ProcessGroup) -> None:
         unit = flat.unit
@@ -46,7 +46,7 @@ class UnitGradient:
 
     @torch.no_grad()
     def take(self, index: int, slot: Slot) -> None:
-        """Moves the gradient that autograd left in the parameter into the unit's buffer."""
+        """Moves the gradient from the parameter into the unit's buffer."""
         if self.pending is not None:
             refuse_again(slot.name, "unit")
         if self.buffer is None:
@@ -69,7 +69,7 @@ class UnitGradient:
 
     @torch.no_grad()
     def launch(self, traffic: Traffic) -> None:
-        """Starts the reduction of what arrived; a gradient that did not counts zero."""
+        """Starts the reduction. A gradient that did not arrive counts as zero."""
         unit = self.flat.unit
         there = self.arrived | self.seen
         if self.keeps_whole and self.holds and self._beside is None:
@@ -105,8 +105,8 @@ class UnitGradient:
 
     @torch.no_grad()
     def drop(self, late: bool) -> bool:
-        """Drops what a backward left that raised. False if that is already added to another; `late`: a
-        gradient of the next has arrived."""
+        """Drops the gradients of a backward that raised. Returns False if they are already added to others. `late`: a
+        gradient of the next backward has arrived."""
         self.complete()
         for index, slot in enumerate(self.flat.unit.slots):
             if index not in self.seen and not late:
@@ -189,7 +189,7 @@ class Gradients:
             unit.arrived.clear()
 
     def abandon(self, late: bool) -> bool:
-        """Drops what a backward left that raised: borrowed buffers go back. False: the window is spoilt."""
+        """Drops the gradients of a backward that raised, and returns borrowed buffers. False: the window is wrong."""
         whole = [unit.drop(late) for unit in self.units]
         self.rearm()
         return all(whole)
@@ -217,7 +217,7 @@ class Gradients:
             unit.complete()
 
     def _settle_order(self) -> None:
-        """Once: the order in which rank 0's units filled, those that did not fill last."""
+        """Sets the order once: the order in which rank 0's units filled. Units that did not fill come last."""
         self._ordered = True
         if len(self.units) < 2:
             return

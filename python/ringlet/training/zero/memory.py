@@ -1,4 +1,4 @@
-"""Buffers that are used again, and tensors in memory-mapped files."""
+"""Reused buffers, and tensors in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 class Pool:
     """Flat buffers of one dtype and device that are borrowed and given back.
 
-    There are never more of them than were borrowed at one time, and none is larger than the largest request.
-    `peak_bytes` is the most that was held, `peak_live` the most that was borrowed at one time.
+    There are never more buffers than were borrowed at one time, and none is larger than the largest request.
+    `peak_bytes` is the largest size of all buffers, `peak_live` the largest size borrowed at one time.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -45,7 +45,7 @@ class Pool:
         return sum(buffer.nbytes for buffer in (*self._free, *self._borrowed.values()))
 
     def borrow(self, count: int) -> torch.Tensor:
-        """The first `count` elements of a buffer, whatever is in them."""
+        """The first `count` elements of a buffer, with undefined values."""
         fitting = [buffer for buffer in self._free if buffer.numel() >= count]
         if fitting:
             buffer = min(fitting, key=torch.Tensor.numel)
@@ -67,10 +67,10 @@ class Pool:
 
 
 class MappedFiles:
-    """Tensors in memory-mapped files of a folder, each file without a name, so that none is left behind.
+    """Tensors in memory-mapped files of a folder. The files have no names, so none remains.
 
-    Their pages are in memory while they are used, and `release_pages` hands them back to the kernel, which keeps or
-    writes them as it sees fit. A full disk is seen when a tensor is made, not later.
+    Their pages are in memory while they are used. `release_pages` gives them back to the kernel, which keeps or writes
+    them. If the disk is full, making a tensor raises the error, not a later use.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -1,8 +1,8 @@
-"""The optimizer over this rank's shards: what it updates, in which pieces, and on which device.
+"""The optimizer over this rank's shards: it updates them in pieces, on the device of the states.
 
-An elementwise optimizer gives an element the same update wherever it stands, so it may run on flat pieces of the
-shards. A piece lies in one unit, has one set of options and at most a sub-group's elements. Where the compute type has
-16 bits a piece is an fp32 master copy, from which the shard is rounded after every update.
+An elementwise optimizer gives an element the same update at every position, so it may run on flat pieces of the shards.
+A piece lies in one unit, has one set of options and at most a sub-group's elements. If the compute type has 16 bits, a
+piece is an fp32 master copy. After every update, the shard is rounded from it.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Piece:
 class ShardedOptimizer:
     """`optimizer`, an `optimizer_class` over the pieces of `flats`.
 
-    Its groups are those of `options`, in their order, whatever this rank has of them: schedules and checkpoints go by
-    a group's number, on every rank, in any world and with any limits.
+    Its groups are those of `options`, in their order, also if this rank has no part of a group: schedules and
+    checkpoints use a group's number, on every rank, in any world and with any limits.
     """
 
     def __init__(
@@ -156,9 +156,10 @@ class ShardedOptimizer:
         return {k: v for k, v in state.items() if k not in self.elementwise_states(piece) and v is not None}
 
     def make_states(self) -> list[Piece]:
-        """Gives pieces without states those that a first step would make, as places to load into; returns them.
+        """Makes the states that a first step would make, as places to load into, for pieces without states. Returns
+        these pieces.
 
-        Done on zeros beside the pieces, so that no piece changes, whatever the optimizer.
+        It works on zeros beside the pieces, so that no optimizer changes a piece.
         """
         made = []
         options = {id(tensor): group for group in self.optimizer.param_groups for tensor in group["params"]}
@@ -175,8 +176,8 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def take_written(self, pieces: Iterable[Piece]) -> None:
-        """Puts into masters what was written into their shards by others than the optimizer: elements that are not what
-        the masters round to. The others keep what rounding would lose."""
+        """Updates masters if others than the optimizer have written into their shards. A master takes an element that
+        differs from the master's rounded value. All other elements keep their full precision."""
         for piece in pieces:
             if not piece.is_master:
                 continue
@@ -188,7 +189,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def round_masters(self) -> None:
-        """Brings the shards up to date with masters that were loaded."""
+        """Rounds loaded masters into the shards."""
         for piece in self.pieces:
             if piece.is_master:
                 piece.flat.shard[piece.start : piece.stop].copy_(piece.tensor)
@@ -213,7 +214,7 @@ class ShardedOptimizer:
         return Piece(flat, start, stop, master, True)
 
     def _settle(self, pieces: Iterable[Piece]) -> None:
-        """Moves new states to files, and takes what the pieces have there out of memory."""
+        """Moves new states to files, and releases the memory of the pieces' states there."""
         if self._files is None:
             return
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""What a Zero is asked for, checked before anything is made."""
+"""The options of a Zero, checked before Zero makes anything."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def refuse_max_norm(value: Any) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Offload:
-    """Where tensors lie that a step needs only in passing.
+    """The place for tensors that a step needs only for a short time.
 
-    device: "cpu", host memory, where `pin_memory` locks the pages (needs an accelerator), or "file", memory-mapped
-    files in the folder `path`. A model that is on the CPU has its states in host memory anyway: "cpu" moves nothing.
+    device: "cpu", host memory, whose pages `pin_memory` locks (needs an accelerator), or "file", memory-mapped files in
+    the folder `path`. A model on the CPU has its states in host memory anyway, so "cpu" moves nothing.
     """
 
     device: str
@@ -50,7 +50,7 @@ class Offload:
 
 
 def offload_of(name: str, given: Any) -> Offload | None:
-    """What the setting `name` asks for."""
+    """The Offload that the setting `name` asks for."""
     if isinstance(given, str):
         return Offload(given)
     if given is not None and not isinstance(given, Offload):
@@ -60,7 +60,7 @@ def offload_of(name: str, given: Any) -> Offload | None:
 
 @dataclass(frozen=True, repr=False)
 class Options:
-    """The settings of a Zero but its model, optimizer and group; sizes in elements. Defaults are those of Zero."""
+    """The settings of a Zero except its model, optimizer and group. Sizes are in elements; defaults are Zero's."""
 
     stage: int = 1
     dtype: torch.dtype | None = None
@@ -114,7 +114,7 @@ class Options:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def lines(self) -> list[str]:
-        """What ranks must agree on."""
+        """The lines on which ranks must agree."""
         alone = ("offload_optimizer", "offload_parameters", "print_every", "print_times")
         return [f"setting {f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in alone]
 

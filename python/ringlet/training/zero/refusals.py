@@ -1,4 +1,4 @@
-"""What a Zero refuses about its arguments and its module, before anything moves, with the names of the parameters."""
+"""The errors of a Zero about its arguments and its module, before anything moves, with the names of the parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHO = "Zero"
 
 @contextmanager
 def refusing_alike(module: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
-    """An InvalidUsage raised inside is raised on all ranks, also if only some ranks are wrong."""
+    """If a rank raises InvalidUsage inside, all ranks raise it."""
     try:
         yield
     except InvalidUsage as error:
@@ -62,7 +62,7 @@ def _untrainable(p: nn.Parameter, options: Options) -> str | None:
 
 
 def options_by_parameter(module: nn.Module, options_of: OptionsOf | None, make: MakeOptimizer) -> OptionsBy:
-    """The options of every trained parameter, with which `make` has made an optimizer of other tensors."""
+    """The options of every trained parameter. Tries them: `make` makes an optimizer of other tensors with them."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if options_of is None:
         by: OptionsBy = {p: {} for _, p in named}

@@ -1,7 +1,7 @@
-"""Parameters that are not there: those that stage 3 keeps in shards while no module uses them.
+"""Released parameters: stage 3 keeps them in shards while no module uses them.
 
-A released parameter keeps its identity, shape, dtype and gradient. Everything that would read its values raises, where
-a silent zero or a stale value would train a wrong model.
+A released parameter keeps its identity, shape, dtype and gradient. Every read of its values raises an error, because a
+silent zero or an old value would train a wrong model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALLOWED |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}  # type: i
 
 
 class Released(nn.Parameter):
-    """What the class of a parameter is while its values are held in shards."""
+    """The class of a parameter while its values are in shards."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ def _flat(args: Any) -> list[Any]:
 
 
 def release(parameter: nn.Parameter, name: str, shape: torch.Size) -> None:
-    """Takes the values away. The shape stays, because autograd looks at it when the gradient arrives."""
+    """Takes the values away. The shape stays, because autograd checks it when the gradient arrives."""
     parameter.__class__ = nn.Parameter
     value = float("nan") if parameter.dtype.is_floating_point or parameter.dtype.is_complex else 0
     with torch.inference_mode(False):  # else it would stay an inference tensor, which cannot be trained

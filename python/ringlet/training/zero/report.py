@@ -1,4 +1,4 @@
-"""What a Zero tells: memory that it holds, bytes that it sent, and the times of its phases."""
+"""A Zero's report: the memory that it holds, the bytes that it sent, and the times of its phases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PHASES = ("forward", "backward", "step")
 def memory(
     flats: list[FlatUnit], gradients: Gradients, sharded: ShardedOptimizer, files: Iterable[MappedFiles | None]
 ) -> dict[str, int]:
-    """Bytes of the storages that are held for model states, by kind; those in files count under "file" alone."""
+    """Bytes of the storages of model states, by kind. Storages in files count under "file" only."""
     kept = [file for file in files if file is not None]
     kinds = {
         "parameters": [flat.whole if flat.whole is not None else flat.shard for flat in flats],
@@ -42,7 +42,7 @@ def memory(
 
 
 def communication(traffic: Traffic) -> dict[str, int]:
-    """Bytes that this rank sent since it began, at the least."""
+    """The least bytes that this rank has sent since it began."""
     return {
         "gathered_bytes": traffic.gathered_bytes,
         "reduced_bytes": traffic.reduced_bytes,

@@ -1,4 +1,4 @@
-"""The parameters of one unit: the whole flat buffer, or this rank's shard of it alone."""
+"""The parameters of one unit: the whole flat buffer, or only this rank's shard of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def flatten(unit: Unit, values: list[torch.Tensor]) -> torch.Tensor:
 
 
 class FlatUnit:
-    """`shard`: this rank's elements. `whole`: all elements, with `shard` a view of its part, where every rank keeps
-    the whole unit; there each parameter is a view of it. Else None, and stage 3's Residency gathers the unit."""
+    """`shard`: this rank's elements. `whole`: all elements, if every rank keeps the whole unit; then `shard` and each
+    parameter are views of it. Else it is None, and stage 3's Residency gathers the unit."""
 
     def __init__(self, unit: Unit, values: list[torch.Tensor], whole: bool, group: dist.ProcessGroup) -> None:
         self.unit = unit
@@ -48,7 +48,7 @@ class FlatUnit:
         return whole[slot.start : slot.stop].view(slot.shape)
 
     def offload(self, offload: Offload, files: MappedFiles | None) -> None:
-        """Moves the shard; what is not `whole` only."""
+        """Moves the shard. Only for a unit without `whole`."""
         if files is not None:
             self.shard = files.copy_of(self.shard.cpu())
         elif self.shard.device.type != "cpu":

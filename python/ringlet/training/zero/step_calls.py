@@ -1,7 +1,7 @@
-"""Who else may call `step`: the optimizer over the shards, for a Zero; no optimizer over the module's parameters.
+"""Makes `step` of the optimizer over the shards a Zero's, and refuses `step` of others over the module's parameters.
 
-A training loop that knows optimizers alone (GradScaler, Lightning, the transformers Trainer) is given
-`Zero.optimizer`. Another optimizer over the module's parameters would find no gradients, and train nothing.
+A training loop that knows only optimizers (GradScaler, Lightning, the transformers Trainer) uses `Zero.optimizer`.
+Another optimizer over the module's parameters would find no gradients, and train nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .optimizer import ShardedOptimizer
 
 
 def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_grad: Callable[[], None]) -> None:
-    """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero; within an update `step` is the
+    """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero. Within an update, `step` is the
     optimizer's own."""
     optimizer = sharded.optimizer
     own_step = type(optimizer).step
@@ -47,7 +47,7 @@ def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_
             "options_of= for the options of a group"
         )
 
-    # methods, not functions: torch's schedules wrap what stands behind a method
+    # methods, not functions: torch's schedules wrap the function behind a method
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(drop, optimizer)  # type: ignore[method-assign]
     optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]

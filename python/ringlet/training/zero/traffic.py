@@ -1,4 +1,4 @@
-"""The collectives of a Zero: asynchronous, counted in bytes, and timed where they are waited for."""
+"""The collectives of a Zero: asynchronous. Counts their bytes, and the time of waits for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pending:
 
 
 class Traffic:
-    """What one rank sends: `gathered_bytes` and `reduced_bytes` by an algorithm that sends no more than it must,
+    """The traffic of one rank. `gathered_bytes` and `reduced_bytes` are those of an algorithm that sends the least,
     S (world - 1) / world for a whole buffer of S bytes. `waited_ns`: for how long this rank's thread was blocked."""
 
     def __init__(self, group: dist.ProcessGroup, overlap: bool) -> None:

@@ -1,10 +1,10 @@
-"""Which parameters travel together: units, as plain data.
+"""Units, as plain data: the parameters that travel together.
 
 A unit is a flat buffer of parameters of one dtype and device, in the order of registration, divided into `world` equal
-shards; rank r owns shard r. What a unit holds depends on the model, the limits and the world, never on the stage, so
-every stage reduces the same buffers and gets the same bits. A module becomes one unit if it fits; a larger one, and
-one that only lists others, is divided into its children. Small parameters stand in units of their own, which stage 3
-keeps whole on every rank.
+shards. Rank r owns shard r. Units depend on the model, the limits and the world, never on the stage. So every stage
+reduces the same buffers and gets the same bits. A module becomes one unit if it fits. A larger module, and a module
+that only lists others, is divided into its children. Small parameters share units of their own, which stage 3 keeps
+whole on every rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without c
 
 @dataclass(frozen=True)
 class Limits:
-    """In elements. `unit`: the largest unit; one larger parameter is a unit of its own. `persistence`: parameters of
-    at most so many are small."""
+    """Limits in elements. `unit`: the largest unit; a larger parameter is a unit of its own. `persistence`: a parameter
+    of at most so many elements is small."""
 
     unit: int
     persistence: int
@@ -33,7 +33,7 @@ class Limits:
 class Slot:
     """One parameter's place: elements [start, stop) of its unit, in the order of a contiguous tensor.
 
-    `user`: the module that was not divided, in whose forward the parameter may be read.
+    `user`: the undivided module whose forward may read the parameter.
     """
 
     name: str

@@ -39,35 +39,36 @@ class Zero:
             loss_of(model(inputs), targets).backward()
             zero.step()
 
-    Stage 1 divides optimizer states and masters, stage 2 gradients too, stage 3 parameters too. The module is used
-    unchanged. A backward leaves the average over ranks of all gradients in shards and None in every `parameter.grad`,
-    at stage 1 the last of a window; a parameter that got no gradient counts zero. At construction rank 0's parameters
-    and buffers are copied to all ranks, and the parameters move to flat buffers, of the group's own memory where its
-    backend allocates.
+    Stage 1 divides optimizer states and masters, stage 2 gradients too, stage 3 parameters too. Use the module
+    unchanged. A backward (at stage 1 the last one of a window) leaves the average over ranks of all gradients in
+    shards, and None in every `parameter.grad`. If a parameter got no gradient, its gradient counts as zero. The
+    constructor copies rank 0's parameters and buffers to all ranks, and moves the parameters to flat buffers. If the
+    group's backend allocates tensors, the buffers come from it.
 
     Args:
         module: a module whose trainable parameters are bfloat16, float32 or float64 and get dense gradients.
-        optimizer_class: an elementwise torch optimizer; `optimizer_defaults` are its arguments.
+        optimizer_class: an elementwise torch optimizer, with the arguments `optimizer_defaults`.
         stage: 1, 2 or 3.
         process_group: a torch.distributed group, by default the whole world.
-        dtype: parameters' and floating buffers' dtype for computation; by default as they are. Under bfloat16 the
+        dtype: dtype of the parameters and floating buffers for computation; by default their own. With bfloat16 the
             optimizer updates float32 masters, made from the values before conversion.
-        accumulate: micro-batches a window; `step` after each of them updates after the last. Stage 1 communicates
-            once a window, stages 2 and 3 in every backward. average: divide the window's sum by their number.
+        accumulate: micro-batches of a window. Call `step` after each; it updates after the last. Stage 1 communicates
+            once a window, stages 2 and 3 in every backward.
+        average: divide the window's sum by the number of its micro-batches.
         max_norm: clip the global norm of each window's gradients to this.
         options_of: (name, parameter) -> options of its optimizer group, such as {"weight_decay": 0.0}.
-        bucket_elements, gather_elements: a unit, which is reduced and gathered as one message, has at most as many
-            elements as the smaller of the two; one larger parameter is a unit of its own.
-        sub_group_elements: the optimizer takes so many elements at a time; bounds the fp32 copies of gradients.
+        bucket_elements, gather_elements: a unit is reduced and gathered as one message. It has at most as many elements
+            as the smaller of the two; a larger parameter is a unit of its own.
+        sub_group_elements: the optimizer updates so many elements at a time. This limits the fp32 copies of gradients.
         persistence_elements: stage 3 keeps parameters of at most so many elements whole on every rank.
-        overlap: communicate while computing, stage 3's prefetch included; else wait for every message at once.
+        overlap: communicate while computing, with prefetch at stage 3; else wait for every message at once.
         offload_optimizer, offload_parameters (stage 3): "cpu" or an `Offload`.
         print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
         elementwise: vouches for an optimizer class that is not known to be elementwise.
 
-    Raises InvalidUsage before anything moves when the module, optimizer or settings cannot be right or differ between
+    Raises InvalidUsage before anything moves if the module, optimizer or settings cannot be right or differ between
     ranks; PeerLost, Timeout and SystemError as the group's backend raises them. Not thread-safe. All ranks must run
-    the same modules in the same order, and call `step` alike.
+    the same modules in the same order, and make the same calls of `step`.
     """
 
     steps = 0
@@ -131,16 +132,16 @@ class Zero:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer over this rank's shards, for learning-rate schedules and for loops that step an optimizer.
 
-        Its `step` (also with a closure) and `zero_grad` are those of the Zero, but that `zero_grad` after a `step` that
-        did not end the window keeps it. Loss scaling is refused: bfloat16 needs none.
+        Its `step` (also with a closure) and `zero_grad` are those of the Zero. Only `zero_grad` after a `step` that did
+        not end the window keeps the window. It refuses loss scaling, which bfloat16 does not need.
         """
         return self._parts.sharded.optimizer
 
     def step(self, partial: bool = False) -> bool:
-        """Updates the parameters if the window is full; to be called after every backward. Whether it did.
+        """Updates the parameters if the window is full, and returns whether it did. Call it after every backward.
 
-        `partial` ends a window that is not full, such as an epoch's last; averages then divide by the micro-batches
-        that it has, and it does nothing if there are none. Collective when it updates.
+        `partial` ends a window that is not full, such as the last one of an epoch. Averages then divide by the number
+        of its micro-batches. If there are none, it does nothing. Collective when it updates.
         """
         self._abandon()
         if self._micro_batches == 0:
@@ -164,10 +165,10 @@ class Zero:
         return True
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """The 2-norm of all gradients of the window, a scalar; the coming `step` scales them to at most `max_norm`.
+        """The 2-norm of all gradients of the window, a scalar. The next `step` scales them to at most `max_norm`.
 
-        As `torch.nn.utils.clip_grad_norm_` on the averaged gradients; `inf` scales nothing. Collective; only when the
-        window is full.
+        It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients; `inf` scales nothing. Collective, and
+        possible only when the window is full.
         """
         refuse_max_norm(max_norm)
         if self._micro_batches < self.options.accumulate:
@@ -178,12 +179,12 @@ class Zero:
         return self._clip(max_norm)
 
     def _zero_grad_after_step(self) -> None:
-        """As loops call it, also after every micro-batch."""
+        """`zero_grad` for loops that call it after every micro-batch."""
         if self._micro_batches != self._stepped_at:
             self.zero_grad()
 
     def zero_grad(self) -> None:
-        """Drops what the window has; not needed after `step`."""
+        """Drops the gradients of the window. Not needed after `step`."""
         self._micro_batches = self._stepped_at = 0
         self._factor = None
         self._gradients.begin_window()
@@ -193,10 +194,10 @@ class Zero:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All parameters are whole inside. Those that rank 0 changes in place take its values on every rank, masters
-        included; what is written through `.data` is not seen. Collective; ranks may change what rank 0 changes.
+        """All parameters are whole inside. If rank 0 changes a parameter in place, every rank takes its values, masters
+        included. Zero does not detect a write through `.data`. Collective; other ranks may change what rank 0 changes.
 
-        Raises InvalidUsage for one that is changed on other ranks alone.
+        Raises InvalidUsage for a parameter that only other ranks change.
         """
         with self._changes.gathered() as kept:
             yield
@@ -209,8 +210,8 @@ class Zero:
             dcp.save({"zero": zero}, checkpoint_id=folder)
             dcp.load({"zero": zero}, checkpoint_id=folder)   # any world, stage and limits
 
-        {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: parameters and states by parameter name, of
-        the parameters' own shapes, this rank's part of each. Parameters are the float32 masters where there are any.
+        {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: this rank's part of the parameters and states,
+        by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
         self._changes.follow()
         self._parts.sharded.take_written(self._parts.sharded.pieces)
@@ -224,7 +225,7 @@ class Zero:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
+        """Takes the values that torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
         if self._micro_batches:
             raise InvalidUsage("load_state_dict() between a backward and its step(): call step() or zero_grad() first")
         if self._residency is not None:
@@ -240,7 +241,7 @@ class Zero:
         self._mark_changed()
 
     def remove(self) -> None:
-        """Takes the Zero off the module: its parameters are whole, ordinary ones, backwards local. Collective."""
+        """Takes the Zero off the module: its parameters are whole and ordinary, and backwards local. Collective."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -254,13 +255,13 @@ class Zero:
             self._residency = None
 
     def stats(self) -> dict[str, Any]:
-        """What this rank holds and did, as plain numbers.
+        """This rank's memory, bytes sent and times, as plain numbers.
 
-        `memory`: bytes of the tensors that model states lie in, by kind, outside of files; `file`: in files.
-        `buffers`: the most bytes that were borrowed for a unit's whole parameters and gradients, the most whole units
-        at one time, and the most that a sub-group's float32 gradients took. `communication`: bytes sent at the least,
-        see traffic.py. Times in seconds, of the latest window; `exposed_s`: blocked in communication (on a GPU only
-        the host's part of it).
+        `memory`: bytes of the tensors of model states, by kind, outside of files; `file`: in files. `buffers`: the
+        largest number of bytes borrowed for whole parameters and gradients of units, of whole units at one time, and of
+        bytes for a sub-group's float32 gradients. `communication`: the least bytes that were sent, see traffic.py.
+        Times are in seconds, of the latest window. `exposed_s`: blocked in communication (on a GPU only the host's part
+        of it).
         """
         return {
             "stage": self.options.stage,
@@ -351,8 +352,8 @@ class Zero:
             self._clock.stop("backward")
 
     def _abandon(self, late: bool = False) -> None:
-        """Drops what a backward left that raised before its end. Harmless unless units had gone out or, at stage 1, its
-        gradients stand in the sums of a window. `late`: a gradient of the next one has arrived."""
+        """Drops the gradients of a backward that raised before its end. Raises InvalidUsage if units had been sent or,
+        at stage 1, if gradients are in the sums of a window. `late`: a gradient of the next backward has arrived."""
         if not self._backward.stopped:
             return
         launched, of = self._gradients.launched, len(self._gradients.units)
@@ -377,7 +378,7 @@ class Zero:
         return 1.0 / min(self._micro_batches, self.options.accumulate) if self.options.average else 1.0
 
     def _complete_window(self) -> None:
-        """What is left to reduce of a window that ends early."""
+        """Reduces the rest of a window that ends early."""
         if any(not unit.holds for unit in self._gradients.units):
             self._gradients.reduce_all()
             self._gradients.rearm()
@@ -408,7 +409,7 @@ class Zero:
         self._gradients.begin_window()
 
     def _mark_changed(self) -> None:
-        """So that autograd refuses a backward through values of before; the flat buffers have counters of their own."""
+        """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
         for flat in self._parts.flats:
             if flat.whole is not None:
                 for slot in flat.unit.slots:
