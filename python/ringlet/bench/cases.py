@@ -85,13 +85,13 @@ class Sweep:
                 raise BenchError(f"{what}: {', '.join(unknown)} is not one of {', '.join(known)}")
         self._check_device()
         if self.hosts and self.worlds != (self.hosts.world,):
-            raise BenchError(f"world: {self.hosts} has {self.hosts.world} ranks, not {self.worlds}")
+            raise BenchError(f"world: {self.hosts} has {self.hosts.world} ranks, got world {self.worlds}")
         if self.hosts and "intelmpi" in self.peers:
             raise BenchError(
                 "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"
             )
         if not self.worlds or min(self.worlds) < 1:
-            raise BenchError(f"world: at least 1 rank, not {self.worlds}")
+            raise BenchError(f"world: give at least 1 rank, got {self.worlds}")
         if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
             raise BenchError("sizes: -b must be at least 1, -e at least -b, and -f at least 2")
         if self.rounds < 1 or self.iterations < 0 or self.warmup < 1:
@@ -107,7 +107,7 @@ class Sweep:
             raise BenchError(f"peers: {', '.join(others)} cannot be measured on GPUs: give nccl or gloo")
         if "allocator" in self.memory:
             raise BenchError(
-                "memory: torch's allocator is replaced on the host only; a GPU's is registered or ordinary"
+                "memory: allocator replaces torch's on the host only: for a GPU give registered or ordinary"
             )
         if self.hosts:
             raise BenchError("hosts: emulated hosts have no GPU: leave out --hosts or --device")

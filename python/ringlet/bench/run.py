@@ -152,14 +152,14 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
 
 
 def _refuse_what_went_around(sweep: Sweep, config: Config, case: Case, uplink: int | None) -> None:
-    """A library may tell that emulated hosts are one machine, and use its memory instead of the network."""
+    """A library may detect that emulated hosts are one machine, and use its memory instead of the network."""
     if sweep.hosts is None or uplink is None or sweep.hosts.hosts < 2:
         return
     least = case.bytes * (1.0 if config.library == STREAM else uplink_factor(case.collective, sweep.hosts))
     if uplink < least:
         raise BenchError(
-            f"{config}: {uplink} bytes a call crossed the busiest uplink where {case.collective} of {case.bytes} bytes "
-            f"takes {least:.0f}: it does not use the network between the hosts"
+            f"{config}: {uplink} bytes a call crossed the busiest uplink, but {case.collective} of {case.bytes} bytes "
+            f"needs {least:.0f}: it does not use the network between the hosts"
         )
 
 

@@ -261,7 +261,7 @@ def _add_up_both_ways(rank: int, folder: str) -> None:
 def _check(values: torch.Tensor) -> None:
     wanted = WORLD * (WORLD + 1) / 2
     if not bool((values == wanted).all()):
-        raise ringlet.Error(f"all_reduce gave {values.unique().tolist()[:4]} where every element must be {wanted}")
+        raise ringlet.Error(f"all_reduce gave {values.unique().tolist()[:4]}, but every element must be {wanted}")
 
 
 def _gpu() -> Iterator[Finding]:

@@ -289,4 +289,4 @@ def _check_closed_form(schedule: Schedule, proof: Proof, form: ClosedForm, busie
     for rank, what, found, formula in expected:
         if found != formula:
             last = len(schedule.ranks[rank]) - 1 if schedule.ranks[rank] else None
-            raise ScheduleError(rank, last, None, f"{found} {what}, where the closed form says {formula}")
+            raise ScheduleError(rank, last, None, f"{found} {what}, but the closed form says {formula}")
