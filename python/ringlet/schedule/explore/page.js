@@ -268,8 +268,8 @@ function showTrees() {
   if (!scene) return;
   byId("tree-title").textContent = scene.sums ? "How one sum grows" : scene.barrier ? "How word of one rank spreads" : "The way of one chunk";
   byId("tree-hint").textContent = scene.sums
-    ? "Leaves are the ranks' contributions; each + is one addition and one rounding. What is still to come is pale. Press a box on stage to choose another."
-    : "From the rank that has it first to those that get it. What is still to come is pale. Press a box on stage to choose another.";
+    ? "Leaves are the ranks' contributions; each + is one addition and one rounding. Later parts are pale. Press a box in the picture to choose another one."
+    : "From the rank that has it first to the ranks that get it. Later parts are pale. Press a box in the picture to choose another one.";
   const boxes = Math.max(...SIDES.map((side) => (place[side] ? boxesOf(place[side].scene) : 0)));
   const counted = (length) => Array.from({ length }, (_, i) => [i, i]);
   options(byId("tree-rank"), counted(state.ranks), state.rank);

@@ -43,9 +43,9 @@ const TASKS = {
   broadcast: (p, root) => `rank ${root} gives its buffer to ${plural(p - 1, "other rank")}`,
   reduce: (p, root) => `${p} ranks sum their buffers; rank ${root} gets the sum`,
   gather: (p, root) => `rank ${root} collects a block from each of ${p} ranks`,
-  scatter: (p, root) => `rank ${root} hands one block to each of ${p} ranks`,
+  scatter: (p, root) => `rank ${root} sends one block to each of ${p} ranks`,
   all_to_all: (p) => `${p} ranks swap blocks, each with every other`,
-  barrier: (p) => `${p} ranks wait until all have come`,
+  barrier: (p) => `${p} ranks wait for each other`,
 };
 
 function taskOf({ collective, world, root }) {
