@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def transformer(rank: int, size: Size) -> tuple[nn.Module, Loss]:
 
 def layers(rank: int, *widths: int, batch: int = 32) -> tuple[nn.Module, Loss]:
     inputs = torch.randn(batch, widths[0], generator=torch.Generator().manual_seed(rank))
-    model = nn.Sequential(*(nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False)))
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
     return model, lambda called, _step: called(inputs).square().mean()
 
 

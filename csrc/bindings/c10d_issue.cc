@@ -176,6 +176,12 @@ MemoryHold C10dBackend::Issue::hold() const {
   return MemoryHold(tensors);
 }
 
+std::vector<Call> C10dBackend::calls_of(const Issue& issue) {
+  std::vector<Call> calls;
+  for (const Issue::Step& step : issue.steps) calls.push_back(step.call);
+  return calls;
+}
+
 C10dBackend::Handle C10dBackend::issue(Issue issue) {
   for (Issue::Step& step : issue.steps) {
     Call& call = step.call;
@@ -192,6 +198,7 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
       profiling() ? std::make_shared<Profiled>(nullptr, Tensors{}) : nullptr;  // the handle's is around
   for (Issue::Step& step : held->steps) step.call.observer = profiled.get();
   const bool single = held->steps.size() == 1 && !held->staging.collects();
+  const bool plain = !held->job && !held->staging.collects();
   if (!held->job) {
     held->job = [issue = held.get()](const std::function<void(Call)>& run) {
       issue->staging.collect();
@@ -207,7 +214,9 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
     return handle;
   }
   auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
-  auto work = single ? group_->start(held->steps[0].call, std::move(keep)) : group_->start(held->job, std::move(keep));
+  auto work = single  ? group_->start(held->steps[0].call, std::move(keep))
+              : plain ? group_->start(calls_of(*held), std::move(keep))
+                      : group_->start(held->job, std::move(keep));
   if (profiled) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   C10dWork::follow(handle, std::move(work), [held] { held->staging.deliver(); });
   return remember(std::move(handle));

@@ -22,9 +22,11 @@ class Holds {
     return *one;
   }
 
-  /// Whether release() is to be called: not where the storage is one that cannot be resized at all.
+  /// Whether release() is to be called: not where the storage is one that cannot be resized at all, as one without an
+  /// allocator (share_memory_() makes such), whatever it says of itself.
   bool take(c10::StorageImpl& storage) {
     const std::lock_guard lock(mutex_);
+    if (storage.allocator() == nullptr) return false;
     if (!storage.resizable() && counts_.find(&storage) == counts_.end()) return false;
     storage.set_resizable(false);
     ++counts_[&storage];

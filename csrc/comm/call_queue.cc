@@ -232,8 +232,14 @@ bool CallQueue::carry_out(Entry& entry, bool spin) {
   if (entry.job.whole && !own) return false;
   begun_ = true;
   try {
-    if (!entry.job.whole) return advance_(entry.job.call, spin);
-    entry.job.whole();
+    if (entry.job.whole) {
+      entry.job.whole();
+      return true;
+    }
+    for (; entry.next <= entry.job.later.size(); ++entry.next) {
+      const Call& call = entry.next == 0 ? entry.job.call : entry.job.later[entry.next - 1];
+      if (!advance_(call, spin)) return false;
+    }
   } catch (...) {
     entry.error = std::current_exception();
   }

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "comm/work.h"
 #include "engine/engine.h"
@@ -29,9 +30,10 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
  public:
   struct Job {
     Call call;
-    std::function<void()> whole;  ///< in place of the call: what can only be run in one go, by the queue's own thread
-    std::shared_ptr<void> keep;   ///< let go when the job has run
-    bool large = false;           ///< long enough to be worth another thread, if a processor is free
+    std::vector<Call> later{};      ///< calls that follow it, and were given as one with it
+    std::function<void()> whole{};  ///< in place of the call: what can only be run in one go, by the queue's own thread
+    std::shared_ptr<void> keep{};   ///< let go when the job has run
+    bool large = false;             ///< long enough to be worth another thread, if a processor is free
   };
   /// Carries a call on, and says whether it is complete (Engine::advance).
   using Advance = std::function<bool(const Call&, bool spin)>;
@@ -89,7 +91,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
     Job job;
     std::shared_ptr<Work> work;
     Clock::time_point given;
-    clockid_t giver{};  // the processor time of the thread that gave it
+    clockid_t giver{};         // the processor time of the thread that gave it
+    size_t next = 0;           // of its calls
     bool carried_out = false;  // what follows is left to another thread
     std::exception_ptr error{};
   };
@@ -137,7 +140,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   Clock::time_point woken_{};
   Clock::duration grace_;  // that a call is left to the threads that may come
   const Clock::duration most_look_;
-  Clock::duration look_;   // how often the thread looks whether it is needed
+  Clock::duration look_;  // how often the thread looks whether it is needed
   // How far the thread that gave the first job had come when the queue's own last looked.
   struct Look {
     const Work* work = nullptr;

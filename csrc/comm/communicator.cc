@@ -202,7 +202,7 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
     prepare(call);
     signature = call_signature(call);  // now: what `keep` holds may be gone when the call was given
     const bool large = buffer_bytes(call, world_) > kLargeBytes;
-    if (!in_one_go(call)) return {.call = call, .whole = nullptr, .keep = std::move(keep), .large = large};
+    if (!in_one_go(call)) return {.call = call, .keep = std::move(keep), .large = large};
     return {.call = {}, .whole = [this, call] { run_now(call, true); }, .keep = std::move(keep), .large = large};
   };
   auto work = give(prepared);
@@ -246,6 +246,32 @@ std::shared_ptr<Work> Communicator::start(Job job, std::shared_ptr<void> keep) {
   return give(prepared);
 }
 
+std::shared_ptr<Work> Communicator::start(std::vector<Call> calls, std::shared_ptr<void> keep) {
+  const auto prepared = [&]() -> CallQueue::Job {
+    const uint64_t sequence = number();
+    size_t bytes = 0;
+    bool piecewise = true;
+    for (Call& call : calls) {
+      check(call);
+      if (call.timeout.count() <= 0) call.timeout = timeout_;
+      call.sequence = sequence;
+      bytes += buffer_bytes(call, world_);
+      piecewise = piecewise && !in_one_go(call);
+    }
+    const bool large = bytes > kLargeBytes;
+    if (piecewise) {
+      const Call first = calls.front();
+      calls.erase(calls.begin());
+      return {.call = first, .later = std::move(calls), .keep = std::move(keep), .large = large};
+    }
+    auto run = [this, calls = std::move(calls)] {
+      for (const Call& call : calls) run_now(call, true);
+    };
+    return {.call = {}, .whole = std::move(run), .keep = std::move(keep), .large = large};
+  };
+  return give(prepared);
+}
+
 /// Puts a call into the queue. What runs when a call is complete gives one that runs at once, not in this group's turn,
 /// so that the caller's thread can give more meanwhile; it counts as pending from then on, so that none runs beside it.
 std::shared_ptr<Work> Communicator::give(const std::function<CallQueue::Job()>& prepared) {
@@ -263,7 +289,11 @@ std::shared_ptr<Work> Communicator::give(const std::function<CallQueue::Job()>& 
     }
   }
   if (!work) {
-    const auto whole = [&] { job.whole ? job.whole() : run_now(job.call, true); };
+    const auto whole = [&] {
+      if (job.whole) return job.whole();
+      run_now(job.call, true);
+      for (const Call& call : job.later) run_now(call, true);
+    };
     return collectives_->run_reserved(whole, std::move(job.keep));
   }
   collectives_->progress(/*given=*/true);

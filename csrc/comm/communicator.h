@@ -67,6 +67,8 @@ class Communicator {
   using Job = std::function<void(const std::function<void(Call)>& run)>;
   void run(const Job& job);
   std::shared_ptr<Work> start(Job job, std::shared_ptr<void> keep);
+  /// The same for calls that run one after the other.
+  std::shared_ptr<Work> start(std::vector<Call> calls, std::shared_ptr<void> keep);
 
   void run(Message message);
   std::shared_ptr<Messenger::Request> start(Message message, std::shared_ptr<void> keep);

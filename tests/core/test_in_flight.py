@@ -103,8 +103,17 @@ def through_torch(rank: int, world: int, folder: str) -> None:
         one.resize_(1000)
 
 
+def in_shared_memory(rank: int, world: int, folder: str) -> None:
+    """Of memory that share_memory_() has moved torch knows no allocator, and can make it resizable no more."""
+    tensor = torch.ones(100)
+    tensor.share_memory_()
+    ringlet.all_reduce(tensor)
+    ringlet.all_reduce(tensor, async_op=True).wait()
+    assert tensor.unique().tolist() == [world**2]
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-@pytest.mark.parametrize("program", [asynchronous, of_another_thread])
+@pytest.mark.parametrize("program", [in_shared_memory, asynchronous, of_another_thread])
 def test_memory_in_flight(pool, tmp_path, transport, program):
     pool.values(program, 2, str(tmp_path), join=transport)
 

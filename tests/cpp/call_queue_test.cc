@@ -57,7 +57,10 @@ class ScriptedEngine final : public Engine {
     if (peers < awaited.target) std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(most, 1ms));
   }
 
+  bool is_awaited() const noexcept override { return awaited; }
+
   std::atomic<uint64_t> peers{0};
+  std::atomic<bool> awaited{false};
   uint64_t failing = 0;
   std::atomic<int> sleeps{0};
   std::vector<uint64_t> begun;
@@ -114,6 +117,37 @@ void nobody_comes_but_the_queues_thread() {
   while (!second->done() && !deadline.passed()) std::this_thread::sleep_for(1ms);
   CHECK(first->done() && second->done());
   CHECK_EQ(q.engine.begun.size(), size_t{2});
+}
+
+void calls_given_as_one_run_in_order_and_complete_together() {
+  Queue q;
+  const std::vector<Call> later{{.sequence = 2}, {.sequence = 3}};
+  q.engine.peers = 2;
+  const auto work = q.queue->submit({.call = {.sequence = 1}, .later = later});
+  q.queue->progress(/*given=*/true);
+  CHECK(!work->done());  // the third call's peers are still to come
+  const auto behind = q.give(4);
+  q.engine.peers = 4;
+  CHECK(comes(*behind));
+  CHECK(work->done());
+  CHECK(q.engine.begun == (std::vector<uint64_t>{1, 2, 3, 4}));
+}
+
+/// The rank computes, and no peer waits for it: the thread would take the processor from the computation.
+void a_computing_rank_is_left_alone_until_a_peer_sleeps() {
+  Queue q;
+  const auto work = q.give(1);
+  q.engine.peers = 1;
+  const auto until = std::chrono::steady_clock::now() + 20ms;
+  volatile uint64_t spun = 0;
+  while (std::chrono::steady_clock::now() < until) spun = spun + 1;
+  const bool alone =
+      std::chrono::steady_clock::now() < until + 2ms;  // else others had the processor, and it may take over
+  CHECK(!alone || q.queue->pending());
+  q.engine.awaited = true;
+  const Deadline deadline = Deadline::after(kSoon);
+  while (q.queue->pending() && !deadline.passed()) spun = spun + 1;
+  CHECK(!q.queue->pending());
 }
 
 void calls_run_in_order_and_one_after_the_other() {
@@ -247,6 +281,8 @@ int main() {
   a_call_whose_peers_are_there_is_complete_at_once();
   who_gives_a_call_begins_it_and_does_not_wait();
   nobody_comes_but_the_queues_thread();
+  calls_given_as_one_run_in_order_and_complete_together();
+  a_computing_rank_is_left_alone_until_a_peer_sleeps();
   calls_run_in_order_and_one_after_the_other();
   for (int i = 0; i < 20; ++i) {
     several_threads_wait();

@@ -13,6 +13,9 @@ from ringlet.errors import InvalidUsage
 from .comm_hooks import GradBucket, Hook, HookWork
 from .flat_gradients import FlatBucket
 
+# More ranks wait for each other longer at each message: 4 on 2 processors gained nothing.
+MOST_RANKS_IN_PLACE = 2
+
 
 class Channel:
     """Starts the reductions of one reducer's buckets in `group`. If `hook` is set, it replaces the all-reduce."""
@@ -20,7 +23,19 @@ class Channel:
     def __init__(self, group: dist.ProcessGroup, algorithm: str | None) -> None:
         self.group, self.algorithm = group, algorithm
         self._hook: tuple[Any, Hook] | None = None
+        self._near: dict[torch.device, bool] = {}
         self._under_way: HookWork | None = None
+
+    def in_place(self, device: torch.device) -> bool:
+        """Whether every gradient is reduced by itself, where autograd has put it. To copy gradients into a bucket costs
+        more than a message does if few ranks read each other's memory."""
+        if device not in self._near:
+            self._near[device] = device.type == "cpu" and self._reads_memory(device)
+        return self._near[device] and not self.hooked
+
+    def _reads_memory(self, device: torch.device) -> bool:
+        transport = getattr(backend_of(self.group, device), "transport", None)
+        return transport in ("shared_memory", "threads") and dist.get_world_size(self.group) <= MOST_RANKS_IN_PLACE
 
     @property
     def hooked(self) -> bool:
@@ -47,6 +62,8 @@ class Channel:
 
     def start(self, bucket: FlatBucket, place: int, last: bool) -> Any:
         """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future()."""
+        if bucket.in_place:
+            return self._all_reduce_each(bucket.tensors())
         if self._hook is None:
             return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
         if self._under_way is not None:
@@ -56,6 +73,19 @@ class Channel:
         seen = GradBucket(place, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
+
+    def _all_reduce_each(self, tensors: list[torch.Tensor]) -> Any:
+        backend = backend_of(self.group, tensors[0].device)
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        options.asyncOp = True
+        before = backend.algorithm
+        try:
+            if self.algorithm is not None:
+                backend.algorithm = self.algorithm
+            return backend.allreduce_coalesced(tensors, options)
+        finally:
+            backend.algorithm = before
 
     def all_reduce(self, buffer: torch.Tensor, op: Any) -> Any:
         if self.algorithm is None:

@@ -1,13 +1,16 @@
 """Flat buffers that hold a module's gradients: one buffer a bucket, each gradient a view of its bucket's.
 
 Buffers come from the group's backend if it allocates tensors (`ringlet`: registered memory, which peers read in
-place), else from torch. The gaps between aligned gradients hold zeros and stay zero.
+place), else from torch. The gaps between aligned gradients hold zeros and stay zero. A bucket makes its buffer when it
+first needs it: gradients that are reduced where autograd has put them need none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +26,31 @@ from . import buckets
 class FlatBucket:
     """The gradients of `members` in one buffer, and the state of its reduction: `waiting` of them have not arrived."""
 
-    buffer: torch.Tensor
+    make_buffer: Callable[[], torch.Tensor]
+    nbytes: int
+    device: torch.device
     members: list[Gradient] = field(default_factory=list)
+    in_place: bool = False  # every gradient is reduced by itself, where it is
     waiting: int = 0
     work: Any = None
     launched_ns: int = 0
     done_ns: int = 0
 
+    @functools.cached_property
+    def buffer(self) -> torch.Tensor:
+        return self.make_buffer()
+
+    @property
+    def has_buffer(self) -> bool:
+        return "buffer" in self.__dict__
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What is reduced if every gradient is a message of its own: contiguous, and the gradients' memory."""
+        return [gradient.flat() for gradient in self.members]
+
     def rearm(self) -> None:
+        for gradient in self.members:
+            gradient.own = None
         self.waiting, self.work, self.launched_ns, self.done_ns = len(self.members), None, 0, 0
 
     def mark_done(self, launched_ns: int, _future: Any) -> None:
@@ -39,18 +59,15 @@ class FlatBucket:
 
     def zeros(self) -> FlatBucket:
         """A bucket of the same layout that holds zeros: what a rank without inputs contributes."""
-        made = FlatBucket(torch.zeros_like(self.buffer))
-        for gradient in self.members:
-            view = gradient.view
-            place = view.storage_offset() - self.buffer.storage_offset()
-            zeros = made.buffer.as_strided(view.shape, view.stride(), place)
-            made.members.append(dataclasses.replace(gradient, view=zeros, bucket=made))
+        made = FlatBucket(lambda: self.make_buffer().zero_(), self.nbytes, self.device, in_place=self.in_place)
+        made.members = [dataclasses.replace(gradient, bucket=made, own=None) for gradient in self.members]
         return made
 
 
 @dataclass(eq=False)
 class Gradient:
-    """The place of the gradient of parameter `index`: `view`, in the buffer of `bucket`.
+    """The place of the gradient of parameter `index`: `view`, from `offset` on in the buffer of `bucket`; or `own`,
+    the tensor that autograd has made, if it is reduced there.
 
     `.grad` gets an alias of `view`, never `view` itself: a user could exchange its memory (`p.grad.data = ...`).
     Views keep the layout on which ranks agreed. `strides` are those that the parameter had then.
@@ -59,12 +76,32 @@ class Gradient:
     index: int
     name: str
     parameter: torch.nn.Parameter
-    view: torch.Tensor
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+    layout: tuple[int, ...]
     strides: tuple[int, ...]
     bucket: FlatBucket
+    own: torch.Tensor | None = None
+
+    @functools.cached_property
+    def view(self) -> torch.Tensor:
+        return self.bucket.buffer.as_strided(self.shape, self.layout, self.offset)
+
+    def flat(self) -> torch.Tensor:
+        tensor = self.view if self.own is None else self.own
+        if tensor.is_contiguous():
+            return tensor
+        return tensor.as_strided((tensor.numel(),), (1,))  # dense: no gap, and no element twice
+
+    def can_own(self, arrived: torch.Tensor) -> bool:
+        """Whether `arrived` has the layout that all ranks' gradients of this parameter have."""
+        return arrived.stride() == self.layout and not (arrived.is_conj() or arrived.is_neg())
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
+        if not self.bucket.has_buffer:
+            return False
         view = self.view
         return (
             tensor.layout is torch.strided
@@ -77,6 +114,10 @@ class Gradient:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
         `.to(memory_format=...)`, makes a copy in the new layout: optimizers may assume that both layouts are equal."""
         parameter, current = self.parameter, self.parameter.grad
+        if self.own is not None:
+            if current is not self.own:
+                parameter.grad = self.own
+            return
         in_place = current is not None and self.is_at(current)
         if parameter.stride() == self.strides:
             if not in_place:
@@ -103,6 +144,7 @@ class FlatGradients:
         self._caps = caps
         self._parameters = [parameter for _, parameter in parameters]
         self._strides = [parameter.stride() for parameter in self._parameters]
+        self._kinds = [(parameter.shape, parameter.dtype) for parameter in self._parameters]
         # a gradient has its parameter's strides if these are dense
         self._dense_strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self._parameters]
         self.entries = [
@@ -131,15 +173,18 @@ class FlatGradients:
         made: list[FlatBucket] = []
         for planned in plan:
             first = self._parameters[planned.slots[0].index]
-            bucket = FlatBucket(allocate(planned.count, first.dtype, first.device, self._group))
+            make = functools.partial(allocate, planned.count, first.dtype, first.device, self._group)
+            bucket = FlatBucket(make, planned.count * first.element_size(), first.device)
             made.append(bucket)
             for slot in planned.slots:
                 parameter = self._parameters[slot.index]
-                view = bucket.buffer.as_strided(parameter.shape, self._dense_strides[slot.index], slot.offset)
-                name, strides = self.entries[slot.index].name, self._strides[slot.index]
-                gradient = Gradient(slot.index, name, parameter, view, strides, bucket)
+                name, layout, strides = self.entries[slot.index].name, self._dense_strides[slot.index], self._strides
+                kind = self._kinds[slot.index]
+                gradient = Gradient(
+                    slot.index, name, parameter, slot.offset, *kind, layout, strides[slot.index], bucket
+                )
                 if self.gradients and parameter.grad is not None and self.gradients[slot.index].is_at(parameter.grad):
-                    view.copy_(parameter.grad)
+                    gradient.view.copy_(parameter.grad)
                     gradient.hand_over()
                 placed[slot.index] = gradient
                 bucket.members.append(gradient)

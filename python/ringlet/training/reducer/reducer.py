@@ -59,7 +59,8 @@ class GradientReducer(Joinable):
             (reentrant checkpoints), and parameters may be unused, at no cost after the first. Replaces
             `find_unused_parameters`. With reentrant checkpoints the module's output must be a tensor, or tensors in
             containers or dataclasses: the reducer detects the start of a backward by their gradients.
-        gradient_as_bucket_view: `.grad` is a view of its bucket. If False, `.grad` is a tensor of its own, and the
+        gradient_as_bucket_view: `.grad` is a view of its bucket (two ranks on one host need none, and reduce it where
+            autograd has put it). If False, `.grad` is a tensor of its own, and the
             reducer copies gradients both ways.
         broadcast_buffers: before a forward with gradients enabled, copy rank 0's buffers to all ranks, unless the
             previous forward was not reduced. (DDP does so without gradients too, and a rank that evaluates alone

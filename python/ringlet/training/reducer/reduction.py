@@ -62,7 +62,14 @@ class Reduction:
 
     def open(self, reducing: bool) -> None:
         self._reducing = reducing
+        self._choose_place()
         self._timeline.begin_ns = now_ns()
+
+    def _choose_place(self) -> None:
+        """Whether gradients are reduced where they are or in buckets: the same on all ranks."""
+        plain = not self.options.delay and not self.options.measured
+        for bucket in self.flat.buckets:
+            bucket.in_place = plain and self.channel.in_place(bucket.device)
 
     def arrived(self, index: int, parameter: torch.Tensor) -> None:
         gradient = self.flat.gradients[index]
@@ -92,13 +99,16 @@ class Reduction:
             return
         refuse_layout(gradient.name, None if arrived is None else arrived.layout)
         assert arrived is not None
-        if (arrived.shape, arrived.dtype) != (gradient.view.shape, gradient.view.dtype):
+        if (arrived.shape, arrived.dtype) != (gradient.shape, gradient.dtype):
             raise InvalidUsage(
                 f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, but the "
-                f"reducer was made for {list(gradient.view.shape)} and {gradient.view.dtype}: make a new "
+                f"reducer was made for {list(gradient.shape)} and {gradient.dtype}: make a new "
                 "GradientReducer after a parameter has changed"
             )
-        if gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
+        if gradient.bucket.in_place and gradient.can_own(arrived):
+            if self._reducing and gradient.bucket.work is None:
+                gradient.own = arrived
+        elif gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
             gradient.view.copy_(arrived.detach())
             if self.options.gradient_as_bucket_view:
                 gradient.hand_over()
@@ -131,6 +141,7 @@ class Reduction:
 
     def shadow(self) -> None:
         """Takes part in a reducing backward of the other ranks with zeros. Leaves this rank's gradients alone."""
+        self._choose_place()
         started, last = [], len(self.flat.buckets) - 1
         for place, bucket in enumerate(self.flat.buckets):
             started.append(self.channel.start(bucket.zeros(), place, place == last))
@@ -185,12 +196,13 @@ class Reduction:
             if gradient.index not in self._timeline.arrivals:
                 self._fill(gradient.index)
         if self.scale != 1.0:
-            bucket.buffer.mul_(self.scale)
+            torch._foreach_mul_(bucket.tensors() if bucket.in_place else [bucket.buffer], self.scale)
         place = self._launched
         self._launched += 1
         bucket.launched_ns = now_ns()
         bucket.work = self.channel.start(bucket, place, place == len(self.flat.buckets) - 1)
-        bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
+        if not bucket.in_place:  # a future would have another thread take the work out of this one's hands
+            bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
 
     def _fill(self, index: int) -> None:
         """Gives a gradient that did not arrive its value in the buffer: the value of `.grad`, or zero.
@@ -200,6 +212,7 @@ class Reduction:
         if index in self._filled:
             return
         gradient, kept = self.flat.gradients[index], None
+        gradient.own = None
         current = gradient.parameter.grad
         if current is None:
             gradient.view.zero_()
@@ -234,6 +247,7 @@ class Reduction:
         """Waits until the buckets of `flat` are reduced, and records the times."""
         for bucket in flat.buckets:
             bucket.work.wait()
+            bucket.done_ns = bucket.done_ns or now_ns()
         timeline.finished_ns = now_ns()
         timeline.exposed_ns = timeline.finished_ns - since_ns
         for bucket in flat.buckets:
@@ -241,7 +255,7 @@ class Reduction:
             ready_ns = max(timeline.arrivals.get(index, timeline.ended_ns) for index in indices)
             # the backend may report it a moment after the wait for it was over
             done_ns = min(bucket.done_ns or timeline.finished_ns, timeline.finished_ns)
-            times = BucketTimes(bucket.buffer.nbytes, flat.names(indices), ready_ns, bucket.launched_ns, done_ns)
+            times = BucketTimes(bucket.nbytes, flat.names(indices), ready_ns, bucket.launched_ns, done_ns)
             timeline.buckets.append(times)
         self.totals.add(timeline)
 
@@ -251,7 +265,7 @@ class Reduction:
             if not used[gradient.index]:
                 if kept is not None:
                     gradient.view.copy_(kept)
-            elif self.options.gradient_as_bucket_view:
+            elif self.options.gradient_as_bucket_view or gradient.own is not None:
                 gradient.hand_over()
             elif parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter).copy_(gradient.view)
