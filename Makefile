@@ -11,6 +11,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 CHECK_BASELINE ?= $(lastword $(sort $(wildcard benchmarks/baselines/*-check.jsonl)))
+RUNS ?= 20
 SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
 VENV := .venv
@@ -31,15 +32,18 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all test-launchers test-frameworks conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-one test-repeat test-launchers test-frameworks mutants conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
 	@echo "make demo           train a small model on 2 local ranks in five ways, and compare"
 	@echo "make test           build, then run the C++ tests and the fast Python tests"
 	@echo "make test-all       the same with all Python tests"
+	@echo "make test-one T=ring         build, then run the tests of one algorithm, test file or part of a name"
+	@echo "make test-repeat RUNS=20     make test's Python tests so often beside busy loops, and which ever failed"
 	@echo "make test-launchers          install Slurm, Ray and the MPI libraries, and launch with them"
 	@echo "make test-frameworks         install DeepSpeed, Accelerate, Lightning and transformers, and train with them"
+	@echo "make mutants                 put seeded faults into the code, and see that the tests find each"
 	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/check.py)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
@@ -63,6 +67,22 @@ test: cpp-test python-test
 
 test-all: browser cpp-test python-test
 
+# T: an algorithm, a C++ test or a word of the Python tests' names.
+ALGORITHM = $(wildcard csrc/schedule/$(T).cc)
+CPP_SUITES = $(if $(ALGORITHM),schedule plan pull message,$(basename $(patsubst %_test.cc,%,$(notdir $(wildcard tests/cpp/$(T)_test.cc)))))
+PYTHON_SUITES = $(if $(ALGORITHM),tests/core/test_schedule.py tests/core/test_prove.py tests/core/test_topology.py)
+test-one: install
+	@test -n "$(T)" || { echo "say which: make test-one T=ring" >&2; exit 1; }
+	$(SAY) "tests of $(T)"
+	@suites="$(CPP_SUITES)"; test -z "$$suites" || { \
+	  $(INSIDE) cmake -DRINGLET_TESTING=ON $(BUILD) > /dev/null; \
+	  $(INSIDE) cmake --build $(BUILD) --target $(CPP_SUITES:%=%_test); \
+	  $(INSIDE) ctest --test-dir $(BUILD) -j 2 --output-on-failure -R "^($${suites// /|})$$"; }
+	@$(INSIDE) $(PYTEST) -m 'not slow' -k '$(T)' $(PYTHON_SUITES) || { [ $$? = 5 ] && test -n "$(CPP_SUITES)"; }
+
+test-repeat: install emulated-device
+	@$(INSIDE) python tests/repeat.py --runs $(RUNS) $(ARGUMENTS)
+
 # What the suite skips where it is not installed. Nothing may skip itself here.
 test-launchers: install peers $(STAMPS)/slurm $(STAMPS)/launchers
 	$(SAY) "launchers: Slurm, Ray, the MPI libraries"
@@ -72,6 +92,10 @@ test-launchers: install peers $(STAMPS)/slurm $(STAMPS)/launchers
 test-frameworks: install $(STAMPS)/frameworks
 	$(SAY) "frameworks: two ranks train as on gloo"
 	@PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" python -m pytest --durations=10 tests/frameworks
+
+mutants: install
+	$(SAY) "seeded faults"
+	@$(INSIDE) python tests/mutants/run.py $(ARGUMENTS)
 
 conformance: install $(STAMPS)/conformance
 	$(SAY) "torch's suite for backends"
@@ -218,7 +242,7 @@ cpp-test: install
 	$(SAY) "C++ tests"
 	@$(INSIDE) cmake -DRINGLET_TESTING=ON $(BUILD) > /dev/null
 	@$(INSIDE) cmake --build $(BUILD)
-	@$(INSIDE) ctest --test-dir $(BUILD) --output-on-failure
+	@$(INSIDE) ctest --test-dir $(BUILD) -j 2 --output-on-failure
 
 # On a machine with an NVIDIA GPU; needs no network and makes no .venv.
 gpu-check:
