@@ -17,20 +17,39 @@ os.environ["RINGLET_TABLE"] = ""
 # A shell starts what runs in its background with SIGINT ignored, and ranks would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that `make test` leaves to `make test-all`, each with what makes it slow.
+# What `make test` leaves to `make test-all`, files and tests (as fnmatch knows them), each with what makes it slow.
 SLOW = {
     "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
+    "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks, as the test of every count",
+    "core/test_contract.py::test_messages_of_many_segments*mixed*": "shared_memory and tcp have them, too",
+    "core/test_contract.py::test_more_segments*mixed*": "tcp has them, too",
     "core/test_environment.py": "makes emulated hosts",
+    "core/test_failure.py::test_*threads]": "waits for timeouts of the engine that shared_memory has, too",
+    "core/test_failure.py::test_*mixed]": "waits for timeouts of the engine that tcp has, too",
     "core/test_forked_children.py": "starts programs that fork",
     "core/test_hosts.py": "makes emulated hosts",
     "core/test_interrupts.py": "interrupts every kind of wait, when it has begun",
     "core/test_launching.py": "starts torchrun, mpirun and emulated hosts",
+    "core/test_leaving.py::test_a_group_that_ends_beside*tcp]": "waits for 2 s, as the same with shared_memory does",
+    "core/test_leaving.py::test_a_group_that_ends_beside*mixed]": "waits for 2 s, as the same with shared_memory does",
+    "core/test_refusals.py::test_spawn_shows*shared_memory*": "starts Python anew; threads are told the same",
+    "core/test_selection.py::test_the_store_ends*": "starts Python anew for three ranks",
     "core/test_slurm.py": "starts Slurm",
+    "emulated_gpu/test_device.py::test_every_algorithm*-[18]-*": "the same in another world",
+    "emulated_gpu/test_device.py::test_every_dtype*[[][158]-*": "the same in another world",
     "emulated_gpu/test_gpu_check.py": "starts the GPU check's parts",
     "emulated_gpu/test_gpu_code.py": "disassembles the kernels",
     "tools/test_bench.py": "measures libraries side by side",
     "tools/test_bench_calls.py": "measures every call of torch.distributed",
     "tools/test_bench_hosts.py": "measures on emulated hosts",
+    "tools/test_cli.py::test_doctor_finds*": "joins several ranks of the command line",
+    "tools/test_docs.py::test_example_runs_as_a_program[[]docs*": "starts ranks, as the README's does",
+    "tools/test_error_samples.py::*[[]stuck*": "waits for timeouts",
+    "tools/test_error_samples.py::*disagreeing]": "waits for a timeout",
+    "tools/test_error_samples.py::*against collective]": "waits for a timeout",
+    "tools/test_error_samples.py::*[[]store]": "waits for a timeout",
+    "tools/test_error_samples.py::*no interface]": "starts Python anew",
+    "tools/test_error_samples.py::*full heap]": "starts Python anew",
     "tools/test_explore_in_browser.py": "drives a browser",
     "tools/test_site.py": "builds the site",
     "tools/test_wheel.py": "builds a wheel, and installs it into an empty environment",
@@ -43,12 +62,13 @@ SLOW = {
 }
 
 
-# Files that run by themselves, after the others, which run two at a time: each with what would suffer.
+# What runs by itself, after the others, which run two at a time: each with what would suffer.
 ALONE = {
     "core/test_across_hosts.py": "takes links away, and measures when that is known",
     "core/test_environment.py": "makes emulated hosts",
-    "core/test_failure.py": "measures how soon a failure is known, and kills ranks",
-    "core/test_random_calls.py": "measures how soon a failure is known, and kills ranks",
+    "core/test_failure.py::test_killed*": "measures how soon a failure is known",
+    "core/test_failure.py::test_stalled*": "measures when a wait ends",
+    "core/test_random_calls.py::test_a_program_that_loses_a_rank*": "measures how soon a failure is known",
     "core/test_hosts.py": "makes emulated hosts, and measures their links",
     "core/test_interrupts.py": "measures when a wait ends",
     "core/test_launching.py": "makes emulated hosts",
@@ -58,8 +78,8 @@ ALONE = {
     "tools/test_bench_calls.py": "measures",
     "tools/test_bench_hosts.py": "measures",
     "tools/test_tune.py": "measures",
-    "torch/test_backend_failure.py": "measures how soon a failure is known, and kills ranks",
-    "training/test_bucket_merging.py": "measures what a bucket costs",
+    "torch/test_backend_failure.py::test_a_rank_that_dies*": "measures how soon a failure is known",
+    "training/test_bucket_merging.py::test_measured*": "measures what a bucket costs",
     "training/test_delay_and_timeline.py": "measures when buckets are sent",
 }
 
@@ -94,11 +114,18 @@ def place_of(item):
     return item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
 
 
+def named_in(table, item):
+    """Why, where the table names the test or its file."""
+    file = place_of(item)
+    test = f"{file}::{item.name}"
+    return next((why for pattern, why in table.items() if pattern == file or fnmatch.fnmatchcase(test, pattern)), None)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
-        if why := SLOW.get(place_of(item)):
+        if why := named_in(SLOW, item):
             item.add_marker(pytest.mark.slow(reason=why))
-        if why := ALONE.get(place_of(item)):
+        if why := named_in(ALONE, item):
             item.add_marker(pytest.mark.alone(reason=why))
 
 

@@ -36,6 +36,17 @@ def seconds_since(stamp: str, stalls) -> float:
     return now - killed - stalls.since(killed)
 
 
+def pass_together(barrier, rank: int, world: int, stamp: str) -> None:
+    """The last rank, which is to die, returns when all have left the barrier: who is still in it would hear of the
+    death there."""
+    barrier()
+    others = dist.FileStore(f"{stamp} others", world)
+    if rank == world - 1:
+        others.wait([f"passed {q}" for q in range(world - 1)])
+    else:
+        others.set(f"passed {rank}", "")
+
+
 def raises_peer_lost(act, stamp: str, victim: int) -> str:
     with watched() as stalls, pytest.raises(ringlet.PeerLost) as caught:
         act()
@@ -49,7 +60,7 @@ def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
     victim = world - 1
     count = 16 << 20 if moment == "middle" else 1000
     tensor = ringlet.empty(count).fill_(1)
-    ringlet.barrier()
+    pass_together(ringlet.barrier, rank, world, stamp)
     if rank == victim:
         if moment == "middle":
             ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True)
@@ -114,7 +125,7 @@ def test_killed_where_other_work_fills_the_processor(pool, tmp_path):
 
 def lose_a_peer_elsewhere(rank, world, stamp, what):
     victim = world - 1
-    ringlet.barrier()
+    pass_together(ringlet.barrier, rank, world, stamp)
     if rank == victim:
         die(stamp)
     big = torch.ones(1 << 20)
@@ -140,7 +151,7 @@ def test_killed_in_other_calls(pool, tmp_path, world, what):
 
 def lose_a_peer_in_backend(rank, world, stamp, what):
     victim = world - 1
-    dist.barrier()
+    pass_together(dist.barrier, rank, world, stamp)
     if rank == victim:
         die(stamp)
     tensor = torch.ones(1 << 18)
@@ -232,7 +243,7 @@ def test_stalled_sender_times_out(pool, tmp_path, transport):
 def message_against_collective(rank, world, verb, first):
     """Rank 0 waits in a message with rank 1, which waits for it in a collective; `first` has the shorter timeout."""
     ringlet.all_reduce(torch.ones(10))
-    limit = 0.6 if rank == first else 20
+    limit = 0.4 if rank == first else 20
     with pytest.raises(ringlet.Timeout) as caught:
         if rank == 0:
             getattr(ringlet, verb)(torch.ones(8 << 20), 1, timeout=limit)
@@ -250,23 +261,24 @@ def test_a_message_against_a_collective_names_both(pool, transport, verb, where,
         assert message in text and collective in text, text
 
 
-def answered_after_a_while(rank, world):
+def answered_after_a_while(rank, world, store):
     """A message that waited for long and then came is no longer what a rank waits in."""
-    message = torch.zeros(10)
+    message, others = torch.zeros(10), dist.FileStore(store, world)
     if rank == 0:
         ringlet.recv(message, 1)
-        time.sleep(1.5)  # "in other work", while the other's call ends at its deadline
+        others.wait(["timed out"])  # "in other work", while the other's call ends at its deadline
         return ""
     time.sleep(0.3)
     ringlet.send(message, 0)
     with pytest.raises(ringlet.Timeout) as caught:
         ringlet.all_reduce(torch.ones(1000), timeout=0.6)
+    others.set("timed out", "")
     return str(caught.value)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_message_that_came_is_not_named(pool, transport):
-    for text in pool.values(answered_after_a_while, 2, join=transport):
+def test_a_message_that_came_is_not_named(pool, tmp_path, transport):
+    for text in pool.values(answered_after_a_while, 2, str(tmp_path / "others"), join=transport):
         assert "in recv" not in text, text
 
 

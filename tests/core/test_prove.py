@@ -10,13 +10,16 @@ from ringlet.schedule import Round, Schedule, ScheduleError, Step
 from ringlet.schedule.prove import prove, prove_all
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
-WORLDS = [*range(1, 34), 48, 64]
+SMALL, LARGE = [*range(1, 18)], [*range(18, 34), 48, 64]
 
 
 @pytest.mark.parametrize("algorithm, collective", REGISTERED)
-def test_registered_schedules_are_proved(algorithm, collective):
-    proofs = prove_all(WORLDS, algorithm=algorithm, collective=collective)
-    assert {proof.world for proof in proofs} == set(WORLDS)
+@pytest.mark.parametrize(
+    "worlds", [pytest.param(SMALL, id="small"), pytest.param(LARGE, id="large", marks=pytest.mark.slow)]
+)
+def test_registered_schedules_are_proved(algorithm, collective, worlds):
+    proofs = prove_all(worlds, algorithm=algorithm, collective=collective)
+    assert {proof.world for proof in proofs} == set(worlds)
     assert all(proof.closed_form for proof in proofs)
 
 

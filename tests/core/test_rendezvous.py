@@ -40,6 +40,7 @@ def variables(**given: str) -> Iterator[None]:
 def joining(rank: int, world: int, store: str, each: list[dict[str, Any]]) -> str:
     """Each rank joins as its own entry says; env: its variables. What it raises, or "joined"."""
     options = dict(each[rank])
+    ringlet.rendezvous._REFUSED_S = 1.0  # nobody comes later here
     with variables(**options.pop("env", {})):
         try:
             given = {"rank": rank, "world": world, "timeout": 20, "store": dist.FileStore(store, world), **options}
@@ -329,7 +330,7 @@ def at_own_store(rank: int, world: int, port: str) -> str:
     """As under torchrun without a store of its own: rank 0 serves it."""
     with variables(MASTER_ADDR="127.0.0.1", MASTER_PORT=port):
         with pytest.raises(ringlet.Error) as caught:
-            ringlet.init(rank, world + 1, timeout=2 if rank == 0 else 6)
+            ringlet.init(rank, world + 1, timeout=1 if rank == 0 else 2)
         return f"{type(caught.value).__name__}: {caught.value}"
 
 

@@ -1,15 +1,16 @@
 """Seeded faults: `run.py [NAME ...] [--full]` puts each into a tree of its own, builds it, and runs the tests that its
-patch says find it.
+patch says find it, and where they do not all of `make test`'s.
 
 A patch opens with what is wrong, then a line for each way to find it, "Found by: ctest NAME" or "Found by: pytest
 ARGUMENTS"; pytest runs what `make test` runs, and with "Found by test-all: pytest ARGUMENTS" the rest, too. All of them
-must pass on the tree without a fault, so that a fault counts as found for its own sake. Writes out/mutants.md, and
-fails where a fault is not found, or where `make test` finds fewer than nine of ten.
+must pass on the tree without a fault, so that a fault counts as found for its own sake. Keeps what it saw of each in
+tests/mutants/results.jsonl, and fails where a fault is not found, or where `make test` finds fewer than nine of ten.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -24,13 +25,20 @@ from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "tests" / "mutants" / "patches"
+RESULTS = ROOT / "tests" / "mutants" / "results.jsonl"
 TREE = ROOT / "build" / "mutants"
+LOG = TREE / "build" / "mutants.log"
 BUILD = TREE / "build" / str(sys.implementation.cache_tag)
 FOUND_BY = re.compile(r"^Found by( test-all)?: (ctest|pytest) (.+)$", re.MULTILINE)
+# What each prints of a test that failed.
+FAILED = {
+    "pytest": re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE),
+    "ctest": re.compile(r"^\s+\d+ - (\w+) \(\w+\)", re.MULTILINE),
+}
 LEAST_FOUND_BY_MAKE_TEST = 0.9
 # A fault may make ranks wait for each other: then the test's own limit finds it, and soon.
 PATIENCE = {"RINGLET_TEST_HANG_SECONDS": "40", "RINGLET_TEST_TIMEOUT": "20"}
-LIMIT_S = 400
+LIMIT_S = 500
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Finder:
         return f"{self.tool} {self.arguments}"
 
 
-EVERYTHING = (Finder("ctest", ".*"), Finder("pytest", ""), Finder("pytest", "-m slow", fast=False))
+MAKE_TEST = (Finder("ctest", ".*"), Finder("pytest", "-n 2 --dist worksteal"))
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,20 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Result:
+    """`found_by`: the command whose tests found it, and `test` the first of them that failed; None: none did."""
+
     mutant: Mutant
     found_by: Finder | None
+    test: str | None
     build_s: float
     test_s: float
+
+    @property
+    def line(self) -> dict[str, object]:
+        suite = None if self.found_by is None else "make test" if self.found_by.fast else "make test-all"
+        command = None if self.found_by is None else str(self.found_by)
+        seen = {"fault": self.mutant.name, "what": self.mutant.what, "suite": suite, "command": command}
+        return seen | {"test": self.test, "build_s": round(self.build_s), "test_s": round(self.test_s)}
 
 
 def mutants() -> list[Mutant]:
@@ -97,7 +115,7 @@ def mutants() -> list[Mutant]:
 def run(command: list[str], limit_s: float | None = None, **variables: str) -> int | None:
     """The exit code of a command in the tree; None where it ran past its limit. Its output goes to a log."""
     environ = os.environ | {"PYTHONPATH": str(TREE / "python")} | variables
-    with (TREE / "build" / "mutants.log").open("ab") as log:
+    with LOG.open("ab") as log:
         process = subprocess.Popen(command, cwd=TREE, env=environ, stdout=log, stderr=log, start_new_session=True)
         try:
             return process.wait(limit_s)
@@ -157,11 +175,16 @@ def build(finders: Iterable[Finder], is_cpp: bool) -> bool:
     return configured and all(run(["cmake", "--build", str(BUILD), *target]) == 0 for target in targets)
 
 
-def first_to_find(finders: Iterable[Finder]) -> Finder | None:
+def first_to_find(finders: Iterable[Finder]) -> tuple[Finder | None, str | None]:
+    """The first command that fails, and the first test that fails in it."""
     for finder in finders:
-        if run(finder.command, LIMIT_S, **PATIENCE) != 0:
-            return finder
-    return None
+        begins = LOG.stat().st_size
+        code = run(finder.command, LIMIT_S, **PATIENCE)
+        if code == 0:
+            continue
+        failed = FAILED[finder.tool].search(LOG.read_bytes()[begins:].decode(errors="replace"))
+        return finder, failed[1] if failed else f"(exit code {code})"
+    return None, None
 
 
 def examine(mutant: Mutant, finders: tuple[Finder, ...]) -> Result:
@@ -169,53 +192,58 @@ def examine(mutant: Mutant, finders: tuple[Finder, ...]) -> Result:
     try:
         began = time.monotonic()
         if not build(finders, mutant.is_cpp):
-            raise SystemExit(f"{mutant.name} does not compile: see {TREE / 'build' / 'mutants.log'}")
+            raise SystemExit(f"{mutant.name} does not compile: see {LOG}")
         built = time.monotonic()
-        found_by = first_to_find(finders)
-        return Result(mutant, found_by, built - began, time.monotonic() - built)
+        found_by, test = first_to_find(finders)
+        return Result(mutant, found_by, test, built - began, time.monotonic() - built)
     finally:
         git("apply", "--reverse", str(mutant.path), cwd=TREE)
 
 
-def table(results: list[Result]) -> str:
-    lines = ["| fault | what is wrong | found by | build s | tests s |", "|---|---|---|---|---|"]
-    for result in results:
-        found = f"`{result.found_by}`" if result.found_by else "**nothing**"
-        cells = (result.mutant.name, result.mutant.what, found, f"{result.build_s:.0f}", f"{result.test_s:.0f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def keep(results: list[Result], known: list[Mutant]) -> list[dict[str, object]]:
+    """Writes these into RESULTS, over what is there of the same faults; all lines of it."""
+    there = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    lines = {line["fault"]: line for line in [*there, *(result.line for result in results)]}
+    ordered = [lines[mutant.name] for mutant in known if mutant.name in lines]
+    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in ordered))
+    return ordered
 
 
-def conclude(results: list[Result]) -> int:
-    found = [result for result in results if result.found_by]
-    by_make_test = [result for result in found if result.found_by and result.found_by.fast]
-    print(f"{len(found)} of {len(results)} faults found, {len(by_make_test)} of them by `make test`")
-    enough = len(by_make_test) >= LEAST_FOUND_BY_MAKE_TEST * len(results)
-    return 0 if len(found) == len(results) and enough else 1
+def conclude(lines: list[dict[str, object]]) -> int:
+    found = sum(line["suite"] is not None for line in lines)
+    by_make_test = sum(line["suite"] == "make test" for line in lines)
+    print(f"{found} of {len(lines)} faults found, {by_make_test} of them by `make test`")
+    return 0 if found == len(lines) and by_make_test >= LEAST_FOUND_BY_MAKE_TEST * len(lines) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     known = mutants()
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these faults")
-    parser.add_argument("--full", action="store_true", help="run all tests on each, not those that its patch names")
+    parser.add_argument("--full", action="store_true", help="run all of `make test` on each, not what its patch names")
+    parser.add_argument("--seeded-only", action="store_true", help="the tree without a fault is known to pass")
     args = parser.parse_args()
     if unknown := set(args.names) - {mutant.name for mutant in known}:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are: {', '.join(m.name for m in known)}")
     chosen = [mutant for mutant in known if not args.names or mutant.name in args.names]
-    finders = EVERYTHING if args.full else tuple(dict.fromkeys(f for mutant in chosen for f in mutant.finders))
+    finders = MAKE_TEST if args.full else tuple(dict.fromkeys(f for mutant in chosen for f in mutant.finders))
     make_tree()
-    print(f"the tree without a fault, {len(finders)} runs", flush=True)
-    if not build(finders, is_cpp=any(mutant.is_cpp for mutant in chosen)) or (wrong := first_to_find(finders)):
-        raise SystemExit(f"fails without a fault: {wrong or 'the build'}; see {TREE / 'build' / 'mutants.log'}")
-    results = []
+    if not args.seeded_only:
+        print(f"the tree without a fault, {len(finders)} runs", flush=True)
+        if not build(finders, is_cpp=any(mutant.is_cpp for mutant in chosen)):
+            raise SystemExit(f"does not compile without a fault: see {LOG}")
+        wrong, test = first_to_find(finders)
+        if wrong:
+            raise SystemExit(f"fails without a fault: {wrong}: {test}; see {LOG}")
+    lines: list[dict[str, object]] = []
     for mutant in chosen:
-        results.append(examine(mutant, EVERYTHING if args.full else mutant.finders))
-        last = results[-1]
-        print(f"{mutant.name}: {last.found_by or 'NOT FOUND'}, {last.build_s:.0f} + {last.test_s:.0f} s", flush=True)
-        (ROOT / "out").mkdir(exist_ok=True)
-        (ROOT / "out" / "mutants.md").write_text(table(results))
-    return conclude(results)
+        everything = MAKE_TEST if mutant.is_cpp else MAKE_TEST[1:]  # the C++ tests run no Python
+        result = examine(mutant, everything if args.full else mutant.finders)
+        if result.found_by is None and not args.full:
+            result = examine(mutant, everything)
+        print(f"{mutant.name}: {result.test or 'NOT FOUND'}, {result.build_s:.0f} + {result.test_s:.0f} s", flush=True)
+        lines = keep([result], known)
+    return conclude(lines)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,12 @@ class Pool:
             pytest.fail("\n".join(map(str, failed)), pytrace=False)
         return [outcome.value for outcome in outcomes]
 
+    def fork(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A process of its own, which has imported torch, runs the function."""
+        process = self._context.Process(target=function, args=args, daemon=True)
+        process.start()
+        return process
+
     def processes(self, world: int) -> list[Any]:
         """The processes of the next run of `world` ranks, for tests that stop or kill them."""
         return [worker.process for worker in self._staff(world)]

@@ -116,6 +116,12 @@ def test_prove_writes_a_table_for_people_and_one_for_programs(tmp_path, capsys):
     assert {proof["world"] for proof in written["proofs"]} == {1, 2, 3, 4, 5, 8}
 
 
+def test_prove_proves_the_collectives_that_are_asked_for(capsys):
+    head, *rows = printed(capsys, "prove", "--world", "4", "--collective", "broadcast,gather").splitlines()
+    column = head.split().index("collective")
+    assert {row.split()[column] for row in rows} == {"broadcast", "gather"}
+
+
 def test_draw_prints_text_and_writes_svg(tmp_path, capsys):
     picture = tmp_path / "ring.svg"
     told = printed(capsys, "draw", "ring", "--world", "3", "--text", "-o", str(picture))

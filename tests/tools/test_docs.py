@@ -4,14 +4,15 @@ import importlib.util
 import os
 import pathlib
 import re
+import runpy
 import shlex
-import socket
 import subprocess
 import sys
 
 import pytest
 
 import ringlet
+from ranks import free_ports
 from ringlet.cli.main import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -172,20 +173,41 @@ def prepared():
     ]
 
 
+def alone_in_the_world():
+    """What torchrun sets."""
+    usual = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return usual | {"MASTER_PORT": str(free_ports(1)[0])}
+
+
+def run_fragment(program, said, environment):
+    """In a process of its own."""
+    os.environ.update(environment)
+    os.chdir(program.parent)
+    with said.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    runpy.run_path(str(program), run_name="__main__")
+    sys.stdout.flush()
+
+
 @pytest.mark.parametrize("beginning, code, output", prepared())
-def test_fragment_runs_after_its_beginning(beginning, code, output, tmp_path):
-    test_example_runs_as_a_program(f"CODE = {code!r}\n{beginning}\n{code}", output, tmp_path)
+def test_fragment_runs_after_its_beginning(beginning, code, output, tmp_path, pool):
+    program, said = tmp_path / "example.py", tmp_path / "said"
+    program.write_text(f"CODE = {code!r}\n{beginning}\n{code}", encoding="utf-8")
+    process = pool.fork(run_fragment, program, said, alone_in_the_world())
+    process.join(120)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, said.read_text(encoding="utf-8")
+    if output is not None:
+        assert sorted(said.read_text(encoding="utf-8").splitlines()) == sorted(output.splitlines())
 
 
 @pytest.mark.parametrize("code, output", blocks(RUN_FILE))
 def test_example_runs_as_a_program(code, output, tmp_path):
     program = tmp_path / "example.py"
     program.write_text(code, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # as torchrun sets
-    environment = {**os.environ, **alone, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, **alone_in_the_world(), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
     )

@@ -100,10 +100,20 @@ def begin_again(rank: int, world: int, store: str) -> None:
 # --- a rank dies ----------------------------------------------------------------------------------------------------
 
 
+def pass_together(rank: int, world: int, folder: str) -> None:
+    """A barrier, after which the last rank returns when all have left it: who is still in it would hear there of a
+    rank that dies."""
+    dist.barrier()
+    if rank == world - 1:
+        meeting(folder, world).wait([f"passed {q}" for q in range(world - 1)])
+    else:
+        meeting(folder, world).set(f"passed {rank}", "")
+
+
 def lose_a_peer(rank: int, world: int, folder: str, name: str) -> None:
     stamp = pathlib.Path(folder, "stamp")
     with group(rank, world, f"{folder}/store"):
-        dist.barrier()
+        pass_together(rank, world, folder)
         if rank == world - 1:
             stamp.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +139,7 @@ def lose_a_peer_of_a_subgroup(rank: int, world: int, folder: str) -> None:
     """The group that the dead rank was in fails; another goes on."""
     with group(rank, world, f"{folder}/store"):
         pair = dist.new_group([0, 1])
-        dist.barrier()
+        pass_together(rank, world, folder)
         if rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         works_raise([dist.all_reduce(torch.ones(COUNT), async_op=True)], ringlet.PeerLost)
