@@ -156,7 +156,8 @@ void collectives(End end) {
     if (algorithm.collective == Collective::barrier) continue;
     for (const int root : {0, has_root(algorithm.collective) ? 1 : 0}) {
       Call call{.collective = algorithm.collective, .algorithm = &algorithm, .root = root};
-      for (const bool first_half : {false, true}) told += collective(call, end, first_half);
+      told += collective(call, end, false);
+      if (end != End::timeout) told += collective(call, end, true);  // a timeout waits for as long in every call
     }
   }
   CHECK(told >= 10);
