@@ -1,4 +1,4 @@
-// The meeting of two ranks while signals interrupt one of them all the time, and its deadline.
+// The meeting of two ranks while signals interrupt one of them all the time, its deadline, and its token.
 #include "transport/handshake.h"
 
 #include <signal.h>
@@ -42,10 +42,11 @@ class Interruptions {
 
 struct Ranks {
   Handshake rank[2] = {Handshake(0, 2), Handshake(1, 2)};
+  Token told[2] = {rank[0].token(), rank[1].token()};  // in the store
   Descriptor heap{::eventfd(0, EFD_CLOEXEC)};
 
   std::vector<Introduced> exchange(int own, const Deadline& deadline) {
-    const std::vector<Handshake::Peer> peers{{rank[0].name(), rank[0].token()}, {rank[1].name(), rank[1].token()}};
+    const std::vector<Handshake::Peer> peers{{rank[0].name(), told[0]}, {rank[1].name(), told[1]}};
     const int handed[] = {heap.get()};
     std::vector<Introduced> joined(2);
     rank[own].exchange(peers, handed, joined, deadline);
@@ -105,6 +106,19 @@ void a_deadline_ends_a_meeting(bool crowded, bool interrupted) {
   CHECK(deadline.passed());
 }
 
+/// Who has not read a rank's token from the store gets no memory of that rank.
+void a_wrong_token_joins_nobody() {
+  Ranks ranks;
+  ranks.told[0] = random_token();
+  const Deadline deadline = Deadline::after(200ms);
+  std::string told_to_1;
+  std::thread other([&] { told_to_1 = outcome(ranks, 1, deadline); });
+  CHECK_EQ(outcome(ranks, 0, deadline),
+           "Timeout: rank 0 of 2 was not joined by rank(s) 1 in time; did they fail, or not start?");
+  other.join();
+  CHECK(!told_to_1.empty());
+}
+
 struct Stop : Interrupted {
   Stop() : Interrupted("Stop") {}
 };
@@ -141,5 +155,6 @@ int main() {
     an_interrupt_ends_a_meeting(1, crowded);
   }
   an_interrupt_ends_a_meeting(0, false);
+  a_wrong_token_joins_nobody();
   return check_result("handshake");
 }

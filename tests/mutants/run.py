@@ -10,6 +10,7 @@ tests/mutants/results.jsonl, and fails where a fault is not found, or where `mak
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import pathlib
@@ -33,7 +34,7 @@ FOUND_BY = re.compile(r"^Found by( test-all)?: (ctest|pytest) (.+)$", re.MULTILI
 # What each prints of a test that failed.
 FAILED = {
     "pytest": re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\])?)(?: - |$)", re.MULTILINE),
-    "ctest": re.compile(r"^\s+\d+ - (\w+) \(\w+\)", re.MULTILINE),
+    "ctest": re.compile(r"^\s+\d+ - (\w+) \((?!Not Run)[\w ]+\)", re.MULTILINE),
 }
 LEAST_FOUND_BY_MAKE_TEST = 0.9
 # A fault may make ranks wait for each other: then the test's own limit finds it, and soon.
@@ -129,6 +130,17 @@ def git(*arguments: str, cwd: pathlib.Path = ROOT) -> str:
     return subprocess.run(
         ["git", "-c", "safe.directory=*", *arguments], cwd=cwd, check=True, capture_output=True, text=True
     ).stdout
+
+
+def own_tree() -> object:
+    """A tree has one fault at a time. What is returned must be kept."""
+    TREE.parent.mkdir(parents=True, exist_ok=True)
+    lock = TREE.with_suffix(".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise SystemExit("another run.py is at work in this tree") from None
+    return lock
 
 
 def make_tree() -> None:
@@ -230,6 +242,7 @@ def main() -> int:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are: {', '.join(m.name for m in known)}")
     chosen = [mutant for mutant in known if not args.names or mutant.name in args.names]
     finders = MAKE_TEST if args.full else tuple(dict.fromkeys(f for mutant in chosen for f in mutant.finders))
+    lock = own_tree()  # noqa: F841 (held to the end)
     make_tree()
     if not args.seeded_only:
         print(f"the tree without a fault, {len(finders)} runs", flush=True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ringlet.training import replicas
 from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
@@ -67,6 +68,7 @@ REFUSED = {
 
 
 def refused(rank, world, change, alone):
+    replicas.ALIKE_SECONDS = 0.5
     for stage in STAGES:
         if stage == 3 and change in (convert, assign, unfreeze):
             continue  # torch's own calls read parameters that are in shards, and raise

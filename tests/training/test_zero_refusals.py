@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ringlet.training import replicas
 from ringlet.training.zero.options import Options
 from zero_checks import batch, loss_of, make, train_zero, zero_of
 
@@ -146,6 +147,7 @@ def modules(rank, world):
 
 
 def wrong_on_one_rank(rank, world):
+    replicas.ALIKE_SECONDS = 0.5
     wrong = {"max_norm": float("nan")} if rank == 1 else {}
     reason = "max_norm must be positive, got nan"
     with pytest.raises(ringlet.InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):
