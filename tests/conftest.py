@@ -21,6 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = {
     "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
     "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks, as the test of every count",
+    "core/test_contract.py::test_every_count*shared_memory-8-[!a]*": "has eight ranks, as those of all_reduce",
     "core/test_contract.py::test_messages_of_many_segments*mixed*": "shared_memory and tcp have them, too",
     "core/test_contract.py::test_more_segments*mixed*": "tcp has them, too",
     "core/test_environment.py": "makes emulated hosts",
@@ -55,6 +56,7 @@ SLOW = {
     "tools/test_site.py": "builds the site",
     "tools/test_wheel.py": "builds a wheel, and installs it into an empty environment",
     "tools/test_tune.py": "measures algorithms",
+    "torch/test_backend_failure.py::test_a_rank_that_stalls*-2]": "waits for a timeout; so do three ranks",
     "torch/test_compiled.py": "compiles models",
     "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",
     "training/*gloo-[34]*": "the same on gloo in a larger world; on ringlet it is tried",
