@@ -242,7 +242,7 @@ cpp-test: install
 	$(SAY) "C++ tests"
 	@$(INSIDE) cmake -DRINGLET_TESTING=ON $(BUILD) > /dev/null
 	@$(INSIDE) cmake --build $(BUILD)
-	@$(INSIDE) ctest --test-dir $(BUILD) -j 2 --output-on-failure
+	@$(INSIDE) ctest --test-dir $(BUILD) -j 3 --output-on-failure
 
 # On a machine with an NVIDIA GPU; needs no network and makes no .venv.
 gpu-check:
