@@ -40,8 +40,15 @@ def behind() -> None:
     ringlet.all_reduce(ones())
 
 
-# Each with the transport of its group; "torch": torch.distributed on ringlet; "none": the group is what is waited for.
+def sleep_for_ever() -> None:
+    while True:  # in short sleeps: in a long one nothing can be raised in a thread
+        time.sleep(0.01)
+
+
+# Each with the transport of its group; "torch": torch.distributed on ringlet; "none": the group is what is waited for;
+# "idle": what the interpreter and torch themselves take to end.
 WAITS: dict[str, tuple[str, Callable[[int, int], object]]] = {
+    "no call, no group": ("idle", lambda rank, world: sleep_for_ever()),
     "all_reduce": ("auto", lambda rank, world: ringlet.all_reduce(ones())),
     "all_reduce, 16 MiB": ("auto", lambda rank, world: ringlet.all_reduce(ones(4 << 20))),
     "all_reduce, TCP": ("tcp", lambda rank, world: ringlet.all_reduce(ones())),
@@ -62,8 +69,7 @@ OF_THREADS = ("all_reduce", "all_reduce, 16 MiB", "recv", "barrier", "Work.wait"
 def await_interrupt(rank: int, world: int, folder: str, name: str) -> None:
     (Path(folder) / f"waits {rank}").touch()
     if rank == world - 1:
-        while True:  # in short sleeps: in a long one nothing can be raised in a thread
-            time.sleep(0.01)
+        sleep_for_ever()
     else:
         WAITS[name][1](rank, world)
 
@@ -81,7 +87,9 @@ def member(rank: int, world: int, folder: str, name: str) -> None:
         if rank == world - 1:
             time.sleep(LIMIT_S)
         ringlet.init(rank, world, store, timeout=TIMEOUT_S)
-    if transport == "torch":
+    if transport == "idle":
+        pass
+    elif transport == "torch":
         dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
     else:
         if transport == "mixed":

@@ -439,7 +439,6 @@ def in_detail(rank: int, world: int, store: str) -> None:
             ringlet.GradientReducer(module, algorithm="butterfly")
             module(torch.full((1, 2), rank + 1.0)).sum().backward()
             assert module.weight.grad.tolist() == [[1.5, 1.5]]
-            assert ringlet.is_registered(module.weight.grad)
             with pytest.raises(ringlet.InvalidUsage, match="no algorithm"):
                 ringlet.GradientReducer(torch.nn.Linear(2, 2), algorithm="none")
             model = torch.nn.Linear(2, 2)
