@@ -111,3 +111,12 @@ def test_the_benchmark_of_steps(tmp_path):
     assert meta["machine"]["cores"] >= 1 and meta["commit"]
     page = (tmp_path / "a.md").read_text()
     assert meta["commit"] in page and page.count("| transformer |") == 5 + ("cost" in rows[7]["merging"])
+
+
+def test_the_benchmark_of_all_ways_to_train(tmp_path):
+    out = run("benchmarks/step.py", "--models", "quick", "--turns", "2", "--json", str(tmp_path / "a.jsonl"))
+    rows = {row["way"]: row for row in map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())}
+    assert {"none", "naive", "ddp-gloo", "ddp-ringlet", "reducer", "zero-3", "fsdp2-3"} <= set(rows)
+    assert all(row["step_ms"] > 0 and row["turns"] == 2 for row in rows.values())
+    assert rows["none"]["step_over_ms"] == 0
+    assert "over none ms" in out
