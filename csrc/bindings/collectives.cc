@@ -459,7 +459,8 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
-  const auto kept = py::reinterpret_borrow<py::object>(chosen.handle);  // another thread may end it while this one waits
+  const auto kept =
+      py::reinterpret_borrow<py::object>(chosen.handle);  // another thread may end it while this one waits
   Communicator& group = *chosen.group;
   agree_on_added(group, call);
   const auto profiled = profile(call, &tensor, &tensor);

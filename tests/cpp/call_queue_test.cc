@@ -3,8 +3,8 @@
 #include "comm/call_queue.h"
 
 #include <atomic>
-#include <latch>
 #include <ctime>
+#include <latch>
 #include <stdexcept>
 
 #include "check.h"

@@ -130,7 +130,7 @@ class PullExecutor {
   std::vector<uint64_t> seen_;  // by peer: progress last read
   std::atomic<uint64_t> bytes_read_{0};
   std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
-  std::vector<const Plan*> quick_;  // by algorithm and place, for root 0
+  std::vector<const Plan*> quick_;          // by algorithm and place, for root 0
   const Algorithm* last_chosen_ = nullptr;  // by the selector, for the three below; null: nothing yet
   Collective last_collective_{};
   size_t last_bytes_ = 0;
