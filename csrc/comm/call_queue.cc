@@ -299,30 +299,27 @@ void CallQueue::loop() {
 
 /// How long the thread leaves the first job to others.
 CallQueue::Clock::duration CallQueue::too_early() {
-  const Entry& first = entries_.front();
+  Entry& first = entries_.front();
   if (owner_.load(std::memory_order_relaxed) != std::thread::id{}) return kSleep;
   if (assistants_ > 0 && !stop_ && !first.job.whole) return kSleep;
   if (stop_ || hurry_ || first.job.whole) return {};
   if (first.job.large && engine_.has_spare_processor()) return {};
   const auto now = Clock::now();
-  const bool looked = last_look_.work == first.work.get();
-  const auto next = looked ? last_look_.next : first.given + grace_;
+  const auto next = first.look ? first.look->next : first.given + grace_;
   if (now < next) return next - now;
-  if (is_needed(now)) return {};
-  last_look_.next = now + (looked ? std::min(2 * (now - last_look_.at), most_look_) : grace_);
-  last_look_.work = first.work.get();
-  last_look_.at = now;
-  return last_look_.next - now;
+  const auto pause = first.look ? std::min(2 * (now - first.look->at), most_look_) : grace_;
+  if (is_needed(first, now)) return {};
+  first.look->next = now + pause;
+  return pause;
 }
 
 /// Whether to take over the first job, for which nobody has come. Without a processor of its own the thread would
 /// compute in turns with whoever gave the job: no gain for this rank, and many changes between the two.
-bool CallQueue::is_needed(Clock::time_point now) {
-  const Entry& first = entries_.front();
-  if (engine_.has_spare_processor() || engine_.is_awaited() || now - first.given >= kMostPatience) return true;
-  const auto before = std::exchange(last_look_.processor_time, processor_time(first.giver));
-  const bool looked = last_look_.work == first.work.get();
-  return looked && last_look_.processor_time - before < (now - last_look_.at) / 2;
+bool CallQueue::is_needed(Entry& job, Clock::time_point now) {
+  if (engine_.has_spare_processor() || engine_.is_awaited() || now - job.given >= kMostPatience) return true;
+  const auto used = processor_time(job.giver);
+  const auto before = std::exchange(job.look, Look{.at = now, .processor_time = used});
+  return before && used - before->processor_time < (now - before->at) / 2;
 }
 
 /// With nothing to do: looks now and then for as long as calls are given, then sleeps.

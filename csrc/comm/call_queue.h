@@ -3,10 +3,10 @@
 // Contract: a call is carried on by whoever is there (decision 0044): by the thread that gives it, as far as it goes
 // without a wait; by every thread that gives a later one or asks about one; by a thread that waits for one, to its end.
 // The queue's own thread takes over when nobody has come for a while and it takes the processor from nobody, when a
-// peer sleeps until this rank goes on, or when somebody may wait by other means. One thread at a time holds the *turn*: it alone carries calls on, and runs what follows their completion; a thread that
-// gives a call or asks leaves that to others (Work::exposed). What runs then may give calls, which run at once, ahead
-// of those that stand in the queue, and may wait for any. A thread that sleeps until a peer is ready does not hold the
-// turn.
+// peer sleeps until this rank goes on, or when somebody may wait by other means. One thread at a time holds the *turn*:
+// it alone carries calls on, and runs what follows their completion; a thread that gives a call or asks leaves that to
+// others (Work::exposed). What runs then may give calls, which run at once, ahead of those that stand in the queue, and
+// may wait for any. A thread that sleeps until a peer is ready does not hold the turn.
 // Ownership: the engine outlives the queue. Thread safety: all calls from any thread.
 #pragma once
 
@@ -87,11 +87,17 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
    private:
     const std::weak_ptr<CallQueue> queue_;
   };
+  /// What the queue's own thread found when it last looked at a job, and when it will look again.
+  struct Look {
+    Clock::time_point next{}, at{};
+    std::chrono::nanoseconds processor_time{};  // of the thread that gave the job
+  };
   struct Entry {
     Job job;
     std::shared_ptr<Work> work;
     Clock::time_point given;
-    clockid_t giver{};         // the processor time of the thread that gave it
+    clockid_t giver{};  // the processor time of the thread that gave it
+    std::optional<Look> look{};
     size_t next = 0;           // of its calls
     bool carried_out = false;  // what follows is left to another thread
     std::exception_ptr error{};
@@ -120,7 +126,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void loop();
   void rest(std::unique_lock<std::mutex>& lock);
   Clock::duration too_early();
-  bool is_needed(Clock::time_point now);
+  bool is_needed(Entry& job, Clock::time_point now);
 
   Engine& engine_;
   const Advance advance_;
@@ -141,13 +147,6 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   Clock::duration grace_;  // that a call is left to the threads that may come
   const Clock::duration most_look_;
   Clock::duration look_;  // how often the thread looks whether it is needed
-  // How far the thread that gave the first job had come when the queue's own last looked.
-  struct Look {
-    const Work* work = nullptr;
-    Clock::time_point next{}, at{};
-    std::chrono::nanoseconds processor_time{};
-  };
-  Look last_look_;
   std::atomic<int> pending_{0};
   std::atomic<std::thread::id> thread_id_{};
   std::thread thread_;  // made when first needed

@@ -130,6 +130,15 @@ def gradients_are_views_of_the_buckets_or_stay_where_they_are(rank, world):
 
 
 @check
+def values_that_a_graph_needs_are_not_overwritten(rank, world):
+    model = mlp()
+    GradientReducer(model, **SMALL)
+    loss_of(model, rank).backward(create_graph=True)
+    assert_gradients(model, expected_average(model, world))
+    assert all(p.grad.grad_fn is None for p in model.parameters())  # not the graph's own tensors
+
+
+@check
 def zero_grad_both_ways(rank, world):
     model = mlp()
     GradientReducer(model, **SMALL)

@@ -95,8 +95,9 @@ class Gradient:
         return tensor.as_strided((tensor.numel(),), (1,))  # dense: no gap, and no element twice
 
     def can_own(self, arrived: torch.Tensor) -> bool:
-        """Whether `arrived` has the layout that all ranks' gradients of this parameter have."""
-        return arrived.stride() == self.layout and not (arrived.is_conj() or arrived.is_neg())
+        """Whether `arrived` may be reduced in place: it has the layout that all ranks' gradients of this parameter
+        have, and no graph of higher derivatives (create_graph=True) needs its values."""
+        return arrived.stride() == self.layout and not (arrived.requires_grad or arrived.is_conj() or arrived.is_neg())
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""

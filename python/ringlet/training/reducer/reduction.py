@@ -109,6 +109,7 @@ class Reduction:
             if self._reducing and gradient.bucket.work is None:
                 gradient.own = arrived
         elif gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
+            gradient.own = None  # what arrived before in another layout
             gradient.view.copy_(arrived.detach())
             if self.options.gradient_as_bucket_view:
                 gradient.hand_over()
