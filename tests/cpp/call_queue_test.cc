@@ -5,6 +5,7 @@
 #include <atomic>
 #include <ctime>
 #include <latch>
+#include <optional>
 #include <stdexcept>
 
 #include "check.h"
@@ -134,27 +135,41 @@ void calls_given_as_one_run_in_order_and_complete_together() {
   CHECK(q.engine.begun == (std::vector<uint64_t>{1, 2, 3, 4}));
 }
 
-/// The rank computes, and no peer waits for it: the thread would take the processor from the computation.
-void a_computing_rank_is_left_alone_until_a_peer_sleeps() {
+std::chrono::nanoseconds used_by_this_thread() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+/// Computes for a while with a call in the queue. Whether the call was left alone; nothing where others took the
+/// processor from this thread meanwhile: then it did not compute, and the call may be taken over.
+std::optional<bool> is_left_alone_beside_computation() {
   Queue q;
   const auto work = q.give(1);
   q.engine.peers = 1;
   const auto began = std::chrono::steady_clock::now();
-  const auto used = [] {
-    timespec time{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-  };
-  const auto before = used();
+  const auto before = used_by_this_thread();
   volatile uint64_t spun = 0;
   while (std::chrono::steady_clock::now() < began + 20ms) spun = spun + 1;
-  // Where others had the processor for a while, this thread did not compute, and the call may be taken over.
-  const bool computed = used() - before > 19ms;
-  CHECK(!computed || q.queue->pending());
+  const bool alone = q.queue->pending();
+  const bool computed = used_by_this_thread() - before > 19ms;
   q.engine.awaited = true;
   const Deadline deadline = Deadline::after(kSoon);
   while (q.queue->pending() && !deadline.passed()) spun = spun + 1;
   CHECK(!q.queue->pending());
+  return computed ? std::optional(alone) : std::nullopt;
+}
+
+/// The rank computes, and no peer waits for it: the thread would take the processor from the computation. A short loss
+/// of the processor, which the sum over 20 ms does not show, may spoil one attempt, but not all.
+void a_computing_rank_is_left_alone_until_a_peer_sleeps() {
+  int taken_over = 0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const auto alone = is_left_alone_beside_computation();
+    if (alone == true) return;
+    taken_over += alone == false;
+  }
+  CHECK_EQ(taken_over, 0);
 }
 
 void calls_run_in_order_and_one_after_the_other() {
