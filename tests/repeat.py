@@ -1,5 +1,6 @@
 """Whether `make test`'s Python tests are ever red without a reason: runs them again and again on a machine that has
-other work, beside two busy loops and at nice 19, and says which tests ever failed, and how often.
+other work, beside two busy loops and at nice 19, and says which tests ever failed, and how often. The reports of runs
+that failed go to out/repeat/.
 
     python tests/repeat.py [--runs 20] [--nice-runs 5] [pytest's arguments]
 """
@@ -10,6 +11,7 @@ import argparse
 import collections
 import contextlib
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUSY_LOOPS = 2
+RED_RUNS = ROOT / "out" / "repeat"
 PARTS = (("-n", "2", "--dist", "worksteal", "-m", "not slow and not alone"), ("-m", "not slow and alone"))
 
 
@@ -53,7 +56,10 @@ def run_once(arguments: list[str], niceness: int) -> list[str]:
             report = pathlib.Path(folder, "report.xml")
             command = ["nice", "-n", str(niceness), sys.executable, "-m", "pytest", f"--junitxml={report}", *part]
             subprocess.run([*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
-            failed += failed_in(report)
+            failed_here = failed_in(report)
+            if failed_here and report.exists():
+                shutil.copy(report, RED_RUNS / f"{time.strftime('%H%M%S')}.xml")
+            failed += failed_here
     return failed
 
 
@@ -64,6 +70,7 @@ def main() -> int:
     args, rest = parser.parse_known_args()
     ever: collections.Counter[str] = collections.Counter()
     red = 0
+    RED_RUNS.mkdir(parents=True, exist_ok=True)
     for number in range(args.runs + args.nice_runs):
         nice = number >= args.runs
         began = time.monotonic()
