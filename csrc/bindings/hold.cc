@@ -5,6 +5,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/log.h"
+
 namespace ringlet {
 namespace {
 
@@ -38,7 +40,8 @@ class Holds {
     const auto found = counts_.find(&storage);
     if (--found->second > 0) return;
     counts_.erase(found);
-    storage.set_resizable(true);
+    // share_memory_() has given the storage other memory meanwhile, and torch knows no allocator for it.
+    if (storage.allocator() != nullptr) storage.set_resizable(true);
   }
 
  private:
@@ -51,11 +54,16 @@ class Holds {
 void MemoryHold::add(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage()) return;
   const c10::Storage& storage = tensor.storage();
-  held_.push_back({storage, Holds::of_process().take(*storage.unsafeGetStorageImpl())});
+  held_.push_back({storage, storage.data(), Holds::of_process().take(*storage.unsafeGetStorageImpl())});
 }
 
 MemoryHold::~MemoryHold() {
   for (const Held& held : held_) {
+    if (held.storage.data() != held.memory && logging(LogLevel::warning)) {
+      log(LogLevel::warning, {},
+          "a tensor got other memory while a call on it was in flight, so the call's result is lost: wait for the "
+          "call before share_memory_()");
+    }
     if (held.counted) Holds::of_process().release(*held.storage.unsafeGetStorageImpl());
   }
 }

@@ -1,7 +1,8 @@
 // Keeps the memory of tensors where it is while a call reads or writes it.
 //
 // Contract: while a hold lives, its tensors' storages live, whatever the tensors are given instead (set_, .data =), and
-// torch refuses to resize them. Several holds of one storage nest. Of host memory only: a GPU's is kept by its stream.
+// torch refuses to resize them. Nothing stops share_memory_(), which exchanges a storage's memory: that is the caller's
+// mistake, and the log tells it. Several holds of one storage nest. Of host memory only: a GPU's is kept by its stream.
 // Thread safety: different holds, all from any thread.
 #pragma once
 
@@ -32,6 +33,7 @@ class MemoryHold {
   void add(const at::Tensor& tensor);
   struct Held {
     c10::Storage storage;
+    const void* memory;
     bool counted;
   };
   c10::SmallVector<Held, 2> held_;

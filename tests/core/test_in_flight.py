@@ -112,8 +112,23 @@ def in_shared_memory(rank: int, world: int, folder: str) -> None:
     assert tensor.unique().tolist() == [world**2]
 
 
+def moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
+    """A mistake that nothing can refuse: torch frees the memory that the call reads."""
+    store = dist.FileStore(f"{folder}/moved", world)
+    tensor = torch.ones(100)
+    if rank == 0:
+        work = ringlet.reduce(tensor, 1, async_op=True)
+        tensor.share_memory_()
+        store.set("moved", "")
+        work.wait()
+    else:
+        store.wait(["moved"])
+        ringlet.reduce(tensor, 1)
+    ringlet.barrier()
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-@pytest.mark.parametrize("program", [in_shared_memory, asynchronous, of_another_thread])
+@pytest.mark.parametrize("program", [in_shared_memory, moved_to_shared_memory, asynchronous, of_another_thread])
 def test_memory_in_flight(pool, tmp_path, transport, program):
     pool.values(program, 2, str(tmp_path), join=transport)
 
