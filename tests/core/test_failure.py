@@ -56,6 +56,9 @@ def raises_peer_lost(act, stamp: str, victim: int) -> str:
     return str(caught.value)
 
 
+TOO_LATE = "this rank had completed the call when its peer died"
+
+
 def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
     victim = world - 1
     count = 16 << 20 if moment == "middle" else 1000
@@ -75,7 +78,12 @@ def lose_a_peer_in_all_reduce(rank, world, stamp, moment, mode, algorithm):
             works = [ringlet.all_reduce(tensor, algorithm=algorithm, async_op=True) for _ in range(4)]
             works[0].wait()
 
-    text = raises_peer_lost(act, stamp, victim)
+    try:
+        text = raises_peer_lost(act, stamp, victim)
+    except pytest.fail.Exception:
+        if moment == "middle":
+            return TOO_LATE
+        raise
     assert f"rank {rank} of {world} in all_reduce #1 ({algorithm}, sum, float32, {count} elements)" in text
     for _ in range(2):
         with pytest.raises(ringlet.PeerLost, match="this group failed before"):
@@ -95,8 +103,14 @@ def survivors(outcomes, victim):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "two_shot"])
 def test_killed_in_all_reduce(pool, tmp_path, world, moment, mode, algorithm):
-    arguments = (str(tmp_path / "stamp"), moment, mode, algorithm)
-    survivors(pool.run(lose_a_peer_in_all_reduce, world, *arguments), world - 1)
+    """Where others have the processors, the victim may see the first results when the last ones are there, too."""
+    for attempt in range(10):
+        arguments = (str(tmp_path / f"stamp {attempt}"), moment, mode, algorithm)
+        outcomes = pool.run(lose_a_peer_in_all_reduce, world, *arguments)
+        survivors(outcomes, world - 1)
+        if not any(outcome.value == TOO_LATE for outcome in outcomes):
+            return
+    pytest.fail("the victim never died in the middle of the call")
 
 
 def lose_a_peer_on_one_processor(rank, world, stamp, processor):
