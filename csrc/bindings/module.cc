@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, m) {
   ringlet::bind_group(m);
   ringlet::bind_collectives(m);
   ringlet::bind_c10d(m);
+  ringlet::bind_gradients(m);
   ringlet::bind_doctor(m);
   ringlet::bind_selector(m);
   ringlet::bind_log(m);

@@ -38,6 +38,8 @@ class Communicator {
   int rank() const { return rank_; }
   int world() const { return world_; }
   const char* transport() const { return engine_->transport(); }
+  /// Whether each rank has a processor for its calls beside the one on which it computes.
+  bool has_spare_processor() const { return engine_->has_spare_processor(); }
   bool ranks_are_threads() const { return ranks_are_threads_; }
   uint64_t sequence() const { return sequence_; }
   std::chrono::milliseconds timeout() const { return timeout_; }

@@ -14,13 +14,22 @@ from typing import Any
 
 import torch
 
+from ringlet._C import GradientArrivals, hook_fallback
 from ringlet.errors import InvalidUsage
 
+__all__ = ["ForwardHook", "GradientArrivals", "on_gradient", "owner_of", "untraced"]
 
-def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arguments: Any) -> Any:
+
+def on_gradient(
+    parameter: torch.nn.Parameter,
+    method: Callable[..., None],
+    *arguments: Any,
+    wrapped: Callable[[Callable[..., None]], Callable[..., None]] | None = None,
+) -> Any:
     """Calls the bound `method(*arguments)` whenever the gradient has arrived in `.grad`; returns the hook's handle.
 
-    `arguments` must not lead to the parameter. If a gradient arrives when the method's object is gone, it raises
+    `arguments` must not lead to the parameter. `wrapped` makes the hook that calls this one when it has to
+    (`GradientArrivals.hook`). If a gradient arrives when the method's object is gone, it raises
     InvalidUsage: no other rank would get it.
     """
     owner = weakref.WeakMethod(method)
@@ -35,13 +44,14 @@ def on_gradient(parameter: torch.nn.Parameter, method: Callable[..., None], *arg
         called(*arguments)
 
     arrived.owner = owner  # type: ignore[attr-defined]
-    return parameter.register_post_accumulate_grad_hook(arrived)
+    return parameter.register_post_accumulate_grad_hook(arrived if wrapped is None else wrapped(arrived))
 
 
 def owner_of(parameter: torch.Tensor) -> Any:
     """The object whose method `on_gradient` calls for this parameter, or None."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    methods = [hook.owner() for hook in hooks.values() if hasattr(hook, "owner")]
+    ours = [hook_fallback(hook) or hook for hook in hooks.values()]
+    methods = [hook.owner() for hook in ours if hasattr(hook, "owner")]
     return next((method.__self__ for method in methods if method is not None), None)
 
 

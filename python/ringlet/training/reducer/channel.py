@@ -37,6 +37,11 @@ class Channel:
         transport = getattr(backend_of(self.group, device), "transport", None)
         return transport in ("shared_memory", "threads") and dist.get_world_size(self.group) <= MOST_RANKS_IN_PLACE
 
+    def overlaps(self, device: torch.device) -> bool:
+        """Whether a reduction that starts during the backward takes no processor from it. If it does, and each gradient
+        is a message of its own, it gains nothing by an early start."""
+        return bool(getattr(backend_of(self.group, device), "has_spare_processor", True))
+
     @property
     def hooked(self) -> bool:
         return self._hook is not None

@@ -46,7 +46,11 @@ class FlatBucket:
 
     def tensors(self) -> list[torch.Tensor]:
         """What is reduced if every gradient is a message of its own: contiguous, and the gradients' memory."""
-        return [gradient.flat() for gradient in self.members]
+        return [g.own if g.own is not None and g.is_flat else g.flat() for g in self.members]
+
+    @functools.cached_property
+    def indices(self) -> tuple[int, ...]:
+        return tuple(gradient.index for gradient in self.members)
 
     def rearm(self) -> None:
         for gradient in self.members:
@@ -87,6 +91,15 @@ class Gradient:
     @functools.cached_property
     def view(self) -> torch.Tensor:
         return self.bucket.buffer.as_strided(self.shape, self.layout, self.offset)
+
+    @functools.cached_property
+    def is_flat(self) -> bool:
+        """Whether a tensor of this layout is contiguous."""
+        return self.like().is_contiguous()
+
+    def like(self) -> torch.Tensor:
+        """A tensor without memory that has the layout on which ranks agreed."""
+        return torch.empty_strided(self.shape, self.layout, dtype=self.dtype, device="meta")
 
     def flat(self) -> torch.Tensor:
         tensor = self.view if self.own is None else self.own
@@ -164,6 +177,14 @@ class FlatGradients:
         """Makes the buckets anew as `plan` says; every `.grad` that is a view moves over."""
         if plan != self.plan:
             self._place(plan)
+
+    def places(self) -> list[tuple[int, int]]:
+        """The bucket of each gradient, and the address of its view, or 0 if the bucket has no buffer."""
+        numbers = {id(bucket): number for number, bucket in enumerate(self.buckets)}
+        return [
+            (numbers[id(gradient.bucket)], gradient.view.data_ptr() if gradient.bucket.has_buffer else 0)
+            for gradient in self.gradients
+        ]
 
     def names(self, indices: list[int]) -> list[str]:
         return [self.entries[index].name for index in indices]

@@ -8,6 +8,7 @@ registered memory), the buffers come from it and are reduced in place. Source: P
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,7 +152,8 @@ class GradientReducer(Joinable):
             module.register_forward_hook(ForwardHook(self._after_forward)),
         ]
         for index, (_, parameter) in enumerate(self._named):
-            self._hooks.append(on_gradient(parameter, self._on_gradient, index))
+            wrapped = functools.partial(self._reduction.noted.hook, index)
+            self._hooks.append(on_gradient(parameter, self._on_gradient, index, wrapped=wrapped))
 
     # -- what a training loop calls --
 
@@ -327,6 +329,8 @@ class GradientReducer(Joinable):
         self._reduction.open(self._reducing)
         if self._join_config.enable and not self._divide_by_initial_world_size:
             self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
+        if self._merge is None:  # it has to see the first gradient of a backward
+            self._reduction.arm()
 
     def _on_gradient(self, index: int) -> None:
         self._on_backward()
@@ -335,6 +339,8 @@ class GradientReducer(Joinable):
             if self._reducing and not self._merge.gathering:
                 self._reduction.scale = self._merge.gather(self._merge.seen + 1)
         self._reduction.arrived(index, self._named[index][1])
+        if not self._reduction.noted.armed:
+            self._reduction.arm()
 
     def _on_backward_end(self) -> None:
         try:

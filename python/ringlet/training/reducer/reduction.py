@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.gradient_hooks import GradientArrivals
 from ringlet.training.refusals import refuse_again, refuse_layout
 
 from . import events
@@ -55,6 +57,9 @@ class Reduction:
         self.merging: MeasuredMerging | None = None
         self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
         self._reducing = False
+        self.late = False  # all buckets of the backward are sent at its end
+        self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients])
+        self._noted_places: Any = None  # the buckets, and those that have buffers, of which `noted` knows
         events.tell_layout(self.flat.plan, channel.group, "by size")
         self.rearm()
 
@@ -63,6 +68,11 @@ class Reduction:
     def open(self, reducing: bool) -> None:
         self._reducing = reducing
         self._choose_place()
+        self.late = (
+            not self.stepping.active
+            and all(bucket.in_place for bucket in self.flat.buckets)
+            and not self.channel.overlaps(self.device)
+        )
         self._timeline.begin_ns = now_ns()
 
     def _choose_place(self) -> None:
@@ -71,7 +81,38 @@ class Reduction:
         for bucket in self.flat.buckets:
             bucket.in_place = plain and self.channel.in_place(bucket.device)
 
+    def arm(self) -> None:
+        """Lets hooks note the gradients of this backward that are reduced in place, until their bucket is full."""
+        if self.options.static_graph:
+            return
+        found = self.flat.buckets
+        with_buffers = [bucket for bucket in found if bucket.has_buffer]
+        if self._noted_places != (found, with_buffers):
+            self._noted_places = (found, with_buffers)
+            self.noted.place(self.flat.places())
+        missing = [
+            0 if not bucket.in_place or bucket.work is not None
+            else bucket.waiting if self._reducing and not self.late
+            else len(bucket.members) + 1
+            for bucket in found
+        ]  # fmt: skip
+        self.noted.arm(missing, list(self._timeline.arrivals))
+
+    def _take_noted(self) -> None:
+        indices, times, tensors = self.noted.take()
+        if not indices:
+            return
+        self._timeline.arrivals.update(zip(indices, times, strict=True))
+        used, gradients = self.used, self.flat.gradients
+        for index, own in zip(indices, tensors, strict=True):
+            used[index] = 1
+            if self._reducing:
+                gradient = gradients[index]
+                gradient.own = own
+                gradient.bucket.waiting -= 1
+
     def arrived(self, index: int, parameter: torch.Tensor) -> None:
+        self._take_noted()
         gradient = self.flat.gradients[index]
         self._take(gradient, parameter)
         self.used[index] = 1
@@ -81,7 +122,7 @@ class Reduction:
         if not self._reducing:
             return
         bucket = gradient.bucket
-        if bucket.work is not None:
+        if bucket.work is not None or (self.late and again and self._is_full(bucket)):
             refuse_again(gradient.name, "bucket", ": static_graph=True counts how often")
         if self.options.static_graph:
             if self._expected is None or self._arrivals[index] != self._expected[index]:
@@ -89,8 +130,15 @@ class Reduction:
         elif again:
             return
         bucket.waiting -= 1
-        if bucket.waiting == 0 or self.channel.hooked:  # a full bucket may be waiting for the hook before it
+        if not self.late and (
+            bucket.waiting == 0 or self.channel.hooked
+        ):  # a full bucket may be waiting for the hook before it
             self._launch_full(waiting_allowed=False)
+
+    def _is_full(self, bucket: FlatBucket) -> bool:
+        """Whether the bucket would have been sent by now if buckets were sent during the backward."""
+        found = self.flat.buckets
+        return all(before.waiting <= 0 for before in found[: found.index(bucket) + 1])
 
     def _take(self, gradient: Gradient, parameter: torch.Tensor) -> None:
         """Puts the gradient that arrived into the bucket."""
@@ -119,11 +167,14 @@ class Reduction:
         """The end of a backward. Returns the parameters whose gradients should have come and did not."""
         timeline = self._timeline
         timeline.ended_ns = now_ns()
+        self._take_noted()
         if timeline.arrivals:
             self._seen_order = list(timeline.arrivals)
         if not self._reducing:
             return []
-        absent = [index for index in range(len(self.used)) if index not in timeline.arrivals]
+        absent = []
+        if len(timeline.arrivals) < len(self.used):
+            absent = [index for index in range(len(self.used)) if index not in timeline.arrivals]
         for index in absent:
             self._fill(index)
         wrong = self._strayed() if self.options.any_may_be_unused else [i for i in absent if not self.used[i]]
@@ -163,6 +214,7 @@ class Reduction:
 
     def rearm(self) -> None:
         """Ready for the next backward."""
+        self.noted.disarm()
         self._timeline = Timeline()
         self._launched, self._reducing, self.scale = 0, False, 1.0
         self._arrivals = [0] * len(self.used)
@@ -174,6 +226,7 @@ class Reduction:
 
     @property
     def anything_arrived(self) -> bool:
+        self._take_noted()
         return bool(self._timeline.arrivals)
 
     def sent(self) -> tuple[int, int]:
@@ -252,21 +305,23 @@ class Reduction:
         timeline.finished_ns = now_ns()
         timeline.exposed_ns = timeline.finished_ns - since_ns
         for bucket in flat.buckets:
-            indices = [gradient.index for gradient in bucket.members]
-            ready_ns = max(timeline.arrivals.get(index, timeline.ended_ns) for index in indices)
             # the backend may report it a moment after the wait for it was over
             done_ns = min(bucket.done_ns or timeline.finished_ns, timeline.finished_ns)
-            times = BucketTimes(bucket.nbytes, flat.names(indices), ready_ns, bucket.launched_ns, done_ns)
-            timeline.buckets.append(times)
+            timeline.buckets.append(BucketTimes(bucket.nbytes, bucket.indices, bucket.launched_ns, done_ns))
         self.totals.add(timeline)
 
     def _give(self, used: Sequence[int]) -> None:
         for gradient in self.flat.gradients:
-            parameter, kept = gradient.parameter, self._filled.get(gradient.index)
+            parameter, own = gradient.parameter, gradient.own
+            if own is not None:
+                if parameter.grad is not own:  # a hook of the user's has exchanged it
+                    parameter.grad = own
+                continue
+            kept = self._filled.get(gradient.index)
             if not used[gradient.index]:
                 if kept is not None:
                     gradient.view.copy_(kept)
-            elif self.options.gradient_as_bucket_view or gradient.own is not None:
+            elif self.options.gradient_as_bucket_view:
                 gradient.hand_over()
             elif parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter).copy_(gradient.view)

@@ -14,11 +14,10 @@ now_ns = time.perf_counter_ns
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """One bucket: when its last gradient arrived, when it was handed to the backend, when it was reduced."""
+    """One bucket, which holds the gradients of `indices`: when the backend got it, when it was reduced."""
 
     nbytes: int
-    parameters: list[str]
-    ready_ns: int
+    indices: tuple[int, ...]
     launched_ns: int
     done_ns: int
 
@@ -41,6 +40,10 @@ class Timeline:
     def arrive(self, index: int) -> None:
         self.arrivals.pop(index, None)
         self.arrivals[index] = now_ns()
+
+    def ready_ns(self, bucket: BucketTimes) -> int:
+        """When the bucket's last gradient arrived; one that did not arrive was ready when the backward ended."""
+        return max(self.arrivals.get(index, self.ended_ns) for index in bucket.indices)
 
     @property
     def communication_ns(self) -> int:
@@ -75,8 +78,8 @@ class Totals:
         communication, exposed = latest.communication_ns, latest.exposed_ns
         rows = []
         for bucket in latest.buckets:
-            row: dict[str, Any] = {"bytes": bucket.nbytes, "parameters": bucket.parameters}
-            row["ready_s"] = (bucket.ready_ns - begin) * 1e-9
+            row: dict[str, Any] = {"bytes": bucket.nbytes, "parameters": [names[index] for index in bucket.indices]}
+            row["ready_s"] = (latest.ready_ns(bucket) - begin) * 1e-9
             row["launched_s"] = (bucket.launched_ns - begin) * 1e-9
             row["done_s"] = (bucket.done_ns - begin) * 1e-9
             rows.append(row)

@@ -43,8 +43,11 @@ def events(timeline: Timeline, names: list[str], rank: int) -> list[dict[str, An
         row = next((row for row, end in enumerate(free_at) if end <= bucket.launched_ns), len(free_at))
         free_at[row : row + 1] = [bucket.done_ns]
         bar = _bar(rank, COMMUNICATION + row, f"bucket {place}", bucket.launched_ns, bucket.done_ns)
-        waited_us = (bucket.launched_ns - bucket.ready_ns) / 1000
-        bar["args"] = {"bytes": bucket.nbytes, "parameters": bucket.parameters, "full_before_launch_us": waited_us}
+        bar["args"] = {
+            "bytes": bucket.nbytes,
+            "parameters": [names[index] for index in bucket.indices],
+            "full_before_launch_us": (bucket.launched_ns - timeline.ready_ns(bucket)) / 1000,
+        }
         bars.append(bar)
     exposed_from = timeline.finished_ns - timeline.exposed_ns
     bars.append(_bar(rank, EXPOSED, "exposed", exposed_from, timeline.finished_ns))
