@@ -3,6 +3,7 @@
 // Ownership: holds every tensor whose memory its steps name. Thread safety: none; handed over whole.
 #pragma once
 
+#include <cstring>
 #include <deque>
 
 #include "bindings/c10d_backend.h"
@@ -33,7 +34,7 @@ struct C10dBackend::Issue {
   /// The next collective, on blocks: of one dtype, `counts` by the schedule's chunk.
   Step& add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
   void set(const Reduction& reduction);
-  void set_root(int64_t root);
+  void set_root(int64_t root, int world);
   template <typename Options>
   void set(const Options& options) {
     timeout = options.timeout;
@@ -41,7 +42,7 @@ struct C10dBackend::Issue {
   }
   /// Of all memory that the calls name.
   MemoryHold hold() const;
-  c10::Device device() const { return common_device(keep, title); }
+  c10::Device device() const { return common_device(keep, call()); }
 
   c10d::OpType type;
   const char* title;
@@ -60,7 +61,8 @@ struct C10dBackend::Issue {
   at::Tensor packed(const Tensors& tensors, DType dtype, bool received);
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);
-  void check_dtype(const at::Tensor& tensor, DType dtype) const;
+  /// The collective's name, for errors: the title without its prefix.
+  const char* call() const { return title + std::strlen("ringlet:"); }
   void check_outputs(const Tensors& outputs) const;
 };
 

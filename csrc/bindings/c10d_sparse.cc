@@ -68,7 +68,8 @@ void all_reduce(at::Tensor tensor, int world, std::chrono::milliseconds timeout,
     Shape same = shapes[q];
     same.entries = mine.entries;
     if (same != mine) {
-      throw InvalidUsage("all_reduce: the sparse tensor of rank " + std::to_string(q) + " has another shape");
+      throw InvalidUsage("all_reduce: sparse tensors must have the same shape on all ranks, got another on rank " +
+                         std::to_string(q));
     }
     entries.push_back(shapes[q].entries);
   }
@@ -91,7 +92,8 @@ C10dBackend::Handle C10dBackend::allreduce_sparse(Tensors& tensors, const c10d::
                         : options.reduceOp.op_ != c10d::ReduceOp::SUM
                             ? "a sparse tensor with an operation other than sum"
                             : nullptr;
-  if (refusal != nullptr) throw InvalidUsage(std::string("all_reduce: ") + refusal + "; make it dense first");
+  if (refusal != nullptr)
+    throw InvalidUsage(std::string("all_reduce: ringlet does not support ") + refusal + ": make it dense first");
   Issue call(c10d::OpType::_ALLREDUCE_SPARSE, "ringlet:all_reduce");
   call.set(options);
   call.results = call.keep = call.profiled = {tensor};

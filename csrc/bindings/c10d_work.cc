@@ -127,7 +127,7 @@ bool C10dWork::wait(std::chrono::milliseconds timeout) {
     if (!deadline.passed() || completed_) continue;
     throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " +
                   std::to_string(rank_) + " is not complete after " + std::to_string(timeout.count()) +
-                  " ms of waiting; it goes on");
+                  " ms of waiting, and goes on: wait for it again");
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;

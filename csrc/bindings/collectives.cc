@@ -40,7 +40,8 @@ constexpr Py_ssize_t kArguments = 9;  // of a collective
 /// Null for None.
 const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role) {
   if (object == Py_None) return nullptr;
-  if (!THPVariable_Check(object)) throw InvalidUsage(std::string(call) + ": the " + role + " is not a tensor");
+  if (!THPVariable_Check(object))
+    throw InvalidUsage(std::string(call) + ": " + role + " must be a tensor, got a " + Py_TYPE(object)->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(object);
   check_dense(tensor, call, role);
   return &tensor;
@@ -65,8 +66,6 @@ Tensors tensors_of(PyObject* object, const char* call, const char* role) {
   return tensors;
 }
 
-std::string elements(size_t count) { return std::to_string(count) + " elements"; }
-
 /// What a call reads and writes; null where it has none.
 struct Bound {
   const at::Tensor* output;
@@ -84,15 +83,18 @@ Needs needs_of(const Call& call, const Communicator& group) {
           input_elements(unit, group.rank(), group.world()) > 0};
 }
 
+[[noreturn]] void refuse_absent(const char* call, const char* role) {
+  throw InvalidUsage(std::string(call) + ": " + role + " must be a tensor on this rank, got None");
+}
+
 /// Checks both tensors against the collective's shape and fills the call's count, dtype and pointers.
 void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
   const char* what = name(call.collective);
   const int rank = group.rank(), world = group.world();
   const auto [wants_output, wants_input] = needs_of(call, group);
   const auto [output, input] = bound;
-  if (wants_input && input == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an input tensor");
-  if (wants_output && output == nullptr)
-    throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
+  if (wants_input && input == nullptr) refuse_absent(what, "input");
+  if (wants_output && output == nullptr) refuse_absent(what, "output");
   const at::Tensor* any = wants_input ? input : output;
   if (any == nullptr) return;  // a barrier
   call.dtype = dtype_of(*any);
@@ -102,21 +104,14 @@ void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
   const size_t blocks = wants_input ? input_elements(unit, rank, world) : output_elements(unit, rank, world);
   const size_t numel = static_cast<size_t>(any->numel());
   if (numel % blocks != 0) {
-    throw InvalidUsage(std::string(what) + ": " + elements(numel) + " do not divide into " + std::to_string(blocks) +
-                       " equal blocks");
+    throw InvalidUsage(std::string(what) + ": the " + (wants_input ? "input" : "output") + " tensor must divide into " +
+                       std::to_string(blocks) + " equal blocks, got " + std::to_string(numel) + " elements");
   }
   call.count = numel / blocks;
   if (wants_input && wants_output) {
     const size_t expected = output_elements(call, rank, world);
-    if (output->scalar_type() != input->scalar_type()) {
-      throw InvalidUsage(std::string(what) + ": output is " + c10::toString(output->scalar_type()) + ", input is " +
-                         c10::toString(input->scalar_type()));
-    }
-    if (static_cast<size_t>(output->numel()) != expected) {
-      throw InvalidUsage(std::string(what) + ": the output has " + elements(static_cast<size_t>(output->numel())) +
-                         ", " + elements(expected) + " are needed for an input of " + elements(numel) + " and " +
-                         std::to_string(world) + " ranks");
-    }
+    if (output->scalar_type() != input->scalar_type()) check_dtype(*output, call.dtype, what);
+    if (static_cast<size_t>(output->numel()) != expected) refuse_elements(what, "output", *output, expected, world);
   }
   call.input = wants_input ? data_of(*input) : nullptr;
   call.output = wants_output ? data_of(*output) : nullptr;
@@ -331,16 +326,13 @@ PyObject* collective(PyObject* const* args, Collective which) {
   const char* what = name(which);
   Call call;
   call.collective = which;
-  call.root = integer_of(args[5], "root");
-  call.op = parse_op(args[3]);
+  call.root = integer_of(args[5], what, "root");
+  call.op = parse_op(args[3], what);
   call.algorithm = algorithm_of(args[4], which);
   call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
-  call.scale = number_of(args[7], "scale");
+  call.scale = number_of(args[7], what, "scale");
   const bool async = truth_of(args[8]);
-  if (call.root < 0 || call.root >= group.world()) {
-    throw InvalidUsage(std::string(what) + ": root " + std::to_string(call.root) + " is not a rank of a group of " +
-                       std::to_string(group.world()));
-  }
+  check_root(which, call.root, group.world());
   if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {
     return differentiable(which, args);
   }
@@ -383,15 +375,15 @@ PyObject* message(PyObject* const* args) {
   const bool sending = args[3] == Py_True;
   const char* what = sending ? "send" : "recv";
   const at::Tensor* tensor = tensor_of(args[1], what, "given");
-  if (tensor == nullptr) throw InvalidUsage(std::string(what) + ": no tensor given");
+  if (tensor == nullptr) refuse_absent(what, "tensor");
   check_tensor(*tensor, what, "given");
   if (!sending && at::GradMode::is_enabled() && tensor->grad_fn() != nullptr) {
     throw InvalidUsage(
-        "recv: the given tensor is the result of operations that autograd follows, which it would lose; "
-        "pass one that is not, or call it under torch.no_grad()");
+        "recv: the given tensor must not be the result of an operation that autograd records: pass "
+        "tensor.detach(), or call recv under torch.no_grad()");
   }
   const Message message{
-      integer_of(args[2], "peer"),          sending,          dtype_of(*tensor),
+      integer_of(args[2], what, "peer"),    sending,          dtype_of(*tensor),
       static_cast<size_t>(tensor->numel()), data_of(*tensor), timeout_of(args[4]).value_or(milliseconds(0))};
   PyObject* const result = issue(group, message, *tensor, truth_of(args[5]));
   if (!sending) mark_written(*tensor);
@@ -405,7 +397,7 @@ void check_written(const Tensors& tensors, const char* call) {
     for (const at::Tensor& tensor : tensors) torch::autograd::check_inplace(tensor, /*requires_grad=*/true);
   } catch (const c10::Error& error) {
     throw InvalidUsage(std::string(call) + ": " + error.what_without_backtrace() +
-                       " Pass an output that does not require grad, or call it under torch.no_grad()");
+                       " Pass an output that does not require grad, or make the call under torch.no_grad()");
   }
 }
 
@@ -439,7 +431,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   PyObject* algorithm = nullptr;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < named; ++i) {
-    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "keyword");
+    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "all_reduce", "keyword");
     if (keyword == "algorithm") {
       algorithm = args[positional + i];
     } else if (keyword == "op" && op == nullptr) {
@@ -454,7 +446,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   if (tensor.requires_grad() && at::GradMode::is_enabled()) return false;
   Call call;
   call.collective = Collective::all_reduce;
-  call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;
+  call.op = op != nullptr ? parse_op(op, "all_reduce") : ReduceOp::sum;
   call.algorithm = algorithm != nullptr ? algorithm_of(algorithm, call.collective) : nullptr;
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
@@ -532,11 +524,7 @@ void bind_collectives(py::module_& m) {
   m.def("with_shortcut", &with_shortcut);
   m.def("set_differentiable", [](py::object function) { differentiable_collective = function.release().ptr(); });
   m.def("check_written", &check_written, py::arg("tensors"), py::arg("call"));
-  m.def("milliseconds", [](const py::object& timeout) {
-    const auto limit = timeout_of(timeout.ptr());
-    if (!limit) throw InvalidUsage("timeout must be seconds or a timedelta, not None");
-    return limit->count();
-  });
+  m.def("milliseconds", [](const py::object& timeout) { return required_timeout_of(timeout.ptr()).count(); });
   m.def(
       "set_default",
       [](const py::handle& group, bool of_thread) {

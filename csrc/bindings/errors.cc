@@ -29,7 +29,7 @@ void set_own_error(const std::exception_ptr& thrown) {
   } catch (const Error& error) {
     raise(error.kind(), error.what());
   } catch (const std::bad_alloc&) {
-    raise(ErrorKind::system_error, "out of memory; is there a limit on it (ulimit -v, or the container's)?");
+    raise(ErrorKind::system_error, "out of memory: check the limits on memory (ulimit -v, or the container's limit)");
   } catch (const std::system_error& error) {
     raise(ErrorKind::system_error, error.what());
   } catch (const c10::OutOfMemoryError& error) {

@@ -14,12 +14,15 @@
 
 namespace ringlet {
 
-/// Throws InvalidUsage unless there is one.
+/// The only tensor of a list; InvalidUsage if the list has another length.
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call);
+/// Refuse a list that does not have one entry for each rank, and calls with more outputs than inputs, or fewer.
+void check_length(size_t length, int world, const char* call);
+void check_pairs(size_t outputs, size_t inputs, const char* call);
 
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& list);
 
-/// This rank's own block, whose length it knows from two sides.
+/// Refuses a tensor of this rank that is not as long as this rank's entry of the list.
 void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call);
 
 /// Elements by the schedule's chunk, of a rank that sees the list. Throws InvalidUsage where the tensors are not what

@@ -149,8 +149,8 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
     if (output.numel() == 0) continue;
     if (meets_itself(output)) {
       throw InvalidUsage(std::string(call) +
-                         ": elements of an output tensor lie at one place (it is expanded, or its "
-                         "strides overlap); pass one with memory for each, such as .contiguous()");
+                         ": elements of an output tensor share memory (it is expanded, or its strides "
+                         "overlap): pass one with memory for each element, such as .contiguous()");
     }
     placed.push_back({&output, extent_of(output)});
   }
@@ -159,7 +159,7 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
   for (size_t i = 0; i < placed.size(); ++i) {
     for (size_t j = i + 1; j < placed.size() && placed[j].extent.begin < placed[i].extent.end; ++j) {
       if (!overlap(*placed[i].tensor, *placed[j].tensor)) continue;
-      throw InvalidUsage(std::string(call) + ": two of the output tensors overlap; give each memory of its own");
+      throw InvalidUsage(std::string(call) + ": output tensors must not overlap: give each its own memory");
     }
   }
 }

@@ -18,6 +18,12 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
 std::byte* data_of(const at::Tensor& tensor);
 
+/// Refuses a tensor of another dtype than the call's other tensors.
+void check_dtype(const at::Tensor& tensor, DType dtype, const char* call);
+/// Throws InvalidUsage: `tensor` does not have the elements that the call's other tensor and the world ask for.
+[[noreturn]] void refuse_elements(const char* call, const char* role, const at::Tensor& tensor, size_t expected,
+                                  int world);
+
 /// Tells autograd, as torch's operations in place do: a backward that saved the values of before raises.
 void mark_written(const at::Tensor& tensor);
 

@@ -19,7 +19,7 @@ auto asked(const Act& act) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
-                   "): has the process that serves it, rank 0's or torchrun's, ended?");
+                   "): the process that serves it, rank 0 or torchrun, may have ended");
   }
 }
 
@@ -54,7 +54,7 @@ void TorchStore::await(const std::vector<std::string>& keys, const Deadline& dea
       raise_failure();
       look = Deadline::after(kLookEvery);
     }
-    if (deadline.passed()) throw Timeout("the other ranks did not set their key in the store in time");
+    if (deadline.passed()) throw Timeout("the other ranks did not set their keys in the store in time");
     std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
   }
 }

@@ -32,10 +32,10 @@ class InUse {
       return;
     const Deadline deadline = Deadline::after(kTurn);
     while (busy_.exchange(true, std::memory_order_acquire)) {
-      if (closed) throw InvalidUsage("a call on a group that was closed");
+      if (closed) refuse_closed("a call");
       if (deadline.passed()) {
         throw InvalidUsage(
-            "two threads call one group at the same time; give each thread a group of its own, or use async_op");
+            "two threads call one group at the same time: give each thread a group of its own, or pass async_op=True");
       }
       ::sched_yield();
     }
@@ -150,8 +150,8 @@ void Communicator::leak() noexcept {
 void Communicator::check_process() const {
   if (owner_ == this_process()) [[likely]]
     return;
-  throw InvalidUsage("this group belongs to process " + std::to_string(owner_) +
-                     "; a forked child cannot use it (here: process " + std::to_string(this_process()) + ")");
+  throw InvalidUsage("this group belongs to process " + std::to_string(owner_) + "; a forked child (here: process " +
+                     std::to_string(this_process()) + ") cannot use it: make a new group there");
 }
 
 void Communicator::check(const Call& call) const {
@@ -159,12 +159,10 @@ void Communicator::check(const Call& call) const {
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
     refuse(std::string(": ") + name(call.op) + " is not defined for " + name(call.dtype));
   }
-  if (call.root < 0 || call.root >= world_) {
-    refuse(": root " + std::to_string(call.root) + " is not a rank of a group of " + std::to_string(world_));
-  }
+  check_root(call.collective, call.root, world_);
   if (call.blocks != nullptr ? blocks_well_placed(call, rank_) : well_placed(call, rank_, world_)) return;
   if (call.collective == Collective::all_to_all) {
-    refuse(": output and input overlap; blocks would be overwritten before they are sent");
+    refuse(": output and input must not overlap: give each its own memory");
   }
   refuse(
       ": input and output partly overlap; for an in-place call pass the same buffer, or pass the smaller one as this " +
@@ -173,7 +171,7 @@ void Communicator::check(const Call& call) const {
 
 void Communicator::prepare(Call& call) {
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage(std::string(name(call.collective)) + " on a group that was closed");
+  if (closed_) refuse_closed(name(call.collective));
   check(call);
   if (call.timeout.count() <= 0) call.timeout = timeout_;
   call.sequence = sequence_++;
@@ -315,7 +313,7 @@ bool Communicator::advance(const Call& call, bool spin) {
 /// Of the next call.
 uint64_t Communicator::number() {
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  if (closed_) refuse_closed("a call");
   return sequence_++;
 }
 
@@ -408,16 +406,14 @@ void Communicator::run_alone(const Call& call) const {
 void Communicator::check(const Message& message) const {
   const bool any = !message.sending && message.peer == kAnySource;
   if (!any && (message.peer < 0 || message.peer >= world_ || message.peer == rank_)) {
-    throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " +
-                       std::to_string(message.peer) + ": rank " + std::to_string(rank_) + " of " +
-                       std::to_string(world_) + " has no such peer");
+    refuse_peer(message.sending ? "send" : "recv", message.peer, rank_, world_);
   }
 }
 
 void Communicator::prepare(Message& message) {
   check_process();
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("send or recv on a group that was closed");
+  if (closed_) refuse_closed(message.sending ? "send" : "recv");
   check(message);
   if (message.timeout.count() <= 0) message.timeout = timeout_;
 }
@@ -467,7 +463,7 @@ void Communicator::note_agreed(const Algorithm& algorithm, int root) {
 GpuGroup& Communicator::on_gpu(int device) {
   check_process();
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  if (closed_) refuse_closed("a call");
   {
     const std::lock_guard lock(gpus_mutex_);
     if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
@@ -529,13 +525,13 @@ void Communicator::close(std::chrono::milliseconds patience) {
   }
   if (completing()) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                       ": close() in what runs when a call of the group is complete: close it elsewhere");
+                       ": close() in a callback of one of the group's calls: close the group in another thread");
   }
   if (checking_interrupts() && (busy_ || messenger_->assisted())) {
     throw InvalidUsage(
         "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-        ": close() in a signal handler that interrupts a call of the group: raise an exception there, and "
-        "close it where that is caught");
+        ": close() in a signal handler that interrupts a call of the group: raise an exception in the handler, and "
+        "close the group where the program catches it");
   }
   if (closed_.exchange(true)) return;
   {

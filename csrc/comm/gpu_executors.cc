@@ -172,7 +172,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   if (differs != all.end()) {
     throw InvalidUsage(who + ": " + kVariable + " is " + std::to_string(all[0].peer_bytes) + " on rank 0 and " +
                        std::to_string(differs->peer_bytes) + " on rank " + std::to_string(differs - all.begin()) +
-                       "; it must be the same on all ranks");
+                       ": set the same value on all ranks");
   }
   if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
 }
@@ -194,7 +194,7 @@ void GpuExecutors::run(const Call& call, void* stream) {
   if (through_peers(call)) {
     if (call.blocks != nullptr) {
       throw InvalidUsage(std::string(name(call.collective)) +
-                         " on lists of tensors on a GPU needs NCCL, and there is none" + no_nccl_);
+                         " on lists of tensors on a GPU needs NCCL, which this group cannot use" + no_nccl_);
     }
     last_ = &pull_->last_call();
     pull_->run(call, stream);
@@ -205,7 +205,7 @@ void GpuExecutors::run(const Call& call, void* stream) {
 }
 
 void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream) {
-  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
+  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, which this group cannot use" + no_nccl_);
   last_ = &message_->last_call();
   message_->exchange(messages, timeout, stream);
 }

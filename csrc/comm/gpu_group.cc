@@ -50,7 +50,7 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
     const char* why = message.peer == kAnySource ? "from any source" : message.tag != 0 ? "with a tag" : nullptr;
     if (why != nullptr) {
       throw InvalidUsage(std::string(message.sending ? "send " : "recv ") + why +
-                         ": on a GPU messages between two ranks meet in order, and by nothing else");
+                         " is not supported on a GPU: name the peer, and leave the tag at 0");
     }
     if (message.timeout.count() <= 0) message.timeout = host_.timeout();
     timeout = std::max(timeout, message.timeout);
@@ -137,7 +137,7 @@ void GpuGroup::look(Ended& ended) {
     const size_t through = finished();
     const bool late = pending_.size() > through && pending_[through].deadline.passed();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
-    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
+    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was complete");
     check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
@@ -148,7 +148,7 @@ void GpuGroup::look(Ended& ended) {
     if (!late) return;
     throw Timeout(
         pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
-        " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
+        " was not done at the deadline: some rank has not made this call, made another, or is stuck before it");
   } catch (const Error& error) {
     host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
     engines_->abort(error.kind(), error.what());

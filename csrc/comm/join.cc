@@ -170,7 +170,7 @@ Carrier parse_carrier(std::string_view name) {
   if (name == "auto") return Carrier::automatic;
   if (name == "shared_memory") return Carrier::shared_memory;
   if (name == "tcp") return Carrier::tcp;
-  throw InvalidUsage("transport \"" + std::string(name) + "\" is not one of auto, shared_memory, tcp, threads");
+  throw InvalidUsage("transport must be one of auto, shared_memory, tcp, threads, got \"" + std::string(name) + '"');
 }
 
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,

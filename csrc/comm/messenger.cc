@@ -62,6 +62,15 @@ struct Messenger::Incoming {
   }
 };
 
+void refuse_peer(const char* call, int peer, int rank, int world) {
+  throw InvalidUsage(std::string(call) + ": peer must be a rank from 0 to " + std::to_string(world - 1) +
+                     " other than this rank (" + std::to_string(rank) + "), got " + std::to_string(peer));
+}
+
+void refuse_closed(const std::string& call) {
+  throw InvalidUsage(call + " on a group that was closed: make a new group first");
+}
+
 Messenger::Messenger(P2pTransport& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
 
 Messenger::~Messenger() { end(); }
@@ -70,7 +79,7 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
   auto request = std::make_shared<Request>(weak_from_this());
   {
     const std::lock_guard lock(mutex_);
-    if (ended_) throw InvalidUsage("send or recv on a group that was closed");
+    if (ended_) refuse_closed(message.sending ? "send" : "recv");
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});

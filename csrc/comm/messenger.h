@@ -24,6 +24,10 @@ namespace ringlet {
 
 /// "send to rank 1 (8 elements of float32)"
 std::string describe(const Message& message);
+/// Throws InvalidUsage for a peer that is not another rank.
+[[noreturn]] void refuse_peer(const char* call, int peer, int rank, int world);
+/// Throws InvalidUsage: `call` came after the group was closed.
+[[noreturn]] void refuse_closed(const std::string& call);
 
 class Messenger : public std::enable_shared_from_this<Messenger> {
  public:
