@@ -1,5 +1,5 @@
-// Converts the arguments of Python's calls. Each function throws InvalidUsage, which names the call and the parameter, if
-// an argument has the wrong type or an impossible value.
+// Converts the arguments of Python's calls. If an argument has the wrong type or an impossible value, each function
+// throws InvalidUsage, which names the parameter.
 //
 // Thread safety: the caller holds the GIL.
 #pragma once

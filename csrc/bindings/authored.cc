@@ -78,7 +78,7 @@ void hand_over_packed(int index, int root, const std::vector<int>& hosts, int pa
   hand_over(checked_index(index), {static_cast<int>(ranks.size()), root, hosts}, std::move(schedules));
 }
 
-/// Of positions, by position; the result is by rank.
+/// Turns schedules of positions, by position, into schedules of ranks, by rank.
 std::vector<py::bytes> relabelled_packed(const std::string& collective, int parts,
                                          const std::vector<py::bytes>& positions, const std::vector<int>& rank_at) {
   Numbering numbering{rank_at, std::vector<int>(rank_at.size()), false};
@@ -100,7 +100,7 @@ const Algorithm* algorithm_of(PyObject* given, Collective collective) {
   if (PyUnicode_Check(given)) [[likely]]
     return by_name();
   const py::object index = py::getattr(given, "slot", py::none());
-  if (!PyLong_Check(index.ptr())) return by_name();  // which refuses it
+  if (!PyLong_Check(index.ptr())) return by_name();  // by_name() refuses an object that is not a string
   const Algorithm& found = checked_index(index.cast<int>());
   if (found.collective == collective) return &found;
   throw InvalidUsage(std::string(name(collective)) + ": algorithm must be one of " + name(collective) + ", got \"" +

@@ -63,7 +63,7 @@ void close_backends() {
 }
 
 void C10dBackend::set_algorithm(const std::string& name) {
-  named_algorithm(Collective::all_reduce, name);  // refuses a name that there is not
+  named_algorithm(Collective::all_reduce, name);  // refuses an unknown name
   algorithm_ = name;
 }
 

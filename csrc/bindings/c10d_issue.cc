@@ -43,7 +43,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   for (const at::Tensor* tensor : {&output, &input}) {
     if (tensor->defined()) check_dense(*tensor, call(), tensor == &output ? "output" : "input");
   }
-  // Elementwise, any order of the elements will do that all ranks share: channels_last, for one.
+  // An elementwise collective allows any order of elements that all ranks share, such as channels_last.
   const auto dense = [&](const at::Tensor& tensor) {
     return !tensor.defined() || (is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format()));
   };
@@ -97,7 +97,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   return step;
 }
 
-/// On a GPU equal blocks travel in one tensor: lists are packed into one, and unpacked from it.
+/// On a GPU equal blocks are packed into one tensor, and unpacked from one.
 C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs) {
   check_outputs(outputs);
@@ -106,7 +106,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, 
   const at::Tensor input = packed(inputs, dtype, /*received=*/false);
   Step& step = add(collective, packed(outputs, dtype, /*received=*/true), input, block);
   profiled.pop_back();
-  profiled.insert(profiled.end(), inputs.begin(), inputs.end());  // as the caller gave them
+  profiled.insert(profiled.end(), inputs.begin(), inputs.end());  // the tensors of the caller
   return step;
 }
 

@@ -1,4 +1,4 @@
-// The backend's collectives on lists of tensors, which are read and written where they lie, and on uneven blocks.
+// The backend's collectives on lists of tensors, which calls read and write in place, and on uneven blocks.
 #include <algorithm>
 
 #include "base/error.h"
@@ -20,8 +20,8 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
   return lists[0];
 }
 
-/// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do
-/// not fit.
+/// The elements for each rank: `splits` rows each, or equal parts if there are no splits. Throws InvalidUsage if the
+/// splits do not fit.
 std::vector<size_t> split_counts(const std::vector<int64_t>& splits, const at::Tensor& tensor, int world,
                                  const char* role) {
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : tensor.numel();

@@ -33,7 +33,7 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
   return remember(std::move(handle));
 }
 
-/// Of a GPU's tensors those of one batch move together: each alone would wait for its receiver or sender.
+/// The GPU messages of one batch move together: each alone would wait for its receiver or sender.
 void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
   if (all.empty()) return;
   DeviceCalls calls{.device = all[0].tensor.device(), .async = true};
@@ -110,7 +110,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   for (int q = 1; q < getSize() && (absent == 0 || wait_for_all); ++q) {
     const std::string key = place + std::to_string(q);
     try {
-      // A store takes a timeout of zero for none.
+      // A store reads a timeout of zero as no timeout.
       if (deadline.passed() ? store_.has(key) : !store_.get(key, deadline).empty()) continue;
     } catch (const Timeout&) {  // counted below
     }

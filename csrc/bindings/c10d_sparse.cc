@@ -1,5 +1,5 @@
 // All-reduce of sparse COO tensors: every rank gathers all entries and adds them up in rank order, so that all ranks
-// get the same bits. Costs what the entries of all ranks cost, at every rank.
+// get the same bits. Every rank holds the entries of all ranks.
 #include <ATen/ATen.h>
 
 #include "base/error.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Run = std::function<void(Call)>;
 
-/// One rank's entries, as it sends them: a place where all ranks can see whether theirs are alike.
+/// What a rank sends about its tensor, so that all ranks can compare shapes.
 struct Shape {
   int64_t entries, sparse_dims, dense_dims, digest;
   bool operator==(const Shape&) const = default;

@@ -1,5 +1,5 @@
-// The calls themselves, written against CPython's vectorcall: a 4-byte all-reduce costs less than a general binding's
-// argument handling. Python's functions in ringlet/collectives.py are the public face; these take positional arguments:
+// The calls, written for CPython's vectorcall, because a 4-byte all-reduce costs less than a general binding's argument
+// handling. The public functions are in ringlet/collectives.py; these take positional arguments:
 //
 //   collective(group, output, input, op, algorithm, root, timeout, scale, async_op)
 //       output and input may be None, or lists (bindings/lists.h)
@@ -47,12 +47,12 @@ const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role
   return &tensor;
 }
 
-/// Null where there is none.
+/// Null for an empty list.
 const at::Tensor* first(const Tensors& tensors) { return tensors.empty() ? nullptr : tensors.data(); }
 
 bool is_list(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
-/// Of a list, of one tensor, of None.
+/// The tensors of a list; one for a tensor, none for None.
 Tensors tensors_of(PyObject* object, const char* call, const char* role) {
   Tensors tensors;
   const auto add = [&](PyObject* one) {
@@ -66,13 +66,13 @@ Tensors tensors_of(PyObject* object, const char* call, const char* role) {
   return tensors;
 }
 
-/// What a call reads and writes; null where it has none.
+/// The tensors of a call; null if it has none.
 struct Bound {
   const at::Tensor* output;
   const at::Tensor* input;
 };
 
-/// Which of them a call needs on this rank.
+/// Which tensors a call needs on this rank.
 struct Needs {
   bool output, input;
 };
@@ -98,7 +98,7 @@ void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
   const at::Tensor* any = wants_input ? input : output;
   if (any == nullptr) return;  // a barrier
   call.dtype = dtype_of(*any);
-  // The tensor that holds exactly one block, or the divided buffer, tells the count.
+  // The count follows from the tensor that is exactly one block, or from the divided buffer.
   Call unit = call;
   unit.count = 1;
   const size_t blocks = wants_input ? input_elements(unit, rank, world) : output_elements(unit, rank, world);
@@ -120,11 +120,11 @@ void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
 /// None for null.
 PyObject* as_python(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
 
-/// Small calls keep the GIL until a wait gives the processor up: letting it go and taking it again costs more than most
-/// of them do. Ranks that are threads must let it go at once, since the rank they wait for needs it.
+/// Small calls keep the GIL until a wait gives the processor up, because to release and retake it costs more than most
+/// of these calls. Ranks that are threads must release it at once: the rank for which they wait needs it.
 constexpr size_t kKeepGilBytes = size_t{64} << 10;
 
-/// Lets go of the GIL where a wait gives the processor up. From then on other threads could take the memory away.
+/// Releases the GIL when a wait gives the processor up. From then on other threads could free the memory.
 struct LetGoOfGil final : RuntimeHooks {
   explicit LetGoOfGil(const Bound& bound) : RuntimeHooks{&leave, &enter}, bound(bound) { runtime_hooks = this; }
   ~LetGoOfGil() { runtime_hooks = nullptr; }
@@ -156,14 +156,14 @@ void run(Communicator& group, const Call& call, const Bound& bound) {
   group.run(call);
 }
 
-/// What start() can do of the call at once, it does.
+/// start() does as much of the call at once as it can.
 std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_ptr<void> keep) {
   if (keeps_gil(group, call)) return group.start(call, std::move(keep));
   const py::gil_scoped_release unlocked;
   return group.start(call, std::move(keep));
 }
 
-/// The call on stand-ins of tensors that are not contiguous; null where it was waited for.
+/// Runs the call on contiguous copies of its tensors; null if it is complete.
 std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const Staging& staging,
                                  std::shared_ptr<void> keep, bool async) {
   group.check(call);
@@ -209,8 +209,8 @@ Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
   return lists;
 }
 
-/// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay:
-/// that this rank's are equal does not say that all are.
+/// On a GPU equal blocks are sent as one tensor, because other ranks may have passed theirs as one. An all-to-all's
+/// blocks stay as they are: equal blocks on this rank do not mean equal blocks on all ranks.
 PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
   const at::NoGradGuard no_grad;
   lists.staging.collect();
@@ -260,7 +260,7 @@ PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args
   return result;
 }
 
-/// A work, None where it was waited for. `staging`: null where the caller's own tensors are bound.
+/// Returns a work, or None if the call is complete. `staging`: null if the call uses the caller's own tensors.
 PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Staging* staging, bool async) {
   const auto profiled = profile(call, bound.output, bound.input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
@@ -286,7 +286,7 @@ PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Stagi
   Py_RETURN_NONE;
 }
 
-/// The call on contiguous stand-ins for what this rank reads and writes.
+/// Runs the call on contiguous copies of the tensors that this rank reads and writes.
 PyObject* issue_strided(Communicator& group, Call call, const Bound& given, bool async) {
   const at::NoGradGuard no_grad;
   const Needs needs = needs_of(call, group);
@@ -367,7 +367,7 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
     const py::gil_scoped_release unlocked;
     group.run(message);
   }
-  Py_RETURN_NONE;  // counts a reference, for which the GIL is needed
+  Py_RETURN_NONE;  // changes a reference count, and so needs the GIL
 }
 
 PyObject* message(PyObject* const* args) {
@@ -390,7 +390,7 @@ PyObject* message(PyObject* const* args) {
   return result;
 }
 
-/// Throws InvalidUsage where torch would let no operation write into one of the tensors in place, or they overlap.
+/// Throws InvalidUsage if torch allows no in-place write to one of the tensors, or if the tensors overlap.
 void check_written(const Tensors& tensors, const char* call) {
   check_apart(tensors, call);
   try {
@@ -415,7 +415,7 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   return nullptr;
 }
 
-// The default group's handle, which lives as long as it is set here; of the thread where ranks are threads.
+// The default group's handle, which lives as long as it is set here. Ranks that are threads have one for each thread.
 struct DefaultGroup {
   PyObject* handle = nullptr;
   Communicator* group = nullptr;  // the handle's
@@ -423,7 +423,7 @@ struct DefaultGroup {
 DefaultGroup default_of_process;
 thread_local constinit DefaultGroup default_of_thread;
 
-/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false where it is not that.
+/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false for any other call.
 bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   const DefaultGroup chosen = default_of_thread.handle != nullptr ? default_of_thread : default_of_process;
   if (chosen.handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;

@@ -16,13 +16,13 @@ namespace ringlet {
 namespace {
 
 void raise(ErrorKind kind, const std::string& message) {
-  // Ctrl-C in a terminal reaches all ranks: that the others ended because of it is no news.
+  // Ctrl-C in a terminal reaches all ranks. This rank's own interrupt says more than the report that others ended.
   if (PyErr_CheckSignals() != 0) return;
   const py::object type = py::module_::import("ringlet.errors").attr(name(kind));
   PyErr_SetString(type.ptr(), message.c_str());
 }
 
-/// Takes errors of kinds that any code may throw. The others go on.
+/// Translates the errors that any code may throw. pybind11 handles the other ones.
 void set_own_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -36,7 +36,7 @@ void check_place(int rank, int world) {
   }
 }
 
-/// None: for as long as it takes.
+/// Without a limit for None.
 milliseconds wait_limit(const py::object& timeout) {
   return timeout_of(timeout.ptr(), /*may_be_zero=*/true).value_or(kLongestTimeout);
 }
@@ -67,7 +67,7 @@ std::string algorithm_for(const Communicator& group, const std::string& collecti
   return group.algorithm_for(checked_collective(collective), nbytes, registered).name;
 }
 
-/// What schedules are made for: every rank's host, or all on one.
+/// The hosts that schedules are made for: every rank's host, or one host for all.
 std::vector<int> schedule_hosts(const Communicator& group) {
   std::vector<int> hosts(static_cast<size_t>(group.world()), 0);
   if (const Topology* topology = group.topology()) {

@@ -29,7 +29,7 @@ bool is_served(const c10::Device& device) {
   if (!device.is_cuda() && !device.is_privateuseone()) return false;
   try {
     return std::strcmp(gpu_device().serves, device.is_cuda() ? "cuda" : "privateuseone") == 0;
-  } catch (const DeviceError&) {  // which all ranks are to hear when they meet
+  } catch (const DeviceError&) {  // the first call tells all ranks
     return device.is_cuda();
   }
 }
@@ -37,7 +37,7 @@ bool is_served(const c10::Device& device) {
 void check_present(const c10::Device& device) {
   try {
     if (VirtualGuardImpl(device.type()).deviceCount() > std::max<int>(device.index(), 0)) return;
-  } catch (const c10::Error&) {  // built without that kind
+  } catch (const c10::Error&) {  // torch was built without this kind of device
   }
   throw DeviceError("torch has no " + device.str() + " here: run `ringlet doctor` to see why");
 }

@@ -123,15 +123,15 @@ void mark_written(const at::Tensor& tensor) {
 
 namespace {
 
-/// Null where the device has none.
+/// Null if the device has no registered heap.
 GpuHeap* heap_of(const c10::Device& device) {
   if (device.is_cpu() || !is_served(device)) return nullptr;
   const c10::DeviceGuard current(device);
   return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
 }
 
-/// Returns when the device has done all it was given. False, for one that cannot be waited for: the current stream is
-/// being captured, or the process ends.
+/// Returns when the device has completed its work. False if a wait is impossible, because the current stream is being
+/// captured or the process ends.
 bool wait_for(const c10::Device& device) {
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());

@@ -9,14 +9,14 @@ namespace ringlet {
 
 namespace {
 
-/// What throws `error` each time anew.
+/// A function that throws `error`, each time as a new object.
 std::function<void()> raising(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
     return [kind = known.kind(), message = std::string(known.what())] { rethrow(kind, message); };
   } catch (...) {
-    return [error] { std::rethrow_exception(error); };  // of a library's: of these there is only the one
+    return [error] { std::rethrow_exception(error); };  // an error of another library, which cannot be copied
   }
 }
 
