@@ -25,7 +25,7 @@ std::string shown(PyObject* object) {
   return std::string("a ") + Py_TYPE(object)->tp_name;
 }
 
-/// Infinite where Python's integer is too large for a double; none for what is no number.
+/// Infinite if Python's integer is too large for a double; none if the object is not a number.
 std::optional<double> number_of(PyObject* object) {
   const double number = PyFloat_AsDouble(object);
   if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
@@ -36,7 +36,7 @@ std::optional<double> number_of(PyObject* object) {
   return PyObject_RichCompareBool(object, Py_False, Py_GT) == 1 ? infinity : -infinity;
 }
 
-/// Of a timedelta or a number; none for anything else.
+/// The seconds of a timedelta or a number; none for any other object.
 std::optional<double> seconds_of(PyObject* object) {
   if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
   if (PyDateTimeAPI == nullptr) throw py::error_already_set();
@@ -45,40 +45,49 @@ std::optional<double> seconds_of(PyObject* object) {
          PyDateTime_DELTA_GET_MICROSECONDS(object) * 1e-6;
 }
 
+[[noreturn]] void refuse(const char* call, const std::string& parameter_must, const std::string& got) {
+  throw InvalidUsage(std::string(call) + ": " + parameter_must + ", got " + got);
+}
+
+[[noreturn]] void refuse_timeout(PyObject* object, bool may_be_zero) {
+  throw InvalidUsage(std::string("timeout must be seconds ") + (may_be_zero ? "from 0 on" : "above 0") +
+                     " or a timedelta, got " + shown(object));
+}
+
 }  // namespace
 
-std::string_view text_of(PyObject* object, const char* what) {
+std::string_view text_of(PyObject* object, const char* call, const char* parameter) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : nullptr;
-  if (text == nullptr) throw InvalidUsage(std::string(what) + " must be a string, not " + shown(object));
+  if (text == nullptr) refuse(call, std::string(parameter) + " must be a string", shown(object));
   return {text, static_cast<size_t>(length)};
 }
 
-ReduceOp parse_op(PyObject* object) {
-  const std::string_view text = text_of(object, "op");
+ReduceOp parse_op(PyObject* object, const char* call) {
+  const std::string_view text = text_of(object, call, "op");
   std::string known;
   for (int i = 0; i < kReduceOps; ++i) {
     const auto op = static_cast<ReduceOp>(i);
     if (text == name(op)) return op;
     known += std::string(i ? ", " : "") + name(op);
   }
-  throw InvalidUsage("op \"" + std::string(text) + "\" is not one of " + known);
+  refuse(call, "op must be one of " + known, '"' + std::string(text) + '"');
 }
 
-int integer_of(PyObject* object, const char* what) {
+int integer_of(PyObject* object, const char* call, const char* parameter) {
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
-  if (!index) throw InvalidUsage(std::string(what) + " must be an integer, not " + shown(object));
+  if (!index) refuse(call, std::string(parameter) + " must be an integer", shown(object));
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow == 0 && value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max()) {
     return static_cast<int>(value);
   }
-  throw InvalidUsage(std::string(what) + " " + shown(index.ptr()) + " is not a rank of any group");
+  refuse(call, std::string(parameter) + " must be a rank of the group", shown(index.ptr()));
 }
 
-double number_of(PyObject* object, const char* what) {
+double number_of(PyObject* object, const char* call, const char* parameter) {
   const std::optional<double> number = number_of(object);
-  if (!number) throw InvalidUsage(std::string(what) + " must be a number, not " + shown(object));
+  if (!number) refuse(call, std::string(parameter) + " must be a number", shown(object));
   return *number;
 }
 
@@ -91,15 +100,26 @@ bool truth_of(PyObject* object) {
 std::optional<milliseconds> timeout_of(PyObject* object, bool may_be_zero) {
   if (object == Py_None) return std::nullopt;
   const std::optional<double> seconds = seconds_of(object);
-  if (!seconds || std::isnan(*seconds)) {
-    throw InvalidUsage("timeout must be seconds or a timedelta, not " + shown(object));
-  }
-  if (may_be_zero && *seconds == 0) return milliseconds(0);
-  if (*seconds <= 0) {
-    throw InvalidUsage("timeout " + shown(object) + " is " + (may_be_zero ? "negative" : "not positive"));
-  }
+  if (may_be_zero && seconds == 0.0) return milliseconds(0);
+  if (!seconds || std::isnan(*seconds) || *seconds <= 0) refuse_timeout(object, may_be_zero);
   const auto longest = static_cast<double>(kLongestTimeout.count());
   return milliseconds(std::max(1LL, std::llround(std::min(*seconds * 1000, longest))));
+}
+
+milliseconds required_timeout_of(PyObject* object) {
+  const std::optional<milliseconds> timeout = timeout_of(object);
+  if (!timeout) refuse_timeout(object, /*may_be_zero=*/false);
+  return *timeout;
+}
+
+std::string unknown_collective(const std::string& name) {
+  return "collective must be one of " + collective_names() + ", got \"" + name + "\"";
+}
+
+Collective checked_collective(const std::string& name) {
+  const std::optional<Collective> found = parse_collective(name);
+  if (!found) throw InvalidUsage(unknown_collective(name));
+  return *found;
 }
 
 }  // namespace ringlet

@@ -1,32 +1,41 @@
-// What Python hands to the calls, as C++: InvalidUsage, naming the argument, for what has the wrong type or no meaning.
+// Converts the arguments of Python's calls. If an argument has the wrong type or an impossible value, each function
+// throws InvalidUsage, which names the parameter.
 //
-// Thread safety: all need the GIL.
+// Thread safety: the caller holds the GIL.
 #pragma once
 
 #include <Python.h>
 
 #include <chrono>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/dtype.h"
+#include "schedule/collective.h"
 
 namespace ringlet {
 
-/// A view of the object's own text.
-std::string_view text_of(PyObject* object, const char* what);
+/// A view of the string object's own text.
+std::string_view text_of(PyObject* object, const char* call, const char* parameter);
 
-ReduceOp parse_op(PyObject* object);
+ReduceOp parse_op(PyObject* object, const char* call);
 
-/// An integer, such as a rank: no float, nothing that does not fit.
-int integer_of(PyObject* object, const char* what);
+/// A rank as an integer. Refuses floats, and integers that do not fit into an int.
+int integer_of(PyObject* object, const char* call, const char* parameter);
 
-double number_of(PyObject* object, const char* what);
+double number_of(PyObject* object, const char* call, const char* parameter);
 
 bool truth_of(PyObject* object);
 
-/// Seconds or datetime.timedelta; none for None. At least 1 ms where it is positive; infinity and what is too long for
-/// a clock mean kLongestTimeout. InvalidUsage for NaN, what is negative, and zero unless `may_be_zero`.
+/// Converts seconds or a datetime.timedelta; none for None. A positive timeout becomes at least 1 ms, and at most
+/// kLongestTimeout. InvalidUsage for NaN, for negative numbers, and for zero unless `may_be_zero`.
 std::optional<std::chrono::milliseconds> timeout_of(PyObject* object, bool may_be_zero = false);
+/// The same, and None is refused.
+std::chrono::milliseconds required_timeout_of(PyObject* object);
+
+/// "collective must be one of ..., got "rings""
+std::string unknown_collective(const std::string& name);
+Collective checked_collective(const std::string& name);
 
 }  // namespace ringlet

@@ -26,22 +26,16 @@ void agree(Communicator& group, const Algorithm& algorithm, int root) {
   if (group.agreed(algorithm, root)) return;
   {
     const py::gil_scoped_acquire locked;
-    if (agreement == nullptr) throw InvalidUsage("import ringlet before the first call");
+    if (agreement == nullptr) throw InvalidUsage("ringlet is not imported: import ringlet before the first call");
     const py::handle agree_in_python(agreement);
     agree_in_python(py::cast(&group, py::return_value_policy::reference), index_of(algorithm), root);
   }
   group.note_agreed(algorithm, root);
 }
 
-Collective checked_collective(const std::string& name) {
-  const auto which = parse_collective(name);
-  if (!which) throw InvalidUsage("there is no collective \"" + name + "\"; known: " + collective_names());
-  return *which;
-}
-
 const Algorithm& checked_index(int index) {
   const Algorithm* found = authored_at(index);
-  if (found == nullptr) throw InvalidUsage("no algorithm was added as number " + std::to_string(index));
+  if (found == nullptr) throw InvalidUsage("no added algorithm has the number " + std::to_string(index));
   return *found;
 }
 
@@ -51,7 +45,7 @@ Schedule unpacked(int parts, const std::string& bytes) {
   std::memcpy(words.data(), bytes.data(), words.size() * sizeof(int32_t));
   size_t at = 0;
   const auto next = [&] {
-    return at < words.size() ? words[at++] : throw InvalidUsage("a packed schedule is cut off");
+    return at < words.size() ? words[at++] : throw InvalidUsage("a packed schedule ends too early");
   };
   std::vector<int32_t> steps(static_cast<size_t>(next()));
   for (int32_t& count : steps) count = next();
@@ -84,7 +78,7 @@ void hand_over_packed(int index, int root, const std::vector<int>& hosts, int pa
   hand_over(checked_index(index), {static_cast<int>(ranks.size()), root, hosts}, std::move(schedules));
 }
 
-/// Of positions, by position; the result is by rank.
+/// Turns schedules of positions, by position, into schedules of ranks, by rank.
 std::vector<py::bytes> relabelled_packed(const std::string& collective, int parts,
                                          const std::vector<py::bytes>& positions, const std::vector<int>& rank_at) {
   Numbering numbering{rank_at, std::vector<int>(rank_at.size()), false};
@@ -102,14 +96,15 @@ std::vector<py::bytes> relabelled_packed(const std::string& collective, int part
 }  // namespace
 
 const Algorithm* algorithm_of(PyObject* given, Collective collective) {
+  const auto by_name = [&] { return named_algorithm(collective, text_of(given, name(collective), "algorithm")); };
   if (PyUnicode_Check(given)) [[likely]]
-    return named_algorithm(collective, text_of(given, "algorithm"));
+    return by_name();
   const py::object index = py::getattr(given, "slot", py::none());
-  if (!PyLong_Check(index.ptr())) return named_algorithm(collective, text_of(given, "algorithm"));  // which refuses it
+  if (!PyLong_Check(index.ptr())) return by_name();  // by_name() refuses an object that is not a string
   const Algorithm& found = checked_index(index.cast<int>());
   if (found.collective == collective) return &found;
-  throw InvalidUsage(std::string(name(collective)) + ": the algorithm \"" + found.name + "\" is one of " +
-                     name(found.collective));
+  throw InvalidUsage(std::string(name(collective)) + ": algorithm must be one of " + name(collective) + ", got \"" +
+                     found.name + "\" of " + name(found.collective));
 }
 
 void agree_on(Communicator& group, const Call& call) {

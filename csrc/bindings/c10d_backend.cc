@@ -63,7 +63,7 @@ void close_backends() {
 }
 
 void C10dBackend::set_algorithm(const std::string& name) {
-  named_algorithm(Collective::all_reduce, name);  // refuses a name that there is not
+  named_algorithm(Collective::all_reduce, name);  // refuses an unknown name
   algorithm_ = name;
 }
 
@@ -116,7 +116,7 @@ C10dBackend::Handle C10dBackend::broadcast(Tensors& tensors, const c10d::Broadca
   Issue call(OpType::BROADCAST, "ringlet:broadcast");
   call.set(options);
   call.add(Collective::broadcast, tensor, options.rootRank == getRank() ? tensor : at::Tensor(), tensor.numel());
-  call.set_root(options.rootRank);
+  call.set_root(options.rootRank, getSize());
   call.results = call.profiled = {tensor};
   return issue(std::move(call));
 }
@@ -138,7 +138,7 @@ C10dBackend::Handle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOpti
   call.set(options);
   call.add(Collective::reduce, options.rootRank == getRank() ? tensor : at::Tensor(), tensor, tensor.numel());
   call.set(reduction_of(options.reduceOp));
-  call.set_root(options.rootRank);
+  call.set_root(options.rootRank, getSize());
   call.results = {tensor};
   return issue(std::move(call));
 }
@@ -151,14 +151,12 @@ C10dBackend::Handle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor&
 
 C10dBackend::Handle C10dBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::AllgatherOptions& options) {
-  if (outputs.size() != inputs.size())
-    throw InvalidUsage("all_gather: the numbers of outputs and inputs must be the same");
+  check_pairs(outputs.size(), inputs.size(), "all_gather");
   Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (outputs[i].numel() != inputs[i].numel() * getSize() || outputs[i].scalar_type() != inputs[i].scalar_type()) {
-      throw InvalidUsage("all_gather: the output must have world times the input's elements, and its dtype");
-    }
+    const int64_t expected = inputs[i].numel() * getSize();
+    if (outputs[i].numel() != expected) refuse_elements("all_gather", "output", outputs[i], expected, getSize());
     call.add(Collective::all_gather, outputs[i], inputs[i], inputs[i].numel());
   }
   call.results = outputs;
@@ -173,14 +171,12 @@ C10dBackend::Handle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Te
 
 C10dBackend::Handle C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::ReduceScatterOptions& options) {
-  if (outputs.size() != inputs.size())
-    throw InvalidUsage("reduce_scatter: the numbers of outputs and inputs must be the same");
+  check_pairs(outputs.size(), inputs.size(), "reduce_scatter");
   Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].numel() != outputs[i].numel() * getSize() || outputs[i].scalar_type() != inputs[i].scalar_type()) {
-      throw InvalidUsage("reduce_scatter: the input must have world times the output's elements, and its dtype");
-    }
+    const int64_t expected = outputs[i].numel() * getSize();
+    if (inputs[i].numel() != expected) refuse_elements("reduce_scatter", "input", inputs[i], expected, getSize());
     call.add(Collective::reduce_scatter, outputs[i], inputs[i], outputs[i].numel());
     call.set(reduction_of(options.reduceOp));
   }

@@ -1,11 +1,11 @@
 // torch.distributed's backend "ringlet": c10d's virtuals on a Communicator.
 //
-// Contract: every call checks its tensors before anything moves, then runs in the caller's thread (asyncOp false) or in
-// issue order, carried on by whichever thread is there; on a GPU's tensors: on a stream, in its order. Tensors of a list are read
-// and written where they lie, contiguous ones without a copy; a GPU's of one size are packed into one. Between
-// startCoalescing and endCoalescing calls start as ever, but a GPU's messages together at the end, whose Work stands
-// for all.
-// Thread safety: as c10d demands: one thread issues calls, any waits.
+// Contract: every call checks its tensors before anything moves. It then runs in the caller's thread (asyncOp false),
+// or in issue order on any thread that is there (comm/call_queue.h); on GPU tensors, in the order of a stream. Calls
+// read and write contiguous tensors of a list in place. Equal GPU tensors of a list are packed into one. Between
+// startCoalescing and endCoalescing calls start as usual, but GPU messages start together at the end. The Work of
+// endCoalescing covers all.
+// Thread safety: as c10d requires: one thread issues calls, any thread waits.
 #pragma once
 
 #include <atomic>
@@ -69,15 +69,14 @@ class C10dBackend final : public c10d::Backend {
   Handle recv(Tensors& tensors, int peer, int tag) override;
   Handle recvAnysource(Tensors& tensors, int tag) override;
   Handle barrier(const c10d::BarrierOptions& options) override;
-  /// Names the ranks that do not come. Goes through the store, so that it works when the group is stuck, and does not
-  /// poison it.
+  /// Names the ranks that do not come. Uses the store, so that it works if the group is stuck, and does not poison it.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   Handle endCoalescing() override;
 
-  /// Of a group that is bound to a GPU (init_process_group(device_id=...)): its first meeting there.
+  /// Makes the GPU part of a group that is bound to a GPU (init_process_group(device_id=...)).
   void eagerConnectSingleDevice(at::Device device) override;
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -124,17 +123,17 @@ class C10dBackend final : public c10d::Backend {
   std::string algorithm_ = "auto";
   uint64_t monitored_ = 0;  // barriers
   uint64_t splits_ = 0;
-  // What runs when a call is complete may issue calls meanwhile, on another thread: those are not of the batch.
+  // The callback of a complete call may issue calls on another thread meanwhile: these are not part of the batch.
   std::atomic<std::thread::id> coalescer_{};
   std::vector<c10::intrusive_ptr<C10dWork>> coalescing_;  // the coalescer's, like what follows
   std::vector<CoalescedMessage> coalesced_messages_;      // of a GPU, not yet given
 };
 
-/// Joins a group of processes that meet in `store` under `name`, which nobody has used before (ringlet/rendezvous.py).
+/// Joins the group of processes whose rendezvous in `store` has this `name`, which is new (ringlet/rendezvous.py).
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 
-/// Shuts down all that there are, before the interpreter goes: what runs when their calls are complete needs it.
+/// Shuts down all backends before the interpreter ends: the callbacks of their calls need it.
 void close_backends();
 
 }  // namespace ringlet

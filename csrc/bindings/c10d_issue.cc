@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "base/error.h"
 #include "bindings/authored.h"
@@ -26,11 +25,12 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BXOR: return {ReduceOp::bxor};
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (supplement == nullptr) throw InvalidUsage("PREMUL_SUM has no factor");
+      if (supplement == nullptr)
+        throw InvalidUsage("PREMUL_SUM must have a factor: make the operation with its factor");
       const auto& factor = supplement->tensor_factor;
       return {ReduceOp::premul_sum, factor.defined() ? factor.item<double>() : supplement->double_factor};
     }
-    default: throw InvalidUsage("ringlet does not support this reduce operation");
+    default: throw InvalidUsage("op must be one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM");
   }
 }
 
@@ -41,16 +41,16 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   step.call.count = static_cast<size_t>(count);
   step.call.timeout = timeout;
   for (const at::Tensor* tensor : {&output, &input}) {
-    if (tensor->defined()) check_dense(*tensor, title, tensor == &output ? "output" : "input");
+    if (tensor->defined()) check_dense(*tensor, call(), tensor == &output ? "output" : "input");
   }
-  // Elementwise, any order of the elements will do that all ranks share: channels_last, for one.
+  // An elementwise collective allows any order of elements that all ranks share, such as channels_last.
   const auto dense = [&](const at::Tensor& tensor) {
     return !tensor.defined() || (is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format()));
   };
   at::Tensor from = input, to = output;
   if (!dense(output) || !dense(input)) {
     const at::NoGradGuard no_grad;
-    if (output.defined()) check_apart({output}, title);
+    if (output.defined()) check_apart({output}, call());
     if (output.defined() && input.defined() && output.is_same(input)) {
       from = to = staging.in_place(output);
     } else {
@@ -68,7 +68,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   step.call.output = bind(to);
   if (input.defined()) {
     profiled.push_back(input);
-    if (output.defined()) check_dtype(output, dtype_of(input));
+    if (output.defined()) check_dtype(output, dtype_of(input), call());
   }
   return step;
 }
@@ -97,7 +97,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   return step;
 }
 
-/// On a GPU equal blocks travel in one tensor: lists are packed into one, and unpacked from it.
+/// On a GPU equal blocks are packed into one tensor, and unpacked from one.
 C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, const Tensors& outputs,
                                                          const Tensors& inputs) {
   check_outputs(outputs);
@@ -106,15 +106,15 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_packed(Collective collective, 
   const at::Tensor input = packed(inputs, dtype, /*received=*/false);
   Step& step = add(collective, packed(outputs, dtype, /*received=*/true), input, block);
   profiled.pop_back();
-  profiled.insert(profiled.end(), inputs.begin(), inputs.end());  // as the caller gave them
+  profiled.insert(profiled.end(), inputs.begin(), inputs.end());  // the tensors of the caller
   return step;
 }
 
 at::Tensor C10dBackend::Issue::packed(const Tensors& tensors, DType dtype, bool received) {
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) {
-    check_dense(tensor, title, received ? "output" : "input");
-    check_dtype(tensor, dtype);
+    check_dense(tensor, call(), received ? "output" : "input");
+    check_dtype(tensor, dtype, call());
     elements += tensor.numel();
   }
   if (tensors.size() == 1 && tensors[0].is_contiguous()) return tensors[0];
@@ -139,33 +139,25 @@ void C10dBackend::Issue::set(const Reduction& reduction) {
   steps.back().call.scale = reduction.scale;
 }
 
-void C10dBackend::Issue::set_root(int64_t root) {
-  if (root < 0 || root > std::numeric_limits<int>::max()) {
-    throw InvalidUsage(std::string(title) + ": root " + std::to_string(root) + " is not a rank of any group");
-  }
+void C10dBackend::Issue::set_root(int64_t root, int world) {
+  check_root(steps.back().call.collective, root, world);
   steps.back().call.root = static_cast<int>(root);
 }
 
 void C10dBackend::Issue::check_outputs(const Tensors& outputs) const {
-  for (const at::Tensor& output : outputs) check_dense(output, title, "output");
-  check_apart(outputs, title);
-}
-
-void C10dBackend::Issue::check_dtype(const at::Tensor& tensor, DType dtype) const {
-  if (dtype_of(tensor) == dtype) return;
-  throw InvalidUsage(std::string(title) + ": tensors of " + name(dtype) + " and " + name(dtype_of(tensor)) +
-                     " in one call");
+  for (const at::Tensor& output : outputs) check_dense(output, call(), "output");
+  check_apart(outputs, call());
 }
 
 std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
-  check_dense(tensor, title, "input");
-  check_dtype(tensor, dtype);
+  check_dense(tensor, call(), "input");
+  check_dtype(tensor, dtype, call());
   keep.push_back(staging.readable(tensor));
   return data_of(keep.back());
 }
 
 std::byte* C10dBackend::Issue::writable(const at::Tensor& tensor, DType dtype) {
-  check_dtype(tensor, dtype);
+  check_dtype(tensor, dtype, call());
   keep.push_back(staging.writable(tensor));
   return data_of(keep.back());
 }

@@ -1,8 +1,10 @@
-// One call of torch.distributed on its way to the Communicator: filled by the backend's virtuals, kept until complete.
+// One call of torch.distributed. The backend's virtual functions fill it, the Communicator runs it.
 //
-// Ownership: holds every tensor whose memory its steps name. Thread safety: none; handed over whole.
+// Ownership: holds every tensor whose memory its steps use, until the call is complete. Thread safety: none; one thread
+// fills it and hands it over.
 #pragma once
 
+#include <cstring>
 #include <deque>
 
 #include "bindings/c10d_backend.h"
@@ -27,21 +29,20 @@ struct C10dBackend::Issue {
 
   Issue(c10d::OpType type, const char* title) : type(type), title(title) {}
 
-  /// The next collective. Tensors may be undefined where this rank has none; `count`: elements of the buffer, or of a
-  /// block.
+  /// Adds a collective. A tensor is undefined if this rank has none. `count`: elements of the buffer, or of a block.
   Step& add(Collective collective, const at::Tensor& output, const at::Tensor& input, int64_t count);
-  /// The next collective, on blocks: of one dtype, `counts` by the schedule's chunk.
+  /// Adds a collective on blocks of one dtype. `counts`: elements by the schedule's chunk.
   Step& add_blocks(Collective collective, const Tensors& outputs, const Tensors& inputs, std::vector<size_t> counts);
   void set(const Reduction& reduction);
-  void set_root(int64_t root);
+  void set_root(int64_t root, int world);
   template <typename Options>
   void set(const Options& options) {
     timeout = options.timeout;
     async = options.asyncOp;
   }
-  /// Of all memory that the calls name.
+  /// Holds all memory that the calls use.
   MemoryHold hold() const;
-  c10::Device device() const { return common_device(keep, title); }
+  c10::Device device() const { return common_device(keep, call()); }
 
   c10d::OpType type;
   const char* title;
@@ -60,7 +61,8 @@ struct C10dBackend::Issue {
   at::Tensor packed(const Tensors& tensors, DType dtype, bool received);
   std::byte* readable(const at::Tensor& tensor, DType dtype);
   std::byte* writable(const at::Tensor& tensor, DType dtype);
-  void check_dtype(const at::Tensor& tensor, DType dtype) const;
+  /// The collective's name, for errors: the title without its prefix.
+  const char* call() const { return title + std::strlen("ringlet:"); }
   void check_outputs(const Tensors& outputs) const;
 };
 

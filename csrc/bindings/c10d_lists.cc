@@ -1,4 +1,4 @@
-// The backend's collectives on lists of tensors, which are read and written where they lie, and on uneven blocks.
+// The backend's collectives on lists of tensors, which calls read and write in place, and on uneven blocks.
 #include <algorithm>
 
 #include "base/error.h"
@@ -14,28 +14,33 @@ namespace {
 
 const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, const char* call) {
   if (lists.size() != 1) {
-    throw InvalidUsage(std::string(call) + ": one list of tensors a rank, got " + std::to_string(lists.size()));
+    throw InvalidUsage(std::string(call) + ": each rank must pass one list of tensors, got " +
+                       std::to_string(lists.size()));
   }
   return lists[0];
 }
 
-/// Elements for each rank: of `splits` rows, or of equal parts where there are none. Throws InvalidUsage where they do
-/// not fit.
+/// The elements for each rank: `splits` rows each, or equal parts if there are no splits. Throws InvalidUsage if the
+/// splits do not fit.
 std::vector<size_t> split_counts(const std::vector<int64_t>& splits, const at::Tensor& tensor, int world,
                                  const char* role) {
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : tensor.numel();
   int64_t total = 0;
   for (const int64_t split : splits) {
-    if (split < 0) throw InvalidUsage(std::string("all_to_all: a negative ") + role + " split");
+    if (split < 0) {
+      throw InvalidUsage(std::string("all_to_all: ") + role + " splits must be 0 or more, got " +
+                         std::to_string(split));
+    }
     total += split;
   }
   const bool fit = splits.empty() ? rows % world == 0 : splits.size() == static_cast<size_t>(world) && total == rows;
   if (!fit) {
-    throw InvalidUsage(std::string("all_to_all: the ") + role + " tensor's first dimension is " + std::to_string(rows) +
-                       ", " +
-                       (splits.empty() ? "not a multiple of the world " + std::to_string(world)
-                                       : "but its " + std::to_string(splits.size()) + " splits for " +
-                                             std::to_string(world) + " ranks add up to " + std::to_string(total)));
+    const std::string ranks = std::to_string(world) + " ranks", given = std::to_string(rows);
+    throw InvalidUsage(
+        std::string("all_to_all: the ") + role +
+        (splits.empty() ? " tensor's first dimension must be a multiple of " + ranks + ", got " + given
+                        : " splits must be one for each of " + ranks + " and add up to the first dimension (" + given +
+                              "), got " + std::to_string(splits.size()) + " that add up to " + std::to_string(total)));
   }
   const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
   std::vector<size_t> counts(world, static_cast<size_t>(tensor.numel() / world));
@@ -57,7 +62,7 @@ std::vector<at::Tensor> cut(const at::Tensor& tensor, const std::vector<size_t>&
 }  // namespace
 
 C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  if (tensors.empty()) throw InvalidUsage("all_reduce_coalesced: no tensors");
+  if (tensors.empty()) throw InvalidUsage("all_reduce_coalesced: tensors must have at least one tensor, got none");
   Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce");
   call.set(options);
   for (const at::Tensor& tensor : tensors) {
@@ -81,17 +86,13 @@ C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, cons
 /// outputs[q][i] receives rank q's inputs[i].
 C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& options) {
-  if (outputs.size() != static_cast<size_t>(getSize())) {
-    throw InvalidUsage("all_gather_coalesced: " + std::to_string(outputs.size()) + " lists for " +
-                       std::to_string(getSize()) + " ranks");
-  }
+  check_length(outputs.size(), getSize(), "all_gather_coalesced");
   Issue call(OpType::ALLGATHER_COALESCED, "ringlet:all_gather");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors list;
     for (const Tensors& of_rank : outputs) {
-      if (of_rank.size() != inputs.size())
-        throw InvalidUsage("all_gather_coalesced: the numbers of outputs and inputs must be the same");
+      check_pairs(of_rank.size(), inputs.size(), "all_gather_coalesced");
       list.push_back(of_rank[i]);
     }
     check_own(inputs[i], list[getRank()], getRank(), "all_gather_coalesced");
@@ -125,7 +126,7 @@ C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c
   } else {
     call.add(Collective::gather, {}, input, input.numel());
   }
-  call.set_root(options.rootRank);
+  call.set_root(options.rootRank, getSize());
   return issue(std::move(call));
 }
 
@@ -133,13 +134,12 @@ C10dBackend::Handle C10dBackend::gather(Lists& outputs, Tensors& inputs, const c
 C10dBackend::Handle C10dBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                                const c10d::GatherOptions& options) {
   const bool root = options.rootRank == getRank();
-  if (root && output.numel() != input.numel() * getSize()) {
-    throw InvalidUsage("gather: the output must have world times the input's elements");
-  }
+  const int64_t expected = input.numel() * getSize();
+  if (root && output.numel() != expected) refuse_elements("gather", "output", output, expected, getSize());
   Issue call(OpType::GATHER, "ringlet:gather");
   call.set(options);
   call.add(Collective::gather, root ? output : at::Tensor(), input, input.numel());
-  call.set_root(options.rootRank);
+  call.set_root(options.rootRank, getSize());
   if (root) call.results = {output};
   return issue(std::move(call));
 }
@@ -156,7 +156,7 @@ C10dBackend::Handle C10dBackend::scatter(Tensors& outputs, Lists& inputs, const 
   } else {
     call.add(Collective::scatter, output, {}, output.numel());
   }
-  call.set_root(options.rootRank);
+  call.set_root(options.rootRank, getSize());
   call.results = outputs;
   return issue(std::move(call));
 }
@@ -170,7 +170,7 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
   Issue call(OpType::ALLTOALL_BASE, "ringlet:all_to_all");
   call.set(options);
   if (input_splits.empty() && output_splits.empty()) {
-    if (input.numel() != output.numel()) throw InvalidUsage("all_to_all: output and input must have one size");
+    if (input.numel() != output.numel()) refuse_elements("all_to_all", "output", output, input.numel(), getSize());
     call.add(Collective::all_to_all, output, input, static_cast<int64_t>(to[0]));
   } else {
     const Tensors outputs = cut(output, from), inputs = cut(input, to);

@@ -33,7 +33,7 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
   return remember(std::move(handle));
 }
 
-/// Of a GPU's tensors those of one batch move together: each alone would wait for its receiver or sender.
+/// The GPU messages of one batch move together: each alone would wait for its receiver or sender.
 void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
   if (all.empty()) return;
   DeviceCalls calls{.device = all[0].tensor.device(), .async = true};
@@ -41,7 +41,7 @@ void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
     calls.messages.push_back(one.message);
     calls.tensors.push_back(one.tensor);
   }
-  calls.device = common_device(calls.tensors, "messages made together");
+  calls.device = common_device(calls.tensors, "a batch of messages");
   const Enqueued enqueued = enqueue(*group_, calls);
   for (const CoalescedMessage& one : all) C10dWork::follow(one.handle, enqueued);
 }
@@ -49,7 +49,7 @@ void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
 C10dBackend::Handle C10dBackend::send(Tensors& tensors, int peer, int tag) { return message(tensors, peer, true, tag); }
 
 C10dBackend::Handle C10dBackend::recv(Tensors& tensors, int peer, int tag) {
-  if (peer < 0) throw InvalidUsage("recv from rank " + std::to_string(peer));
+  if (peer < 0) refuse_peer("recv", peer, getRank(), getSize());  // kAnySource is a call of its own
   return message(tensors, peer, false, tag);
 }
 
@@ -65,12 +65,12 @@ C10dBackend::Handle C10dBackend::remember(c10::intrusive_ptr<C10dWork> handle) {
 void C10dBackend::startCoalescing() {
   std::thread::id nobody;
   if (!coalescer_.compare_exchange_strong(nobody, std::this_thread::get_id())) {
-    throw InvalidUsage("startCoalescing inside startCoalescing");
+    throw InvalidUsage("startCoalescing: a batch is open already: call endCoalescing first");
   }
 }
 
 C10dBackend::Handle C10dBackend::endCoalescing() {
-  if (!collecting()) throw InvalidUsage("endCoalescing without startCoalescing");
+  if (!collecting()) throw InvalidUsage("endCoalescing: no batch is open: call startCoalescing first");
   std::vector<c10::intrusive_ptr<C10dWork>> parts = std::exchange(coalescing_, {});
   const std::vector<CoalescedMessage> messages = std::exchange(coalesced_messages_, {});
   coalescer_.store({});
@@ -81,7 +81,7 @@ C10dBackend::Handle C10dBackend::endCoalescing() {
     results.insert(results.end(), of_part.begin(), of_part.end());
   }
   // No profiling title: its calls have events of their own.
-  const c10::Device device = common_device(results, "calls made together");
+  const c10::Device device = common_device(results, "a batch of calls");
   auto all = c10::make_intrusive<C10dWork>(getRank(), Title{OpType::COALESCED, nullptr, group_->sequence()}, results,
                                            Tensors{}, device.is_cpu() ? std::nullopt : std::optional(device));
   C10dWork::follow(all, std::move(parts));
@@ -110,7 +110,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   for (int q = 1; q < getSize() && (absent == 0 || wait_for_all); ++q) {
     const std::string key = place + std::to_string(q);
     try {
-      // A store takes a timeout of zero for none.
+      // A store reads a timeout of zero as no timeout.
       if (deadline.passed() ? store_.has(key) : !store_.get(key, deadline).empty()) continue;
     } catch (const Timeout&) {  // counted below
     }

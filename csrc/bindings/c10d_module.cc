@@ -41,8 +41,8 @@ void bind_c10d(py::module_& m) {
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")
       .def_property_readonly("options", &C10dBackend::getBackendOptions)
-      // new_group calls it on the ranks that are not in the new group, where the default one is bound to a GPU; the
-      // others make the group without them.
+      // If the default group is bound to a GPU, new_group calls this on the ranks outside the new group. The members
+      // make the group without them.
       .def(
           "perform_nocolor_split", [](const C10dBackend&, const py::object&) {}, py::arg("device"))
       .def_property_readonly(

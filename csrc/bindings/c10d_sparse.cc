@@ -1,5 +1,5 @@
 // All-reduce of sparse COO tensors: every rank gathers all entries and adds them up in rank order, so that all ranks
-// get the same bits. Costs what the entries of all ranks cost, at every rank.
+// get the same bits. Every rank holds the entries of all ranks.
 #include <ATen/ATen.h>
 
 #include "base/error.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Run = std::function<void(Call)>;
 
-/// One rank's entries, as it sends them: a place where all ranks can see whether theirs are alike.
+/// What a rank sends about its tensor, so that all ranks can compare shapes.
 struct Shape {
   int64_t entries, sparse_dims, dense_dims, digest;
   bool operator==(const Shape&) const = default;
@@ -68,7 +68,8 @@ void all_reduce(at::Tensor tensor, int world, std::chrono::milliseconds timeout,
     Shape same = shapes[q];
     same.entries = mine.entries;
     if (same != mine) {
-      throw InvalidUsage("all_reduce: the sparse tensor of rank " + std::to_string(q) + " has another shape");
+      throw InvalidUsage("all_reduce: sparse tensors must have the same shape on all ranks, got another on rank " +
+                         std::to_string(q));
     }
     entries.push_back(shapes[q].entries);
   }
@@ -91,7 +92,8 @@ C10dBackend::Handle C10dBackend::allreduce_sparse(Tensors& tensors, const c10d::
                         : options.reduceOp.op_ != c10d::ReduceOp::SUM
                             ? "a sparse tensor with an operation other than sum"
                             : nullptr;
-  if (refusal != nullptr) throw InvalidUsage(std::string("all_reduce: ") + refusal + "; make it dense first");
+  if (refusal != nullptr)
+    throw InvalidUsage(std::string("all_reduce: ringlet does not support ") + refusal + ": make it dense first");
   Issue call(c10d::OpType::_ALLREDUCE_SPARSE, "ringlet:all_reduce");
   call.set(options);
   call.results = call.keep = call.profiled = {tensor};

@@ -62,7 +62,7 @@ void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10:
 
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& enqueued) {
   {
-    const c10::StreamGuard on(enqueued.stream);  // whose progress the Future's value is ready with
+    const c10::StreamGuard on(enqueued.stream);  // the Future's value is ready when this stream is
     self->future_->markCompleted(c10::IValue(self->outputs_));
   }
   self->done_ = enqueued.done;
@@ -75,7 +75,7 @@ void C10dWork::assist(const Deadline& deadline) {
   for (const auto& part : parts_) part->assist(deadline);
 }
 
-/// Whoever has the Future waits for it without a word to this handle, and lets code of its own run when it is ready.
+/// The Future's owner waits for it without this handle, and may run callbacks when it is ready.
 void C10dWork::expose() {
   if (work_) work_->expose();
   for (const auto& part : parts_) part->expose();
@@ -96,18 +96,18 @@ void C10dWork::complete(std::exception_ptr error) {
   }
 }
 
-/// The current stream waits; the host does only for as long as it was told to.
+/// The current stream waits. The host waits only for `timeout`, if one is given.
 bool C10dWork::wait_on_device(std::chrono::milliseconds timeout) {
   for (const auto& part : parts_) part->wait_on_device(timeout);
   if (work_ && timeout != kNoTimeout) work_->wait(timeout);
   if (work_) work_->raise_if_failed();
   future_->wait();
-  // The Future knows of results only, and a rank may have none.
+  // The Future covers only results, and a rank may have none.
   if (done_) done_->block(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
   return true;
 }
 
-/// On a device by what wait() goes by, which is done a moment before it has told this handle so.
+/// On a device this asks the core's work, as wait() does: it is done a moment before it completes this handle.
 bool C10dWork::isCompleted() {
   if (work_) work_->test();
   const bool own = device_ && work_ ? work_->done() : c10d::Work::isCompleted();
@@ -127,7 +127,7 @@ bool C10dWork::wait(std::chrono::milliseconds timeout) {
     if (!deadline.passed() || completed_) continue;
     throw Timeout(c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " on rank " +
                   std::to_string(rank_) + " is not complete after " + std::to_string(timeout.count()) +
-                  " ms of waiting; it goes on");
+                  " ms of waiting, and goes on: wait for it again");
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;

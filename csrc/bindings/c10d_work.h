@@ -1,4 +1,4 @@
-// c10d's handle of a call that ringlet runs: completes with the core's Work, carries the Future that DDP asks for.
+// c10d's handle of a call on ringlet. It completes with the core's Work, and has the Future that DDP asks for.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -8,7 +8,7 @@
 
 namespace ringlet {
 
-/// What profilers and error messages call it.
+/// The call's name in profilers and error messages.
 struct Title {
   c10d::OpType type;
   const char* text;
@@ -17,16 +17,18 @@ struct Title {
 
 class C10dWork final : public c10d::Work {
  public:
-  /// `device`: where the outputs are; the Future's value is then ready for a stream that waits for it.
+  /// `device`: the outputs' device, if they are on one. The Future's value is then ready for a stream that waits for
+  /// it.
   C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled,
            std::optional<c10::Device> device = {});
 
-  /// Completes this handle when `work` does. Copies results that go elsewhere first, in the completing thread.
+  /// Completes this handle when `work` is complete. The completing thread first copies results to tensors that are not
+  /// contiguous.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
                      std::function<void()> deliver);
   /// Completes this handle when all of `parts` are, with the first error in their order.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts);
-  /// Of calls on a device: the Future is ready at once, for streams; this handle completes when the device is done.
+  /// Follows calls on a device. The Future is ready for streams at once; the handle completes when the device is done.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, const Enqueued& enqueued);
   void complete(std::exception_ptr error);
 
@@ -38,7 +40,7 @@ class C10dWork final : public c10d::Work {
     return future_;
   }
   uint64_t getSequencenumber() const override { return sequence_; }
-  /// Of a receive: the rank that the message came from.
+  /// The rank that a received message came from.
   int sourceRank() const override;
 
  private:

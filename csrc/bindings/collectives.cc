@@ -1,5 +1,5 @@
-// The calls themselves, written against CPython's vectorcall: a 4-byte all-reduce costs less than a general binding's
-// argument handling. Python's functions in ringlet/collectives.py are the public face; these take positional arguments:
+// The calls, written for CPython's vectorcall, because a 4-byte all-reduce costs less than a general binding's argument
+// handling. The public functions are in ringlet/collectives.py; these take positional arguments:
 //
 //   collective(group, output, input, op, algorithm, root, timeout, scale, async_op)
 //       output and input may be None, or lists (bindings/lists.h)
@@ -40,18 +40,19 @@ constexpr Py_ssize_t kArguments = 9;  // of a collective
 /// Null for None.
 const at::Tensor* tensor_of(PyObject* object, const char* call, const char* role) {
   if (object == Py_None) return nullptr;
-  if (!THPVariable_Check(object)) throw InvalidUsage(std::string(call) + ": the " + role + " is not a tensor");
+  if (!THPVariable_Check(object))
+    throw InvalidUsage(std::string(call) + ": " + role + " must be a tensor, got a " + Py_TYPE(object)->tp_name);
   const at::Tensor& tensor = THPVariable_Unpack(object);
   check_dense(tensor, call, role);
   return &tensor;
 }
 
-/// Null where there is none.
+/// Null for an empty list.
 const at::Tensor* first(const Tensors& tensors) { return tensors.empty() ? nullptr : tensors.data(); }
 
 bool is_list(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
-/// Of a list, of one tensor, of None.
+/// The tensors of a list; one for a tensor, none for None.
 Tensors tensors_of(PyObject* object, const char* call, const char* role) {
   Tensors tensors;
   const auto add = [&](PyObject* one) {
@@ -65,15 +66,13 @@ Tensors tensors_of(PyObject* object, const char* call, const char* role) {
   return tensors;
 }
 
-std::string elements(size_t count) { return std::to_string(count) + " elements"; }
-
-/// What a call reads and writes; null where it has none.
+/// The tensors of a call; null if it has none.
 struct Bound {
   const at::Tensor* output;
   const at::Tensor* input;
 };
 
-/// Which of them a call needs on this rank.
+/// Which tensors a call needs on this rank.
 struct Needs {
   bool output, input;
 };
@@ -84,39 +83,35 @@ Needs needs_of(const Call& call, const Communicator& group) {
           input_elements(unit, group.rank(), group.world()) > 0};
 }
 
+[[noreturn]] void refuse_absent(const char* call, const char* role) {
+  throw InvalidUsage(std::string(call) + ": " + role + " must be a tensor on this rank, got None");
+}
+
 /// Checks both tensors against the collective's shape and fills the call's count, dtype and pointers.
 void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
   const char* what = name(call.collective);
   const int rank = group.rank(), world = group.world();
   const auto [wants_output, wants_input] = needs_of(call, group);
   const auto [output, input] = bound;
-  if (wants_input && input == nullptr) throw InvalidUsage(std::string(what) + ": this rank must give an input tensor");
-  if (wants_output && output == nullptr)
-    throw InvalidUsage(std::string(what) + ": this rank must give an output tensor");
+  if (wants_input && input == nullptr) refuse_absent(what, "input");
+  if (wants_output && output == nullptr) refuse_absent(what, "output");
   const at::Tensor* any = wants_input ? input : output;
   if (any == nullptr) return;  // a barrier
   call.dtype = dtype_of(*any);
-  // The tensor that holds exactly one block, or the divided buffer, tells the count.
+  // The count follows from the tensor that is exactly one block, or from the divided buffer.
   Call unit = call;
   unit.count = 1;
   const size_t blocks = wants_input ? input_elements(unit, rank, world) : output_elements(unit, rank, world);
   const size_t numel = static_cast<size_t>(any->numel());
   if (numel % blocks != 0) {
-    throw InvalidUsage(std::string(what) + ": " + elements(numel) + " do not divide into " + std::to_string(blocks) +
-                       " equal blocks");
+    throw InvalidUsage(std::string(what) + ": the " + (wants_input ? "input" : "output") + " tensor must divide into " +
+                       std::to_string(blocks) + " equal blocks, got " + std::to_string(numel) + " elements");
   }
   call.count = numel / blocks;
   if (wants_input && wants_output) {
     const size_t expected = output_elements(call, rank, world);
-    if (output->scalar_type() != input->scalar_type()) {
-      throw InvalidUsage(std::string(what) + ": output is " + c10::toString(output->scalar_type()) + ", input is " +
-                         c10::toString(input->scalar_type()));
-    }
-    if (static_cast<size_t>(output->numel()) != expected) {
-      throw InvalidUsage(std::string(what) + ": the output has " + elements(static_cast<size_t>(output->numel())) +
-                         ", " + elements(expected) + " are needed for an input of " + elements(numel) + " and " +
-                         std::to_string(world) + " ranks");
-    }
+    if (output->scalar_type() != input->scalar_type()) check_dtype(*output, call.dtype, what);
+    if (static_cast<size_t>(output->numel()) != expected) refuse_elements(what, "output", *output, expected, world);
   }
   call.input = wants_input ? data_of(*input) : nullptr;
   call.output = wants_output ? data_of(*output) : nullptr;
@@ -125,11 +120,11 @@ void bind_tensors(Call& call, const Communicator& group, const Bound& bound) {
 /// None for null.
 PyObject* as_python(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
 
-/// Small calls keep the GIL until a wait gives the processor up: letting it go and taking it again costs more than most
-/// of them do. Ranks that are threads must let it go at once, since the rank they wait for needs it.
+/// Small calls keep the GIL until a wait gives the processor up, because to release and retake it costs more than most
+/// of these calls. Ranks that are threads must release it at once: the rank for which they wait needs it.
 constexpr size_t kKeepGilBytes = size_t{64} << 10;
 
-/// Lets go of the GIL where a wait gives the processor up. From then on other threads could take the memory away.
+/// Releases the GIL when a wait gives the processor up. From then on other threads could free the memory.
 struct LetGoOfGil final : RuntimeHooks {
   explicit LetGoOfGil(const Bound& bound) : RuntimeHooks{&leave, &enter}, bound(bound) { runtime_hooks = this; }
   ~LetGoOfGil() { runtime_hooks = nullptr; }
@@ -161,14 +156,14 @@ void run(Communicator& group, const Call& call, const Bound& bound) {
   group.run(call);
 }
 
-/// What start() can do of the call at once, it does.
+/// start() does as much of the call at once as it can.
 std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_ptr<void> keep) {
   if (keeps_gil(group, call)) return group.start(call, std::move(keep));
   const py::gil_scoped_release unlocked;
   return group.start(call, std::move(keep));
 }
 
-/// The call on stand-ins of tensors that are not contiguous; null where it was waited for.
+/// Runs the call on contiguous copies of its tensors; null if it is complete.
 std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const Staging& staging,
                                  std::shared_ptr<void> keep, bool async) {
   group.check(call);
@@ -214,8 +209,8 @@ Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
   return lists;
 }
 
-/// On a GPU equal blocks travel as one tensor, which is how other ranks may have given theirs. An all-to-all's stay:
-/// that this rank's are equal does not say that all are.
+/// On a GPU equal blocks are sent as one tensor, because other ranks may have passed theirs as one. An all-to-all's
+/// blocks stay as they are: equal blocks on this rank do not mean equal blocks on all ranks.
 PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
   const at::NoGradGuard no_grad;
   lists.staging.collect();
@@ -265,7 +260,7 @@ PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args
   return result;
 }
 
-/// A work, None where it was waited for. `staging`: null where the caller's own tensors are bound.
+/// Returns a work, or None if the call is complete. `staging`: null if the call uses the caller's own tensors.
 PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Staging* staging, bool async) {
   const auto profiled = profile(call, bound.output, bound.input);
   const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
@@ -291,7 +286,7 @@ PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Stagi
   Py_RETURN_NONE;
 }
 
-/// The call on contiguous stand-ins for what this rank reads and writes.
+/// Runs the call on contiguous copies of the tensors that this rank reads and writes.
 PyObject* issue_strided(Communicator& group, Call call, const Bound& given, bool async) {
   const at::NoGradGuard no_grad;
   const Needs needs = needs_of(call, group);
@@ -331,16 +326,13 @@ PyObject* collective(PyObject* const* args, Collective which) {
   const char* what = name(which);
   Call call;
   call.collective = which;
-  call.root = integer_of(args[5], "root");
-  call.op = parse_op(args[3]);
+  call.root = integer_of(args[5], what, "root");
+  call.op = parse_op(args[3], what);
   call.algorithm = algorithm_of(args[4], which);
   call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
-  call.scale = number_of(args[7], "scale");
+  call.scale = number_of(args[7], what, "scale");
   const bool async = truth_of(args[8]);
-  if (call.root < 0 || call.root >= group.world()) {
-    throw InvalidUsage(std::string(what) + ": root " + std::to_string(call.root) + " is not a rank of a group of " +
-                       std::to_string(group.world()));
-  }
+  check_root(which, call.root, group.world());
   if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {
     return differentiable(which, args);
   }
@@ -375,7 +367,7 @@ PyObject* issue(Communicator& group, const Message& message, const at::Tensor& t
     const py::gil_scoped_release unlocked;
     group.run(message);
   }
-  Py_RETURN_NONE;  // counts a reference, for which the GIL is needed
+  Py_RETURN_NONE;  // changes a reference count, and so needs the GIL
 }
 
 PyObject* message(PyObject* const* args) {
@@ -383,29 +375,29 @@ PyObject* message(PyObject* const* args) {
   const bool sending = args[3] == Py_True;
   const char* what = sending ? "send" : "recv";
   const at::Tensor* tensor = tensor_of(args[1], what, "given");
-  if (tensor == nullptr) throw InvalidUsage(std::string(what) + ": no tensor given");
+  if (tensor == nullptr) refuse_absent(what, "tensor");
   check_tensor(*tensor, what, "given");
   if (!sending && at::GradMode::is_enabled() && tensor->grad_fn() != nullptr) {
     throw InvalidUsage(
-        "recv: the given tensor is the result of operations that autograd follows, which it would lose; "
-        "pass one that is not, or call it under torch.no_grad()");
+        "recv: the given tensor must not be the result of an operation that autograd records: pass "
+        "tensor.detach(), or call recv under torch.no_grad()");
   }
   const Message message{
-      integer_of(args[2], "peer"),          sending,          dtype_of(*tensor),
+      integer_of(args[2], what, "peer"),    sending,          dtype_of(*tensor),
       static_cast<size_t>(tensor->numel()), data_of(*tensor), timeout_of(args[4]).value_or(milliseconds(0))};
   PyObject* const result = issue(group, message, *tensor, truth_of(args[5]));
   if (!sending) mark_written(*tensor);
   return result;
 }
 
-/// Throws InvalidUsage where torch would let no operation write into one of the tensors in place, or they overlap.
+/// Throws InvalidUsage if torch allows no in-place write to one of the tensors, or if the tensors overlap.
 void check_written(const Tensors& tensors, const char* call) {
   check_apart(tensors, call);
   try {
     for (const at::Tensor& tensor : tensors) torch::autograd::check_inplace(tensor, /*requires_grad=*/true);
   } catch (const c10::Error& error) {
     throw InvalidUsage(std::string(call) + ": " + error.what_without_backtrace() +
-                       " Pass an output that does not require grad, or call it under torch.no_grad()");
+                       " Pass an output that does not require grad, or make the call under torch.no_grad()");
   }
 }
 
@@ -423,7 +415,7 @@ PyObject* guarded(Py_ssize_t given, Py_ssize_t wanted, Act act) {
   return nullptr;
 }
 
-// The default group's handle, which lives as long as it is set here; of the thread where ranks are threads.
+// The default group's handle, which lives as long as it is set here. Ranks that are threads have one for each thread.
 struct DefaultGroup {
   PyObject* handle = nullptr;
   Communicator* group = nullptr;  // the handle's
@@ -431,7 +423,7 @@ struct DefaultGroup {
 DefaultGroup default_of_process;
 thread_local constinit DefaultGroup default_of_thread;
 
-/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false where it is not that.
+/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false for any other call.
 bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   const DefaultGroup chosen = default_of_thread.handle != nullptr ? default_of_thread : default_of_process;
   if (chosen.handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
@@ -439,7 +431,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   PyObject* algorithm = nullptr;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < named; ++i) {
-    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "keyword");
+    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "all_reduce", "keyword");
     if (keyword == "algorithm") {
       algorithm = args[positional + i];
     } else if (keyword == "op" && op == nullptr) {
@@ -454,7 +446,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   if (tensor.requires_grad() && at::GradMode::is_enabled()) return false;
   Call call;
   call.collective = Collective::all_reduce;
-  call.op = op != nullptr ? parse_op(op) : ReduceOp::sum;
+  call.op = op != nullptr ? parse_op(op, "all_reduce") : ReduceOp::sum;
   call.algorithm = algorithm != nullptr ? algorithm_of(algorithm, call.collective) : nullptr;
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
@@ -532,11 +524,7 @@ void bind_collectives(py::module_& m) {
   m.def("with_shortcut", &with_shortcut);
   m.def("set_differentiable", [](py::object function) { differentiable_collective = function.release().ptr(); });
   m.def("check_written", &check_written, py::arg("tensors"), py::arg("call"));
-  m.def("milliseconds", [](const py::object& timeout) {
-    const auto limit = timeout_of(timeout.ptr());
-    if (!limit) throw InvalidUsage("timeout must be seconds or a timedelta, not None");
-    return limit->count();
-  });
+  m.def("milliseconds", [](const py::object& timeout) { return required_timeout_of(timeout.ptr()).count(); });
   m.def(
       "set_default",
       [](const py::handle& group, bool of_thread) {

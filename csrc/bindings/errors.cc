@@ -16,20 +16,20 @@ namespace ringlet {
 namespace {
 
 void raise(ErrorKind kind, const std::string& message) {
-  // Ctrl-C in a terminal reaches all ranks: that the others ended because of it is no news.
+  // Ctrl-C in a terminal reaches all ranks. This rank's own interrupt says more than the report that others ended.
   if (PyErr_CheckSignals() != 0) return;
   const py::object type = py::module_::import("ringlet.errors").attr(name(kind));
   PyErr_SetString(type.ptr(), message.c_str());
 }
 
-/// Takes errors of kinds that any code may throw. The others go on.
+/// Translates the errors that any code may throw. pybind11 handles the other ones.
 void set_own_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
     raise(error.kind(), error.what());
   } catch (const std::bad_alloc&) {
-    raise(ErrorKind::system_error, "out of memory; is there a limit on it (ulimit -v, or the container's)?");
+    raise(ErrorKind::system_error, "out of memory: check the limits on memory (ulimit -v, or the container's limit)");
   } catch (const std::system_error& error) {
     raise(ErrorKind::system_error, error.what());
   } catch (const c10::OutOfMemoryError& error) {

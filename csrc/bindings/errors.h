@@ -1,13 +1,13 @@
-// C++ errors as ringlet.errors' classes.
+// Converts C++ errors into the classes of ringlet.errors.
 #pragma once
 
 #include <exception>
 
 namespace ringlet {
 
-/// Sets the Python error for what a call of ringlet's own threw: the class of its kind for an Error, SystemError where
-/// memory or another thing of the system ran out or torch failed; a Python error stays what it is. A pending signal
-/// whose handler raises comes first. Needs the GIL.
+/// Sets the Python error for the exception that a call threw: the class of its kind for an Error, SystemError if memory
+/// or another resource ran out or torch failed. A Python error stays as it is. If the handler of a pending signal
+/// raises, that exception comes first. Needs the GIL.
 void set_python_error(const std::exception_ptr& thrown);
 
 }  // namespace ringlet

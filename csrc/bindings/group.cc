@@ -30,13 +30,13 @@ namespace {
 using std::chrono::milliseconds;
 
 void check_place(int rank, int world) {
-  check_cpu_kernels();  // a bad RINGLET_CPU_KERNELS is told before the first group is made
+  check_cpu_kernels();  // raises for a wrong RINGLET_CPU_KERNELS before the first group is made
   if (world < 1 || rank < 0 || rank >= world) {
     throw InvalidUsage("rank " + std::to_string(rank) + " of world " + std::to_string(world) + " does not exist");
   }
 }
 
-/// None: for as long as it takes.
+/// Without a limit for None.
 milliseconds wait_limit(const py::object& timeout) {
   return timeout_of(timeout.ptr(), /*may_be_zero=*/true).value_or(kLongestTimeout);
 }
@@ -64,12 +64,10 @@ std::shared_ptr<Communicator> make_threads(const std::string& name, int rank, in
 }
 
 std::string algorithm_for(const Communicator& group, const std::string& collective, size_t nbytes, bool registered) {
-  const auto which = parse_collective(collective);
-  if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
-  return group.algorithm_for(*which, nbytes, registered).name;
+  return group.algorithm_for(checked_collective(collective), nbytes, registered).name;
 }
 
-/// What schedules are made for: every rank's host, or all on one.
+/// The hosts that schedules are made for: every rank's host, or one host for all.
 std::vector<int> schedule_hosts(const Communicator& group) {
   std::vector<int> hosts(static_cast<size_t>(group.world()), 0);
   if (const Topology* topology = group.topology()) {
@@ -148,7 +146,8 @@ void bind_group(py::module_& m) {
   m.def(
       "empty",
       [](const std::vector<int64_t>& sizes, py::object dtype, const c10::Device& device) {
-        if (!THPDtype_Check(dtype.ptr())) throw InvalidUsage("empty: dtype must be a torch.dtype");
+        if (!THPDtype_Check(dtype.ptr()))
+          throw InvalidUsage("empty: dtype must be a torch.dtype, got " + py::repr(dtype).cast<std::string>());
         return empty_registered(sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, device);
       },
       py::arg("sizes"), py::arg("dtype"), py::arg("device"));

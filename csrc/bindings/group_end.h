@@ -1,4 +1,4 @@
-// How a group ends that Python let go of, from whatever thread.
+// Ends a group when Python drops its last reference, on any thread.
 #pragma once
 
 #include <Python.h>
@@ -7,7 +7,7 @@
 
 namespace ringlet {
 
-/// A deleter. A group's end joins its threads, which may be waiting for the GIL to let tensors go.
+/// A deleter that releases the GIL: the group's threads, which it joins, may wait for the GIL to release tensors.
 struct GroupEnd {
   void operator()(Communicator* group) const noexcept {
     PyThreadState* held = PyGILState_Check() ? PyEval_SaveThread() : nullptr;

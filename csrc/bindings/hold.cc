@@ -24,8 +24,8 @@ class Holds {
     return *one;
   }
 
-  /// Whether release() is to be called: not where the storage is one that cannot be resized at all, as one without an
-  /// allocator (share_memory_() makes such), whatever it says of itself.
+  /// Whether release() must be called. It must not for a storage without an allocator (share_memory_() makes such):
+  /// that can never be resized, whatever its flag says.
   bool take(c10::StorageImpl& storage) {
     const std::lock_guard lock(mutex_);
     if (storage.allocator() == nullptr) return false;

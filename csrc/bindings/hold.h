@@ -1,9 +1,9 @@
 // Keeps the memory of tensors where it is while a call reads or writes it.
 //
-// Contract: while a hold lives, its tensors' storages live, whatever the tensors are given instead (set_, .data =), and
-// torch refuses to resize them. Nothing stops share_memory_(), which exchanges a storage's memory: that is the caller's
-// mistake, and the log tells it. Several holds of one storage nest. Of host memory only: a GPU's is kept by its stream.
-// Thread safety: different holds, all from any thread.
+// Contract: while a hold lives, its tensors' storages live, even if a tensor gets another storage (set_, .data =), and
+// torch refuses to resize them. Nothing prevents share_memory_(), which exchanges a storage's memory: that is an error
+// of the caller, and the log reports it. Several holds of one storage nest. Holds are for host memory only: on a GPU
+// the stream keeps the memory. Thread safety: different holds from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ class MemoryHold {
   explicit MemoryHold(const std::vector<at::Tensor>& tensors) {
     for (const at::Tensor& tensor : tensors) add(tensor);
   }
-  /// Null for none.
+  /// A null tensor is ignored.
   explicit MemoryHold(std::initializer_list<const at::Tensor*> tensors) {
     for (const at::Tensor* tensor : tensors) {
       if (tensor != nullptr) add(*tensor);

@@ -1,4 +1,4 @@
-// Python's signal handlers and asynchronous exceptions, run where a thread of Python's waits in the core.
+// Runs Python's signal handlers and asynchronous exceptions when a Python thread waits in the core.
 #include <pthread.h>
 #include <pybind11/eval.h>
 #include <torch/csrc/utils/pybind.h>
@@ -14,17 +14,17 @@ namespace py = pybind11;
 namespace ringlet {
 namespace {
 
-/// Python's own exception on its way through the core.
+/// A Python exception that passes through the core.
 class PythonInterrupt final : public py::error_already_set, public Interrupted {
  public:
   PythonInterrupt() : Interrupted(py::str(type().attr("__name__"))) {}
 };
 
-// A thread that wants the GIL of an interpreter that ends would be ended there and then, in the middle of the core.
+// When the interpreter ends, it ends a thread that asks for the GIL at once, in the middle of the core.
 std::atomic<bool> ending{false};
 std::atomic<int> checking{0};
 
-PyObject* nothing = nullptr;  // a function of Python's; its start is where a thread takes asynchronous exceptions
+PyObject* nothing = nullptr;  // a Python function: a thread takes asynchronous exceptions when it starts one
 
 struct Check {
   Check()
@@ -53,7 +53,7 @@ void check_python() {
 
 void bind_interrupts(py::module_& m) {
   nothing = py::eval("lambda: None").release().ptr();
-  // Threads that were in a check are not there in a forked child.
+  // In a forked child the threads that were in a check do not exist.
   ::pthread_atfork(nullptr, nullptr, [] { checking = 0; });
   set_interrupt_check(&check_python);
   m.def(

@@ -13,19 +13,13 @@
 namespace ringlet {
 namespace {
 
-void check_length(const std::vector<at::Tensor>& list, int world, const char* call) {
-  if (list.size() == static_cast<size_t>(world)) return;
-  throw InvalidUsage(std::string(call) + ": a list of " + std::to_string(list.size()) + " tensors for " +
-                     std::to_string(world) + " ranks");
-}
-
-/// Of gather and scatter only the root sees the list, so blocks must be equal: the others could not know otherwise.
+/// In gather and scatter only the root sees the list. Blocks must be equal, because the other ranks cannot know more.
 void check_equal(const std::vector<at::Tensor>& list, const at::Tensor& own, const char* call) {
   for (const at::Tensor& tensor : list) {
     if (tensor.numel() == own.numel()) continue;
-    throw InvalidUsage(std::string(call) + ": all tensors must have one size; the list has " +
-                       std::to_string(tensor.numel()) + " elements where this rank's tensor has " +
-                       std::to_string(own.numel()) + " (all_to_all takes uneven ones)");
+    throw InvalidUsage(std::string(call) + ": all tensors must have the same number of elements, got " +
+                       std::to_string(own.numel()) + " in this rank's tensor and " + std::to_string(tensor.numel()) +
+                       " in the list: use all_to_all for uneven blocks");
   }
 }
 
@@ -40,8 +34,20 @@ std::vector<size_t> counts_both_ways(const std::vector<at::Tensor>& outputs, con
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call) {
   if (tensors.size() != 1)
-    throw InvalidUsage(std::string(call) + ": one tensor a rank, got " + std::to_string(tensors.size()));
+    throw InvalidUsage(std::string(call) + ": each rank must pass one tensor, got " + std::to_string(tensors.size()));
   return tensors[0];
+}
+
+void check_length(size_t length, int world, const char* call) {
+  if (length == static_cast<size_t>(world)) return;
+  throw InvalidUsage(std::string(call) + ": a list must have one entry for each of the " + std::to_string(world) +
+                     " ranks, got " + std::to_string(length));
+}
+
+void check_pairs(size_t outputs, size_t inputs, const char* call) {
+  if (outputs == inputs) return;
+  throw InvalidUsage(std::string(call) + ": each input must have one output, got " + std::to_string(inputs) +
+                     " inputs and " + std::to_string(outputs) + " outputs");
 }
 
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& list) {
@@ -52,26 +58,26 @@ std::vector<size_t> counts_of(const std::vector<at::Tensor>& list) {
 
 void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const char* call) {
   if (own.numel() == in_list.numel()) return;
-  throw InvalidUsage(std::string(call) + ": rank " + std::to_string(rank) + "'s tensor has " +
-                     std::to_string(own.numel()) + " elements, its place in the list " +
-                     std::to_string(in_list.numel()));
+  throw InvalidUsage(std::string(call) + ": this rank's tensor must have as many elements as tensor " +
+                     std::to_string(rank) + " of the list (" + std::to_string(in_list.numel()) + "), got " +
+                     std::to_string(own.numel()));
 }
 
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs, int rank, int world) {
   const char* call = name(collective);
   if (collective == Collective::all_to_all) {
-    check_length(inputs, world, call);
-    check_length(outputs, world, call);
+    check_length(inputs.size(), world, call);
+    check_length(outputs.size(), world, call);
     return counts_both_ways(outputs, inputs);
   }
   const bool gathers = collective == Collective::all_gather || collective == Collective::gather;
   if (!gathers && collective != Collective::reduce_scatter && collective != Collective::scatter) {
-    throw InvalidUsage(std::string(call) + " takes one tensor, not a list");
+    throw InvalidUsage(std::string(call) + ": input and output must be tensors, got a list");
   }
   const std::vector<at::Tensor>& list = gathers ? outputs : inputs;
   const at::Tensor& own = only(gathers ? inputs : outputs, call);
-  check_length(list, world, call);
+  check_length(list.size(), world, call);
   if (collective == Collective::gather || collective == Collective::scatter) {
     check_equal(list, own, call);
   } else {
@@ -104,11 +110,8 @@ std::shared_ptr<ListCall> list_call(const Call& call, const std::vector<at::Tens
   auto made = std::make_shared<ListCall>();
   made->tensors = outputs;
   made->tensors.insert(made->tensors.end(), inputs.begin(), inputs.end());
-  const c10::ScalarType dtype = made->tensors.empty() ? at::kByte : made->tensors[0].scalar_type();
   for (const at::Tensor& tensor : made->tensors) {
-    if (tensor.scalar_type() == dtype) continue;
-    throw InvalidUsage(std::string(name(call.collective)) + ": tensors of " + c10::toString(dtype) + " and " +
-                       c10::toString(tensor.scalar_type()) + " in one call");
+    check_dtype(tensor, dtype_of(made->tensors[0]), name(call.collective));
   }
   Blocks& blocks = made->blocks;
   blocks.counts = chunk_counts(call.collective, outputs, inputs, rank, world);

@@ -15,7 +15,7 @@ namespace {
 
 LogLevel level_of(const std::string& text) {
   if (const auto level = parse_log_level(text)) return *level;
-  throw InvalidUsage("there is no log level \"" + text + "\"; there are off, warning, info, debug");
+  throw InvalidUsage("log level must be one of off, warning, info, debug, got \"" + text + "\"");
 }
 
 const char* name(LogLevel level) {

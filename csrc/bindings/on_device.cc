@@ -29,7 +29,7 @@ bool is_served(const c10::Device& device) {
   if (!device.is_cuda() && !device.is_privateuseone()) return false;
   try {
     return std::strcmp(gpu_device().serves, device.is_cuda() ? "cuda" : "privateuseone") == 0;
-  } catch (const DeviceError&) {  // which all ranks are to hear when they meet
+  } catch (const DeviceError&) {  // the first call tells all ranks
     return device.is_cuda();
   }
 }
@@ -37,17 +37,17 @@ bool is_served(const c10::Device& device) {
 void check_present(const c10::Device& device) {
   try {
     if (VirtualGuardImpl(device.type()).deviceCount() > std::max<int>(device.index(), 0)) return;
-  } catch (const c10::Error&) {  // built without that kind
+  } catch (const c10::Error&) {  // torch was built without this kind of device
   }
-  throw DeviceError("torch has no " + device.str() + " here; `ringlet doctor` says more");
+  throw DeviceError("torch has no " + device.str() + " here: run `ringlet doctor` to see why");
 }
 
 c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* call) {
   const c10::Device first = tensors.empty() ? c10::Device(c10::kCPU) : tensors[0].device();
   for (const at::Tensor& tensor : tensors) {
     if (tensor.device() == first) continue;
-    throw InvalidUsage(std::string(call) + ": tensors on " + first.str() + " and on " + tensor.device().str() +
-                       " in one call");
+    throw InvalidUsage(std::string(call) + ": all tensors of a call must be on one device, got " + first.str() +
+                       " and " + tensor.device().str());
   }
   return first;
 }
@@ -65,9 +65,9 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   GpuGroup& gpu = group.on_gpu(calls.device.index());
   const c10::Stream own = guard.getStream(calls.device);
   if (calls.device.is_cuda() && own.native_handle() == nullptr && gpu.shares_default_stream()) {
-    throw InvalidUsage("ranks that are threads of one process share " + calls.device.str() +
-                       " and its default stream, on which the calls of one would wait for those of the other; make the "
-                       "call on a stream of its own: with torch.cuda.stream(torch.cuda.Stream())");
+    throw InvalidUsage("ranks that are threads of one process share the default stream of " + calls.device.str() +
+                       ", and would wait for each other there: give each rank a stream of its own: with "
+                       "torch.cuda.stream(torch.cuda.Stream())");
   }
   const c10::Stream stream = calls.async ? side_stream(gpu, guard, calls.device) : own;
   if (calls.async) {

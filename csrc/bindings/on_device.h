@@ -1,8 +1,8 @@
-// Calls on tensors of a GPU, in c10's own words for devices, streams and events: no CUDA header is needed to build.
+// Calls on tensors of a GPU, through c10's devices, streams and events, so that the build needs no CUDA header.
 //
-// Contract: a call comes behind what the caller's current stream has been given. Done at once (async false) it is on
-// that stream; asynchronously it is on a stream that the group keeps for it, and the caller's must be made to wait for
-// `done`. The host waits for nothing but, in a group's first call, for the other ranks. Thread safety: as Communicator.
+// Contract: a call follows the work of the caller's current stream. A synchronous call is on that stream. An
+// asynchronous call is on a stream of the group, and the caller's stream must wait for `done`. The host waits only in a
+// group's first call, for the other ranks. Thread safety: as Communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,14 +16,14 @@
 
 namespace ringlet {
 
-/// Whether the CUDA library (gpu/gpu.h) reaches the device's memory. Where there is none CUDA counts as served: the
+/// Whether the CUDA library (gpu/gpu.h) reaches the device's memory. Without the library CUDA counts as served: the
 /// first call then tells all ranks what is missing.
 bool is_served(const c10::Device& device);
 
-/// DeviceError where torch has no such device, or none of the kind.
+/// Throws DeviceError if torch has no such device.
 void check_present(const c10::Device& device);
 
-/// Where all of a call's tensors are. InvalidUsage, naming `call`, where they are on several devices.
+/// The device of all of a call's tensors. Throws InvalidUsage, naming `call`, if they are on several devices.
 c10::Device common_device(const std::vector<at::Tensor>& tensors, const char* call);
 
 struct DeviceCalls {
@@ -36,19 +36,19 @@ struct DeviceCalls {
   bool async = false;
 };
 
-/// What was put on a stream. As a handle of Python's, wait() lets the current stream wait, and not the host.
+/// Calls that were put on a stream. wait() makes the current stream wait, not the host.
 struct Enqueued {
   std::shared_ptr<Work> work;  ///< complete when the device is done with the calls
   c10::Stream stream;
-  std::shared_ptr<c10::Event> done;  ///< null where the caller's own stream has it all
+  std::shared_ptr<c10::Event> done;  ///< null if the calls are on the caller's stream
 
-  /// Throws what has befallen the calls so far.
+  /// Throws the error of the calls, if one has failed.
   void wait() const;
 };
 
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls);
 
-/// What calls on that device run on, in words; the first time a meeting of all ranks, as their first call is.
+/// Describes what calls on that device run on. The first time all ranks must call it, as they make a first call.
 std::string gpu_transport(Communicator& group, const c10::Device& device);
 
 }  // namespace ringlet

@@ -1,9 +1,9 @@
-// What torch.profiler sees of a call: an event over the call, and inside it one that bears the algorithm's name and
-// begins when the ranks have agreed on it. The time between the two beginnings is the wait for ranks that came late.
+// The events of a call for torch.profiler: one for the whole call, and inside it one with the algorithm's name, which
+// begins when the ranks have agreed. The time between the two starts is the wait for late ranks.
 //
-// Contract: where nobody profiles, profile() is one question to torch, and gives null. The first event is of the thread
-// that makes the call, the second of the thread that runs it.
-// Thread safety: those two threads may differ; they do not meet in here.
+// Contract: if no profiler runs, profile() only asks torch and returns null. The first event belongs to the thread that
+// makes the call, the second to the thread that runs it.
+// Thread safety: the two threads may differ; they share no state here.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -20,7 +20,7 @@ namespace ringlet {
 
 class Profiled final : public CallObserver {
  public:
-  /// `title`: of the event over the call; null where somebody else makes it. `tensors`: for their shapes.
+  /// `title`: the name of the call's event; null if another object records that event. `tensors`: for their shapes.
   Profiled(const char* title, const std::vector<at::Tensor>& tensors);
   ~Profiled() { end(); }
   Profiled(const Profiled&) = delete;
@@ -34,7 +34,7 @@ class Profiled final : public CallObserver {
   std::optional<at::RecordFunction> call_, carried_out_;
 };
 
-/// Null where nobody profiles; else what `call` is observed by from now on.
+/// Observes `call` from now on; null if no profiler runs.
 std::shared_ptr<Profiled> profile(Call& call, const at::Tensor* output, const at::Tensor* input);
 
 inline bool profiling() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }

@@ -16,7 +16,7 @@ namespace ringlet {
 namespace {
 
 constexpr size_t kLeastBytes = size_t{32} << 10;
-constexpr size_t kClassesPerDoubling = 8;               // a block is at most an eighth larger than asked for
+constexpr size_t kClassesPerDoubling = 8;               // a block is at most 1/8 larger than the request
 constexpr size_t kMostCachedBytes = size_t{512} << 20;  // beyond that, freed blocks go back to the heap
 
 size_t size_class(size_t bytes) {
@@ -71,7 +71,7 @@ c10::DataPtr RegisteredAllocator::allocate(size_t bytes) {
 }
 
 std::byte* RegisteredAllocator::take(size_t bytes) {
-  const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // which the heap refuses
+  const size_t size = bytes <= heap_->bytes() ? size_class(bytes) : bytes;  // a larger one: the heap refuses it
   std::byte* pointer = nullptr;
   size_t total = 0;
   {
@@ -100,7 +100,7 @@ void RegisteredAllocator::release(void* pointer) {
   RegisteredAllocator& self = instance();
   if (!self.heap_->locate(pointer, 0)) {
     c10::GetDefaultCPUAllocator()->raw_deallocate(pointer);
-  } else if (!self.forked_.load(std::memory_order_relaxed)) {  // a forked child's copy of a tensor is not its to free
+  } else if (!self.forked_.load(std::memory_order_relaxed)) {  // a forked child must not free its parent's tensors
     self.give_back(static_cast<std::byte*>(pointer));
   }
 }

@@ -1,15 +1,16 @@
 // An allocator of host memory for torch that takes it from the registered heap, so that peers can read any tensor.
 //
-// Contract: blocks from kLeastBytes up are registered, smaller ones torch's own (messages that small are staged
-// anyway). Freed blocks are kept by size for the next allocation, up to a limit. In a forked child all blocks are
-// torch's own. Blocks may be freed after the allocator was switched off. Thread safety: all calls from any thread.
+// Contract: blocks of kLeastBytes or more are registered. Smaller blocks come from torch's allocator, because messages
+// of that size are staged anyway. Freed blocks are kept by size for later allocations, up to a limit. In a forked child
+// all blocks come from torch's allocator. Blocks may be freed after the allocator was switched off. Thread safety: all
+// calls from any thread.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 namespace ringlet {
 
-/// The process's one, made on first use.
+/// The process's allocator, made on first use.
 c10::Allocator& registered_allocator();
 
 /// Makes it, or torch's own again, the allocator of all CPU tensors created from now on.

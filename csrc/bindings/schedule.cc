@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/arguments.h"
 #include "bindings/module.h"
 #include "schedule/registry.h"
 #include "schedule/topology.h"
@@ -26,24 +27,25 @@ py::tuple pair(Chunks chunks) { return py::make_tuple(chunks.first, chunks.count
 
 const Algorithm& checked_algorithm(const std::string& algorithm, const std::string& collective) {
   const auto which = parse_collective(collective);
-  if (!which) throw py::value_error("there is no collective '" + collective + "'; known: " + collective_names());
+  if (!which) throw py::value_error(unknown_collective(collective));
   const Algorithm* found = find_algorithm(*which, algorithm);
   if (!found) {
-    throw py::value_error("there is no algorithm '" + algorithm + "' for " + collective +
-                          "; known: " + algorithm_names(*which));
+    throw py::value_error(collective + ": algorithm must be one of " + algorithm_names(*which) + ", got \"" +
+                          algorithm + '"');
   }
   return *found;
 }
 
 void check_place(const Algorithm& algorithm, int world, int root) {
   if (world < 1 || world > kMaxWorld) {
-    throw py::value_error("world must be in 1.." + std::to_string(kMaxWorld) + ", not " + std::to_string(world));
+    throw py::value_error("world must be from 1 to " + std::to_string(kMaxWorld) + ", got " + std::to_string(world));
   }
   if (root < 0 || root >= world) {
-    throw py::value_error("root must be in 0.." + std::to_string(world - 1) + ", not " + std::to_string(root));
+    throw py::value_error("root must be a rank from 0 to " + std::to_string(world - 1) + ", got " +
+                          std::to_string(root));
   }
   if (root != 0 && !has_root(algorithm.collective)) {
-    throw py::value_error(std::string(name(algorithm.collective)) + " has no root; leave it 0, not " +
+    throw py::value_error(std::string(name(algorithm.collective)) + " has no root: root must be 0, got " +
                           std::to_string(root));
   }
 }
@@ -60,8 +62,8 @@ py::list rounds_of(const Schedule& schedule) {
 
 Topology checked_topology(const std::optional<std::vector<int>>& hosts, int world) {
   if (hosts && hosts->size() != static_cast<size_t>(world)) {
-    throw py::value_error("hosts must name the host of each of " + std::to_string(world) + " ranks, not of " +
-                          std::to_string(hosts->size()));
+    throw py::value_error("hosts must name the host of each of " + std::to_string(world) + " ranks, got " +
+                          std::to_string(hosts->size()) + " hosts");
   }
   return Topology(hosts ? *hosts : std::vector<int>(world, 0));
 }
@@ -96,7 +98,7 @@ py::list list_algorithms() {
 }
 
 py::tuple orders(const std::vector<int>& hosts) {
-  if (hosts.empty()) throw py::value_error("hosts must name the host of at least one rank");
+  if (hosts.empty()) throw py::value_error("hosts must name the host of at least one rank, got none");
   const Topology topology(hosts);
   return py::make_tuple(topology.along().rank_at, topology.across().rank_at);
 }

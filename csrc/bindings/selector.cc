@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "bindings/arguments.h"
 #include "bindings/module.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_executor.h"
@@ -26,9 +27,11 @@ py::tuple given() {
 
 std::string chosen(const std::string& collective, size_t bytes, int world, const std::string& medium,
                    const std::string& table) {
-  const auto which = parse_collective(collective);
-  if (!which) throw InvalidUsage("there is no collective \"" + collective + "\"; known: " + collective_names());
-  Situation situation{*which,           bytes, world, medium == "registered", medium == "apart" || medium == "hosts",
+  Situation situation{checked_collective(collective),
+                      bytes,
+                      world,
+                      medium == "registered",
+                      medium == "apart" || medium == "hosts",
                       medium == "hosts"};
   if (medium == "peers") situation.way = Way::peers;
   if (medium == "nccl") situation.way = Way::nccl;

@@ -31,8 +31,8 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.itemsize())};
 }
 
-/// Whether `distance` is a sum of steps along spans[i...], the largest strides first. Gives up, with true, when `tries`
-/// are used up: there are layouts for which nothing but trying is known.
+/// Whether `distance` is a sum of steps along spans[i...], the largest strides first. Returns true after `tries`
+/// attempts: for some layouts no method but trial is known.
 bool reachable(const Spans& spans, size_t i, int64_t distance, int& tries) {
   if (--tries < 0) return true;
   if (i == spans.size()) return distance == 0;
@@ -64,7 +64,7 @@ void sort(Spans& spans) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.stride > b.stride; });
 }
 
-/// Whether an element of one may lie where one of the other does. Their extents overlap.
+/// Whether two tensors, whose extents overlap, may have elements that share memory.
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_contiguous() && b.is_contiguous()) return true;
   const int64_t size = static_cast<int64_t>(a.itemsize());
@@ -79,7 +79,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return reachable(spans, 0, bytes / size, tries);
 }
 
-/// Whether two elements of the tensor may lie at one place.
+/// Whether two elements of the tensor may share memory.
 bool meets_itself(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense()) return false;
   Spans spans;
@@ -94,7 +94,7 @@ bool meets_itself(const at::Tensor& tensor) {
   return false;
 }
 
-/// Contiguous; of registered memory on the host, which most of these copies are for.
+/// A contiguous tensor, on the host of registered memory.
 at::Tensor room_for(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return empty_registered(tensor.sizes(), tensor.scalar_type());
   return at::empty(tensor.sizes(), tensor.options(), c10::MemoryFormat::Contiguous);
@@ -149,8 +149,8 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
     if (output.numel() == 0) continue;
     if (meets_itself(output)) {
       throw InvalidUsage(std::string(call) +
-                         ": elements of an output tensor lie at one place (it is expanded, or its "
-                         "strides overlap); pass one with memory for each, such as .contiguous()");
+                         ": elements of an output tensor share memory (it is expanded, or its strides "
+                         "overlap): pass one with memory for each element, such as .contiguous()");
     }
     placed.push_back({&output, extent_of(output)});
   }
@@ -159,7 +159,7 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
   for (size_t i = 0; i < placed.size(); ++i) {
     for (size_t j = i + 1; j < placed.size() && placed[j].extent.begin < placed[i].extent.end; ++j) {
       if (!overlap(*placed[i].tensor, *placed[j].tensor)) continue;
-      throw InvalidUsage(std::string(call) + ": two of the output tensors overlap; give each memory of its own");
+      throw InvalidUsage(std::string(call) + ": output tensors must not overlap: give each its own memory");
     }
   }
 }

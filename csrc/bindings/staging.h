@@ -1,9 +1,9 @@
-// Contiguous stand-ins for tensors that are not: an input is read from a copy, an output is written to one and copied
-// back.
+// Contiguous copies of tensors that are not contiguous: a call reads an input from a copy, and writes an output to a
+// copy, which `deliver` copies back.
 //
-// Contract: contiguous tensors stand for themselves. `collect` comes right before the call and `deliver` right after
-// it, in its turn: an asynchronous call before it may still write to the same tensors. Thread safety: none; handed over
-// whole.
+// Contract: a contiguous tensor is used itself. `collect` runs right before the call and `deliver` right after it, in
+// the call's turn, because an earlier asynchronous call may still write to the same tensors. Thread safety: none; one
+// thread fills it and hands it over.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,11 +15,11 @@ namespace ringlet {
 
 class Staging {
  public:
-  /// What the call reads, once `collect` has copied the tensor to it.
+  /// The tensor that the call reads, after `collect` has filled it.
   at::Tensor readable(const at::Tensor& tensor);
-  /// What the call writes; `deliver` copies it to the tensor.
+  /// The tensor that the call writes; `deliver` copies it back.
   at::Tensor writable(const at::Tensor& tensor);
-  /// What a call works on in place.
+  /// The tensor that an in-place call reads and writes.
   at::Tensor in_place(const at::Tensor& tensor);
 
   void collect() const;
@@ -29,7 +29,7 @@ class Staging {
 
   bool collects() const { return !collected_.empty(); }
   bool empty() const { return collected_.empty() && delivered_.empty(); }
-  /// The tensors that are stood in for.
+  /// The tensors that have a copy.
   std::vector<at::Tensor> originals() const;
 
  private:
@@ -39,8 +39,8 @@ class Staging {
   Copies delivered_;
 };
 
-/// Throws InvalidUsage, naming `call`, where two elements of the outputs lie at one place: what came last would stand
-/// there.
+/// Throws InvalidUsage, naming `call`, if two elements of the outputs share memory: one result would overwrite the
+/// other.
 void check_apart(const std::vector<at::Tensor>& outputs, const char* call);
 
 }  // namespace ringlet

@@ -45,10 +45,9 @@ DType dtype_of(const at::Tensor& tensor) {
   for (const Row& row : kRows) {
     if (row.scalar_type == tensor.scalar_type()) return row.dtype;
   }
-  throw InvalidUsage(
-      std::string("ringlet has no dtype ") + c10::toString(tensor.scalar_type()) +
-      "; view the tensor as one it has (float64/32/16, bfloat16, float8_e4m3fn, float8_e5m2, int64/32/16/8, "
-      "uint64/32/16/8, bool, complex64, complex128)");
+  throw InvalidUsage(std::string("ringlet does not support dtype ") + c10::toString(tensor.scalar_type()) +
+                     ": view the tensor as one of float64/32/16, bfloat16, float8_e4m3fn, float8_e5m2, int64/32/16/8, "
+                     "uint64/32/16/8, bool, complex64, complex128");
 }
 
 c10::ScalarType scalar_type_of(DType dtype) noexcept {
@@ -83,16 +82,16 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
     throw InvalidUsage(std::string(call) + ": the " + role + " tensor " + why);
   };
   if (!tensor.defined()) refuse("is undefined");
-  if (tensor.layout() != c10::kStrided) refuse("is sparse; make it dense first");
+  if (tensor.layout() != c10::kStrided) refuse("is sparse: make it dense first");
   if (tensor.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
     const char* bit = tensor.is_conj() ? "conj" : "neg";
-    refuse(std::string("is a ") + bit + " view, whose memory holds other values; pass .resolve_" + bit + "()");
+    refuse(std::string("is a ") + bit + " view, and its memory holds other values: pass .resolve_" + bit + "()");
   }
   if (!tensor.is_cpu() && !is_served(tensor.device())) {
-    refuse("is on " + tensor.device().str() + "; ringlet moves host memory and CUDA tensors");
+    refuse("must be in host memory or on a CUDA device, got " + tensor.device().str());
   }
   if (!is_in_memory(tensor)) {
-    refuse("has no memory for its elements: it is fake, of vmap, a zero tensor, or its storage was resized");
+    refuse("has no memory for its elements (it is a fake, vmap or zero tensor, or its storage was resized)");
   }
 }
 
@@ -101,8 +100,19 @@ void check_tensor(const at::Tensor& tensor, const char* call, const char* role) 
   if (tensor.is_contiguous()) return;
   std::ostringstream text;
   text << call << ": the " << role << " tensor is not contiguous (sizes " << tensor.sizes() << ", strides "
-       << tensor.strides() << "); pass .contiguous()";
+       << tensor.strides() << "): pass .contiguous()";
   throw InvalidUsage(text.str());
+}
+
+void check_dtype(const at::Tensor& tensor, DType dtype, const char* call) {
+  if (dtype_of(tensor) == dtype) return;
+  throw InvalidUsage(std::string(call) + ": all tensors of a call must have one dtype, got " + name(dtype) + " and " +
+                     name(dtype_of(tensor)));
+}
+
+void refuse_elements(const char* call, const char* role, const at::Tensor& tensor, size_t expected, int world) {
+  throw InvalidUsage(std::string(call) + ": the " + role + " tensor must have " + std::to_string(expected) +
+                     " elements for " + std::to_string(world) + " ranks, got " + std::to_string(tensor.numel()));
 }
 
 std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
@@ -113,15 +123,15 @@ void mark_written(const at::Tensor& tensor) {
 
 namespace {
 
-/// Null where the device has none.
+/// Null if the device has no registered heap.
 GpuHeap* heap_of(const c10::Device& device) {
   if (device.is_cpu() || !is_served(device)) return nullptr;
   const c10::DeviceGuard current(device);
   return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
 }
 
-/// Returns when the device has done all it was given. False, for one that cannot be waited for: the current stream is
-/// being captured, or the process ends.
+/// Returns when the device has completed its work. False if a wait is impossible, because the current stream is being
+/// captured or the process ends.
 bool wait_for(const c10::Device& device) {
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -149,7 +159,7 @@ at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options
   GpuHeap* heap = heap_of(device);
   if (heap == nullptr) {
     throw InvalidUsage("empty: no registered memory on " + device.str() +
-                       "; RINGLET_GPU_HEAP_MIB says how much of a GPU's memory there is to be, from its first use on");
+                       ": set RINGLET_GPU_HEAP_MIB before the first use of the GPU");
   }
   give_back(*heap, heap->take_freed_later(), device);
   const auto release = [heap, device](void* pointer) { give_back(*heap, {static_cast<std::byte*>(pointer)}, device); };
@@ -165,7 +175,7 @@ at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device) {
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : sizes) {
-    if (size < 0) throw InvalidUsage("empty: negative size " + std::to_string(size));
+    if (size < 0) throw InvalidUsage("empty: sizes must be 0 or more, got " + std::to_string(size));
     if (!__builtin_mul_overflow(bytes, size, &bytes)) continue;
     std::ostringstream text;
     text << "empty: a tensor of sizes " << sizes << " and " << c10::toString(dtype) << " is larger than any memory";

@@ -1,4 +1,4 @@
-// Tensors as the core sees them: checked before anything moves.
+// Checks torch tensors before anything moves, and gives the core their memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,25 +7,31 @@
 
 namespace ringlet {
 
-/// Throws InvalidUsage for a dtype the core does not know.
+/// Throws InvalidUsage for a dtype that the core does not support.
 DType dtype_of(const at::Tensor& tensor);
 c10::ScalarType scalar_type_of(DType dtype) noexcept;
 
-/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host memory or a GPU's.
+/// Throws InvalidUsage, naming `call` and `role`, unless the tensor is strided and in host or GPU memory.
 void check_dense(const at::Tensor& tensor, const char* call, const char* role);
-/// The same, and contiguous.
+/// The same; also refuses a tensor that is not contiguous.
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role);
 
 std::byte* data_of(const at::Tensor& tensor);
 
-/// Tells autograd, as torch's operations in place do: a backward that saved the values of before raises.
+/// Refuses a tensor of another dtype than the call's other tensors.
+void check_dtype(const at::Tensor& tensor, DType dtype, const char* call);
+/// Throws InvalidUsage, because `tensor` does not have the `expected` number of elements.
+[[noreturn]] void refuse_elements(const char* call, const char* role, const at::Tensor& tensor, size_t expected,
+                                  int world);
+
+/// Tells autograd of the write, as torch's in-place operations do. A backward that saved the old values raises.
 void mark_written(const at::Tensor& tensor);
 
-/// A contiguous tensor of registered memory, uninitialized: of the host's, or a GPU's, whose end waits for the device.
-/// Throws SystemError when the heap is full, InvalidUsage where the device has none.
+/// An uninitialized contiguous tensor of registered memory. The end of a GPU's tensor waits for the device.
+/// Throws SystemError if the heap is full, InvalidUsage if the device has no registered memory.
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device = c10::kCPU);
 
-/// Whether peers can read it where it lies.
+/// Whether peers can read the tensor in place.
 bool is_registered(const at::Tensor& tensor);
 /// Whether a device has registered memory.
 bool has_registered(const c10::Device& device);

@@ -8,10 +8,10 @@
 namespace ringlet {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{100};  // at whether another rank has failed
+constexpr std::chrono::milliseconds kLookEvery{100};  // between two checks whether another rank has failed
 constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{20'000};
 
-/// What `act` returns, which asks the store.
+/// Runs `act`, which asks the store, and turns its failure into PeerLost.
 template <class Act>
 auto asked(const Act& act) {
   try {
@@ -19,7 +19,7 @@ auto asked(const Act& act) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
-                   "): has the process that serves it, rank 0's or torchrun's, ended?");
+                   "): the process that serves it, rank 0 or torchrun, may have ended");
   }
 }
 
@@ -29,7 +29,7 @@ std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), byt
 
 void TorchStore::tell_failure(int rank, const Error& error) noexcept {
   try {
-    if (has(failure_)) return;  // what this rank raises may be another's
+    if (has(failure_)) return;  // this rank's error may be the report of another rank's
     const std::string kind(1, static_cast<char>('0' + static_cast<int>(error.kind())));
     set(failure_, kind + "rank " + std::to_string(rank) + " reported: " + error.what());
   } catch (const std::exception&) {  // then the others reach their deadline
@@ -42,8 +42,8 @@ void TorchStore::raise_failure() {
   rethrow(static_cast<ErrorKind>(told.at(0) - '0'), told.substr(1));
 }
 
-/// By looks, between which interrupts are heard: in a store's own wait none is, and torch prints a warning after each
-/// short one that ends in vain.
+/// Polls the store and checks for interrupts in between. The store's own wait checks for none, and torch prints a
+/// warning after each short wait that times out.
 void TorchStore::await(const std::vector<std::string>& keys, const Deadline& deadline) {
   using std::chrono::microseconds;
   Deadline look = Deadline::after(kLookEvery);
@@ -54,7 +54,7 @@ void TorchStore::await(const std::vector<std::string>& keys, const Deadline& dea
       raise_failure();
       look = Deadline::after(kLookEvery);
     }
-    if (deadline.passed()) throw Timeout("the other ranks did not set their key in the store in time");
+    if (deadline.passed()) throw Timeout("the other ranks did not set their keys in the store in time");
     std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
   }
 }

@@ -12,12 +12,12 @@
 
 namespace ringlet {
 
-/// Every failure of the store is PeerLost: whoever serves it is gone, or cannot be reached.
+/// Every failure of the store is PeerLost: the process that serves it has ended, or this rank cannot reach it.
 class TorchStore final : public Store {
  public:
   explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  /// From now on whoever waits here raises what another rank tells with the same `place`.
+  /// From now on a thread that waits here raises the error that another rank published under the same `place`.
   void share_failures(const std::string& place) { failure_ = place; }
   void tell_failure(int rank, const Error& error) noexcept;
 
@@ -34,10 +34,10 @@ class TorchStore final : public Store {
   void raise_failure();
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string failure_;  // where ranks tell theirs; empty: nowhere
+  std::string failure_;  // the key under which ranks publish their errors; empty: none
 };
 
-/// join() of comm/join.h. Of a rank's failure the other ranks hear, and raise the same.
+/// Runs join() of comm/join.h. If it fails on one rank, the other ranks raise the same error.
 std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 

@@ -1,4 +1,5 @@
-// What differs between the torch versions that the bindings compile against (2.11 to 2.15); the only place that asks.
+// The differences between the torch versions that the bindings compile against (2.11 to 2.15). No other file checks the
+// version.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -7,6 +8,6 @@
 
 #define RINGLET_TORCH_AT_LEAST(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
 
-// A gather into one tensor is a virtual of its own from 2.14 on, as are the new names of the *_single collectives.
-// Those forward to the old names, which stand in every version.
+// From 2.14 on, a gather into one tensor is a virtual function, and so are the new names of the *_single collectives.
+// The new names forward to the old ones, which every version has.
 #define RINGLET_TORCH_HAS_GATHER_SINGLE RINGLET_TORCH_AT_LEAST(14)

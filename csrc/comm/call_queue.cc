@@ -13,26 +13,27 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The thread takes over a call when nobody has come for it for kWakesOfGrace times as long as the thread takes to wake
-// up, which it measures: before that, to hand the call over would cost more than to leave it to a thread that comes.
+// The queue's thread takes a call over if no other thread has come for kWakesOfGrace times its wake-up time, which it
+// measures. An earlier takeover would cost more than to leave the call to a thread that comes.
 constexpr int kWakesOfGrace = 4;
 constexpr auto kLeastGrace = 50us;
 constexpr auto kMostGrace = 1ms;
-// While calls are given the thread looks at least so often whether one was left alone, so nobody need wake it. Without a
-// processor of its own a look interrupts the rank's computation, and rarely finds that the thread is needed.
+// While calls are given, the thread checks at least this often whether a call was left alone, so that no thread need
+// wake it. Without a free processor a check interrupts the rank's computation, and rarely finds that the thread is
+// needed.
 constexpr auto kLook = 1ms;
 constexpr auto kLookInTurns = 16ms;
 constexpr int kLooksBeforeSleep = 20;
-// Longest sleep at a stretch: how often failures are looked for.
+// The longest sleep without a check for failures.
 constexpr auto kSleep = 1ms;
 constexpr int kSpinsForTurn = 2000;
-// After that time a call is taken over even if that takes the processor from the rank's own computation: a peer may ask
-// again and again whether it is complete.
+// After this time the thread takes a call over even if that takes the processor from the rank's own computation,
+// because a peer may test again and again whether its call is complete.
 constexpr auto kMostPatience = 50ms;
 
 std::chrono::nanoseconds processor_time(clockid_t clock) {
   timespec used{};
-  ::clock_gettime(clock, &used);  // of a thread that has ended: 0, it computes no more
+  ::clock_gettime(clock, &used);  // stays 0 for a thread that has ended, which computes no more
   return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
@@ -114,14 +115,14 @@ bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {
     if (!entries_.empty()) last = entries_.back().work;
   }
   if (last) {
-    const Uninterrupted whole;  // whoever ends a group looks at signals between two of these waits
+    const Uninterrupted whole;  // the thread that ends a group checks for signals between two of these waits
     await(*last, deadline);
   }
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, deadline.left(), [&] { return !pending(); });
 }
 
-/// Takes the turn where no other thread has it.
+/// Takes the turn if no other thread has it.
 bool CallQueue::take_turn() {
   const std::lock_guard lock(mutex_);
   if (owner_.load(std::memory_order_relaxed) == std::thread::id{}) {
@@ -186,7 +187,7 @@ void CallQueue::await(const Work& work, const Deadline& deadline) {
   }
 }
 
-/// Until another thread, which carries calls on, is done with the job or leaves the turn.
+/// Waits until the thread with the turn has completed the job or leaves the turn.
 void CallQueue::await_turn(const Work& work, const Deadline& deadline) {
   for (int i = 0; i < kSpinsForTurn; ++i) {
     if (work.done() || (owner_.load(std::memory_order_relaxed) == std::thread::id{} && !is_whole())) return;
@@ -202,14 +203,14 @@ void CallQueue::await_turn(const Work& work, const Deadline& deadline) {
   --waiting_for_turn_;
 }
 
-/// Whether the next job is the thread's alone.
+/// Whether only the queue's thread may run the next job.
 bool CallQueue::is_whole() const {
   const std::lock_guard lock(mutex_);
   return !entries_.empty() && entries_.front().job.whole;
 }
 
-/// Carries jobs out in order, until one has to wait for a peer or for another thread; whether none is left. With the
-/// turn.
+/// Carries jobs on in order, until one must wait for a peer or for another thread. Returns whether none is left. The
+/// caller holds the turn.
 bool CallQueue::carry_on(const Effort& effort) {
   while (effort.until == nullptr || !effort.until->done()) {
     Entry* entry = nullptr;
@@ -258,8 +259,8 @@ void CallQueue::finish() {
   complete(*entry.work, std::move(entry.job.keep), entry.error);
 }
 
-/// Before anyone can see it complete, what was kept is the caller's again, and a synchronous call that follows a wait()
-/// runs in its own thread.
+/// Before a thread can see the job complete, `keep` is released, and a synchronous call after a wait() runs in its own
+/// thread.
 void CallQueue::complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error) {
   keep.reset();
   pending_.fetch_sub(1, std::memory_order_acq_rel);
@@ -290,7 +291,7 @@ void CallQueue::loop() {
     if (take_turn()) {
       const Turn turn{*this};
       if (!carry_on({}) && begun_) awaited = engine_.held_up_at();
-      look_ = grace_;  // it was needed, and so it may be again soon
+      look_ = grace_;  // the thread was needed, and may be needed again soon
     }
     if (awaited) engine_.sleep(*awaited, kSleep);
     lock.lock();
@@ -313,8 +314,8 @@ CallQueue::Clock::duration CallQueue::too_early() {
   return pause;
 }
 
-/// Whether to take over the first job, for which nobody has come. Without a processor of its own the thread would
-/// compute in turns with whoever gave the job: no gain for this rank, and many changes between the two.
+/// Whether to take over the first job, if no thread has come for it. Without a free processor this thread and the one
+/// that gave the job would take turns on one processor: no gain for this rank, and many switches.
 bool CallQueue::is_needed(Entry& job, Clock::time_point now) {
   if (engine_.has_spare_processor() || engine_.is_awaited() || now - job.given >= kMostPatience) return true;
   const auto used = processor_time(job.giver);
@@ -322,7 +323,7 @@ bool CallQueue::is_needed(Entry& job, Clock::time_point now) {
   return before && used - before->processor_time < (now - before->at) / 2;
 }
 
-/// With nothing to do: looks now and then for as long as calls are given, then sleeps.
+/// Without a job to take over: checks now and then while calls are given, then sleeps.
 void CallQueue::rest(std::unique_lock<std::mutex>& lock) {
   uint64_t seen = submitted_;
   for (int looks = 0; looks < kLooksBeforeSleep; ++looks) {

@@ -1,12 +1,13 @@
 // The asynchronous calls of a group, in the order in which they were given.
 //
-// Contract: a call is carried on by whoever is there (decision 0044): by the thread that gives it, as far as it goes
-// without a wait; by every thread that gives a later one or asks about one; by a thread that waits for one, to its end.
-// The queue's own thread takes over when nobody has come for a while and it takes the processor from nobody, when a
-// peer sleeps until this rank goes on, or when somebody may wait by other means. One thread at a time holds the *turn*:
-// it alone carries calls on, and runs what follows their completion; a thread that gives a call or asks leaves that to
-// others (Work::exposed). What runs then may give calls, which run at once, ahead of those that stand in the queue, and
-// may wait for any. A thread that sleeps until a peer is ready does not hold the turn.
+// Contract: the threads that use the queue carry its calls on (decision 0044). The thread that gives a call carries it
+// on as far as it goes without a wait, and so does every thread that gives a later call or tests one. A thread that
+// waits for a call carries it on to its end. The queue's own thread takes over in three cases: if no thread has come
+// for a while and a processor is free, if a peer sleeps until this rank goes on, or if a thread may wait by other
+// means. One thread at a time holds the *turn*. Only this thread carries calls on and runs callbacks; a thread that
+// gives or tests a call leaves callbacks to others (Work::exposed). A callback may give calls, which run at once,
+// before the calls in the queue, and it may wait for any call. A thread that sleeps until a peer is ready does not hold
+// the turn.
 // Ownership: the engine outlives the queue. Thread safety: all calls from any thread.
 #pragma once
 
@@ -30,28 +31,28 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
  public:
   struct Job {
     Call call;
-    std::vector<Call> later{};      ///< calls that follow it, and were given as one with it
-    std::function<void()> whole{};  ///< in place of the call: what can only be run in one go, by the queue's own thread
-    std::shared_ptr<void> keep{};   ///< let go when the job has run
-    bool large = false;             ///< long enough to be worth another thread, if a processor is free
+    std::vector<Call> later{};      ///< calls that follow it and belong to the same job
+    std::function<void()> whole{};  ///< instead of the call: a function that the queue's own thread runs to its end
+    std::shared_ptr<void> keep{};   ///< released when the job has run
+    bool large = false;             ///< worth another thread, if a processor is free
   };
   /// Carries a call on, and says whether it is complete (Engine::advance).
   using Advance = std::function<bool(const Call&, bool spin)>;
 
   CallQueue(Engine& engine, Advance advance);
   ~CallQueue() { end(); }
-  /// Returns when what was given has run, and no thread waits in here. Nothing may be given any more.
+  /// Returns when all jobs have run and no thread waits here. No job may be given afterwards.
   void end();
 
   /// Starts the thread if it does not run yet. Throws SystemError. submit() comes after it.
   void make_ready();
   /// Puts a job behind all earlier ones.
   std::shared_ptr<Work> submit(Job job);
-  /// Carries calls on as far as they go without a wait, if no other thread does. `given`: the last one was given just
-  /// now, and a thread that has a processor of its own may take it.
+  /// Carries calls on as far as they go without a wait, if no other thread does. `given`: the last call is new, and a
+  /// thread with a processor of its own may take it.
   void progress(bool given = false);
 
-  /// Whether the caller runs what follows a completion, and no later call has begun.
+  /// Whether the caller runs the callbacks of a complete call, and no later call has begun.
   bool may_run_ahead() const { return has_turn() && !begun_; }
   /// A job ahead of those in the queue, in two steps: it counts as pending from the first on.
   void reserve() { pending_.fetch_add(1, std::memory_order_acq_rel); }

@@ -17,14 +17,14 @@
 namespace ringlet {
 namespace {
 
-// What runs when a call is complete may start the next one, in another thread, while the caller's thread starts
-// another: they take turns. A thread that is in the way for longer is in a call of its own.
+// A callback of a complete call may start a call on another thread while the caller's thread starts one: they take
+// turns. A thread that holds the group for longer is in a call of its own.
 constexpr auto kTurn = std::chrono::milliseconds(50);
-// Longer calls are worth a thread of their own, if a processor is free.
+// Calls from this size on are worth a thread of their own, if a processor is free.
 constexpr size_t kLargeBytes = size_t{64} << 10;
 const auto kForAsLongAsItTakes = std::chrono::milliseconds::max();  // the call has a timeout of its own
 
-/// Marks the group as in use by one thread; a second one is told instead of corrupting the first one's call.
+/// Marks the group as in use by one thread. A second thread gets an error, and cannot corrupt the first one's call.
 class InUse {
  public:
   InUse(std::atomic<bool>& busy, const std::atomic<bool>& closed) : busy_(busy) {
@@ -32,10 +32,10 @@ class InUse {
       return;
     const Deadline deadline = Deadline::after(kTurn);
     while (busy_.exchange(true, std::memory_order_acquire)) {
-      if (closed) throw InvalidUsage("a call on a group that was closed");
+      if (closed) refuse_closed("a call");
       if (deadline.passed()) {
         throw InvalidUsage(
-            "two threads call one group at the same time; give each thread a group of its own, or use async_op");
+            "two threads call one group at the same time: give each thread a group of its own, or pass async_op=True");
       }
       ::sched_yield();
     }
@@ -47,7 +47,7 @@ class InUse {
   std::atomic<bool>& busy_;
 };
 
-/// The waits of a group's end. An interrupt ends the patience, not the end.
+/// The waits when a group ends. An interrupt ends the waiting, but the group still ends.
 class Leaving {
  public:
   explicit Leaving(std::chrono::milliseconds patience) : patience_(patience) {}
@@ -82,8 +82,9 @@ bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_by
   return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
 }
 
-/// Whether input and output lie apart or as in place: the same where they are of one length, else the one this rank's
-/// block of the other. Anything else would be overwritten before it is read.
+/// Whether input and output do not overlap, or form an in-place call: the same buffer if they have one length, else the
+/// smaller one is this rank's block of the larger. In any other layout a call would overwrite data before it reads
+/// them.
 bool well_placed(const Call& call, int rank, int world) {
   if (call.input == call.output && is_divided(call.collective)) return true;
   const size_t size = element_size(call.dtype);
@@ -95,10 +96,10 @@ bool well_placed(const Call& call, int rank, int world) {
   return in < out ? call.input == call.output + own : call.output == call.input + own;
 }
 
-/// The same of lists: only this rank's own block may be input and output.
+/// The same for lists: only this rank's own block may be input and output.
 bool blocks_well_placed(const Call& call, int rank) {
   const Blocks& blocks = *call.blocks;
-  const bool both = call.collective == Collective::all_to_all;  // are lists; else one is this rank's block alone
+  const bool both = call.collective == Collective::all_to_all;  // are lists; otherwise one is a single tensor
   const size_t own = static_cast<size_t>(rank), size = element_size(call.dtype), sent = blocks.inputs.size();
   for (size_t i = 0; i < sent; ++i) {
     const size_t from = both || sent > 1 ? i : own;
@@ -139,7 +140,7 @@ Communicator::~Communicator() {
   if (owner_ != this_process()) leak();
 }
 
-/// What has threads cannot end in a process that lacks them, and what peers see is the owner's.
+/// For a forked child: it lacks the threads of these objects and so cannot end them, and peers see its parent's state.
 void Communicator::leak() noexcept {
   new std::shared_ptr<CallQueue>(std::move(collectives_));
   new std::shared_ptr<Messenger>(std::move(messenger_));
@@ -150,8 +151,8 @@ void Communicator::leak() noexcept {
 void Communicator::check_process() const {
   if (owner_ == this_process()) [[likely]]
     return;
-  throw InvalidUsage("this group belongs to process " + std::to_string(owner_) +
-                     "; a forked child cannot use it (here: process " + std::to_string(this_process()) + ")");
+  throw InvalidUsage("this group belongs to process " + std::to_string(owner_) + "; a forked child (here: process " +
+                     std::to_string(this_process()) + ") cannot use it: make a new group there");
 }
 
 void Communicator::check(const Call& call) const {
@@ -159,12 +160,10 @@ void Communicator::check(const Call& call) const {
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
     refuse(std::string(": ") + name(call.op) + " is not defined for " + name(call.dtype));
   }
-  if (call.root < 0 || call.root >= world_) {
-    refuse(": root " + std::to_string(call.root) + " is not a rank of a group of " + std::to_string(world_));
-  }
+  check_root(call.collective, call.root, world_);
   if (call.blocks != nullptr ? blocks_well_placed(call, rank_) : well_placed(call, rank_, world_)) return;
   if (call.collective == Collective::all_to_all) {
-    refuse(": output and input overlap; blocks would be overwritten before they are sent");
+    refuse(": output and input must not overlap: give each its own memory");
   }
   refuse(
       ": input and output partly overlap; for an in-place call pass the same buffer, or pass the smaller one as this " +
@@ -173,13 +172,13 @@ void Communicator::check(const Call& call) const {
 
 void Communicator::prepare(Call& call) {
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage(std::string(name(call.collective)) + " on a group that was closed");
+  if (closed_) refuse_closed(name(call.collective));
   check(call);
   if (call.timeout.count() <= 0) call.timeout = timeout_;
   call.sequence = sequence_++;
 }
 
-/// Whether a call may run on the caller's thread: nothing is before it, and it is not the completion of another.
+/// Whether a call may run on the caller's thread: no call is before it, and this is not a callback of another call.
 bool Communicator::at_once() const { return !collectives_->pending() && !collectives_->has_turn(); }
 
 void Communicator::run(Call call) {
@@ -192,7 +191,7 @@ void Communicator::run(Call call) {
       return;
     }
   }
-  const OutsideRuntime outside;  // pending calls may need the runtime to let their tensors go
+  const OutsideRuntime outside;  // pending calls may need the runtime to release their tensors
   await_own(*start(call, nullptr), [&] { return std::string(name(call.collective)); });
 }
 
@@ -200,7 +199,7 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
   CallSignature signature;
   const auto prepared = [&]() -> CallQueue::Job {
     prepare(call);
-    signature = call_signature(call);  // now: what `keep` holds may be gone when the call was given
+    signature = call_signature(call);  // now: `keep` may be released once the call is in the queue
     const bool large = buffer_bytes(call, world_) > kLargeBytes;
     if (!in_one_go(call)) return {.call = call, .keep = std::move(keep), .large = large};
     return {.call = {}, .whole = [this, call] { run_now(call, true); }, .keep = std::move(keep), .large = large};
@@ -223,8 +222,8 @@ void Communicator::run(const Job& job) {
   await_own(*start(job, nullptr), [] { return std::string("a call"); });
 }
 
-/// Of a call on tensors that are the caller's again afterwards: an interrupt gives it up, and goes on once nothing
-/// moves in them any more.
+/// Waits for a call whose tensors belong to the caller afterwards. An interrupt poisons the group, and is thrown once
+/// nothing moves in the tensors any more.
 void Communicator::await_own(Work& work, const std::function<std::string()>& what) {
   try {
     work.await(Deadline::after(kForAsLongAsItTakes));
@@ -300,7 +299,7 @@ std::shared_ptr<Work> Communicator::give(const std::function<CallQueue::Job()>& 
   return work;
 }
 
-/// Whether a call cannot be carried on piece by piece.
+/// Whether a call must run to its end at once.
 bool Communicator::in_one_go(const Call& call) const {
   if (call.collective == Collective::all_to_all && call.blocks != nullptr) return true;  // two calls
   return world_ > 1 && !engine_->resumable();
@@ -312,10 +311,10 @@ bool Communicator::advance(const Call& call, bool spin) {
   return true;
 }
 
-/// Of the next call.
+/// The sequence number of the next call.
 uint64_t Communicator::number() {
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  if (closed_) refuse_closed("a call");
   return sequence_++;
 }
 
@@ -348,12 +347,12 @@ void Communicator::carry_out(const Call& call, bool background) {
   engine_->calls().end();
 }
 
-/// Of an all-to-all a rank knows its own row and column only: pairs compare what they are about to exchange, and all
-/// find out how long the longest block is, which decides how the call is cut into segments.
+/// In an all-to-all a rank knows only its own row and column. Pairs of ranks compare the lengths that they will
+/// exchange, and all ranks learn the longest block, which decides how the call is cut into segments.
 void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool background) {
   const size_t world = static_cast<size_t>(world_);
   blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
-  blocks.uneven = false;  // what a rank sees of the blocks tells nothing about the others'
+  blocks.uneven = false;  // a rank's own blocks say nothing about the other ranks' blocks
   std::vector<int64_t> mine(2 * world), theirs(2 * world);
   for (size_t q = 0; q < world; ++q) {
     mine[2 * q] = static_cast<int64_t>(blocks.counts[q]);
@@ -377,7 +376,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool backgr
   }
 }
 
-/// A world of one: at most a copy, scaled where the operation says so.
+/// A world of one: at most a copy, scaled for premul_sum.
 void Communicator::run_alone(const Call& call) const {
   if (call.blocks != nullptr) {
     Call block = call;
@@ -408,16 +407,14 @@ void Communicator::run_alone(const Call& call) const {
 void Communicator::check(const Message& message) const {
   const bool any = !message.sending && message.peer == kAnySource;
   if (!any && (message.peer < 0 || message.peer >= world_ || message.peer == rank_)) {
-    throw InvalidUsage(std::string(message.sending ? "send to" : "recv from") + " rank " +
-                       std::to_string(message.peer) + ": rank " + std::to_string(rank_) + " of " +
-                       std::to_string(world_) + " has no such peer");
+    refuse_peer(message.sending ? "send" : "recv", message.peer, rank_, world_);
   }
 }
 
 void Communicator::prepare(Message& message) {
   check_process();
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("send or recv on a group that was closed");
+  if (closed_) refuse_closed(message.sending ? "send" : "recv");
   check(message);
   if (message.timeout.count() <= 0) message.timeout = timeout_;
 }
@@ -467,14 +464,14 @@ void Communicator::note_agreed(const Algorithm& algorithm, int root) {
 GpuGroup& Communicator::on_gpu(int device) {
   check_process();
   engine_->raise_if_failed();
-  if (closed_) throw InvalidUsage("a call on a group that was closed");
+  if (closed_) refuse_closed("a call");
   {
     const std::lock_guard lock(gpus_mutex_);
     if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
   }
   std::unique_ptr<GpuGroup> made;
   try {
-    made = std::make_unique<GpuGroup>(*this, GpuExecutors::find(device));  // meets the other ranks
+    made = std::make_unique<GpuGroup>(*this, GpuExecutors::find(device));  // with all other ranks
   } catch (const Interrupted& interrupted) {
     poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in its first call on a GPU: interrupted (" + interrupted.by + ")"));
@@ -498,7 +495,7 @@ void Communicator::poison(const Error& error) noexcept {
   if (owner_ != this_process()) return;
   try {
     engine_->fail(error.kind(), error.what());
-  } catch (const Error&) {  // what the caller has already
+  } catch (const Error&) {  // the caller has this error already
   }
 }
 
@@ -510,13 +507,13 @@ bool Communicator::completing() const {
 }
 
 void Communicator::dispose(Communicator* group) noexcept {
-  if (group->owner_ != this_process()) return;  // not even its locks can be taken: who held them is not here
+  if (group->owner_ != this_process()) return;  // a thread of the parent may have held its locks
   if (!group->completing()) {
     delete group;
   } else {
     try {
       start_thread("the end of a group", [group] { delete group; }).detach();
-    } catch (const Error&) {  // the group stays in memory: nobody is left who could be told
+    } catch (const Error&) {  // the group stays in memory: no caller is left who could get the error
     }
   }
 }
@@ -529,17 +526,17 @@ void Communicator::close(std::chrono::milliseconds patience) {
   }
   if (completing()) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                       ": close() in what runs when a call of the group is complete: close it elsewhere");
+                       ": close() in a callback of one of the group's calls: close the group in another thread");
   }
   if (checking_interrupts() && (busy_ || messenger_->assisted())) {
     throw InvalidUsage(
         "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-        ": close() in a signal handler that interrupts a call of the group: raise an exception there, and "
-        "close it where that is caught");
+        ": close() in a signal handler that interrupts a call of the group: raise an exception in the handler, and "
+        "close the group where the program catches it");
   }
   if (closed_.exchange(true)) return;
   {
-    std::map<int, std::unique_ptr<GpuGroup>> gpus;  // end outside of the lock: they wait for what is pending
+    std::map<int, std::unique_ptr<GpuGroup>> gpus;  // they end outside the lock, because they wait for pending calls
     const std::lock_guard lock(gpus_mutex_);
     gpus.swap(gpus_);
   }
@@ -584,7 +581,7 @@ void Communicator::tell_end() const {
   log(LogLevel::info, calls.source(), text);
 }
 
-/// Takes the group's turn, for good; false if it was not to be had in time.
+/// Takes the group's turn for good; false if another thread held it all the time.
 bool Communicator::await_turn(std::chrono::milliseconds most) {
   const Deadline deadline = Deadline::after(most);
   while (busy_.exchange(true, std::memory_order_acquire)) {

@@ -1,11 +1,11 @@
-// A group as its user holds it: checks calls, chooses algorithms, keeps their order, runs them now or later.
+// A group, as one rank uses it: checks calls, chooses algorithms, keeps the calls' order, runs them now or later.
 //
-// Contract: calls are checked before anything moves. Synchronous calls run in the caller's thread; asynchronous ones
-// in issue order, on whichever thread is there (comm/call_queue.h); a synchronous call behind pending ones waits for
-// them.
-// Point-to-point messages go their own way (comm/messenger.h). Tensors belong to the caller and must
-// live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
-// Thread safety: one thread makes calls (InvalidUsage otherwise), and what runs when a call is complete; the rest any.
+// Contract: calls are checked before anything moves. Synchronous calls run in the caller's thread. Asynchronous calls
+// run in issue order, on any thread that is there (comm/call_queue.h). A synchronous call waits for the pending calls
+// before it. Point-to-point messages have a queue of their own (comm/messenger.h). Tensors belong to the caller and
+// must live until the call is complete (`keep` holds them for asynchronous calls). The first error poisons the group.
+// Thread safety: one thread makes calls (InvalidUsage otherwise), and so may callbacks of complete calls. All other
+// functions may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -47,14 +47,14 @@ class Communicator {
 
   /// The error that poisoned the group, if one did.
   std::optional<ErrorKind> failure() const { return engine_->failure(); }
-  /// Throws it.
+  /// Throws the error that poisoned the group, if one did.
   void raise_if_failed() { engine_->raise_if_failed(); }
-  /// Throws that, or what a peer has told of an error or of its end: for what waits beside the engine.
+  /// The same, and throws if a peer has reported an error or has ended. For waits outside the engine.
   void poll_failures() {
     engine_->raise_if_failed();
     engine_->poll_failures();
   }
-  /// Poisons the group and tells the peers, for what went wrong beside the engine.
+  /// Poisons the group and tells the peers, for errors outside the engine.
   void poison(const Error& error) noexcept;
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
@@ -65,7 +65,7 @@ class Communicator {
   void run(Call call);
   std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
 
-  /// Several calls under one sequence number, with work between them: `job` makes them by what it is handed.
+  /// Several calls under one sequence number, with work between them. `job` makes them through its argument.
   using Job = std::function<void(const std::function<void(Call)>& run)>;
   void run(const Job& job);
   std::shared_ptr<Work> start(Job job, std::shared_ptr<void> keep);
@@ -75,8 +75,8 @@ class Communicator {
   void run(Message message);
   std::shared_ptr<Messenger::Request> start(Message message, std::shared_ptr<void> keep);
 
-  /// The group's part for tensors on that GPU of this rank, made by all ranks together when each first asks for its
-  /// own. DeviceError on all of them where one lacks something; asked again they look again.
+  /// The group's part for tensors on this GPU. All ranks make it together, when each first asks for its own. Throws
+  /// DeviceError on all ranks if one lacks something; a later call looks again.
   GpuGroup& on_gpu(int device);
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
@@ -87,36 +87,37 @@ class Communicator {
     return engine_->algorithm_for(collective, bytes, registered);
   }
 
-  /// Whether all ranks have agreed on an added algorithm's schedules for that root, and that they now have: whoever makes
-  /// the first call with it sees to that.
+  /// Whether all ranks have agreed on an added algorithm's schedules for this root; and the note that they have. The
+  /// caller makes them agree before the first call with the algorithm.
   bool agreed(const Algorithm& algorithm, int root) const;
   void note_agreed(const Algorithm& algorithm, int root);
 
   const CallLog& calls() const { return engine_->calls(); }
-  /// Tells that the group is made, and of what (base/log.h). `seconds`: how long that took.
+  /// Logs that the group is made (base/log.h). `seconds`: how long that took.
   void tell_made(double seconds) const;
 
-  /// What the engine goes by (engine.h).
+  /// The engine's selector (engine.h).
   const Selector& selector() const { return engine_->selector(); }
   const Topology* topology() const { return engine_->topology(); }
 
-  /// Which host each rank is on, numbered by first appearance.
+  /// The host of each rank, numbered by first appearance.
   const std::vector<int>& hosts() const { return engine_->hosts(); }
 
-  /// What collectives gave to peers, ever (where they read it themselves: 0), and TCP connections that stand.
+  /// Bytes that collectives sent to peers so far (0 if peers read them), and the number of open TCP connections.
   uint64_t bytes_sent() const { return engine_->bytes_sent(); }
   int connections() const { return engine_->connections(); }
-  /// What collectives took in from peers, ever. From any thread.
+  /// Bytes that collectives received from peers so far. From any thread.
   uint64_t bytes_received() const { return engine_->bytes_received(); }
 
   /// Ends pending and later calls of this rank with an error; peers see that it left.
   void abort(const std::string& reason);
   /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.
-  /// InvalidUsage from what runs when one of its calls is complete, or in a signal handler that interrupts one. An
-  /// interrupt (base/runtime.h) ends the patience; it is thrown when the group has been left.
+  /// Throws InvalidUsage in a callback of one of its calls, and in a signal handler that interrupts a call. An
+  /// interrupt (base/runtime.h) ends the patience; it is thrown after the rank has left the group.
   void close(std::chrono::milliseconds patience);
 
-  /// Ends a group on whatever thread lets go of it: on a thread that completes a call of its, by another one, later.
+  /// Ends a group on the thread that drops it. If that thread completes a call of the group, another thread ends it
+  /// later.
   static void dispose(Communicator* group) noexcept;
 
  private:
@@ -143,7 +144,7 @@ class Communicator {
   const int rank_;
   const int world_;
   const bool ranks_are_threads_;
-  const int owner_;  // the process that made it: a forked child's copy must leave its threads and its peers alone
+  const int owner_;  // the process that made it: a forked child's copy must not touch threads and peers
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> busy_{false};
@@ -154,7 +155,7 @@ class Communicator {
   std::set<std::pair<int, int>> agreed_;             // (index_of, root); guarded by agreed_mutex_
   std::atomic<uint64_t> last_agreed_{~uint64_t{0}};  // one of them, for a look without a lock
   mutable std::mutex gpus_mutex_;
-  std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by the rank's own number of the device; guarded by gpus_mutex_
+  std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by this rank's device number; guarded by gpus_mutex_
 };
 
 }  // namespace ringlet

@@ -1,5 +1,5 @@
-// Marks the thread that runs what follows a call's completion: such code may let go of the group whose call it was, and
-// a group cannot wait for the thread it is ended on. Thread safety: each thread sees its own marks.
+// Marks a thread while it runs the callbacks of a complete call. A callback may drop the call's group, and a group
+// cannot wait for the thread on which it ends. Thread safety: each thread sees its own marks.
 #pragma once
 
 namespace ringlet {
@@ -11,7 +11,7 @@ class Completing {
   Completing(const Completing&) = delete;
   Completing& operator=(const Completing&) = delete;
 
-  /// Whether this thread is completing something of that owner's, however deep.
+  /// Whether this thread runs callbacks of this owner, at any depth.
   static bool of(const void* whose) noexcept {
     for (const Completing* mark = innermost_; mark != nullptr; mark = mark->outer_) {
       if (mark->whose_ == whose) return true;

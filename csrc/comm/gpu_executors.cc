@@ -28,7 +28,7 @@ struct Text {
 
 }  // namespace
 
-/// What a rank tells the others; plain data.
+/// A rank's part of the exchange; plain data.
 struct GpuExecutors::Offer {
   NcclUniqueId id{};  // of rank 0: the group's
   PeerMemory::Offer memory{};
@@ -61,7 +61,7 @@ GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host)
   made_ = true;
 }
 
-/// What this rank can make alone, and what it lacks.
+/// Makes the parts that this rank can make alone, and notes what it lacks.
 GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   Offer mine;
   mine.peer_bytes = parts.peer_bytes;
@@ -90,7 +90,7 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   return mine;
 }
 
-/// What takes all ranks, of what none lacks.
+/// Makes the parts that all ranks make together, if no rank lacks them.
 void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
   const auto nobody = [&](Text Offer::* lacks) {
     return std::all_of(all.begin(), all.end(), [&](const Offer& offer) { return (offer.*lacks).empty(); });
@@ -108,7 +108,7 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
                 host_.poll_failures();
               },
           .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
-      // Who is refused goes to the next meeting at once, and waits there for those who give it up.
+      // A refused rank goes on to the next exchange at once, and waits there for the ranks that give up.
       communicator_ = std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
       message_ = std::make_unique<GpuMessageExecutor>(
           *communicator_, device(), GpuMessageExecutor::Limits{}, host_.selector(),
@@ -143,7 +143,7 @@ std::vector<GpuExecutors::Offer> GpuExecutors::exchange(const Offer& mine) {
   return all;
 }
 
-/// Lets go of what some rank lacks. Throws where nothing is left.
+/// Drops the parts that some rank lacks. Throws if no part is left.
 void GpuExecutors::drop(const std::vector<Offer>& all) {
   const auto told = [&](Text Offer::* lacks) {
     std::string reasons;
@@ -172,7 +172,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   if (differs != all.end()) {
     throw InvalidUsage(who + ": " + kVariable + " is " + std::to_string(all[0].peer_bytes) + " on rank 0 and " +
                        std::to_string(differs->peer_bytes) + " on rank " + std::to_string(differs - all.begin()) +
-                       "; it must be the same on all ranks");
+                       ": set the same value on all ranks");
   }
   if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
 }
@@ -194,7 +194,7 @@ void GpuExecutors::run(const Call& call, void* stream) {
   if (through_peers(call)) {
     if (call.blocks != nullptr) {
       throw InvalidUsage(std::string(name(call.collective)) +
-                         " on lists of tensors on a GPU needs NCCL, and there is none" + no_nccl_);
+                         " on lists of tensors on a GPU needs NCCL, which this group cannot use" + no_nccl_);
     }
     last_ = &pull_->last_call();
     pull_->run(call, stream);
@@ -205,7 +205,7 @@ void GpuExecutors::run(const Call& call, void* stream) {
 }
 
 void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, void* stream) {
-  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, and there is none" + no_nccl_);
+  if (!message_) throw InvalidUsage("send and recv on a GPU need NCCL, which this group cannot use" + no_nccl_);
   last_ = &message_->last_call();
   message_->exchange(messages, timeout, stream);
 }
@@ -216,7 +216,7 @@ void GpuExecutors::check(bool closely) {
 }
 
 void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {
-  if (pull_) pull_->abort(kind, reason);  // first: what NCCL gives back waits for all kernels of this process
+  if (pull_) pull_->abort(kind, reason);  // first: NCCL's own end waits for all kernels of this process
   if (communicator_) communicator_->abort(kind, reason);
 }
 

@@ -8,8 +8,8 @@
 namespace ringlet {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};      // between two looks at what is pending
-constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
+constexpr std::chrono::milliseconds kGlance{1};      // between two looks at the pending calls
+constexpr std::chrono::milliseconds kLookEvery{20};  // between two looks at the peers, each of which is a system call
 constexpr std::chrono::seconds kGoodbye{2};
 
 }  // namespace
@@ -17,7 +17,7 @@ constexpr std::chrono::seconds kGoodbye{2};
 GpuGroup::GpuGroup(Communicator& host, const GpuExecutors::Parts& parts)
     : host_(host), engines_(std::in_place, host, parts) {
   watch_ = start_thread("calls on a GPU", [this] {
-    engines_->device().use(engines_->number());  // or looking at an event would make this thread a place on device 0
+    engines_->device().use(engines_->number());  // otherwise a look at an event would make a context on device 0
     watch();
     for (void* event : events_) engines_->device().destroy_event(event);
     engines_.reset();
@@ -50,7 +50,7 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
     const char* why = message.peer == kAnySource ? "from any source" : message.tag != 0 ? "with a tag" : nullptr;
     if (why != nullptr) {
       throw InvalidUsage(std::string(message.sending ? "send " : "recv ") + why +
-                         ": on a GPU messages between two ranks meet in order, and by nothing else");
+                         " is not supported on a GPU: name the peer, and leave the tag at 0");
     }
     if (message.timeout.count() <= 0) message.timeout = host_.timeout();
     timeout = std::max(timeout, message.timeout);
@@ -58,8 +58,8 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
   return give(stream, timeout, [&] { engines_->exchange(messages, timeout, stream); });
 }
 
-/// What is refused leaves all as it was; what fails later ends the group. All calls use the same scratch, or the same
-/// staging buffers: on another stream than the last call's, a call waits for that.
+/// A refused call changes nothing; a later failure ends the group. All calls use the same scratch or staging buffers,
+/// so a call waits for the last one if that is on another stream.
 std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds timeout,
                                      const std::function<void()>& enqueue) {
   auto work = std::make_shared<Work>();
@@ -94,8 +94,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   return work;
 }
 
-/// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and
-/// the watch may be in what runs when a call is complete, which may need what the caller holds.
+/// Runs on a thread of its own. The caller's thread may use another device, on which this would make a context. And the
+/// watch thread may run a callback, which may need a lock that the caller holds.
 void GpuGroup::abort(const std::string& reason) {
   start_thread("the end of calls on a GPU", [&] {
     const std::lock_guard lock(mutex_);
@@ -126,7 +126,7 @@ void GpuGroup::watch() {
       changed_.wait_for(lock, kGlance);
       continue;
     }
-    lock.unlock();  // what runs when a call is complete may make the next
+    lock.unlock();  // a callback may make the next call
     for (auto& [work, error] : ended) work->complete(error);
     lock.lock();
   }
@@ -137,8 +137,8 @@ void GpuGroup::look(Ended& ended) {
     const size_t through = finished();
     const bool late = pending_.size() > through && pending_[through].deadline.passed();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
-    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
-    check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
+    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was complete");
+    check(/*closely=*/through > 0 || late || cut_short);  // before the completions: an aborted call looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
@@ -148,9 +148,9 @@ void GpuGroup::look(Ended& ended) {
     if (!late) return;
     throw Timeout(
         pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
-        " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
+        " was not done at the deadline: some rank has not made this call, made another, or is stuck before it");
   } catch (const Error& error) {
-    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
+    host_.poison(error);  // first: the peers must get the error, whatever the abort waits for
     engines_->abort(error.kind(), error.what());
     for (Pending& call : pending_) {
       events_.push_back(call.event);
@@ -160,7 +160,7 @@ void GpuGroup::look(Ended& ended) {
   }
 }
 
-/// Kernels know only who waited for whom; where a peer's host knows more, that is told.
+/// A kernel knows only which rank waited for which. If a peer's host has reported more, that error is thrown.
 void GpuGroup::check(bool closely) {
   try {
     engines_->check(closely);
@@ -168,13 +168,13 @@ void GpuGroup::check(bool closely) {
     next_look_ = Deadline::after(std::chrono::milliseconds(0));
     try {
       look_at_peers();
-    } catch (const Timeout&) {  // no more than this
+    } catch (const Timeout&) {  // the kernel's error is all that is known
     }
     throw;
   }
 }
 
-/// What is wrong with them is told of the first call that is pending.
+/// An error of a peer is reported as one of the first pending call.
 void GpuGroup::look_at_peers() {
   host_.raise_if_failed();
   if (!next_look_.passed()) return;
@@ -186,7 +186,7 @@ void GpuGroup::look_at_peers() {
   }
 }
 
-/// How many of the pending calls the device is through with, from the first.
+/// How many of the pending calls the device has completed, from the first.
 size_t GpuGroup::finished() const {
   size_t through = 0;
   for (const Pending& call : pending_) {

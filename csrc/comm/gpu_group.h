@@ -31,7 +31,7 @@ class Communicator;
 class GpuGroup {
  public:
   GpuGroup(Communicator& host, const GpuExecutors::Parts& parts);
-  /// Pending calls get a moment to be done, then they are ended.
+  /// Waits a moment for pending calls, then ends them.
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
@@ -41,20 +41,19 @@ class GpuGroup {
   /// Point-to-point messages that move together, as GpuMessageExecutor::exchange; none has a tag, or any source.
   std::shared_ptr<Work> exchange(std::vector<Message> messages, void* stream);
 
-  /// Ends pending and later calls with that reason; from any device.
+  /// Ends pending and later calls with this reason; from any device.
   void abort(const std::string& reason);
 
-  /// For who makes the calls: the stream on which it puts those that shall not be on the caller's, by a number of its
-  /// own.
+  /// The number of the stream for asynchronous calls. The code that makes the calls sets and uses it.
   std::optional<int64_t>& side_stream() { return side_stream_; }
 
-  /// Whether this is the thread that completes calls.
+  /// Whether the caller is the thread that completes calls.
   bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
 
-  /// Whether ranks that are threads would stand in each other's way on the default stream.
+  /// Whether ranks are threads, which would wait for each other on the default stream.
   bool shares_default_stream() const { return engines_->shares_default_stream(); }
 
-  /// What it runs on, in words.
+  /// Describes what calls run on.
   std::string describe() const { return engines_->describe(); }
 
  private:
@@ -85,7 +84,7 @@ class GpuGroup {
   std::deque<Pending> pending_;
   std::vector<void*> events_;  // that are free
   uint64_t sequence_ = 0;
-  std::optional<Deadline> stop_;  // until when pending calls may go on
+  std::optional<Deadline> stop_;  // the deadline of pending calls once the group ends
   Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));
   std::thread watch_;  // last: starts when all else is there
 };

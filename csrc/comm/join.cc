@@ -21,7 +21,7 @@
 namespace ringlet {
 namespace {
 
-// What is between two parts of an answer: no variable of an environment can hold it.
+// Separates two parts of an answer. No environment variable can contain it.
 constexpr char kPart = '\0';
 
 /// Names this host to the others. RINGLET_HOST_ID splits one host into several, for tests.
@@ -35,12 +35,12 @@ class Rendezvous {
   Rendezvous(Store& store, const std::string& name, const Member& member, const Deadline& deadline)
       : store_(store), name_(name), member_(member), deadline_(deadline) {}
 
-  /// What all ranks say to one question, by rank.
+  /// All ranks' answers to one question, by rank.
   std::vector<std::string> exchange(const std::string& what, const std::string& mine) {
     const std::string place = name_ + "/" + what, read = place + "/read";
     store_.set(place + "/" + std::to_string(member_.rank), mine);
     std::vector<std::string> all = from_all_ranks(store_, place, member_.rank, member_.world, deadline_);
-    // Who is the last to have read them all takes them back.
+    // The last rank that has read all answers deletes them.
     if (store_.add(read, 1) == member_.world) {
       for (int q = 0; q < member_.world; ++q) store_.forget(place + "/" + std::to_string(q));
       store_.forget(read);
@@ -48,7 +48,7 @@ class Rendezvous {
     return all;
   }
 
-  /// Rank 0 goes on when all others have come here: it may be the store, which ends with it.
+  /// Rank 0 waits here for all others, because its process may serve the store, which ends with it.
   void part() {
     const std::string place = name_ + "/parted";
     store_.set(place + "/" + std::to_string(member_.rank), "");
@@ -64,7 +64,7 @@ class Rendezvous {
   const Deadline& deadline_;
 };
 
-/// By rank: which host, numbered by first appearance.
+/// The host of each rank, numbered by first appearance.
 std::vector<int> numbered(const std::vector<std::string>& hosts) {
   std::vector<std::string> known;
   std::vector<int> numbers;
@@ -76,8 +76,8 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
   return numbers;
 }
 
-/// What every rank tells first: its host and user, and rank 0 what counts for all: the wish in its environment, its
-/// user's table.
+/// A rank's first answer: its host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY and its user's
+/// table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
   const GivenTable table = rank == 0 ? given_table() : GivenTable{};
@@ -85,7 +85,7 @@ std::string introduction(int rank) {
          table.origin + kPart + table.problem + kPart + table.text;
 }
 
-/// Takes the first part off.
+/// Removes and returns the first part.
 std::string take_part(std::string& parts) {
   const size_t end = parts.find(kPart);
   std::string part = parts.substr(0, end);
@@ -98,7 +98,7 @@ struct Agreed {
   Selector selector;
 };
 
-/// Refuses ranks that shared memory cannot join: those of another user could not read each other's.
+/// Refuses ranks of different users on one host, because they cannot read each other's shared memory.
 void check_users(const std::vector<int>& hosts, const std::vector<std::string>& users) {
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
     const auto first = static_cast<size_t>(std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin());
@@ -110,7 +110,7 @@ void check_users(const std::vector<int>& hosts, const std::vector<std::string>& 
   }
 }
 
-/// What rank 0 told besides its host and user.
+/// The parts of rank 0's answer after its host and user.
 Agreed agreed(std::string told) {
   const std::string wish = take_part(told), origin = take_part(told), problem = take_part(told);
   if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
@@ -118,7 +118,7 @@ Agreed agreed(std::string told) {
   return {!wish.empty(), Selector(told, origin)};
 }
 
-/// The group's name for people: without what makes a rendezvous a new one (ringlet/rendezvous.py).
+/// The group's name for people, without the part that makes each rendezvous unique (ringlet/rendezvous.py).
 std::string title_of(const std::string& name) {
   constexpr std::string_view kPrefix = "ringlet/", kDigits = "0123456789abcdef";
   std::string title = name.substr(name.starts_with(kPrefix) ? kPrefix.size() : 0);
@@ -150,7 +150,7 @@ bool one_host(const std::vector<int>& hosts) {
   return std::all_of(hosts.begin(), hosts.end(), [](int host) { return host == 0; });
 }
 
-/// This rank's host's ranks as a group of their own; null where there is only this one.
+/// The transport of the ranks on this rank's host; null if this rank is alone there.
 std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, const std::vector<int>& hosts, int rank,
                                         const Deadline& deadline) {
   int local_rank = 0, local_world = 0;
@@ -170,7 +170,7 @@ Carrier parse_carrier(std::string_view name) {
   if (name == "auto") return Carrier::automatic;
   if (name == "shared_memory") return Carrier::shared_memory;
   if (name == "tcp") return Carrier::tcp;
-  throw InvalidUsage("transport \"" + std::string(name) + "\" is not one of auto, shared_memory, tcp, threads");
+  throw InvalidUsage("transport must be one of auto, shared_memory, tcp, threads, got \"" + std::string(name) + '"');
 }
 
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,

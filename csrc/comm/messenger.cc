@@ -14,9 +14,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int64_t kSleepNanoseconds = 1'000'000;  // how often failures are looked for
+constexpr int64_t kSleepNanoseconds = 1'000'000;  // between two checks for failures
 constexpr auto kYieldFor = 20ms;                  // before sleeping, and between looks at the peers' processes
-constexpr int kFirstLooks = 40;                   // at posting: a message that is there already needs no thread
+constexpr int kFirstLooks = 40;  // when it is posted: a message that has arrived already needs no thread
 
 std::string elements(DType dtype, uint64_t count) { return std::to_string(count) + " elements of " + name(dtype); }
 
@@ -62,6 +62,15 @@ struct Messenger::Incoming {
   }
 };
 
+void refuse_peer(const char* call, int peer, int rank, int world) {
+  throw InvalidUsage(std::string(call) + ": peer must be a rank from 0 to " + std::to_string(world - 1) +
+                     " other than this rank (" + std::to_string(rank) + "), got " + std::to_string(peer));
+}
+
+void refuse_closed(const std::string& call) {
+  throw InvalidUsage(call + " on a group that was closed: make a new group first");
+}
+
 Messenger::Messenger(P2pTransport& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
 
 Messenger::~Messenger() { end(); }
@@ -70,7 +79,7 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
   auto request = std::make_shared<Request>(weak_from_this());
   {
     const std::lock_guard lock(mutex_);
-    if (ended_) throw InvalidUsage("send or recv on a group that was closed");
+    if (ended_) refuse_closed(message.sending ? "send" : "recv");
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});
@@ -124,7 +133,7 @@ void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_
   completed_.emplace_back(std::move(pending), error);
 }
 
-/// One look at everything, `closely` for failures too if nothing moved; whether something changed.
+/// Looks at all messages once, `closely` also for failures if nothing moved. Returns whether something changed.
 bool Messenger::look(bool closely) {
   if (ended_) return false;
   try {
@@ -218,8 +227,8 @@ std::string Messenger::context(const Pending& pending, size_t moved) const {
          ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) + " bytes done";
 }
 
-/// A peer may have sent and left since the last look: before that ends a wait there is another. Whether it found
-/// something, after which the lists are others.
+/// A peer may have sent a message and left since the last look, so a wait looks once more before it fails. Returns
+/// whether it found a message; then the lists have changed.
 bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_process) {
   bool changed = false;
   Waiting waiting;
@@ -232,7 +241,7 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   return changed;
 }
 
-/// Throws what ends the wait of a pending message, if something does; whether something moved instead.
+/// Throws the error that ends the wait of a pending message, if there is one. Returns whether something moved instead.
 bool Messenger::examine() {
   p2p_.raise_if_failed();
   const auto now = Deadline::Clock::now();
@@ -275,8 +284,8 @@ void Messenger::give_up(const std::exception_ptr& error) {
   unexpected_.clear();
 }
 
-/// Outside the lock: completion runs its waiters' code, which may wait for another message. So nobody takes more than
-/// one at a time: what a thread holds, no other can complete.
+/// Runs outside the lock: completion runs callbacks, which may wait for another message. So a thread takes one message
+/// at a time: no other thread can complete a message that it holds.
 void Messenger::finish() {
   const Completing mark(this);
   std::unique_lock lock(mutex_);
@@ -307,7 +316,7 @@ void Messenger::Request::assist(const Deadline& deadline) {
   if (const auto messenger = messenger_.lock()) messenger->assist(*this, deadline);
 }
 
-/// Spins, yields, then sleeps, as PullExecutor's waits do, and moves messages all the while.
+/// Spins, yields, then sleeps, as PullExecutor's waits do, and moves messages meanwhile.
 void Messenger::assist(const Request& request, const Deadline& deadline) {
   enum class Manner { spin, yield, sleep };
   const auto turn = [&](Manner manner) {  // whether that was enough
@@ -355,7 +364,7 @@ void Messenger::end_assisting() {
   if (--assistants_ == 0) changed_.notify_all();
 }
 
-/// False where the end has begun, which waits for those only who were there before it.
+/// False if the end has begun: the end waits only for the threads that came before it.
 bool Messenger::begin_assisting() {
   const std::lock_guard lock(mutex_);
   if (!ended_) ++assistants_;

@@ -1,9 +1,9 @@
 // Point-to-point messages of one rank: matches tags and sources, and moves many messages at once.
 //
-// Contract: sends to one peer go out in the order of post(). A receive takes the first message, in order of arrival, of
-// its source (or any) and tag. A message that no posted receive wants stays with its sender, unless it stands in the
-// way of one that is wanted: then it is kept here. Whoever waits for a message moves all of them meanwhile; a thread of
-// the messenger's own moves those that nobody waits for. Errors poison the group (engine/pull/wait.h).
+// Contract: sends to one peer go out in the order of post(). A receive takes the first message, in order of arrival,
+// with its source (or any source) and tag. A message that no posted receive matches stays with its sender. If it blocks
+// one that matches, it is kept here as an unexpected message. A thread that waits for a message moves all messages
+// meanwhile. If no thread waits, the messenger's own thread moves them. Errors poison the group (engine/pull/wait.h).
 // Ownership: tensors belong to the caller until the request is complete. Thread safety: all calls from any thread.
 #pragma once
 
@@ -24,6 +24,10 @@ namespace ringlet {
 
 /// "send to rank 1 (8 elements of float32)"
 std::string describe(const Message& message);
+/// Throws InvalidUsage for a peer that is not another rank.
+[[noreturn]] void refuse_peer(const char* call, int peer, int rank, int world);
+/// Throws InvalidUsage: `call` came after the group was closed.
+[[noreturn]] void refuse_closed(const std::string& call);
 
 class Messenger : public std::enable_shared_from_this<Messenger> {
  public:
@@ -31,7 +35,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   class Request final : public Work {
    public:
     explicit Request(std::weak_ptr<Messenger> messenger) : messenger_(std::move(messenger)) {}
-    /// The rank that the message came from, or went to; kAnySource while that is open.
+    /// The rank that the message came from or went to; kAnySource until that is known.
     int peer() const { return peer_.load(std::memory_order_acquire); }
 
    protected:
@@ -46,21 +50,21 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   explicit Messenger(P2pTransport& p2p);
   ~Messenger();
 
-  /// Starts a message. `keep` is let go when it is complete. `awaited`: the caller waits for it at once, no thread
-  /// need.
+  /// Starts a message, and releases `keep` when it is complete. `awaited`: the caller waits for it at once, so that no
+  /// other thread need move it.
   std::shared_ptr<Request> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
-  /// Until nothing is pending; false where that takes longer than `timeout`.
+  /// Waits until no message is pending; false after `timeout`.
   bool wait_idle(std::chrono::milliseconds timeout);
   /// Whether some thread waits for a message.
   bool assisted() const;
-  /// Completes what is pending with an error. Nothing is touched afterwards, whoever still holds requests.
+  /// Completes all pending messages with an error. Afterwards no tensor is touched, even if requests still exist.
   void end();
 
  private:
   struct Pending;
   struct UnexpectedMessage;
   struct Incoming;
-  /// Ends the assistance with its scope: an interrupt may.
+  /// Ends the assistance at the end of a scope, which an interrupt may cause.
   struct Assisting {
     ~Assisting() { messenger.end_assisting(); }
     Messenger& messenger;

@@ -9,14 +9,14 @@ namespace ringlet {
 
 namespace {
 
-/// What throws `error` each time anew.
+/// A function that throws `error`, each time as a new object.
 std::function<void()> raising(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
     return [kind = known.kind(), message = std::string(known.what())] { rethrow(kind, message); };
   } catch (...) {
-    return [error] { std::rethrow_exception(error); };  // of a library's: of these there is only the one
+    return [error] { std::rethrow_exception(error); };  // an error of another library, which cannot be copied
   }
 }
 
@@ -40,8 +40,8 @@ void Work::raise_if_failed() const {
 bool Work::await(const Deadline& deadline) {
   if (done()) return true;
   if (owner_ != this_process()) {
-    throw InvalidUsage("this call was made by process " + std::to_string(owner_) +
-                       "; a forked child cannot wait for it (here: process " + std::to_string(this_process()) + ")");
+    throw InvalidUsage("this call was made by process " + std::to_string(owner_) + "; a forked child (here: process " +
+                       std::to_string(this_process()) + ") cannot wait for it");
   }
   assist(deadline);
   std::unique_lock lock(mutex_);
@@ -57,7 +57,7 @@ bool Work::await(const Deadline& deadline) {
 void Work::wait(std::chrono::milliseconds timeout) {
   if (!await(Deadline::after(timeout))) {
     throw Timeout("the call is not complete after " + std::to_string(timeout.count()) +
-                  " ms of waiting; it goes on, wait for it again");
+                  " ms of waiting, and goes on: wait for it again");
   }
   raise_if_failed();
 }

@@ -1,7 +1,7 @@
 // The handle of an asynchronous call.
 //
-// Contract: completes once, with or without an error; may be dropped unwaited. Thread safety: all calls from any
-// thread.
+// Contract: it completes once, with or without an error. The caller may drop it and not wait. Thread safety: all calls
+// from any thread.
 #pragma once
 
 #include <atomic>
@@ -22,42 +22,41 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  /// Called once, after completion, in the thread that completed it (or at once, if it is complete); several in the
-  /// order in which they were given.
+  /// Adds a callback. It runs once, after completion, in the completing thread; at once if the call is complete.
+  /// Several callbacks run in the order in which they were added.
   using Callback = std::function<void(const std::exception_ptr&)>;
 
   bool done() const;
-  /// The same, after this thread has done what it can towards completion without a wait.
+  /// The same, after this thread has carried the call on as far as it can without a wait.
   bool test();
-  /// Throws the error that it ended with, if it has: what is thrown is the caller's alone, and is never a part of what
-  /// another thread holds.
+  /// Throws the error of the call, if it failed. The exception is a new object, which no other thread holds.
   void raise_if_failed() const;
-  /// Whether it is complete, at the latest by `deadline`. Throws InvalidUsage only, in a forked child, where a pending
-  /// call is its parent's; and an interrupt (base/runtime.h), after which the call itself goes on.
+  /// Waits until `deadline` and returns whether the call is complete. Throws InvalidUsage in a forked child, if the
+  /// pending call is its parent's; and an interrupt (base/runtime.h), after which the call itself goes on.
   bool await(const Deadline& deadline);
   /// Returns when complete, throwing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);
   void then(Callback callback);
-  /// The same, ahead of those, for what neither waits nor calls this library nor runs code of its user's: it may run in
-  /// any call that the user makes.
+  /// The same, before those callbacks, for code that does not wait, does not call this library and runs no user code:
+  /// it may run in any call of the user.
   void note_end(Callback callback);
-  /// Somebody may wait for it by other means than await(), or run code of the user's when it is complete.
+  /// Notes that a thread may wait for it by other means than await(), or that user code runs on completion.
   virtual void expose() { exposed_.store(true, std::memory_order_release); }
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
 
   void complete(const std::exception_ptr& error);
 
-  /// What it is a handle of, for people. Given by whoever made it, before others see it.
+  /// The call, in words. Its maker sets the title before other threads see the work.
   void set_title(std::function<std::string()> title) { title_ = std::move(title); }
   /// "all_reduce #3 (ring, sum, float32, 8 elements): pending for 0.2 s".
   std::string describe() const;
 
  protected:
-  /// What the waiting thread can do towards completion; it may return early.
+  /// Lets the waiting thread carry the call on; it may return early.
   virtual void assist(const Deadline& deadline) { static_cast<void>(deadline); }
-  /// The same for a thread that only asks: returns without a wait.
+  /// The same for test(): returns without a wait.
   virtual void help() {}
-  /// It is complete, and what is attached to it has not run yet.
+  /// The call is complete, and its callbacks have not run yet.
   virtual void settled() {}
 
  private:

@@ -86,15 +86,14 @@ const Algorithm* find(Fits fits) noexcept {
 const Algorithm& add_algorithm(Collective collective, const std::string& name, const std::string& summary) {
   if (find_algorithm(collective, name) != nullptr) {
     throw InvalidUsage(std::string(ringlet::name(collective)) + " has a built-in algorithm \"" + name +
-                       "\"; give yours another name");
+                       "\": give the added algorithm another name");
   }
   const std::lock_guard lock(adding);
   const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // for ever
   const Algorithm* other = authored_by_id(entry->id);
   if (other != nullptr && (other->collective != collective || name != other->name)) {
     delete entry;
-    throw InvalidUsage("the names \"" + name + "\" and \"" + other->name +
-                       "\" cannot be told apart between ranks; rename one");
+    throw InvalidUsage("the names \"" + name + "\" and \"" + other->name + "\" have the same hash: rename one of them");
   }
   newest.store(entry, std::memory_order_release);
   return entry->algorithm;
@@ -130,8 +129,8 @@ void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vect
     if (rounds <= kMostAuthoredRounds && schedule.parts <= kMostAuthoredParts) continue;
     throw InvalidUsage(std::string(name(algorithm.collective)) + " algorithm \"" + algorithm.name + "\" has " +
                        std::to_string(rounds) + " rounds and " + std::to_string(schedule.parts) +
-                       " parts; the engines take at most " + std::to_string(kMostAuthoredRounds) + " rounds and " +
-                       std::to_string(kMostAuthoredParts) + " parts");
+                       " parts: make it smaller, the engines support at most " + std::to_string(kMostAuthoredRounds) +
+                       " rounds and " + std::to_string(kMostAuthoredParts) + " parts");
   }
   const bool one_host = std::all_of(place.hosts.begin(), place.hosts.end(), [](int host) { return host == 0; });
   static_cast<const Entry*>(algorithm.authored)

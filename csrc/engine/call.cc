@@ -1,5 +1,6 @@
 #include "engine/call.h"
 
+#include "base/error.h"
 #include "engine/authored.h"
 
 namespace ringlet {
@@ -55,6 +56,12 @@ size_t buffer_bytes(const Call& call, int world) noexcept {
   return call.count * element_size(call.dtype) * (is_divided(call.collective) ? 1 : static_cast<size_t>(world));
 }
 
+void check_root(Collective collective, int64_t root, int world) {
+  if (root >= 0 && root < world) return;
+  throw InvalidUsage(std::string(name(collective)) + ": root must be a rank from 0 to " + std::to_string(world - 1) +
+                     ", got " + std::to_string(root));
+}
+
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept {
   const bool uneven = call.blocks != nullptr && call.blocks->uneven;
   return static_cast<uint64_t>(call.collective) | (uneven ? kUneven : 0) |
@@ -98,7 +105,7 @@ std::string arguments(const CallSignature& a) {
   const uint64_t id = algorithm_in(a.signature);
   const Algorithm* algorithm = algorithm_of(id);
   std::string text = std::string("(");
-  text += algorithm != nullptr ? algorithm->name : id == kAuto ? "auto" : "an algorithm that is not known here";
+  text += algorithm != nullptr ? algorithm->name : id == kAuto ? "auto" : "an algorithm that this rank does not know";
   if (is_reduction(collective)) text += std::string(", ") + name(op_in(a.signature));
   if (collective != Collective::barrier) {
     text += std::string(", ") + name(dtype_in(a.signature)) + ", ";

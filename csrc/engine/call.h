@@ -73,6 +73,9 @@ Call call_of(const CallSignature& signature) noexcept;
 /// The signature of a call without history.
 CallSignature call_signature(const Call& call) noexcept;
 
+/// Throws InvalidUsage unless `root` is a rank.
+void check_root(Collective collective, int64_t root, int world);
+
 /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
 std::string describe(const CallSignature& signature, uint64_t sequence);
 /// The part in parentheses.

@@ -22,7 +22,7 @@ using Contributions = decltype(PlanInputs::contributions);
 
 [[noreturn]] void unmatched(int from, int to) {
   throw InvalidUsage("schedule: rank " + std::to_string(from) + "'s sends to rank " + std::to_string(to) +
-                     " do not match what that rank receives; run `ringlet prove`");
+                     " do not match that rank's receives: run `ringlet prove`");
 }
 
 void advance(const Schedule& schedule, int rank, int r, const Matches& matches, Contributions& counts) {
@@ -59,7 +59,7 @@ Matches match_steps(const std::vector<Schedule>& schedules) {
     }
   }
   if (sends.size() != recvs.size())
-    throw InvalidUsage("schedule: sends and receives do not match; run `ringlet prove`");
+    throw InvalidUsage("schedule: sends and receives do not match: run `ringlet prove`");
   for (const auto& [pair, out] : sends) {
     const auto [from, to] = pair;
     const auto in = recvs.find(pair);
@@ -88,7 +88,7 @@ Contributions count_contributions(const std::vector<Schedule>& schedules, const 
     counts[rank].push_back(std::move(start));
   }
   for (bool moved = true, left = true; left;) {
-    if (!moved) throw InvalidUsage("schedule: ranks wait for each other in a circle; run `ringlet prove`");
+    if (!moved) throw InvalidUsage("schedule: ranks wait for each other in a circle: run `ringlet prove`");
     moved = left = false;
     for (int rank = 0; rank < world; ++rank) {
       const int r = static_cast<int>(counts[rank].size()) - 1;

@@ -55,13 +55,14 @@ class Line {
   Rule rule() {
     const std::string_view first = next("a collective");
     const auto collective = parse_collective(first);
-    if (!collective) refuse(quoted(first) + " is not a collective; known: " + collective_names());
+    if (!collective) refuse(quoted(first) + " is not a collective: give one of " + collective_names());
     Rule rule{*collective};
     while (at_ + 1 < words_.size()) condition(rule);
     const std::string_view last = next("an algorithm");
     rule.algorithm = find_any_algorithm(*collective, last);
     if (rule.algorithm == nullptr) {
-      refuse(std::string(first) + " has no algorithm " + quoted(last) + "; there are: " + algorithm_names(*collective));
+      refuse(std::string(first) + ": algorithm must be one of " + algorithm_names(*collective) + ", got " +
+             quoted(last));
     }
     if (rule.least_bytes > rule.most_bytes) refuse("the size range is empty: its lower limit is above its upper limit");
     rule.source = origin_ + ":";
@@ -75,7 +76,7 @@ class Line {
   [[noreturn]] void refuse(const std::string& why) const { throw InvalidUsage(place_ + ": " + why); }
 
   std::string_view next(const std::string& what) {
-    if (at_ == words_.size()) refuse("the line ends where " + what + " belongs");
+    if (at_ == words_.size()) refuse("the line ends, but " + what + " must follow");
     return words_[at_++];
   }
 
@@ -95,7 +96,7 @@ class Line {
     } else {
       refuse(
           quoted(word) +
-          " is not a condition; there are: above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
+          " is not a condition: give one of above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
           "staged, network, hosts, apart, peers, nccl");
     }
   }

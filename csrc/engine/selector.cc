@@ -90,8 +90,8 @@ std::string_view built_in_rules() noexcept { return kBuiltInRules.substr(1); }
 const Algorithm* named_algorithm(Collective collective, std::string_view wanted) {
   if (wanted == "auto") return nullptr;
   if (const Algorithm* found = find_any_algorithm(collective, wanted)) return found;
-  throw InvalidUsage(std::string(name(collective)) + " has no algorithm \"" + std::string(wanted) +
-                     "\"; there are: auto, " + all_algorithm_names(collective));
+  throw InvalidUsage(std::string(name(collective)) + ": algorithm must be one of auto, " +
+                     all_algorithm_names(collective) + ", got \"" + std::string(wanted) + '"');
 }
 
 }  // namespace ringlet

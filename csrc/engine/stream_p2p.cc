@@ -121,7 +121,7 @@ void StreamP2p::examine(const Waiting& waiting, const Deadline& deadline, bool c
     fail(ErrorKind::timeout,
          waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " + peer +
              engine_.waiting_as_well(waiting.peer) +
-             "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+             "; it may be in other work, stuck, or cut off from the network (timeout= raises the limit)");
   }
 }
 

@@ -123,7 +123,7 @@ void Heap::free(std::byte* pointer) noexcept {
 Descriptor Heap::read_only_descriptor() const {
   const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
   Descriptor copy(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!copy.valid()) throw_errno("cannot reopen the registered heap read-only", "is /proc mounted?");
+  if (!copy.valid()) throw_errno("cannot reopen the registered heap read-only", "check that /proc is mounted");
   return copy;
 }
 

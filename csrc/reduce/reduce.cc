@@ -58,8 +58,9 @@ const Level& choose_level(const char* wanted) {
     if (std::strcmp(level->name, wanted) == 0) return *level;
     names += names.empty() ? level->name : std::string(", ") + level->name;
   }
-  throw InvalidUsage(std::string(kVariable) + "=" + wanted + ": this processor and build offer " + names +
-                     "; set one of these, or unset it to get " + levels.front()->name);
+  throw InvalidUsage(std::string(kVariable) + "=\"" + wanted + "\" is not one of " + names +
+                     ", which this processor and build support: set one of these, or unset it to get " +
+                     levels.front()->name);
 }
 
 void check_cpu_kernels() { choose_level(std::getenv(kVariable)); }

@@ -95,7 +95,7 @@ std::optional<Address> towards_master() {
 
 [[noreturn]] void refuse(const std::string& what) {
   throw InvalidUsage("a rank published an address that this version of ringlet cannot read (" + what +
-                     "); install the same version on all hosts");
+                     "): install the same version on all hosts");
 }
 
 }  // namespace

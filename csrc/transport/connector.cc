@@ -56,8 +56,8 @@ Connector::Outcome Connector::advance() {
 Connector::Outcome Connector::start() {
   if (addresses_.empty()) {
     return fail(ErrorKind::peer_lost,
-                "it has only loopback addresses, which do not lead from host to host; "
-                "RINGLET_INTERFACE chooses others");
+                "it has only loopback addresses, which other hosts cannot reach: "
+                "set RINGLET_INTERFACE there to choose others");
   }
   socklen_t length = 0;
   const sockaddr_storage address = addresses_[address_].with_port(target_.address.port, length);
@@ -106,12 +106,12 @@ int Connector::fill(void* message, size_t bytes) {
 Connector::Outcome Connector::answered() {
   const int state = fill(&answer_, sizeof answer_);
   if (state > 0) return miss(why(state), true);
-  if (state == 0) return step_.passed() ? miss("connected, but nobody answered", true) : Outcome::going;
-  if (answer_.magic != kWireMagic) return miss("something else than ringlet answered", false);
+  if (state == 0) return step_.passed() ? miss("connected, but got no answer", true) : Outcome::going;
+  if (answer_.magic != kWireMagic) return miss("a program other than ringlet answered", false);
   if (answer_.version != kWireVersion) {
     return fail(ErrorKind::invalid_usage, place() + " speaks version " + std::to_string(answer_.version) +
                                               " of ringlet's wire format, this rank " + std::to_string(kWireVersion) +
-                                              "; install the same ringlet on all hosts");
+                                              ": install the same version on all hosts");
   }
   const Proof proof = prove(target_.key, Domain::initiator, hello_, answer_);
   if (::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL) != sizeof proof) {
@@ -132,8 +132,8 @@ Connector::Outcome Connector::welcomed() {
   }
   if (same(proof_, prove(target_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
   if (same(proof_, prove(target_.key, Domain::departed, hello_, answer_))) {
-    return fail(ErrorKind::peer_lost, "rank " + std::to_string(target_.to) +
-                                          " left the group; did it finish early, or fail outside ringlet?");
+    return fail(ErrorKind::peer_lost,
+                "rank " + std::to_string(target_.to) + " left the group: it finished early, or failed outside ringlet");
   }
   return miss("answered, but does not know this group's secret", false);
 }
@@ -143,7 +143,7 @@ Connector::Outcome Connector::miss(const std::string& why, bool worth_repeating)
   repeat_ = repeat_ || worth_repeating;
   socket_ = Socket();
   const auto give_up = [&] {
-    return fail(ErrorKind::peer_lost, reasons_ + "; is its process gone, or a firewall between the hosts?");
+    return fail(ErrorKind::peer_lost, reasons_ + "; its process may be gone, or a firewall may be between the hosts");
   };
   if (until_.passed()) return give_up();
   state_ = State::pause;

@@ -170,7 +170,7 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   if (connected != 0) {
     if (errno == EINTR || errno == EAGAIN) return Descriptor();
     throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
-                "are all ranks in one network namespace, and is none gone already?");
+                "check that all ranks are in one network namespace, and that none has ended");
   }
   if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed, deadline)) {
     if (errno == EINTR || errno == EAGAIN) return Descriptor();
@@ -238,8 +238,8 @@ void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int
     if (!received && deadline.passed()) fail();
     if (!received || received->hello.rank != q) {
       throw PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ": rank " + std::to_string(q) +
-                     " ended the connection by which they share memory: its process is gone, or it belongs to another "
-                     "user (a user namespace of its own?); here it is user " +
+                     " ended the connection through which ranks share memory: its process is gone, or runs as another "
+                     "user or in another user namespace; this rank runs as user " +
                      std::to_string(::geteuid()));
     }
     joined[q] = watched(std::move(calls[q]), std::move(received->handed));

@@ -130,7 +130,8 @@ void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>
     const std::lock_guard lock(mutex_);
     const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
     if (!members_.emplace(id, Member{key, resident}).second) {
-      throw InvalidUsage("rank " + std::to_string(rank) + " of one group was made twice in one process");
+      throw InvalidUsage("rank " + std::to_string(rank) +
+                         " of one group was made twice in this process: make each rank once");
     }
     stirred_ = true;
   }

@@ -164,7 +164,7 @@ void Mesh::State::check() const {
   const size_t world = setup.world < 1 ? 0 : static_cast<size_t>(setup.world);
   if (setup.rank < 0 || setup.rank >= setup.world || setup.addresses.size() != world || setup.hosts.size() != world) {
     throw InvalidUsage("a mesh for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
-                       " needs one address and one host for each rank, not " + std::to_string(setup.addresses.size()) +
+                       " needs one address and one host for each rank, got " + std::to_string(setup.addresses.size()) +
                        " and " + std::to_string(setup.hosts.size()));
   }
   const auto together = std::count(setup.hosts.begin(), setup.hosts.end(), setup.hosts[setup.rank]);
@@ -230,7 +230,7 @@ void Mesh::State::look_after(int peer) {
   if (pipe == nullptr) ask(peer, ConnectionKind::collectives);
   if (!over || closed) return;
   throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
-                 pipe->why_ended() + "; did it finish early, or fail outside ringlet?");
+                 pipe->why_ended() + ": it finished early, or failed outside ringlet");
 }
 
 Mesh::Mesh(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {

@@ -122,12 +122,13 @@ class SharedMemory final : public Transport {
     if (text.size() != sizeof info) {
       throw InvalidUsage(
           "rank " + std::to_string(rank) +
-          " published a region that this version of ringlet cannot read; install the same version on all hosts");
+          " published a region that this version of ringlet cannot read: install the same version for all ranks");
     }
     std::memcpy(&info, text.data(), sizeof info);
     if (info.version != kRegionVersion) {
       throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (region " +
-                         std::to_string(info.version) + ", here " + std::to_string(kRegionVersion) + ")");
+                         std::to_string(info.version) + ", here " + std::to_string(kRegionVersion) +
+                         "): install the same version for all ranks");
     }
     if (info.host != host) {
       throw InvalidUsage(

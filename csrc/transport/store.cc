@@ -6,7 +6,7 @@ namespace ringlet {
 
 std::string not_joined(int rank, int world, const std::string& absent) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(world) + " was not joined by rank(s) " + absent +
-         " in time; did they fail, or not start?";
+         " in time: they may have failed, or not have started";
 }
 
 std::vector<std::string> from_all_ranks(Store& store, const std::string& place, int rank, int world,

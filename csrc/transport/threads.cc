@@ -100,7 +100,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
       const std::string missing = missing_ranks(*hub);
       withdraw(name, *hub, rank);
       throw Timeout("rank " + std::to_string(rank) + ": thread(s) of rank " + missing + " did not join the group \"" +
-                    name + "\" in time; did they fail, or not start?");
+                    name + "\" in time: they may have failed, or not have started");
     }
     hubs_changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
     lock.unlock();

@@ -1,7 +1,7 @@
 """The collectives, on torch CPU tensors and numpy arrays of a dtype of csrc/base/dtype.h.
 
 A call reads and writes contiguous tensors where they lie. It reads and writes other tensors through a copy. It refuses
-an output of which two elements lie at one place (an expanded tensor). send and recv take contiguous tensors only. A
+an output whose elements share memory (an expanded tensor). send and recv take contiguous tensors only. A
 call can copy uint16, uint32 and uint64, but not reduce them.
 
 If a tensor requires grad and grad mode is on, the collectives on it are differentiable, except for gather and for

@@ -42,7 +42,7 @@ def congestion_controls() -> tuple[str, str]:
 
 def _checked(transport: str, given: str) -> str:
     if transport not in TRANSPORTS:
-        raise InvalidUsage(f'{given} "{transport}" is not one of {", ".join(TRANSPORTS)}')
+        raise InvalidUsage(f'{given} must be one of {", ".join(TRANSPORTS)}, got "{transport}"')
     return transport
 
 

@@ -220,6 +220,5 @@ def _difference(lead: Claim, theirs: Claim | None) -> str:
 
 
 def _missed(claim: Claim, absent: str) -> str:
-    return (
-        f"rank {claim.rank} of {claim.world} was not joined by rank(s) {absent} in time; did they fail, or not start?"
-    )
+    who = f"rank {claim.rank} of {claim.world}"
+    return f"{who} was not joined by rank(s) {absent} in time: they may have failed, or not have started"

@@ -210,11 +210,13 @@ def refused(rank: int, world: int) -> None:
         "a leaf Variable that requires grad is being used in an in-place operation": lambda: ringlet.all_reduce(leaf),
         "a view of a leaf Variable": lambda: ringlet.broadcast(leaf[:2]),
         "function that returns multiple views": lambda: ringlet.all_gather(several[:world], one[0]),
-        "two of the output tensors overlap": lambda: ringlet.all_gather([one] * world, leaf[:1]),
+        "output tensors must not overlap": lambda: ringlet.all_gather([one] * world, leaf[:1]),
         "all_reduce: not differentiable with async_op=True": lambda: ringlet.all_reduce(used, async_op=True),
         "all_reduce: max is not differentiable, only sum, avg, premul_sum": lambda: ringlet.all_reduce(used, "max"),
         "gather: not differentiable": lambda: ringlet.gather(torch.empty(4 * world) if rank == 0 else None, used),
-        "recv: the given tensor is the result of operations": lambda: ringlet.recv(used, 1 - rank),
+        "recv: the given tensor must not be the result of an operation that autograd records": lambda: ringlet.recv(
+            used, 1 - rank
+        ),
     }
     for said, call in calls.items():
         with pytest.raises(ringlet.InvalidUsage, match=said):

@@ -115,7 +115,7 @@ def overlapping(rank: int, world: int) -> None:
         lambda: ringlet.gather(shifted, block, rank),
         lambda: ringlet.all_to_all(shifted, [block] * world, async_op=True),
     ):
-        with pytest.raises(ringlet.InvalidUsage, match=r"two of the output tensors overlap|lie at one place"):
+        with pytest.raises(ringlet.InvalidUsage, match=r"output tensors must not overlap|share memory"):
             call()
     ringlet.barrier()
 
@@ -159,22 +159,32 @@ def in_groups_and_arrays(rank: int, world: int) -> None:
 def refused(rank: int, world: int) -> None:
     one, several = torch.zeros(4), [torch.zeros(4) for _ in range(world)]
     calls = {
-        f"a list of {world + 1} tensors for {world} ranks": lambda: ringlet.all_gather([*several, one], one),
-        "its place in the list 4": lambda: ringlet.all_gather(several, torch.zeros(5)),
-        f"one tensor a rank, got {world}": lambda: ringlet.reduce_scatter(several, several),
-        "all tensors must have one size": lambda: ringlet.gather([torch.zeros(q) for q in range(world)], one, rank),
-        f"a list of 1 tensors for {world} ranks": lambda: ringlet.all_to_all(one, several),
-        "output and input overlap": lambda: ringlet.all_to_all(several, several),
-        "tensors of Float and Double in one call": lambda: ringlet.all_gather(several, one.double()),
-        "two of the output tensors overlap": lambda: ringlet.all_gather([one] * world, one.clone()),
-        "elements of an output tensor lie at one place": lambda: ringlet.all_gather(
+        f"all_gather: a list must have one entry for each of the {world} ranks, got {world + 1}": lambda: (
+            ringlet.all_gather([*several, one], one)
+        ),
+        rf"this rank's tensor must have as many elements as tensor {rank} of the list \(4\), got 5": lambda: (
+            ringlet.all_gather(several, torch.zeros(5))
+        ),
+        f"each rank must pass one tensor, got {world}": lambda: ringlet.reduce_scatter(several, several),
+        "all tensors must have the same number of elements": lambda: ringlet.gather(
+            [torch.zeros(q) for q in range(world)], one, rank
+        ),
+        f"all_to_all: a list must have one entry for each of the {world} ranks, got 1": lambda: ringlet.all_to_all(
+            one, several
+        ),
+        "output and input must not overlap": lambda: ringlet.all_to_all(several, several),
+        "all tensors of a call must have one dtype, got float32 and float64": lambda: ringlet.all_gather(
+            several, one.double()
+        ),
+        "output tensors must not overlap": lambda: ringlet.all_gather([one] * world, one.clone()),
+        "elements of an output tensor share memory": lambda: ringlet.all_gather(
             [*several[1:], torch.zeros(1).expand(4)], one
         ),
         "a float is neither a torch tensor nor a numpy array": lambda: ringlet.all_gather([1.0] * world, one),
-        "broadcast takes one tensor, not a list": lambda: ringlet.broadcast(several),
-        "reduce takes one tensor, not a list": lambda: ringlet.reduce(several),
-        "a list of 0 tensors": lambda: ringlet.all_gather([], one),
-        "one tensor a rank, got 0": lambda: ringlet.all_gather(several, None),
+        "broadcast: input and output must be tensors, got a list": lambda: ringlet.broadcast(several),
+        "reduce: input and output must be tensors, got a list": lambda: ringlet.reduce(several),
+        f"a list must have one entry for each of the {world} ranks, got 0": lambda: ringlet.all_gather([], one),
+        "each rank must pass one tensor, got 0": lambda: ringlet.all_gather(several, None),
     }
     for said, call in calls.items():
         with pytest.raises(ringlet.InvalidUsage, match=said):

@@ -29,11 +29,15 @@ REFUSED = [
     (
         "expanded",
         lambda r, w: ringlet.all_reduce(torch.ones(1).expand(4)),
-        "elements of an output tensor lie at one pl",
+        "elements of an output tensor share memory",
     ),
-    ("overlapping", lambda r, w: ringlet.all_gather(ONES.as_strided((2, 2), (1, 1)), ONES[:2]), "lie at one place"),
-    ("meta device", lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")), "is on meta; ringlet moves"),
-    ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse; make it dense"),
+    ("overlapping", lambda r, w: ringlet.all_gather(ONES.as_strided((2, 2), (1, 1)), ONES[:2]), "tensor share memory"),
+    (
+        "meta device",
+        lambda r, w: ringlet.all_reduce(torch.ones(4, device="meta")),
+        "must be in host memory or on a CUDA device, got meta",
+    ),
+    ("sparse", lambda r, w: ringlet.all_reduce(torch.eye(3).to_sparse()), "is sparse: make it dense"),
     ("conjugate", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.complex64).conj()), r"pass .resolve_conj"),
     ("negative", lambda r, w: ringlet.all_reduce(torch._neg_view(torch.ones(4))), r"pass .resolve_neg"),
     ("zero tensor", lambda r, w: ringlet.all_reduce(torch._efficientzerotensor((4,))), "has no memory"),
@@ -42,7 +46,11 @@ REFUSED = [
     ("storage cut", lambda r, w: ringlet.all_reduce(resized(8)), "has no memory"),
     ("strided, cut", lambda r, w: ringlet.all_reduce(resized(8, every=2)), "has no memory"),
     ("vmap", lambda r, w: torch.vmap(ringlet.all_reduce)(torch.ones(3, 4)), "has no memory"),
-    ("dtype", lambda r, w: ringlet.broadcast(torch.ones(4, dtype=torch.complex32)), "ringlet has no dtype ComplexHalf"),
+    (
+        "dtype",
+        lambda r, w: ringlet.broadcast(torch.ones(4, dtype=torch.complex32)),
+        "does not support dtype ComplexHalf",
+    ),
     ("uint16", lambda r, w: ringlet.all_reduce(torch.ones(4, dtype=torch.uint16)), "sum is not defined for uint16"),
     ("uint64", lambda r, w: ringlet.reduce(torch.ones(4, dtype=torch.uint64), 0, "bor"), "bor is not defined for uint"),
     ("list", lambda r, w: ringlet.all_reduce([1.0, 2.0]), "a list is neither a torch tensor nor a numpy array"),
@@ -58,61 +66,105 @@ REFUSED = [
     (
         "algorithm",
         lambda r, w: ringlet.all_reduce(ONES, algorithm="rings"),
-        'no algorithm "rings".*auto, ring, butterf',
+        'algorithm must be one of auto, ring, butterfly, .*, got "rings"',
     ),
     (
         "other's",
         lambda r, w: ringlet.broadcast(ONES, algorithm="ring"),
-        'broadcast has no algorithm "ring".*tree.*star',
+        'broadcast: algorithm must be one of auto, tree, .*star.*, got "ring"',
     ),
     ("algorithm none", lambda r, w: ringlet.all_reduce(ONES, algorithm=None), "algorithm must be a string"),
-    ("op", lambda r, w: ringlet.all_reduce(ONES, "mean"), 'op "mean" is not one of sum, avg, product'),
+    (
+        "op",
+        lambda r, w: ringlet.all_reduce(ONES, "mean"),
+        'all_reduce: op must be one of sum, avg, product.*, got "mean"',
+    ),
     ("op number", lambda r, w: ringlet.all_reduce(ONES, 3), "op must be a string"),
-    ("root", lambda r, w: ringlet.broadcast(ONES, 2), "root 2 is not a rank of a group of 2"),
-    ("root below", lambda r, w: ringlet.reduce(ONES, -1), "root -1 is not a rank"),
-    ("root far out", lambda r, w: ringlet.broadcast(ONES, 2**32 + 1), "root 4294967297 is not a rank of any group"),
-    ("root farther out", lambda r, w: ringlet.reduce(ONES, -(2**70)), "root -1180591620717411303424 is not a rank"),
-    ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "root must be an integer, not 'a'"),
-    ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "root must be an integer, not 0.0"),
-    ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, not 'x'"),
+    ("root", lambda r, w: ringlet.broadcast(ONES, 2), "broadcast: root must be a rank from 0 to 1, got 2"),
+    ("root below", lambda r, w: ringlet.reduce(ONES, -1), "reduce: root must be a rank from 0 to 1, got -1"),
+    (
+        "root far out",
+        lambda r, w: ringlet.broadcast(ONES, 2**32 + 1),
+        "root must be a rank of the group, got 4294967297",
+    ),
+    (
+        "root farther out",
+        lambda r, w: ringlet.reduce(ONES, -(2**70)),
+        "must be a rank of the group, got -1180591620717411303424",
+    ),
+    ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "gather: root must be an integer, got 'a'"),
+    ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "scatter: root must be an integer, got 0.0"),
+    ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, got 'x'"),
     ("group", lambda r, w: ringlet.all_reduce(ONES, group="x"), "group must be a ringlet.Group, not 'x'"),
     ("group zero", lambda r, w: ringlet.barrier(group=0), "group must be a ringlet.Group, not 0"),
     (
         "timeout text",
         lambda r, w: ringlet.all_reduce(ONES, timeout="x"),
-        "must be seconds or a timedelta, not 'x'",
+        "timeout must be seconds above 0 or a timedelta, got 'x'",
     ),
-    ("timeout nan", lambda r, w: ringlet.barrier(timeout=math.nan), "timeout must be seconds or a timedelta, not nan"),
-    ("timeout below all", lambda r, w: ringlet.recv(ONES, 1 - r, timeout=-math.inf), "timeout -inf is not positive"),
-    ("timeout", lambda r, w: ringlet.all_reduce(ONES, timeout=0), "timeout 0 is not positive"),
-    ("timeout below", lambda r, w: ringlet.barrier(timeout=-1.5), "timeout -1.5 is not positive"),
-    ("overlap", lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input overlap"),
-    ("same", lambda r, w: ringlet.all_to_all(ONES, ONES), "all_to_all: output and input overlap"),
+    ("timeout nan", lambda r, w: ringlet.barrier(timeout=math.nan), "must be seconds above 0 or a timedelta, got nan"),
+    ("timeout below all", lambda r, w: ringlet.recv(ONES, 1 - r, timeout=-math.inf), "timedelta, got -inf"),
+    ("timeout", lambda r, w: ringlet.all_reduce(ONES, timeout=0), "above 0 or a timedelta, got 0"),
+    ("timeout below", lambda r, w: ringlet.barrier(timeout=-1.5), "above 0 or a timedelta, got -1.5"),
+    ("overlap", lambda r, w: ringlet.all_to_all(ONES[:4], ONES[2:]), "all_to_all: output and input must not overlap"),
+    ("same", lambda r, w: ringlet.all_to_all(ONES, ONES), "all_to_all: output and input must not overlap"),
     (
         "all_gather size",
         lambda r, w: ringlet.all_gather(torch.ones(7), torch.ones(3)),
-        "output has 7 elements, 6 elements",
+        "the output tensor must have 6 elements for 2 ranks, got 7",
     ),
     (
         "all_gather dtype",
         lambda r, w: ringlet.all_gather(torch.ones(6), torch.ones(3).int()),
-        "output is Float, input is Int",
+        "must have one dtype, got int32 and float32",
     ),
     (
         "scatter odd",
         lambda r, w: ringlet.reduce_scatter(torch.ones(3), torch.ones(7)),
-        "7 elements do not divide into 2",
+        "the input tensor must divide into 2 equal blocks, got 7 elements",
     ),
-    ("scatter size", lambda r, w: ringlet.reduce_scatter(torch.ones(4), ONES), "output has 4 elements, 3 elements"),
-    ("to all odd", lambda r, w: ringlet.all_to_all(torch.ones(7), torch.ones(7)), "7 elements do not divide into 2"),
-    ("out of place", lambda r, w: ringlet.all_reduce(ONES, output=torch.ones(5)), "output has 5 elements"),
-    ("gather nothing", lambda r, w: ringlet.gather(None, ONES, r), "gather: this rank must give an output tensor"),
-    ("scatter nothing", lambda r, w: ringlet.scatter(ONES, None, r), "scatter: this rank must give an input tensor"),
-    ("to itself", lambda r, w: ringlet.send(ONES, r), r"send to rank \d: rank \d of 2 has no such peer"),
-    ("from nobody", lambda r, w: ringlet.recv(ONES, 5), "recv from rank 5: rank . of 2 has no such peer"),
-    ("to far out", lambda r, w: ringlet.send(ONES, 2**32 + 1 - r), "peer 429496729. is not a rank of any group"),
-    ("to text", lambda r, w: ringlet.send(ONES, "b"), "peer must be an integer, not 'b'"),
-    ("from none", lambda r, w: ringlet.recv(ONES, None), "peer must be an integer, not None"),
+    (
+        "scatter size",
+        lambda r, w: ringlet.reduce_scatter(torch.ones(4), ONES),
+        "must have 3 elements for 2 ranks, got 4",
+    ),
+    (
+        "to all odd",
+        lambda r, w: ringlet.all_to_all(torch.ones(7), torch.ones(7)),
+        "must divide into 2 equal blocks, got 7",
+    ),
+    (
+        "out of place",
+        lambda r, w: ringlet.all_reduce(ONES, output=torch.ones(5)),
+        "must have 6 elements for 2 ranks, got 5",
+    ),
+    (
+        "gather nothing",
+        lambda r, w: ringlet.gather(None, ONES, r),
+        "gather: output must be a tensor on this rank, got N",
+    ),
+    (
+        "scatter nothing",
+        lambda r, w: ringlet.scatter(ONES, None, r),
+        "scatter: input must be a tensor on this rank, got N",
+    ),
+    (
+        "to itself",
+        lambda r, w: ringlet.send(ONES, r),
+        r"send: peer must be a rank from 0 to 1 other than this rank \((\d)\), got \1",
+    ),
+    (
+        "from nobody",
+        lambda r, w: ringlet.recv(ONES, 5),
+        r"recv: peer must be a rank from 0 to 1 other than this rank \(.\), got 5",
+    ),
+    (
+        "to far out",
+        lambda r, w: ringlet.send(ONES, 2**32 + 1 - r),
+        "send: peer must be a rank of the group, got 429496729.",
+    ),
+    ("to text", lambda r, w: ringlet.send(ONES, "b"), "send: peer must be an integer, got 'b'"),
+    ("from none", lambda r, w: ringlet.recv(ONES, None), "recv: peer must be an integer, got None"),
     ("message strided", lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
     (
         "init again",
@@ -125,14 +177,18 @@ REFUSED = [
     ("group far out", lambda r, w: ringlet.new_group([0, 2**32 + 1]), "a rank is 4294967297, too large"),
     ("group of text", lambda r, w: ringlet.new_group(["a"]), "a rank is 'a'; pass a whole number"),
     ("group of none", lambda r, w: ringlet.new_group(None), "new_group: ranks is None; pass a list"),
-    ("group timeout", lambda r, w: ringlet.new_group([0, 1], timeout=0), "timeout 0 is not positive"),
-    ("empty", lambda r, w: ringlet.empty(-3), "negative"),
+    ("group timeout", lambda r, w: ringlet.new_group([0, 1], timeout=0), "above 0 or a timedelta, got 0"),
+    ("empty", lambda r, w: ringlet.empty(-3), "empty: sizes must be 0 or more, got -3"),
     ("empty of 4 bytes", lambda r, w: ringlet.empty((1 << 62) + 1), "larger than any memory"),
     ("empty of rows", lambda r, w: ringlet.empty(1 << 31, 1 << 31, 2, dtype=torch.float64), "larger than any memory"),
     ("empty of no int64", lambda r, w: ringlet.empty(1 << 64), "larger than any memory"),
     ("empty of text", lambda r, w: ringlet.empty("a"), "empty: 'str' object cannot be interpreted as an integer"),
     ("empty of a float", lambda r, w: ringlet.empty(2.5), "empty: 'float' object cannot be interpreted"),
-    ("empty dtype", lambda r, w: ringlet.empty(3, dtype="float32"), "empty: dtype must be a torch.dtype"),
+    (
+        "empty dtype",
+        lambda r, w: ringlet.empty(3, dtype="float32"),
+        "empty: dtype must be a torch.dtype, got 'float32'",
+    ),
     ("empty device", lambda r, w: ringlet.empty(3, device="moon"), "empty: "),
 ]
 
@@ -177,13 +233,13 @@ def around_a_group(rank: int, world: int, store: str) -> None:
         ({"rank": 2, "world": 2}, "rank 2 of world 2 does not exist"),
         ({"rank": -1, "world": 2}, "rank -1 of world 2 does not exist"),
         ({"rank": 0, "world": 0}, "rank 0 of world 0 does not exist"),
-        ({"rank": 0, "world": 2, "timeout": 0}, "timeout 0 is not positive"),
-        ({"rank": 0, "world": 2, "timeout": math.nan}, "timeout must be seconds or a timedelta, not nan"),
+        ({"rank": 0, "world": 2, "timeout": 0}, "timeout must be seconds above 0 or a timedelta, got 0"),
+        ({"rank": 0, "world": 2, "timeout": math.nan}, "timeout must be seconds above 0 or a timedelta, got nan"),
         ({"rank": "a", "world": 2}, "rank is 'a'; pass a whole number"),
         ({"rank": 0, "world": 2**32 + 2}, "world is 4294967298, too large"),
         (
             {"rank": 0, "world": 2, "transport": "pigeon"},
-            'transport "pigeon" is not one of auto, shared_memory, tcp, threads',
+            'transport must be one of auto, shared_memory, tcp, threads, got "pigeon"',
         ),
         ({"world": 2}, "rank is not set: pass rank= and world=, or launch with torchrun"),
         ({"rank": 0}, "world is not set: pass rank= and world=, or launch with torchrun"),
@@ -227,7 +283,7 @@ def missing_thread(rank: int, world: int) -> str:
 
 def test_a_rank_that_does_not_come_is_named(pool, tmp_path):
     for text in pool.values(missing_rank, 2, str(tmp_path / "store"), join="nothing"):
-        assert "of 3 was not joined by rank(s) 2 in time; did they fail, or not start?" in text, text
+        assert "of 3 was not joined by rank(s) 2 in time: they may have failed, or not have started" in text, text
     pool.values(missing_thread, 1, join="nothing")
 
 
@@ -455,7 +511,7 @@ def die_in_use(rank: int, world: int) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told():
-    with pytest.raises(ringlet.DeviceError, match=r"torch has no cuda:3 here; `ringlet doctor`"):
+    with pytest.raises(ringlet.DeviceError, match=r"torch has no cuda:3 here: run `ringlet doctor`"):
         ringlet.empty(4, device="cuda:3")
     with pytest.raises(ringlet.InvalidUsage, match="no registered memory on meta"):
         ringlet.empty(4, device="meta")

@@ -89,10 +89,11 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("all_reduced ring", '"all_reduced" is not a collective; known: all_reduce, reduce_scatter'),
-        ("all_reduce wring", 'all_reduce has no algorithm "wring"; there are: ring, butterfly'),
-        ("all_reduce auto", 'no algorithm "auto"'),
-        ("all_reduce", "the line ends where an algorithm belongs"),
+        ("all_reduced ring", '"all_reduced" is not a collective: give one of all_reduce, reduce_scatter'),
+        ("all_reduce wring", "all_reduce: algorithm must be one of ring, butterfly"),
+        ("all_reduce wring", 'hierarchical, got "wring"'),
+        ("all_reduce auto", 'got "auto"'),
+        ("all_reduce", "the line ends, but an algorithm must follow"),
         ("all_reduce up to 4K ring", '"4K" is not a size: give a whole number with B, KiB, MiB or GiB'),
         ("all_reduce up to -4KiB ring", "is not a size"),
         ("all_reduce up to 99999999999GiB ring", "is not a size"),
@@ -103,7 +104,7 @@ def test_the_built_in_rules_are_a_table_that_covers_everything():
         ("all_reduce world 4-2 ring", '"4-2" is not a world size'),
         ("all_reduce world 0 ring", '"0" is not a world size'),
         ("all_reduce world many ring", '"many" is not a world size'),
-        ("all_reduce tcp ring", '"tcp" is not a condition; there are: above SIZE'),
+        ("all_reduce tcp ring", '"tcp" is not a condition: give one of above SIZE'),
     ],
 )
 def test_a_wrong_line_is_named(line, said):

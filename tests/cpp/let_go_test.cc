@@ -99,7 +99,7 @@ void message(End end) {
     if (group.rank() == 0) return send(group, given, end);
     end_of_recv = ended([&] { group.run(Message{0, false, DType::uint8, kBlock, taken.data(), 60s}); });
   });
-  const std::string told = end == End::abort    ? "rank 0 left the group; did it finish early, or fail outside ringlet?"
+  const std::string told = end == End::abort    ? "rank 0 left the group: it finished early, or failed outside ringlet"
                            : end == End::poison ? "rank 0 reported: rank 0 waited for something else"
                                                 : "rank 0 reported: rank 0 of 2 in send to rank 1 (";
   const std::string text =

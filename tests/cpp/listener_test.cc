@@ -157,7 +157,7 @@ void false_listeners_are_detected() {
   CHECK(has(refusal([](UnauthenticatedClient& s) { s.say(bytes_of(Answer{.version = 2})); }),
             "speaks version 2 of ringlet's wire"));
   CHECK(has(refusal([](UnauthenticatedClient& s) { s.say("HTTP/1.1 400 Bad Request\r\n\r\n", 28); }),
-            "something else than ringlet"));
+            "a program other than ringlet"));
   CHECK(has(refusal([](UnauthenticatedClient& s) {
               s.say(bytes_of(Answer{}));
               s.hear(sizeof(Proof));

@@ -162,9 +162,9 @@ def test_what_is_refused_harms_nothing(device_pool):
         for text, words in zip(
             said,
             (
-                "tensors on cpu and on privateuseone:0 in one call",
-                "tensors on privateuseone:0 and on cpu in one call",
-                "has no such peer",
+                "all tensors of a call must be on one device, got cpu and privateuseone:0",
+                "all tensors of a call must be on one device, got privateuseone:0 and cpu",
+                "peer must be a rank",
                 "band is not defined",
                 "no such",
                 "overlap",
@@ -195,7 +195,7 @@ def test_messages(device_pool):
 
 def in_registered_memory(rank: int, world: int) -> None:
     emulated_gpu.load()
-    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on privateuseone:0; RINGLET_GPU_HEAP_MIB"):
+    with pytest.raises(ringlet.InvalidUsage, match="no registered memory on privateuseone:0: set RINGLET_GPU_HEAP_MIB"):
         ringlet.empty(4, device=emulated_gpu.DEVICE)
     os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
     tensor = ringlet.empty(2, 500, device=emulated_gpu.DEVICE)

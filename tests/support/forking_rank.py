@@ -31,7 +31,10 @@ def call_in_child(parent: int) -> None:
         try:
             act()
         except ringlet.InvalidUsage as error:
-            assert f"this group belongs to process {parent}; a forked child cannot use it" in str(error), (name, error)
+            assert (
+                f"this group belongs to process {parent}; a forked child (here: process {os.getpid()}) cannot use it"
+                in str(error)
+            ), (name, error)
         else:
             raise AssertionError(f"{name} in a forked child")
 
@@ -78,7 +81,10 @@ def wait_in_child(world: int) -> None:
             try:
                 work.wait(timeout=5)
             except ringlet.InvalidUsage as error:
-                assert f"was made by process {parent}; a forked child cannot wait for it" in str(error), (name, error)
+                assert (
+                    f"was made by process {parent}; a forked child (here: process {os.getpid()}) cannot wait for it"
+                    in str(error)
+                ), (name, error)
             else:
                 raise AssertionError(f"{name} waited for in a forked child")
         sys.exit(0)

@@ -36,7 +36,9 @@ def wrong_starts(rank: int, world: int, folder: str) -> None:
     with pytest.raises(TypeError, match="incompatible constructor arguments"):
         start("ringlet", "a store's name", rank, world)
     # Each rank has a store of its own: nobody else ever comes.
-    with pytest.raises(ringlet.Timeout, match=rf"was not joined by rank\(s\) {1 - rank} in time; did they fail, or"):
+    with pytest.raises(
+        ringlet.Timeout, match=rf"was not joined by rank\(s\) {1 - rank} in time: they may have failed, or"
+    ):
         start("ringlet", dist.HashStore(), rank, world, timedelta(seconds=0.5))
     assert not dist.is_initialized()
     store = dist.FileStore(f"{folder}/good", world)
@@ -98,28 +100,34 @@ def wrong_tensors(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
     several = torch.empty(3 * world)
     cases = (
-        (lambda: dist.broadcast(torch.ones(1).expand(4), 0), "elements of an output tensor lie at one place"),
-        (lambda: dist.all_gather([block] * world, torch.ones(3)), "two of the output tensors overlap"),
+        (lambda: dist.broadcast(torch.ones(1).expand(4), 0), "broadcast: elements of an output tensor share memory"),
+        (lambda: dist.all_gather([block] * world, torch.ones(3)), "output tensors must not overlap"),
         (
             lambda: dist.all_gather([several[q : q + 3] for q in range(world)], block),
-            "two of the output tensors overlap",
+            "output tensors must not overlap",
         ),
         (
             lambda: dist.group.WORLD.broadcast([block], root_of(dist.BroadcastOptions())),
-            "root 4294967297 is not a rank",
+            f"root must be a rank from 0 to {world - 1}, got 4294967297",
         ),
-        (lambda: dist.group.WORLD.reduce([block], root_of(dist.ReduceOptions())), "root 4294967297 is not a rank"),
+        (
+            lambda: dist.group.WORLD.reduce([block], root_of(dist.ReduceOptions())),
+            f"root must be a rank from 0 to {world - 1}, got 4294967297",
+        ),
         (lambda: dist.all_reduce(block.to(torch.uint32)), "sum is not defined for uint32"),
         (lambda: dist.send(torch.ones(3, 2)[:, 0], 1 - rank), "not contiguous"),
         (lambda: dist.all_to_all_single(torch.empty(2, 2), torch.ones(2, 2).t()), "not contiguous"),
         (lambda: dist.all_gather([meta] * world, block), "meta"),
         (lambda: dist.reduce_scatter(block, [meta] * world), "meta"),
-        (lambda: dist.all_gather_into_tensor(several.long(), block), "dtype"),
-        (lambda: dist.all_gather_into_tensor(several[1:], block), "world times"),
-        (lambda: dist.reduce_scatter_tensor(block, several[1:]), "world times"),
+        (
+            lambda: dist.all_gather_into_tensor(several.long(), block),
+            "all_gather: all tensors of a call must have one dtype",
+        ),
+        (lambda: dist.all_gather_into_tensor(several[1:], block), "all_gather: the output tensor must have"),
+        (lambda: dist.reduce_scatter_tensor(block, several[1:]), "reduce_scatter: the input tensor must"),
         (lambda: dist.all_reduce(block, dist.ReduceOp.BOR), "bor is not defined for float32"),
-        (lambda: dist.broadcast(block, world), rf"root {world} is not a rank of a group of {world}"),
-        (lambda: dist.isend(block, rank), "no such peer"),
+        (lambda: dist.broadcast(block, world), f"broadcast: root must be a rank from 0 to {world - 1}, got {world}"),
+        (lambda: dist.isend(block, rank), "send: peer must be a rank"),
     )
     told = [(message, refusal(call)) for call, message in cases]
     wrong = [f"{message}: {text}" for message, text in told if not re.search(message, text)]

@@ -112,7 +112,7 @@ void FailureProtocol::time_out() {
        owner_.context() + ": Timed out having waited " + in_seconds(timeout_) + " for " + peer +
            "; furthest behind is " + peer +
            (last.in_call ? ", which is in this call" : ", which has not made this call") + waiting_as_well(rank_) +
-           "; is it in other work, stuck, or cut off from the network? (timeout= raises the limit)");
+           "; it may be in other work, stuck, or cut off from the network (timeout= raises the limit)");
 }
 
 /// The peer that knows why may be another than the peer that is gone.
@@ -121,8 +121,7 @@ void FailureProtocol::lose(int peer, const std::string& why) {
   if (reported_) forward_failure();  // of a later call, and yet something of this call is missing
   const std::string where = (in_call_ ? owner_.context() : name_of(rank_)) + ": ";
   if (peers_[peer].left) {
-    fail(ErrorKind::peer_lost,
-         where + name_of(peer) + " left the group; did it finish early, or fail outside ringlet?");
+    fail(ErrorKind::peer_lost, where + name_of(peer) + " left the group: it finished early, or failed outside ringlet");
   }
   fail(ErrorKind::peer_lost,
        where + "the connection to " + name_of(peer) + " ended (" + why +

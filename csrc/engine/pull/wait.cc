@@ -74,7 +74,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
   if (left && !waiting.reached()) {
     fail(ErrorKind::peer_lost,
-         waiting.context() + ": " + peer + " left the group; did it finish early, or fail outside ringlet?");
+         waiting.context() + ": " + peer + " left the group: it finished early, or failed outside ringlet");
   }
   if (look_at_process) {
     for (int q = 0; q < transport_.world(); ++q) {
@@ -87,7 +87,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
     fail(ErrorKind::timeout, waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
                                  peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
                                  waiting_as_well(waiting) +
-                                 "; is it in other work, or stuck? (timeout= raises the limit)");
+                                 "; it may be in other work, or stuck (timeout= raises the limit)");
   }
 }
 
