@@ -102,4 +102,11 @@ std::optional<milliseconds> timeout_of(PyObject* object, bool may_be_zero) {
   return milliseconds(std::max(1LL, std::llround(std::min(*seconds * 1000, longest))));
 }
 
+void check_on_host(const Call& call) {
+  if (!is_nccls_own(call.algorithm)) return;
+  throw InvalidUsage(std::string(name(call.collective)) +
+                     ": the algorithm nccl takes tensors on a GPU; for tensors on the host choose auto, or one of " +
+                     algorithm_names(call.collective));
+}
+
 }  // namespace ringlet

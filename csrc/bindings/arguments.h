@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "engine/call.h"
 
 namespace ringlet {
 
@@ -17,6 +18,9 @@ namespace ringlet {
 std::string_view text_of(PyObject* object, const char* what);
 
 ReduceOp parse_op(PyObject* object);
+
+/// InvalidUsage for a call on the host's tensors whose algorithm only GPUs have.
+void check_on_host(const Call& call);
 
 /// An integer, such as a rank: no float, nothing that does not fit.
 int integer_of(PyObject* object, const char* what);

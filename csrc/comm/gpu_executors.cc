@@ -104,7 +104,8 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
           .world = host_.world(),
           .look =
               [this] {
-                if (!made_) check_interrupts();
+                if (made_) return;  // whoever watches over the calls looks at the peers, too
+                check_interrupts();
                 host_.poll_failures();
               },
           .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
@@ -113,6 +114,7 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
       message_ = std::make_unique<GpuMessageExecutor>(
           *communicator_, device(), GpuMessageExecutor::Limits{}, host_.selector(),
           host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));
+      collectives_.emplace(*communicator_);
     } catch (const Error& error) {
       mine.no_nccl = error.what();
     }
@@ -164,6 +166,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   }
   if (!no_nccl_.empty()) {
     message_.reset();
+    collectives_.reset();
     communicator_.reset();
   }
   const std::string who =
@@ -184,7 +187,7 @@ GpuExecutors::~GpuExecutors() {
 
 /// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
 bool GpuExecutors::through_peers(const Call& call) const {
-  if (!pull_) return false;
+  if (!pull_ || (message_ && is_nccls_own(call.algorithm))) return false;
   if (!message_) return true;
   if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
   return buffer_bytes(call, host_.world()) <= parts_.peer_bytes;
@@ -196,11 +199,28 @@ void GpuExecutors::run(const Call& call, void* stream) {
       throw InvalidUsage(std::string(name(call.collective)) +
                          " on lists of tensors on a GPU needs NCCL, and there is none" + no_nccl_);
     }
+    if (is_nccls_own(call.algorithm)) {
+      throw InvalidUsage(std::string(name(call.collective)) + ": the algorithm nccl needs NCCL, and there is none" +
+                         no_nccl_);
+    }
     last_ = &pull_->last_call();
     pull_->run(call, stream);
   } else {
+    run_through_nccl(call, stream);
+  }
+}
+
+void GpuExecutors::run_through_nccl(const Call& call, void* stream) {
+  Call chosen = call;
+  if (call.algorithm == nullptr && NcclCollectives::serves(call)) {
+    chosen.algorithm = &message_->algorithm_for(call, /*nccls_own=*/true);
+  }
+  if (is_nccls_own(chosen.algorithm)) {
+    last_ = &collectives_->last_call();
+    collectives_->run(chosen, stream);
+  } else {
     last_ = &message_->last_call();
-    message_->run(call, stream);
+    message_->run(chosen, stream);
   }
 }
 
@@ -210,9 +230,9 @@ void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::m
   message_->exchange(messages, timeout, stream);
 }
 
-void GpuExecutors::check(bool closely) {
+void GpuExecutors::check(bool closely, const std::string& what) {
   if (communicator_) communicator_->check();
-  if (pull_ && closely) pull_->check();
+  if (pull_ && closely) pull_->check(what);
 }
 
 void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {

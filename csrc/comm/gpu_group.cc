@@ -9,8 +9,10 @@ namespace ringlet {
 namespace {
 
 constexpr std::chrono::milliseconds kGlance{1};      // between two looks at what is pending
+constexpr std::chrono::milliseconds kIdle{20};       // ... at whether a launch has begun, which wakes nobody
 constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
 constexpr std::chrono::seconds kGoodbye{2};
+void* const kPerThread = reinterpret_cast<void*>(2);  // cudaStreamPerThread
 
 }  // namespace
 
@@ -36,11 +38,13 @@ GpuGroup::~GpuGroup() {
 std::shared_ptr<Work> GpuGroup::run(Call call, void* stream) {
   host_.check(call);
   if (call.timeout.count() <= 0) call.timeout = host_.timeout();
-  return give(stream, call.timeout, [&] {
-    call.sequence = sequence_;
+  const std::lock_guard turn(order_);
+  call.sequence = sequence_;
+  const auto enqueue = [&] {
     engines_->run(call, stream);
     ++sequence_;
-  });
+  };
+  return give(stream, call.timeout, enqueue, [&] { return ringlet::describe(call); });
 }
 
 std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* stream) {
@@ -55,43 +59,65 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
     if (message.timeout.count() <= 0) message.timeout = host_.timeout();
     timeout = std::max(timeout, message.timeout);
   }
-  return give(stream, timeout, [&] { engines_->exchange(messages, timeout, stream); });
+  const std::lock_guard turn(order_);
+  const auto enqueue = [&] { engines_->exchange(messages, timeout, stream); };
+  return give(stream, timeout, enqueue, [&] { return ringlet::describe(messages); });
 }
 
-/// What is refused leaves all as it was; what fails later ends the group. All calls use the same scratch, or the same
-/// staging buffers: on another stream than the last call's, a call waits for that.
+/// With order_ held. What is refused leaves all as it was; what fails later ends the group.
 std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds timeout,
-                                     const std::function<void()>& enqueue) {
+                                     const std::function<void()>& enqueue, const std::function<std::string()>& what) {
+  if (stream == kPerThread) {
+    throw InvalidUsage(what() +
+                       " on a GPU: cudaStreamPerThread is another stream in each thread, and NCCL's launches "
+                       "come from a thread of the group's; make the call on a stream that was created");
+  }
   auto work = std::make_shared<Work>();
+  const RingletCudaDevice& device = engines_->device();
+  int captured = 0;
+  device_call(device.capturing(stream, &captured), "asking whether a stream is captured");
+  const Launch launch{Deadline::after(timeout), what};
+  std::exception_ptr failed;
+  void* done = nullptr;
+  try {
+    begin(launch, stream, captured != 0);
+    enqueue();
+    if (captured == 0) device_call(device.record(done = event(), stream), "recording an event");
+  } catch (const InvalidUsage&) {
+    failed = std::current_exception();
+  } catch (const Error& error) {
+    host_.poison(error);
+    failed = std::current_exception();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  launch_.reset();
+  // What a launch says that was waiting while another thread ended all is not why.
+  if (ended_) std::rethrow_exception(ended_);
+  if (failed) std::rethrow_exception(failed);
+  if (captured != 0) {
+    work->complete(nullptr);
+    return work;
+  }
+  const bool idle = pending_.empty();
+  pending_.push_back({done, stream, launch.deadline, engines_->last_call(), work});
+  if (idle) changed_.notify_all();  // otherwise it looks soon by itself; woken for each call it would be in the way
+  return work;
+}
+
+/// All calls use the same scratch, or the same staging buffers: on another stream than the last call's, a call waits
+/// for that.
+void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
+  void* behind = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    const RingletCudaDevice& device = engines_->device();
-    int captured = 0;
-    device_call(device.capturing(stream, &captured), "asking whether a stream is captured");
-    if (captured == 0 && !pending_.empty() && pending_.back().stream != stream) {
-      device_call(device.wait(stream, pending_.back().event), "waiting for an event");
-    }
-    try {
-      enqueue();
-    } catch (const InvalidUsage&) {
-      throw;
-    } catch (const Error& error) {
-      host_.poison(error);
-      throw;
-    }
-    if (captured == 0) {
-      void* done = event();
-      device_call(device.record(done, stream), "recording an event");
-      const bool idle = pending_.empty();
-      pending_.push_back({done, stream, Deadline::after(timeout), engines_->last_call(), work});
-      if (idle)
-        changed_
-            .notify_all();  // otherwise it looks soon by itself; woken for each call it would stand in the next's way
-      return work;
-    }
+    if (ended_) std::rethrow_exception(ended_);
+    launch_ = launch;
+    if (!captured && !pending_.empty() && pending_.back().stream != stream) behind = pending_.back().event;
   }
-  work->complete(nullptr);
-  return work;
+  // Should it be done and free by now, nothing records it anew before this.
+  if (behind != nullptr) device_call(engines_->device().wait(stream, behind), "waiting for an event");
 }
 
 /// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and
@@ -105,21 +131,24 @@ void GpuGroup::abort(const std::string& reason) {
 }
 
 void* GpuGroup::event() {
-  if (events_.empty()) {
-    void* made = nullptr;
-    device_call(engines_->device().create_event(&made), "making an event");
-    return made;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      void* free = events_.back();
+      events_.pop_back();
+      return free;
+    }
   }
-  void* free = events_.back();
-  events_.pop_back();
-  return free;
+  void* made = nullptr;
+  device_call(engines_->device().create_event(&made), "making an event");
+  return made;
 }
 
 void GpuGroup::watch() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !pending_.empty(); });
-    if (pending_.empty()) return;
+    while (!stop_ && pending_.empty() && !launch_) changed_.wait_for(lock, kIdle);
+    if (pending_.empty() && !launch_) return;
     Ended ended;
     look(ended);
     if (ended.empty()) {
@@ -135,35 +164,51 @@ void GpuGroup::watch() {
 void GpuGroup::look(Ended& ended) {
   try {
     const size_t through = finished();
-    const bool late = pending_.size() > through && pending_[through].deadline.passed();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
-    check(/*closely=*/through > 0 || late || cut_short);  // after, since what is aborted looks finished
+    check(/*closely=*/through > 0 || cut_short || !late().empty());  // after, since what is aborted looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
       ended.emplace_back(std::move(pending_.front().work), nullptr);
       pending_.pop_front();
     }
-    if (!late) return;
-    throw Timeout(
-        pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
-        " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
-  } catch (const Error& error) {
-    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
-    engines_->abort(error.kind(), error.what());
-    for (Pending& call : pending_) {
-      events_.push_back(call.event);
-      ended.emplace_back(std::move(call.work), std::current_exception());
+    if (const std::string call = late(); !call.empty()) {
+      throw Timeout(
+          call + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
+          " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
     }
-    pending_.clear();
+  } catch (const Error& error) {
+    end_all(error, ended);
   }
 }
+
+/// Within a handler of `error`.
+void GpuGroup::end_all(const Error& error, Ended& ended) {
+  if (!ended_) {
+    ended_ = std::current_exception();
+    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
+    engines_->abort(error.kind(), error.what());
+  }
+  for (Pending& call : pending_) {
+    events_.push_back(call.event);
+    ended.emplace_back(std::move(call.work), ended_);
+  }
+  pending_.clear();
+}
+
+/// The call that is past its deadline, or "".
+std::string GpuGroup::late() const {
+  if (!pending_.empty()) return pending_.front().deadline.passed() ? pending_.front().what : "";
+  return launch_ && launch_->deadline.passed() ? launch_->what() : "";
+}
+
+std::string GpuGroup::oldest() const { return pending_.empty() ? launch_->what() : pending_.front().what; }
 
 /// Kernels know only who waited for whom; where a peer's host knows more, that is told.
 void GpuGroup::check(bool closely) {
   try {
-    engines_->check(closely);
+    engines_->check(closely, oldest());
   } catch (const Timeout&) {
     next_look_ = Deadline::after(std::chrono::milliseconds(0));
     try {
@@ -182,7 +227,7 @@ void GpuGroup::look_at_peers() {
   try {
     host_.poll_failures();
   } catch (const Error& error) {
-    rethrow(error.kind(), pending_.front().what + " on a GPU: " + error.what());
+    rethrow(error.kind(), oldest() + " on a GPU: " + error.what());
   }
 }
 

@@ -155,7 +155,7 @@ void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& ar
 }
 
 void GpuPullExecutor::run(const Call& given, void* stream) {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
+  if (failure_.failed()) failure_.raise("");
   check_call(given);
   Call call = given;
   const size_t whole = buffer_bytes(call, setup_.world);
@@ -194,8 +194,8 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
               "launching a pull kernel");
 }
 
-void GpuPullExecutor::check() const {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
+void GpuPullExecutor::check(const std::string& in) const {
+  if (failure_.failed()) failure_.raise("");
   cuda::PullEnd end{};
   read(&end, 0, sizeof end);
   const uint64_t word = end.own != 0 ? end.own : end.told;
@@ -203,9 +203,9 @@ void GpuPullExecutor::check() const {
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
   const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto phase = static_cast<uint32_t>(word);
-  if ((word & cuda::kOtherCall) != 0) refuse_other_call(peer, block);
+  if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block);
   const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
-                           " in or before " + last_ + " on a GPU: ";
+                           " in or before " + in + " on a GPU: ";
   const std::string other = "rank " + std::to_string(rank) + " gave its call up";
   if (rank == peer) throw Timeout(what + other);
   const std::string whom =
@@ -219,7 +219,7 @@ void GpuPullExecutor::check() const {
 }
 
 /// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end.
-void GpuPullExecutor::refuse_other_call(int peer, int block) const {
+void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block) const {
   uint64_t progress = 0;
   read(&progress, layout().progress(block, setup_.rank), sizeof progress);
   const auto told = [&](int rank) {
@@ -228,15 +228,12 @@ void GpuPullExecutor::refuse_other_call(int peer, int block) const {
     return describe({call.signature, call.count}, call.sequence);
   };
   throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
-                     last_ + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
+                     in + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
                      told(setup_.rank) + ", rank " + std::to_string(peer) + " " + told(peer));
 }
 
 void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept {
-  if (failed_.empty()) {
-    failed_kind_ = kind;
-    failed_ = reason;
-  }
+  failure_.set(kind, reason);
   const uint64_t word = cuda::pull_failure(setup_.rank, setup_.rank, 0, 0);
   copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
 }

@@ -43,6 +43,8 @@ void raise(const std::shared_ptr<Flag>& flag) {
   changed.notify_all();
 }
 
+std::atomic<size_t> launch_queue{1024};  // of a stream: a launch beyond waits, as CUDA's do
+
 class Stream {
  public:
   Stream() : thread_([this] { loop(); }) {
@@ -50,11 +52,12 @@ class Stream {
   }
   ~Stream() {
     change([this](std::set<Stream*>& all) { all.erase(this); });
-    put([this] { ended_ = true; });
+    put([this] { ended_ = true; }, /*bounded=*/false);
     thread_.join();
   }
-  void put(std::function<void()> item) {
-    const std::lock_guard lock(own_);
+  void put(std::function<void()> item, bool bounded = true) {
+    std::unique_lock lock(own_);
+    room_.wait(lock, [&] { return !bounded || items_.size() < launch_queue; });
     items_.push_back(std::move(item));
     any_.notify_one();
   }
@@ -66,7 +69,7 @@ class Stream {
   /// Lets `memory` go when all streams have done what they have been given.
   static void outlive(const std::shared_ptr<void>& memory) {
     change([&](std::set<Stream*>& all) {
-      for (Stream* stream : all) stream->put([memory] {});
+      for (Stream* stream : all) stream->put([memory] {}, /*bounded=*/false);
     });
   }
 
@@ -85,13 +88,14 @@ class Stream {
         any_.wait(lock, [this] { return !items_.empty() && !held_; });
         item = std::move(items_.front());
         items_.pop_front();
+        room_.notify_all();
       }
       item();
     }
   }
 
   std::mutex own_;
-  std::condition_variable any_;
+  std::condition_variable any_, room_;
   std::deque<std::function<void()>> items_;
   bool held_ = false;
   bool ended_ = false;  // its own thread's
@@ -99,7 +103,8 @@ class Stream {
 };
 
 Stream& of(void* stream) {
-  thread_local Stream usual;  // each thread's own, or ranks would stand in each other's way
+  // Each thread's own, or ranks would stand in each other's way. NCCL refuses it: another thread makes its calls.
+  thread_local Stream usual;
   return stream == nullptr ? usual : *static_cast<Stream*>(stream);
 }
 
@@ -155,7 +160,7 @@ void exchange(const std::vector<Part>& group) {
 
 int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
   auto* communicator = reinterpret_cast<Communicator*>(comm);
-  if (open_groups == 0 || peer < 0 || peer >= communicator->world) return kInvalidUsage;
+  if (open_groups == 0 || peer < 0 || peer >= communicator->world || stream == nullptr) return kInvalidUsage;
   parts[stream].push_back({sends, peer, static_cast<std::byte*>(const_cast<void*>(address)), bytes, communicator});
   return kNcclSuccess;
 }
@@ -308,6 +313,7 @@ EXPORTED void ringlet_cuda_facts(RingletCudaFacts* facts) {
 
 EXPORTED void emulated_gpu_capture(bool now) { capturing = now; }
 EXPORTED void emulated_gpu_hold(void* stream, bool held) { of(stream).hold(held); }
+EXPORTED void emulated_gpu_launch_queue(int length) { launch_queue = static_cast<size_t>(length); }
 EXPORTED void emulated_gpu_wait(void* stream) {
   const auto flag = std::make_shared<Flag>();
   of(stream).put([flag] { raise(flag); });
@@ -332,21 +338,18 @@ EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
 }
 
 EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   const std::string name(id.internal, sizeof id.internal);
   Communicator* made = communicators.emplace_back(new Communicator{name, rank, world}).get();
   present[made->id].insert(rank);
-  *comm = reinterpret_cast<NcclComm>(made);
-  return kNcclInProgress;
+  std::atomic_ref(*comm).store(reinterpret_cast<NcclComm>(made));
+  changed.notify_all();
+  if (open_groups > 0) return kNcclSuccess;  // of one thread for several ranks: at the group's end all are there
+  changed.wait(lock, [&] { return made->aborted || present[made->id].size() == static_cast<size_t>(world); });
+  return made->aborted ? kInvalidUsage : kNcclSuccess;
 }
 
-EXPORTED int ncclCommGetAsyncError(NcclComm comm, int* result) {
-  const std::lock_guard lock(mutex);
-  const auto* communicator = reinterpret_cast<Communicator*>(comm);
-  const size_t come = present[communicator->id].size();
-  *result = come == static_cast<size_t>(communicator->world) ? kNcclSuccess : kNcclInProgress;
-  return kNcclSuccess;
-}
+EXPORTED int ncclCommGetAsyncError(NcclComm, int* result) { return *result = kNcclSuccess, kNcclSuccess; }
 
 EXPORTED int ncclCommFinalize(NcclComm) { return kNcclSuccess; }
 EXPORTED int ncclCommDestroy(NcclComm) { return kNcclSuccess; }  // streams may still name it, as they may not with NCCL
@@ -375,24 +378,98 @@ EXPORTED int ncclRecv(void* to, size_t count, int, int peer, NcclComm comm, Nccl
   return add(false, to, count, peer, comm, stream);
 }
 
-/// Of float32, summed in rank order; not while messages of the same communicator are under way.
-EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int, int, NcclComm comm, NcclStream stream) {
-  auto* own = reinterpret_cast<Communicator*>(comm);
-  of(stream).put([=] {
-    auto* input = static_cast<std::byte*>(const_cast<void*>(from));
-    std::vector<std::byte> all(static_cast<size_t>(own->world) * count * 4);
+namespace {
+
+/// One of NCCL's own collectives, which sends `block(q)` to each rank q that wants it. In rank order; not while messages
+/// of the same communicator are under way.
+struct Native {
+  Communicator* own;
+  std::byte* input;
+  size_t bytes;          // of a block
+  bool everyone = true;  // sends; otherwise the root
+  int to = -1;           // the only rank that receives
+  int root = 0;
+  bool apart = false;            // each rank gets a block of its own
+  std::vector<std::byte> all{};  // what came, by rank
+
+  void run() {
     std::vector<Part> group;
-    std::vector<const std::byte*> srcs;
+    const bool receives = to < 0 || to == own->rank;
+    all.resize(static_cast<size_t>(own->world) * bytes);
     for (int q = 0; q < own->world; ++q) {
-      group.push_back({true, q, input, count * 4, own});
-      group.push_back({false, q, all.data() + static_cast<size_t>(q) * count * 4, count * 4, own});
-      srcs.push_back(group.back().address);
+      const size_t place = static_cast<size_t>(q) * bytes;
+      if ((everyone || own->rank == root) && (to < 0 || to == q)) {
+        group.push_back({true, q, input + (apart ? place : 0), bytes, own});
+      }
+      if (receives && (everyone || q == root)) group.push_back({false, q, all.data() + place, bytes, own});
     }
     exchange(group);
-    reduce_kernel(DType::float32,
-                  ReduceOp::sum)({static_cast<std::byte*>(to), nullptr, srcs.data(), own->world, count});
+  }
+  void combine(std::byte* output, DType dtype, ReduceOp op) {
+    if (to >= 0 && to != own->rank) return;
+    std::vector<const std::byte*> srcs;
+    for (int q = 0; q < own->world; ++q) srcs.push_back(all.data() + static_cast<size_t>(q) * bytes);
+    ReduceArgs args{output, nullptr, srcs.data(), own->world, bytes / element_size(dtype)};
+    args.divisor = op == ReduceOp::avg ? own->world : 1;
+    reduce_kernel(dtype, op)(args);
+  }
+};
+
+constexpr DType kTypes[] = {DType::int8,  DType::uint8,   DType::int32,   DType::int32,   DType::int64,
+                            DType::int64, DType::float16, DType::float32, DType::float64, DType::bfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::product, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
+
+std::atomic<int> natives{0};
+
+int enqueue(Native native, void* output, NcclStream stream, int type, int op) {
+  if (stream == nullptr) return kInvalidUsage;
+  ++natives;
+  of(stream).put([native = std::move(native), to = static_cast<std::byte*>(output), type, op]() mutable {
+    native.run();
+    if (op >= 0) {
+      native.combine(to, kTypes[type], kOps[op]);
+    } else if (native.everyone) {
+      std::memcpy(to, native.all.data(), native.all.size());
+    } else {
+      std::memcpy(to, native.all.data() + static_cast<size_t>(native.root) * native.bytes, native.bytes);
+    }
   });
   return kNcclSuccess;
 }
+
+Native native(const void* from, size_t bytes, NcclComm comm) {
+  return {reinterpret_cast<Communicator*>(comm), static_cast<std::byte*>(const_cast<void*>(from)), bytes};
+}
+size_t bytes_of(size_t count, int type) { return count * element_size(kTypes[type]); }
+
+}  // namespace
+
+EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                           NcclStream stream) {
+  return enqueue(native(from, bytes_of(count, type), comm), to, stream, type, op);
+}
+EXPORTED int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                               NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.apart = true;
+  return enqueue(std::move(made), to, stream, type, op);
+}
+EXPORTED int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, NcclComm comm,
+                        NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.to = root;
+  return enqueue(std::move(made), to, stream, type, op);
+}
+EXPORTED int ncclAllGather(const void* from, void* to, size_t count, int type, NcclComm comm, NcclStream stream) {
+  return enqueue(native(from, bytes_of(count, type), comm), to, stream, type, -1);
+}
+EXPORTED int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, NcclComm comm,
+                           NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.everyone = false;
+  made.root = root;
+  return enqueue(std::move(made), to, stream, type, -1);
+}
+EXPORTED int emulated_gpu_natives() { return natives; }
 EXPORTED const char* ncclGetErrorString(int) { return "an error of the live fake"; }
 EXPORTED const char* ncclGetLastError(NcclComm) { return ""; }

@@ -143,7 +143,7 @@ void run_case(const Case& c, Registered registered, size_t region_bytes, int cal
   bool ok = true;
   for (int q = 0; q < c.world; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];
-    rank.engine.check();
+    rank.engine.check("a call");
     ok = ok && rank.tensors.good(expected(c, q, inputs));
   }
   const char* kinds[] = {" staged", " staged by some", " registered"};
@@ -213,14 +213,14 @@ void a_missing_rank() {
     rank->engine.run(rank->tensors.call, nullptr);
   }
   execute();
-  const std::string message = CHECK_THROWS(Timeout, zero.engine.check());
+  const std::string message = CHECK_THROWS(Timeout, zero.engine.check(zero.engine.last_call()));
   const char* call = "rank 0 of 3 in or before all_reduce #0 (ring, sum, int32, 1000 elements)";
   CHECK(message.find(call) != std::string::npos && message.find("for rank 2") != std::string::npos);
-  CHECK_THROWS(Timeout, one.engine.check());
+  CHECK_THROWS(Timeout, one.engine.check("a call"));
   zero.tensors.call.timeout = std::chrono::hours(24);
   zero.engine.run(zero.tensors.call, nullptr);
   execute();
-  CHECK_THROWS(Timeout, zero.engine.check());
+  CHECK_THROWS(Timeout, zero.engine.check("a call"));
 }
 
 /// The root gives up while a peer reads its tensor, and has it back: the peer's call is no success, though all has
@@ -239,8 +239,8 @@ void a_root_that_gives_up() {
   };
   execute();
   before_split = nullptr;
-  CHECK_THROWS(Timeout, root.engine.check());
-  const std::string message = CHECK_THROWS(Timeout, peer.engine.check());
+  CHECK_THROWS(Timeout, root.engine.check("a call"));
+  const std::string message = CHECK_THROWS(Timeout, peer.engine.check("a call"));
   CHECK(message.find("rank " + std::to_string(c.root()) + " gave its call up") != std::string::npos);
 }
 
@@ -311,7 +311,7 @@ void other_calls() {
       }
       execute();
       for (Rank* rank : {&zero, &one}) {
-        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check());
+        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check("a call"));
         CHECK(message.find("calls do not match") != std::string::npos);
         CHECK(message.find("all_reduce #7 (ring, sum, int32, 1000 elements)") != std::string::npos);
         CHECK(message.find(describe(one.tensors.call)) != std::string::npos);
@@ -363,7 +363,7 @@ void aborted() {
   zero.engine.run(zero.tensors.call, nullptr);
   zero.engine.abort(ErrorKind::peer_lost, "enough");
   execute();
-  CHECK_EQ(CHECK_THROWS(PeerLost, zero.engine.check()), "enough");
+  CHECK_EQ(CHECK_THROWS(PeerLost, zero.engine.check("a call")), "enough");
   CHECK_THROWS(PeerLost, zero.engine.run(zero.tensors.call, nullptr));
 }
 

@@ -86,7 +86,7 @@ std::string PullWorld::run(const Case& c, const Expectation& expectation, bool r
   std::string all;
   for (auto& rank : ranks_) {
     try {
-      engine(*rank, registered).check();
+      engine(*rank, registered).check("a call");
     } catch (const Error& error) {
       all += (all.empty() ? "" : "; ") + std::string(error.what());
     }
@@ -102,7 +102,7 @@ std::string PullWorld::alone(int rank, const Expectation& expectation, std::chro
   one.staged.run(one.call, one.stream.get());
   one.stream.wait();
   try {
-    one.staged.check();
+    one.staged.check("a call");
   } catch (const Timeout& error) {
     return error.what();
   }
