@@ -12,7 +12,7 @@ namespace ringlet {
 namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
-constexpr int kMostBlocks = 16;  // of a pull kernel
+constexpr int kMostBlocks = 32;  // of a pull kernel
 constexpr std::chrono::seconds kGoodbye{2};
 static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.staging() <= PeerMemory::kZeroed);
 
@@ -67,6 +67,9 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   mine.peer_bytes = parts.peer_bytes;
   mine.no_device = parts.no_device;
   mine.no_nccl = parts.no_nccl;
+  if (const int code = parts.device == nullptr ? 0 : parts.device->load(); code != 0) {
+    mine.no_device = std::string("loading the kernels: ") + parts.device->explain(code);
+  }
   try {
     if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
   } catch (const Error& error) {
@@ -230,9 +233,9 @@ void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::m
   message_->exchange(messages, timeout, stream);
 }
 
-void GpuExecutors::check(bool closely, const std::string& what) {
+void GpuExecutors::check(const std::string& what) {
   if (communicator_) communicator_->check();
-  if (pull_ && closely) pull_->check(what);
+  if (pull_) pull_->check(what);
 }
 
 void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {

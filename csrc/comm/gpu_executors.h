@@ -4,8 +4,8 @@
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and
 // reasons. Collectives of up to Parts::peer_bytes go through peers' memory, longer ones, messages and blocks of
 // different sizes through NCCL, by its own collectives or by schedules; where there is only one of the two it serves
-// what it can, and the rest is InvalidUsage. check(), closely and after work was found finished, throws what has ended
-// it. Calls are one at a time, in one order on all ranks.
+// what it can, and the rest is InvalidUsage. check(), after work was found finished, throws what has ended it. Calls are
+// one at a time, in one order on all ranks.
 // Ownership: the host's group outlives it. Thread safety: one thread at a time, but check() and abort(), which come from
 // another one while that waits in a call; the device must be current in the constructor, run() and exchange().
 #pragma once
@@ -55,9 +55,8 @@ class GpuExecutors {
   /// What the last call was, for messages.
   const std::string& last_call() const { return *last_; }
 
-  /// Throws what has ended the calls; `what` is the first that is not done. `closely`: asks the device as well, which
-  /// takes microseconds.
-  void check(bool closely, const std::string& what);
+  /// Throws what has ended the calls; `what` is the first that is not done.
+  void check(const std::string& what);
   void abort(ErrorKind kind, const std::string& reason) noexcept;
 
   /// "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"

@@ -166,7 +166,7 @@ void GpuGroup::look(Ended& ended) {
     const size_t through = finished();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
-    check(/*closely=*/through > 0 || cut_short || !late().empty());  // after, since what is aborted looks finished
+    check();  // after, since what is aborted looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
@@ -206,9 +206,9 @@ std::string GpuGroup::late() const {
 std::string GpuGroup::oldest() const { return pending_.empty() ? launch_->what() : pending_.front().what; }
 
 /// Kernels know only who waited for whom; where a peer's host knows more, that is told.
-void GpuGroup::check(bool closely) {
+void GpuGroup::check() {
   try {
-    engines_->check(closely, oldest());
+    engines_->check(oldest());
   } catch (const Timeout&) {
     next_look_ = Deadline::after(std::chrono::milliseconds(0));
     try {

@@ -83,7 +83,7 @@ class GpuGroup {
   void end_all(const Error& error, Ended& ended);
   std::string late() const;
   std::string oldest() const;
-  void check(bool closely);
+  void check();
   void look_at_peers();
   size_t finished() const;
   void* event();

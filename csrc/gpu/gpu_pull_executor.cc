@@ -1,6 +1,7 @@
 #include "gpu/gpu_pull_executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "base/error.h"
@@ -23,6 +24,10 @@ static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kSignat
 // Of a piece, in one chunk: at most, where no staging buffer limits it, and at least, if the message has as much.
 constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
 
+// Blocks of a kernel for a small message: more would have less than a way to a peer's memory carries at once.
+constexpr int kFewBlocks = 16;
+constexpr size_t kFewBytes = size_t{256} << 10;
+
 constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
@@ -39,11 +44,20 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
-  reserve(kProgramBytes);
+  void* mapped = nullptr;
+  device_call(device_.allocate_mapped(&mapped, sizeof(cuda::PullHost)), "allocating memory of the host's");
+  host_ = static_cast<cuda::PullHost*>(mapped);
+  try {
+    reserve(kProgramBytes);
+  } catch (...) {
+    device_.release_mapped(host_);
+    throw;
+  }
 }
 
 GpuPullExecutor::~GpuPullExecutor() {
   for (void* memory : owned_) device_.release(memory);
+  device_.release_mapped(host_);
 }
 
 void GpuPullExecutor::reserve(size_t bytes) {
@@ -122,7 +136,9 @@ void GpuPullExecutor::cut(const Plan& plan, const Call& call, PullArgs& args) co
   if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
   // And something for every block, but no less than its threads take at once.
   const size_t longest = args.length + (args.longer > 0 ? 1 : 0);
-  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(setup_.blocks)), per_pack);
+  const size_t whole = (args.length * args.parts + args.longer) * args.size;
+  args.blocks = whole <= kFewBytes ? std::min(kFewBlocks, setup_.blocks) : setup_.blocks;
+  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(args.blocks)), per_pack);
   args.width = std::min(args.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
   args.pieces = std::max<size_t>(1, ceil_div(longest, args.width));
   args.layout = cut;
@@ -152,6 +168,9 @@ void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& ar
   args.call.input = reinterpret_cast<uintptr_t>(args.input) - heap;
   args.call.output = reinterpret_cast<uintptr_t>(args.output) - heap;
   args.call.in_heap = in_heap ? 1 : 0;
+  // Mostly both lie alike; where they do not, what is read of peers decides.
+  args.call.skew = cuda::past_pack(layout.inputs().count != 0 ? args.input : args.output);
+  args.host = host_;
 }
 
 void GpuPullExecutor::run(const Call& given, void* stream) {
@@ -196,8 +215,8 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
 
 void GpuPullExecutor::check(const std::string& in) const {
   if (failure_.failed()) failure_.raise("");
-  cuda::PullEnd end{};
-  read(&end, 0, sizeof end);
+  const auto seen = [](uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+  const cuda::PullEnd end{seen(host_->end.own), seen(host_->end.told)};
   const uint64_t word = end.own != 0 ? end.own : end.told;
   if (word == 0) return;
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
@@ -235,6 +254,8 @@ void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int blo
 void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept {
   failure_.set(kind, reason);
   const uint64_t word = cuda::pull_failure(setup_.rank, setup_.rank, 0, 0);
+  // First what takes no call to the device: kernels that wait look there, also while a launch waits for them.
+  std::atomic_ref(host_->ended).store(word, std::memory_order_release);
   copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
 }
 

@@ -35,7 +35,7 @@ class GpuPullExecutor {
     int world = 1;
     std::vector<std::byte*> regions{};  ///< by rank, as this rank's device reaches them; 128-byte aligned
     size_t region_bytes = 0;            ///< the same on all ranks
-    int blocks = 16;                    ///< of a kernel; the same on all ranks
+    int blocks = 16;                    ///< of a kernel at most; the same on all ranks
     std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
     size_t heap_bytes = 0;              ///< of this rank's own
     Selector selector{};                ///< what `auto` means; the same on all ranks
@@ -48,8 +48,8 @@ class GpuPullExecutor {
 
   void run(const Call& call, void* stream);
 
-  /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Waits for a copy from the
-  /// device.
+  /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Where all is well it makes
+  /// no call to the device.
   void check(const std::string& what) const;
 
   /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
@@ -83,9 +83,10 @@ class GpuPullExecutor {
   std::string last_;  // the last call, for messages
   Failure failure_;
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
-  std::vector<void*> owned_;   // on the device: plans
-  std::byte* free_ = nullptr;  // of the last of these, from here on ...
-  size_t room_ = 0;            // ... so many bytes
+  cuda::PullHost* host_ = nullptr;  // kernels write it too
+  std::vector<void*> owned_;        // on the device: plans
+  std::byte* free_ = nullptr;       // of the last of these, from here on ...
+  size_t room_ = 0;                 // ... so many bytes
 };
 
 }  // namespace ringlet

@@ -124,7 +124,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -269,6 +269,8 @@ struct Touching<function> {
 };
 
 int release(void* memory) { return Stream::outlive({memory, &std::free}), 0; }
+int allocate_mapped(void** memory, size_t bytes) { return *memory = std::calloc(1, bytes), *memory == nullptr; }
+int load() { return ++loads, 0; }
 int create_stream(void** stream) { return *stream = new Stream, 0; }
 int destroy_stream(void* stream) { return delete static_cast<Stream*>(stream), 0; }
 int create_event(void** event) { return *event = new Event, 0; }
@@ -281,6 +283,7 @@ const RingletCudaDevice kDevice = {
     .most_sources = cuda::kMostSources,
     .copy = copy,
     .pull = pull,
+    .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,
     .use = [](int device) { return current = device, 0; },
@@ -291,6 +294,8 @@ const RingletCudaDevice kDevice = {
     .reach = [](int) { return 0; },
     .allocate = Touching<allocate>::call,
     .release = Touching<release>::call,
+    .allocate_mapped = Touching<allocate_mapped>::call,
+    .release_mapped = Touching<release>::call,
     .create_stream = Touching<create_stream>::call,
     .destroy_stream = Touching<destroy_stream>::call,
     .create_event = Touching<create_event>::call,
@@ -325,6 +330,7 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
 EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }
 

@@ -14,6 +14,8 @@ void emulated_gpu_wait(void* stream);
 /// How much memory of others is open, and how often memory was allocated.
 int emulated_gpu_opened();
 int emulated_gpu_allocations();
+/// How often all kernels were loaded.
+int emulated_gpu_loads();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
 /// How many of NCCL's own collectives were enqueued.

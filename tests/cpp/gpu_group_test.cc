@@ -303,6 +303,16 @@ void captured() {
   }));
 }
 
+/// Kernels are loaded when ranks meet, before any runs that another could have to wait for.
+void loaded_at_once() {
+  const int before = emulated_gpu_loads();
+  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    CHECK_EQ(emulated_gpu_loads() - before, 3);
+    host.run(Call{});
+  }));
+}
+
 /// The host is free while the device waits for a rank that comes later.
 void asynchronous() {
   std::atomic<bool> came{false};
@@ -371,6 +381,7 @@ int main() {
   across_hosts();
   messages();
   captured();
+  loaded_at_once();
   asynchronous();
   completions();
   refusals();

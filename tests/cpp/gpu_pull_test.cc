@@ -71,6 +71,8 @@ const RingletCudaDevice& host_device() {
     device.destroy_stream = [](void*) { return 0; };
     device.allocate = [](void** memory, size_t bytes) { return *memory = std::malloc(bytes), 0; };
     device.release = [](void* memory) { return std::free(memory), 0; };
+    device.allocate_mapped = [](void** memory, size_t bytes) { return *memory = std::calloc(1, bytes), 0; };
+    device.release_mapped = device.release;
     device.explain = [](int) { return "said by the host"; };
     return device;
   }();
@@ -256,6 +258,57 @@ void read_in_place() {
   }
 }
 
+/// Tensors that begin anywhere: what is staged lies as far past a pack's start as its rank's tensor, so packs meet packs
+/// where all ranks' tensors lie alike. Where they do not, elements move one by one, and the result is the same.
+void unaligned_tensors() {
+  for (const bool alike : {true, false}) {
+    for (const char* name : {"one_shot", "two_shot", "ring"}) {
+      Case c{find_algorithm(Collective::all_reduce, name), 3, 4096};
+      const Regions regions(c.world, size_t{256} << 10);
+      std::vector<std::unique_ptr<Rank>> ranks;
+      std::vector<Bytes> inputs;
+      for (int q = 0; q < c.world; ++q) {
+        c.offset = alike ? 4 : 4 * static_cast<size_t>(q);
+        ranks.push_back(std::make_unique<Rank>(c, q, regions));
+        inputs.push_back(ranks.back()->tensors.given);
+      }
+      std::atomic<int> works{0}, one_by_one{0};
+      before_split = [&](const cuda::PullShared& shared) {
+        ++works;
+        one_by_one += shared.works[0].packs == 0;
+      };
+      for (auto& rank : ranks) rank->engine.run(rank->tensors.call, nullptr);
+      execute();
+      before_split = nullptr;
+      CHECK(works > 0 && (one_by_one == 0) == alike);
+      for (int q = 0; q < c.world; ++q) {
+        Tensors& tensors = ranks[static_cast<size_t>(q)]->tensors;
+        tensors.read_output();
+        check_report(tensors.good(expected(c, q, inputs)), __FILE__, __LINE__, describe_case(c) + " unaligned");
+      }
+    }
+  }
+}
+
+/// Small messages take few blocks, large ones all that a rank has.
+void blocks_by_size() {
+  const Regions regions(2, size_t{8} << 20);
+  const auto blocks = [&](size_t count, int most) {
+    GpuPullExecutor::Setup setup = regions.setup(0);
+    setup.blocks = most;
+    GpuPullExecutor engine(host_device(), setup);
+    Tensors tensors({find_algorithm(Collective::all_reduce, "one_shot"), 2, count}, 0);
+    engine.run(tensors.call, nullptr);
+    launches.clear();
+    return last_args.blocks;
+  };
+  CHECK_EQ(blocks(1000, 32), 16);
+  CHECK_EQ(blocks(65536, 32), 16);
+  CHECK_EQ(blocks(65537, 32), 32);
+  CHECK_EQ(blocks(1000, 8), 8);
+  CHECK_EQ(blocks(65537, 8), 8);
+}
+
 /// Calls of all shapes one after another: what one leaves in its staging buffers must stay until its readers are done.
 void one_after_another() {
   constexpr int kWorld = 3;
@@ -393,6 +446,8 @@ int main() {
   cut_for_all_blocks();
   given_rules();
   read_in_place();
+  unaligned_tensors();
+  blocks_by_size();
   one_after_another();
   every_algorithm();
   teams();
