@@ -165,6 +165,9 @@ constexpr RingletCudaDevice kDevice = {
     kMostSources,
     copy,
     pull,
+    [](const PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) -> int {
+      return launch_pull_together(ranks, count, dtype, op, static_cast<cudaStream_t>(stream));
+    },
     load,
     upload,
     download,

@@ -20,6 +20,9 @@ ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
 
+constexpr int kMostPulledTogether = 3;
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream);
+
 constexpr int kThreads = 256;
 
 /// How many blocks fit on a processor at once. More would wait in line, and as all get the same share of the work, the

@@ -120,6 +120,26 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
   PullInterpreter<E, Op, DeviceBlock>(args, block).run();
 }
 
+struct PullTogether {
+  PullArgs ranks[kMostPulledTogether];
+};
+static_assert(sizeof(PullTogether) <= 4096);  // what a kernel's parameters may have
+
+template <class E, class Op>
+__global__ void __launch_bounds__(kPullThreads, 1) pull_together_kernel(const __grid_constant__ PullTogether all) {
+  __shared__ PullShared shared;
+  DeviceBlock block{shared};
+  PullInterpreter<E, Op, DeviceBlock>(all.ranks[blockIdx.y], block).run();
+}
+
+template <class E, class Op>
+cudaError_t launch_together(const PullTogether& all, int count, cudaStream_t stream) {
+  void* parameters[] = {const_cast<PullTogether*>(&all)};
+  const dim3 grid(static_cast<unsigned>(all.ranks[0].blocks), static_cast<unsigned>(count));
+  return cudaLaunchKernel(reinterpret_cast<const void*>(pull_together_kernel<E, Op>), grid, dim3(kPullThreads),
+                          parameters, 0, stream);
+}
+
 struct LaunchPull {
   using Function = PullLaunch;
   template <class E, class Op>
@@ -137,6 +157,15 @@ PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept {
   if (const PullLaunch launch = find_float<LaunchPull>(dtype, op)) return launch;
   if (const PullLaunch launch = find_float8<LaunchPull>(dtype, op)) return launch;
   return find_other<LaunchPull>(dtype, op);
+}
+
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream) {
+  PullTogether all{};
+  if (count < 1 || count > kMostPulledTogether) return cudaErrorInvalidValue;
+  for (int q = 0; q < count; ++q) all.ranks[q] = ranks[q];
+  if (dtype == DType::int32 && op == ReduceOp::sum) return launch_together<Integer<int32_t>, Sum>(all, count, stream);
+  if (dtype == DType::uint8 && op == ReduceOp::bor) return launch_together<Integer<uint8_t>, Or>(all, count, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace ringlet::cuda

@@ -209,6 +209,15 @@ int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   return 0;
 }
 
+int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) {
+  of(stream).put([all = std::vector(ranks, ranks + count), run = host_block::find_pull(dtype, op)] {
+    std::vector<std::thread> threads;
+    for (const cuda::PullArgs& args : all) threads.emplace_back([&args, run] { host_block::run_blocks(args, run); });
+    for (std::thread& thread : threads) thread.join();
+  });
+  return 0;
+}
+
 /// Atomic by words, as a kernel that runs meanwhile may read or write them.
 void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
   size_t i = 0;
@@ -283,6 +292,7 @@ const RingletCudaDevice kDevice = {
     .most_sources = cuda::kMostSources,
     .copy = copy,
     .pull = pull,
+    .pull_together = pull_together,
     .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,

@@ -130,6 +130,7 @@ const RingletCudaDevice& FakeMachine::device() {
       .most_sources = cuda::kMostSources,
       .copy = copy,
       .pull = nullptr,
+      .pull_together = nullptr,
       .load = nullptr,
       .upload = nullptr,
       .download = nullptr,

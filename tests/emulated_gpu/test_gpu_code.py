@@ -114,7 +114,9 @@ def test_progress_is_acquired_and_released_across_devices(architecture):
         acquired = ["CCTL.IVALL" in until_next.split() for until_next in strong]
         assert (acquired.count(True), acquired.count(False)) == (4, 13), named(name)
         stores = re.findall(r"((?:\S+ ){4})STG?\.E\.64\.STRONG\.SYS", used)
-        assert len(stores) in (10, 11) and all("MEMBAR" in before and ".SYS" in before for before in stores), named(name)
+        assert len(stores) in (10, 11) and all("MEMBAR" in before and ".SYS" in before for before in stores), named(
+            name
+        )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -163,7 +165,7 @@ class Table(ctypes.Structure):
         ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("copy", "pull", "load")),
+        *((name, ctypes.c_void_p) for name in ("copy", "pull", "pull_together", "load")),
         *((name, ctypes.c_void_p) for name in ("upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
