@@ -1,6 +1,7 @@
 #include "comm/gpu_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/thread.h"
 #include "comm/communicator.h"
@@ -83,6 +84,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     begin(launch, stream, captured != 0);
     enqueue();
     if (captured == 0) device_call(device.record(done = event(), stream), "recording an event");
+    answer_watch();
   } catch (const InvalidUsage&) {
     failed = std::current_exception();
   } catch (const Error& error) {
@@ -163,7 +165,7 @@ void GpuGroup::watch() {
 
 void GpuGroup::look(Ended& ended) {
   try {
-    const size_t through = finished();
+    const size_t through = finished_as_far_as_known();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
     if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
     check();  // after, since what is aborted looks finished
@@ -195,12 +197,14 @@ void GpuGroup::end_all(const Error& error, Ended& ended) {
     ended.emplace_back(std::move(call.work), ended_);
   }
   pending_.clear();
+  known_ = 0;
 }
 
-/// The call that is past its deadline, or "".
+/// The call that is past its deadline, or "". During a launch it is not known what is finished: then the launch's own
+/// deadline counts, which passes after that of any call before with the same timeout.
 std::string GpuGroup::late() const {
-  if (!pending_.empty()) return pending_.front().deadline.passed() ? pending_.front().what : "";
-  return launch_ && launch_->deadline.passed() ? launch_->what() : "";
+  if (launch_) return launch_->deadline.passed() ? oldest() : "";
+  return !pending_.empty() && pending_.front().deadline.passed() ? pending_.front().what : "";
 }
 
 std::string GpuGroup::oldest() const { return pending_.empty() ? launch_->what() : pending_.front().what; }
@@ -229,6 +233,19 @@ void GpuGroup::look_at_peers() {
   } catch (const Error& error) {
     rethrow(error.kind(), oldest() + " on a GPU: " + error.what());
   }
+}
+
+/// What it could not ask the device during this launch, which has returned.
+void GpuGroup::answer_watch() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(wanted_, false) && !ended_) known_ = finished();
+}
+
+/// Without a question to the device while a launch is under way, which may wait for room with the driver's lock.
+size_t GpuGroup::finished_as_far_as_known() {
+  const size_t known = std::exchange(known_, 0);
+  wanted_ = launch_.has_value();
+  return launch_ ? known : finished();
 }
 
 /// How many of the pending calls the device is through with, from the first.

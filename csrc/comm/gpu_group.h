@@ -86,6 +86,8 @@ class GpuGroup {
   void check();
   void look_at_peers();
   size_t finished() const;
+  size_t finished_as_far_as_known();
+  void answer_watch();
   void* event();
   void device_call(int code, const char* what) const;
 
@@ -100,9 +102,12 @@ class GpuGroup {
   std::mutex mutex_;  // guards all that follows; nobody waits for the device with it
   std::condition_variable changed_;
   std::deque<Pending> pending_;
-  std::optional<Launch> launch_;
-  std::exception_ptr ended_;      // why nothing is taken any more
-  std::vector<void*> events_;     // that are free
+  std::optional<Launch>
+      launch_;                 // the watch asks the device nothing meanwhile: a launch that waits has the driver's lock
+  bool wanted_ = false;        // the watch would have: who launches asks for it
+  size_t known_ = 0;           // ... so many pending calls were finished
+  std::exception_ptr ended_;   // why nothing is taken any more
+  std::vector<void*> events_;  // that are free
   std::optional<Deadline> stop_;  // until when pending calls may go on
   Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));
   std::thread watch_;  // last: starts when all else is there

@@ -55,12 +55,16 @@ class Stream {
     put([this] { ended_ = true; }, /*bounded=*/false);
     thread_.join();
   }
+  /// While a launch waits for room it holds the driver's lock, for which other questions about the stream wait.
   void put(std::function<void()> item, bool bounded = true) {
+    std::unique_lock driver(*driver_, std::defer_lock);
+    if (bounded) driver.lock();
     std::unique_lock lock(own_);
     room_.wait(lock, [&] { return !bounded || items_.size() < launch_queue; });
     items_.push_back(std::move(item));
     any_.notify_one();
   }
+  const std::shared_ptr<std::mutex>& driver() const { return driver_; }
   void hold(bool held) {
     const std::lock_guard lock(own_);
     held_ = held;
@@ -94,6 +98,7 @@ class Stream {
     }
   }
 
+  const std::shared_ptr<std::mutex> driver_ = std::make_shared<std::mutex>();
   std::mutex own_;
   std::condition_variable any_, room_;
   std::deque<std::function<void()>> items_;
@@ -110,6 +115,7 @@ Stream& of(void* stream) {
 
 struct Event {
   std::shared_ptr<Flag> last;
+  std::shared_ptr<std::mutex> driver;
 };
 
 /// One rank's communicator; those of one id meet in its mailboxes.
@@ -166,7 +172,12 @@ int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, 
 }
 
 int finished(void* event, int* answer) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
+  if (const auto driver = static_cast<Event*>(event)->driver) {
+    lock.unlock();
+    const std::lock_guard waiting(*driver);
+    lock.lock();
+  }
   const auto& last = static_cast<Event*>(event)->last;
   return *answer = last == nullptr || last->up, 0;
 }
@@ -174,7 +185,7 @@ int finished(void* event, int* answer) {
 int record(void* event, void* stream) {
   auto flag = std::make_shared<Flag>();
   std::unique_lock lock(mutex);
-  static_cast<Event*>(event)->last = flag;
+  *static_cast<Event*>(event) = {flag, of(stream).driver()};
   lock.unlock();
   return of(stream).put([flag] { raise(flag); }), 0;
 }
