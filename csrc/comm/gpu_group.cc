@@ -5,6 +5,7 @@
 
 #include "base/thread.h"
 #include "comm/communicator.h"
+#include "gpu/check_device.h"
 
 namespace ringlet {
 namespace {
@@ -76,14 +77,14 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   auto work = std::make_shared<Work>();
   const RingletCudaDevice& device = engines_->device();
   int captured = 0;
-  device_call(device.capturing(stream, &captured), "asking whether a stream is captured");
+  check_device(device, device.capturing(stream, &captured), "asking whether a stream is captured");
   const Launch launch{Deadline::after(timeout), what};
   std::exception_ptr failed;
   void* done = nullptr;
   try {
     begin(launch, stream, captured != 0);
     enqueue();
-    if (captured == 0) device_call(device.record(done = event(), stream), "recording an event");
+    if (captured == 0) check_device(device, device.record(done = event(), stream), "recording an event");
     answer_watch();
   } catch (const InvalidUsage&) {
     failed = std::current_exception();
@@ -119,7 +120,8 @@ void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
     if (!captured && !pending_.empty() && pending_.back().stream != stream) behind = pending_.back().event;
   }
   // Should it be done and free by now, nothing records it anew before this.
-  if (behind != nullptr) device_call(engines_->device().wait(stream, behind), "waiting for an event");
+  if (behind != nullptr)
+    check_device(engines_->device(), engines_->device().wait(stream, behind), "waiting for an event");
 }
 
 /// On a thread of its own: the caller's may be on another device, which this would make a place for the process, and
@@ -142,7 +144,7 @@ void* GpuGroup::event() {
     }
   }
   void* made = nullptr;
-  device_call(engines_->device().create_event(&made), "making an event");
+  check_device(engines_->device(), engines_->device().create_event(&made), "making an event");
   return made;
 }
 
@@ -253,15 +255,11 @@ size_t GpuGroup::finished() const {
   size_t through = 0;
   for (const Pending& call : pending_) {
     int answer = 0;
-    device_call(engines_->device().finished(call.event, &answer), call.what.c_str());
+    check_device(engines_->device(), engines_->device().finished(call.event, &answer), call.what);
     if (answer == 0) break;
     ++through;
   }
   return through;
-}
-
-void GpuGroup::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + engines_->device().explain(code));
 }
 
 }  // namespace ringlet

@@ -89,7 +89,6 @@ class GpuGroup {
   size_t finished_as_far_as_known();
   void answer_watch();
   void* event();
-  void device_call(int code, const char* what) const;
 
   Communicator& host_;
   std::optional<GpuExecutors> engines_;  // ends in the thread that is on the device

@@ -7,6 +7,7 @@
 #include "base/partition.h"
 #include "engine/call_layout.h"
 #include "engine/selector.h"
+#include "gpu/check_device.h"
 
 namespace ringlet {
 namespace {
@@ -115,11 +116,13 @@ GpuMessageExecutor::GpuMessageExecutor(NcclCommunicator& communicator, const Rin
       pointers_(static_cast<size_t>(device.most_sources)) {
   try {
     void* scratch = nullptr;
-    device_call(device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
+    check_device(device_, device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
     scratch_ = static_cast<std::byte*>(scratch);
-    for (NcclStream* stream : {&transfers_, &computing_}) device_call(device_.create_stream(stream), "making a stream");
-    for (void** event : {&moved_, &entered_, &done_}) device_call(device_.create_event(event), "making an event");
-    for (void*& event : ready_) device_call(device_.create_event(&event), "making an event");
+    for (NcclStream* stream : {&transfers_, &computing_})
+      check_device(device_, device_.create_stream(stream), "making a stream");
+    for (void** event : {&moved_, &entered_, &done_})
+      check_device(device_, device_.create_event(event), "making an event");
+    for (void*& event : ready_) check_device(device_, device_.create_event(&event), "making an event");
   } catch (...) {
     release();
     throw;
@@ -230,9 +233,9 @@ void GpuMessageExecutor::enqueue(const Bound& bound) {
   moving_ = false;
   std::fill(std::begin(fresh_), std::end(fresh_), false);
   if (bound.overlapped()) {
-    device_call(device_.record(entered_, bound.stream), "recording an event");
+    check_device(device_, device_.record(entered_, bound.stream), "recording an event");
     for (NcclStream stream : {bound.transfers, bound.computing}) {
-      device_call(device_.wait(stream, entered_), "waiting for an event");
+      check_device(device_, device_.wait(stream, entered_), "waiting for an event");
     }
   }
   const std::vector<Turn> turns = bound.turns();
@@ -280,7 +283,7 @@ void GpuMessageExecutor::catch_up(const Bound& bound) {
 /// Who sends what the segment has waits for its arithmetic so far.
 void GpuMessageExecutor::mark_ready(const Bound& bound, const Segment& segment) {
   if (!bound.overlapped()) return;
-  device_call(device_.record(ready_[segment.set], bound.computing), "recording an event");
+  check_device(device_, device_.record(ready_[segment.set], bound.computing), "recording an event");
   fresh_[segment.set] = true;
 }
 
@@ -305,7 +308,7 @@ bool GpuMessageExecutor::transfer(const Bound& bound, const std::vector<Turn>& t
   if (!any) return false;
   for (const Turn& turn : turns) {
     if (!std::exchange(fresh_[turn.segment.set], false)) continue;
-    device_call(device_.wait(bound.transfers, ready_[turn.segment.set]), "waiting for an event");
+    check_device(device_, device_.wait(bound.transfers, ready_[turn.segment.set]), "waiting for an event");
   }
   communicator_.close_group(Deadline::after(bound.call.timeout));
   return true;
@@ -328,16 +331,16 @@ void GpuMessageExecutor::combine(const Bound& bound, const GpuCombine& item, con
   }
   if (args.count == 0) return;
   if (item.sources > 1 || scale) {
-    device_call(device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
+    check_device(device_, device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
   } else if (args.dst != pointers_[0]) {
-    device_call(device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
+    check_device(device_, device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
   }
 }
 
 void GpuMessageExecutor::order(const Bound& bound, void* event, NcclStream before, NcclStream after) {
   if (!bound.overlapped()) return;
-  device_call(device_.record(event, before), "recording an event");
-  device_call(device_.wait(after, event), "waiting for an event");
+  check_device(device_, device_.record(event, before), "recording an event");
+  check_device(device_, device_.wait(after, event), "waiting for an event");
 }
 
 void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout,
@@ -359,10 +362,6 @@ void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chr
     communicator_.abort();
     rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());
   }
-}
-
-void GpuMessageExecutor::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
 }
 
 }  // namespace ringlet

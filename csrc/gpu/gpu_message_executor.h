@@ -79,7 +79,6 @@ class GpuMessageExecutor {
   void mark_ready(const Bound& bound, const Segment& segment);
   void order(const Bound& bound, void* event, NcclStream before, NcclStream after);
   void release() noexcept;
-  void device_call(int code, const char* what) const;
 
   NcclCommunicator& communicator_;
   const Selector selector_;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/partition.h"
 #include "engine/selector.h"
+#include "gpu/check_device.h"
 #include "gpu/pull_program.h"
 
 namespace ringlet {
@@ -45,7 +46,7 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
                        std::to_string(setup_.blocks) + " blocks");
   }
   void* mapped = nullptr;
-  device_call(device_.allocate_mapped(&mapped, sizeof(cuda::PullHost)), "allocating memory of the host's");
+  check_device(device_, device_.allocate_mapped(&mapped, sizeof(cuda::PullHost)), "allocating memory of the host's");
   host_ = static_cast<cuda::PullHost*>(mapped);
   try {
     reserve(kProgramBytes);
@@ -62,7 +63,7 @@ GpuPullExecutor::~GpuPullExecutor() {
 
 void GpuPullExecutor::reserve(size_t bytes) {
   void* memory = nullptr;
-  device_call(device_.allocate(&memory, bytes), "allocating room for plans");
+  check_device(device_, device_.allocate(&memory, bytes), "allocating room for plans");
   owned_.push_back(memory);
   free_ = static_cast<std::byte*>(memory);
   room_ = bytes;
@@ -73,7 +74,7 @@ void GpuPullExecutor::reserve(size_t bytes) {
 const std::byte* GpuPullExecutor::upload(const void* data, size_t bytes) {
   const size_t wanted = round_up(bytes, 16);
   if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
-  if (bytes > 0) device_call(copies_.upload(free_, data, bytes), "uploading a plan");
+  if (bytes > 0) check_device(device_, copies_.upload(free_, data, bytes), "uploading a plan");
   free_ += wanted;
   room_ -= wanted;
   return free_ - wanted;
@@ -209,8 +210,9 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   last_ = describe(call);
   // A collective that combines nothing copies bytes, which any of the kernels does.
   const bool reduces = is_reduction(call.collective);
-  device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
-              "launching a pull kernel");
+  check_device(device_,
+               device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
+               "launching a pull kernel");
 }
 
 void GpuPullExecutor::check(const std::string& in) const {
@@ -262,11 +264,7 @@ void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept 
 /// From this rank's region.
 void GpuPullExecutor::read(void* to, size_t offset, size_t bytes) const {
   const std::byte* from = setup_.regions[static_cast<size_t>(setup_.rank)] + offset;
-  device_call(copies_.download(to, from, bytes), "reading a region");
-}
-
-void GpuPullExecutor::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
+  check_device(device_, copies_.download(to, from, bytes), "reading a region");
 }
 
 }  // namespace ringlet

@@ -75,7 +75,6 @@ class GpuPullExecutor {
   [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;
-  void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const Setup setup_;

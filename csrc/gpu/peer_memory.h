@@ -66,7 +66,6 @@ class PeerMemory {
 
  private:
   std::byte* reached(const Offer& offer, const RingletCudaShare& share, std::byte* address, const std::string& whose);
-  void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const CopyStream copies_;
