@@ -44,7 +44,7 @@ help:
 	@echo "make test-launchers          install Slurm, Ray and the MPI libraries, and launch with them"
 	@echo "make test-frameworks         install DeepSpeed, Accelerate, Lightning and transformers, and train with them"
 	@echo "make mutants                 put seeded faults into the code, and see that the tests find each"
-	@echo "make gpu-check      test and measure on a machine with an NVIDIA GPU, and write a page (tests/gpu/check.py)"
+	@echo "make gpu-check PARTS=virtual   test and measure on a machine with an NVIDIA GPU; then PARTS=ranks (docs/gpu.md)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
@@ -246,7 +246,7 @@ cpp-test: install
 
 # On a machine with an NVIDIA GPU; needs no network and makes no .venv.
 gpu-check:
-	@$(PYTHON) tests/gpu/check.py
+	@$(PYTHON) tests/gpu/check.py $(PARTS)
 
 # What the Python tests have for a GPU.
 emulated-device: extension

@@ -122,4 +122,11 @@ Collective checked_collective(const std::string& name) {
   return *found;
 }
 
+void check_on_host(const Call& call) {
+  if (!is_nccls_own(call.algorithm)) return;
+  throw InvalidUsage(std::string(name(call.collective)) +
+                     ": the algorithm nccl takes tensors on a GPU; for tensors on the host choose auto, or one of " +
+                     algorithm_names(call.collective));
+}
+
 }  // namespace ringlet

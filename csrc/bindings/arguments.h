@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "engine/call.h"
 #include "schedule/collective.h"
 
 namespace ringlet {
@@ -23,6 +24,9 @@ ReduceOp parse_op(PyObject* object, const char* call);
 
 /// A rank as an integer. Refuses floats, and integers that do not fit into an int.
 int integer_of(PyObject* object, const char* call, const char* parameter);
+
+/// InvalidUsage for a call on the host's tensors whose algorithm only GPUs have.
+void check_on_host(const Call& call);
 
 double number_of(PyObject* object, const char* call, const char* parameter);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "bindings/arguments.h"
 #include "bindings/authored.h"
 #include "bindings/profiled.h"
 #include "bindings/tensors.h"
@@ -183,6 +184,7 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   }
   const c10::Device device = issue.device();
   if (!device.is_cpu()) return issue_on(device, std::move(issue));
+  for (const Issue::Step& step : issue.steps) check_on_host(step.call);
   const Title title{issue.type, issue.title, group_->sequence()};
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled);
   const auto held = std::make_shared<Issue>(std::move(issue));

@@ -243,6 +243,7 @@ PyObject* issue_lists(Communicator& group, const Call& given, const Lists& lists
     for (const at::Tensor& original : lists.staging.originals()) calls.tensors.push_back(original);
     return on_device(group, calls);
   }
+  check_on_host(given);
   auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<ListCall>>>(made->tensors, made);
   const auto profiled = profile(made->call, first(lists.outputs), first(lists.inputs));
   if (!lists.staging.empty()) {
@@ -277,6 +278,7 @@ PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Stagi
     }
     return on_device(group, calls);
   }
+  check_on_host(call);
   if (async || staging != nullptr) {
     auto keep = std::make_shared<MemoryHold>(std::initializer_list{bound.output, bound.input});
     if (staging == nullptr) return as_python(watched(start(group, call, std::move(keep)), profiled));
@@ -448,6 +450,7 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   call.collective = Collective::all_reduce;
   call.op = op != nullptr ? parse_op(op, "all_reduce") : ReduceOp::sum;
   call.algorithm = algorithm != nullptr ? algorithm_of(algorithm, call.collective) : nullptr;
+  check_on_host(call);
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);

@@ -12,7 +12,7 @@ namespace ringlet {
 namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
-constexpr int kMostBlocks = 16;  // of a pull kernel
+constexpr int kMostBlocks = 32;  // of a pull kernel
 constexpr std::chrono::seconds kGoodbye{2};
 static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.staging() <= PeerMemory::kZeroed);
 
@@ -67,6 +67,9 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   mine.peer_bytes = parts.peer_bytes;
   mine.no_device = parts.no_device;
   mine.no_nccl = parts.no_nccl;
+  if (const int code = parts.device == nullptr ? 0 : parts.device->load(); code != 0) {
+    mine.no_device = std::string("loading the kernels: ") + parts.device->explain(code);
+  }
   try {
     if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
   } catch (const Error& error) {
@@ -104,7 +107,8 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
           .world = host_.world(),
           .look =
               [this] {
-                if (!made_) check_interrupts();
+                if (made_) return;  // whoever watches over the calls looks at the peers, too
+                check_interrupts();
                 host_.poll_failures();
               },
           .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
@@ -113,6 +117,7 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
       message_ = std::make_unique<GpuMessageExecutor>(
           *communicator_, device(), GpuMessageExecutor::Limits{}, host_.selector(),
           host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));
+      collectives_.emplace(*communicator_);
     } catch (const Error& error) {
       mine.no_nccl = error.what();
     }
@@ -164,6 +169,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   }
   if (!no_nccl_.empty()) {
     message_.reset();
+    collectives_.reset();
     communicator_.reset();
   }
   const std::string who =
@@ -184,7 +190,7 @@ GpuExecutors::~GpuExecutors() {
 
 /// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
 bool GpuExecutors::through_peers(const Call& call) const {
-  if (!pull_) return false;
+  if (!pull_ || (message_ && is_nccls_own(call.algorithm))) return false;
   if (!message_) return true;
   if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
   return buffer_bytes(call, host_.world()) <= parts_.peer_bytes;
@@ -196,11 +202,28 @@ void GpuExecutors::run(const Call& call, void* stream) {
       throw InvalidUsage(std::string(name(call.collective)) +
                          " on lists of tensors on a GPU needs NCCL, which this group cannot use" + no_nccl_);
     }
+    if (is_nccls_own(call.algorithm)) {
+      throw InvalidUsage(std::string(name(call.collective)) + ": the algorithm nccl needs NCCL, and there is none" +
+                         no_nccl_);
+    }
     last_ = &pull_->last_call();
     pull_->run(call, stream);
   } else {
+    run_through_nccl(call, stream);
+  }
+}
+
+void GpuExecutors::run_through_nccl(const Call& call, void* stream) {
+  Call chosen = call;
+  if (call.algorithm == nullptr && NcclCollectives::serves(call)) {
+    chosen.algorithm = &message_->algorithm_for(call, /*nccls_own=*/true);
+  }
+  if (is_nccls_own(chosen.algorithm)) {
+    last_ = &collectives_->last_call();
+    collectives_->run(chosen, stream);
+  } else {
     last_ = &message_->last_call();
-    message_->run(call, stream);
+    message_->run(chosen, stream);
   }
 }
 
@@ -210,9 +233,9 @@ void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::m
   message_->exchange(messages, timeout, stream);
 }
 
-void GpuExecutors::check(bool closely) {
+void GpuExecutors::check(const std::string& what) {
   if (communicator_) communicator_->check();
-  if (pull_ && closely) pull_->check();
+  if (pull_) pull_->check(what);
 }
 
 void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {

@@ -3,19 +3,21 @@
 // Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and
 // reasons. Collectives of up to Parts::peer_bytes go through peers' memory, longer ones, messages and blocks of
-// different sizes through NCCL; where there is only one of the two it serves what it can, and the rest is InvalidUsage.
-// check(), closely and after work was found finished, throws what has ended it. Calls are one at a time, in one order
-// on all ranks.
-// Ownership: the host's group outlives it. Thread safety: one thread at a time; the device must be current in the
-// constructor, run() and exchange().
+// different sizes through NCCL, by its own collectives or by schedules; where there is only one of the two it serves
+// what it can, and the rest is InvalidUsage. check(), after work was found finished, throws what has ended it. Calls are
+// one at a time, in one order on all ranks.
+// Ownership: the host's group outlives it. Thread safety: one thread at a time, but check() and abort(), which come from
+// another one while that waits in a call; the device must be current in the constructor, run() and exchange().
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpu/gpu_message_executor.h"
 #include "gpu/gpu_pull_executor.h"
+#include "gpu/nccl_collectives.h"
 #include "gpu/peer_memory.h"
 
 namespace ringlet {
@@ -53,8 +55,8 @@ class GpuExecutors {
   /// What the last call was, for messages.
   const std::string& last_call() const { return *last_; }
 
-  /// `closely`: asks the device as well, which takes microseconds.
-  void check(bool closely);
+  /// Throws what has ended the calls; `what` is the first that is not done.
+  void check(const std::string& what);
   void abort(ErrorKind kind, const std::string& reason) noexcept;
 
   /// "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"
@@ -68,11 +70,13 @@ class GpuExecutors {
   std::vector<Offer> exchange(const Offer& mine);
   void drop(const std::vector<Offer>& all);
   bool through_peers(const Call& call) const;
+  void run_through_nccl(const Call& call, void* stream);
 
   Communicator& host_;
   const Parts parts_;
   std::unique_ptr<NcclCommunicator> communicator_;
   std::unique_ptr<GpuMessageExecutor> message_;
+  std::optional<NcclCollectives> collectives_;
   std::unique_ptr<PeerMemory> memory_;
   std::unique_ptr<GpuPullExecutor> pull_;
   std::string no_nccl_, no_peers_;  // why not, where not

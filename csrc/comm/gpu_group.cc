@@ -1,16 +1,20 @@
 #include "comm/gpu_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/thread.h"
 #include "comm/communicator.h"
+#include "gpu/check_device.h"
 
 namespace ringlet {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};      // between two looks at the pending calls
-constexpr std::chrono::milliseconds kLookEvery{20};  // between two looks at the peers, each of which is a system call
+constexpr std::chrono::milliseconds kGlance{1};      // between two looks at what is pending
+constexpr std::chrono::milliseconds kIdle{20};       // ... at whether a launch has begun, which wakes nobody
+constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
 constexpr std::chrono::seconds kGoodbye{2};
+void* const kPerThread = reinterpret_cast<void*>(2);  // cudaStreamPerThread
 
 }  // namespace
 
@@ -36,11 +40,13 @@ GpuGroup::~GpuGroup() {
 std::shared_ptr<Work> GpuGroup::run(Call call, void* stream) {
   host_.check(call);
   if (call.timeout.count() <= 0) call.timeout = host_.timeout();
-  return give(stream, call.timeout, [&] {
-    call.sequence = sequence_;
+  const std::lock_guard turn(order_);
+  call.sequence = sequence_;
+  const auto enqueue = [&] {
     engines_->run(call, stream);
     ++sequence_;
-  });
+  };
+  return give(stream, call.timeout, enqueue, [&] { return ringlet::describe(call); });
 }
 
 std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* stream) {
@@ -55,43 +61,67 @@ std::shared_ptr<Work> GpuGroup::exchange(std::vector<Message> messages, void* st
     if (message.timeout.count() <= 0) message.timeout = host_.timeout();
     timeout = std::max(timeout, message.timeout);
   }
-  return give(stream, timeout, [&] { engines_->exchange(messages, timeout, stream); });
+  const std::lock_guard turn(order_);
+  const auto enqueue = [&] { engines_->exchange(messages, timeout, stream); };
+  return give(stream, timeout, enqueue, [&] { return ringlet::describe(messages); });
 }
 
-/// A refused call changes nothing; a later failure ends the group. All calls use the same scratch or staging buffers,
-/// so a call waits for the last one if that is on another stream.
+/// With order_ held. What is refused leaves all as it was; what fails later ends the group.
 std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds timeout,
-                                     const std::function<void()>& enqueue) {
+                                     const std::function<void()>& enqueue, const std::function<std::string()>& what) {
+  if (stream == kPerThread) {
+    throw InvalidUsage(what() +
+                       " on a GPU: cudaStreamPerThread is another stream in each thread, and NCCL's launches "
+                       "come from a thread of the group's; make the call on a stream that was created");
+  }
   auto work = std::make_shared<Work>();
+  const RingletCudaDevice& device = engines_->device();
+  int captured = 0;
+  check_device(device, device.capturing(stream, &captured), "asking whether a stream is captured");
+  const Launch launch{Deadline::after(timeout), what};
+  std::exception_ptr failed;
+  void* done = nullptr;
+  try {
+    begin(launch, stream, captured != 0);
+    enqueue();
+    if (captured == 0) check_device(device, device.record(done = event(), stream), "recording an event");
+    answer_watch();
+  } catch (const InvalidUsage&) {
+    failed = std::current_exception();
+  } catch (const Error& error) {
+    host_.poison(error);
+    failed = std::current_exception();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  launch_.reset();
+  // What a launch says that was waiting while another thread ended all is not why.
+  if (ended_) std::rethrow_exception(ended_);
+  if (failed) std::rethrow_exception(failed);
+  if (captured != 0) {
+    work->complete(nullptr);
+    return work;
+  }
+  const bool idle = pending_.empty();
+  pending_.push_back({done, stream, launch.deadline, engines_->last_call(), work});
+  if (idle) changed_.notify_all();  // otherwise it looks soon by itself; woken for each call it would be in the way
+  return work;
+}
+
+/// All calls use the same scratch, or the same staging buffers: on another stream than the last call's, a call waits
+/// for that.
+void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
+  void* behind = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    const RingletCudaDevice& device = engines_->device();
-    int captured = 0;
-    device_call(device.capturing(stream, &captured), "asking whether a stream is captured");
-    if (captured == 0 && !pending_.empty() && pending_.back().stream != stream) {
-      device_call(device.wait(stream, pending_.back().event), "waiting for an event");
-    }
-    try {
-      enqueue();
-    } catch (const InvalidUsage&) {
-      throw;
-    } catch (const Error& error) {
-      host_.poison(error);
-      throw;
-    }
-    if (captured == 0) {
-      void* done = event();
-      device_call(device.record(done, stream), "recording an event");
-      const bool idle = pending_.empty();
-      pending_.push_back({done, stream, Deadline::after(timeout), engines_->last_call(), work});
-      if (idle)
-        changed_
-            .notify_all();  // otherwise it looks soon by itself; woken for each call it would stand in the next's way
-      return work;
-    }
+    if (ended_) std::rethrow_exception(ended_);
+    launch_ = launch;
+    if (!captured && !pending_.empty() && pending_.back().stream != stream) behind = pending_.back().event;
   }
-  work->complete(nullptr);
-  return work;
+  // Should it be done and free by now, nothing records it anew before this.
+  if (behind != nullptr)
+    check_device(engines_->device(), engines_->device().wait(stream, behind), "waiting for an event");
 }
 
 /// Runs on a thread of its own. The caller's thread may use another device, on which this would make a context. And the
@@ -105,21 +135,24 @@ void GpuGroup::abort(const std::string& reason) {
 }
 
 void* GpuGroup::event() {
-  if (events_.empty()) {
-    void* made = nullptr;
-    device_call(engines_->device().create_event(&made), "making an event");
-    return made;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!events_.empty()) {
+      void* free = events_.back();
+      events_.pop_back();
+      return free;
+    }
   }
-  void* free = events_.back();
-  events_.pop_back();
-  return free;
+  void* made = nullptr;
+  check_device(engines_->device(), engines_->device().create_event(&made), "making an event");
+  return made;
 }
 
 void GpuGroup::watch() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !pending_.empty(); });
-    if (pending_.empty()) return;
+    while (!stop_ && pending_.empty() && !launch_) changed_.wait_for(lock, kIdle);
+    if (pending_.empty() && !launch_) return;
     Ended ended;
     look(ended);
     if (ended.empty()) {
@@ -134,36 +167,54 @@ void GpuGroup::watch() {
 
 void GpuGroup::look(Ended& ended) {
   try {
-    const size_t through = finished();
-    const bool late = pending_.size() > through && pending_[through].deadline.passed();
+    const size_t through = finished_as_far_as_known();
     const bool cut_short = pending_.size() > through && stop_ && stop_->passed();
-    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was complete");
-    check(/*closely=*/through > 0 || late || cut_short);  // before the completions: an aborted call looks finished
+    if (cut_short) engines_->abort(ErrorKind::invalid_usage, "the group was closed before this call was done");
+    check();  // after, since what is aborted looks finished
     look_at_peers();
     for (size_t i = 0; i < through; ++i) {
       events_.push_back(pending_.front().event);
       ended.emplace_back(std::move(pending_.front().work), nullptr);
       pending_.pop_front();
     }
-    if (!late) return;
-    throw Timeout(
-        pending_.front().what + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
-        " was not done at the deadline: some rank has not made this call, made another, or is stuck before it");
-  } catch (const Error& error) {
-    host_.poison(error);  // first: the peers must get the error, whatever the abort waits for
-    engines_->abort(error.kind(), error.what());
-    for (Pending& call : pending_) {
-      events_.push_back(call.event);
-      ended.emplace_back(std::move(call.work), std::current_exception());
+    if (const std::string call = late(); !call.empty()) {
+      throw Timeout(
+          call + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
+          " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
     }
-    pending_.clear();
+  } catch (const Error& error) {
+    end_all(error, ended);
   }
 }
 
-/// A kernel knows only which rank waited for which. If a peer's host has reported more, that error is thrown.
-void GpuGroup::check(bool closely) {
+/// Within a handler of `error`.
+void GpuGroup::end_all(const Error& error, Ended& ended) {
+  if (!ended_) {
+    ended_ = std::current_exception();
+    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
+    engines_->abort(error.kind(), error.what());
+  }
+  for (Pending& call : pending_) {
+    events_.push_back(call.event);
+    ended.emplace_back(std::move(call.work), ended_);
+  }
+  pending_.clear();
+  known_ = 0;
+}
+
+/// The call that is past its deadline, or "". During a launch it is not known what is finished: then the launch's own
+/// deadline counts, which passes after that of any call before with the same timeout.
+std::string GpuGroup::late() const {
+  if (launch_) return launch_->deadline.passed() ? oldest() : "";
+  return !pending_.empty() && pending_.front().deadline.passed() ? pending_.front().what : "";
+}
+
+std::string GpuGroup::oldest() const { return pending_.empty() ? launch_->what() : pending_.front().what; }
+
+/// Kernels know only who waited for whom; where a peer's host knows more, that is told.
+void GpuGroup::check() {
   try {
-    engines_->check(closely);
+    engines_->check(oldest());
   } catch (const Timeout&) {
     next_look_ = Deadline::after(std::chrono::milliseconds(0));
     try {
@@ -182,24 +233,33 @@ void GpuGroup::look_at_peers() {
   try {
     host_.poll_failures();
   } catch (const Error& error) {
-    rethrow(error.kind(), pending_.front().what + " on a GPU: " + error.what());
+    rethrow(error.kind(), oldest() + " on a GPU: " + error.what());
   }
 }
 
-/// How many of the pending calls the device has completed, from the first.
+/// What it could not ask the device during this launch, which has returned.
+void GpuGroup::answer_watch() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(wanted_, false) && !ended_) known_ = finished();
+}
+
+/// Without a question to the device while a launch is under way, which may wait for room with the driver's lock.
+size_t GpuGroup::finished_as_far_as_known() {
+  const size_t known = std::exchange(known_, 0);
+  wanted_ = launch_.has_value();
+  return launch_ ? known : finished();
+}
+
+/// How many of the pending calls the device is through with, from the first.
 size_t GpuGroup::finished() const {
   size_t through = 0;
   for (const Pending& call : pending_) {
     int answer = 0;
-    device_call(engines_->device().finished(call.event, &answer), call.what.c_str());
+    check_device(engines_->device(), engines_->device().finished(call.event, &answer), call.what);
     if (answer == 0) break;
     ++through;
   }
   return through;
-}
-
-void GpuGroup::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + engines_->device().explain(code));
 }
 
 }  // namespace ringlet

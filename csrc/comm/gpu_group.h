@@ -4,7 +4,8 @@
 // group goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before,
 // and returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that
 // is not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done
-// at its deadline: then that Work, and every later call, throws Timeout.
+// at its deadline, also while the caller waits in a launch because the device takes no more: then that Work, the caller,
+// and every later call throw Timeout.
 // All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which
 // names both; NCCL compares nothing, so there they end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
@@ -13,6 +14,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -66,25 +68,45 @@ class GpuGroup {
   };
   using Ended = std::vector<std::pair<std::shared_ptr<Work>, std::exception_ptr>>;
 
-  std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue);
+  /// What is being put on a stream.
+  struct Launch {
+    Deadline deadline;
+    std::function<std::string()> what;
+  };
+
+  std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue,
+                             const std::function<std::string()>& what);
+  void begin(const Launch& launch, void* stream, bool captured);
   void watch();
   void look(Ended& ended);
-  void check(bool closely);
+  void end_all(const Error& error, Ended& ended);
+  std::string late() const;
+  std::string oldest() const;
+  void check();
   void look_at_peers();
   size_t finished() const;
+  size_t finished_as_far_as_known();
+  void answer_watch();
   void* event();
-  void device_call(int code, const char* what) const;
 
   Communicator& host_;
   std::optional<GpuExecutors> engines_;  // ends in the thread that is on the device
   std::optional<int64_t> side_stream_;
 
-  std::mutex mutex_;  // guards all that follows, and the engines
+  // Two locks, so that the watch is never behind a caller who waits in a launch.
+  std::mutex order_;       // held while a call is put on a stream; first
+  uint64_t sequence_ = 0;  // guarded by order_
+
+  std::mutex mutex_;  // guards all that follows; nobody waits for the device with it
   std::condition_variable changed_;
   std::deque<Pending> pending_;
+  std::optional<Launch>
+      launch_;                 // the watch asks the device nothing meanwhile: a launch that waits has the driver's lock
+  bool wanted_ = false;        // the watch would have: who launches asks for it
+  size_t known_ = 0;           // ... so many pending calls were finished
+  std::exception_ptr ended_;   // why nothing is taken any more
   std::vector<void*> events_;  // that are free
-  uint64_t sequence_ = 0;
-  std::optional<Deadline> stop_;  // the deadline of pending calls once the group ends
+  std::optional<Deadline> stop_;  // until when pending calls may go on
   Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));
   std::thread watch_;  // last: starts when all else is there
 };

@@ -52,6 +52,14 @@ struct RingletCudaDevice {
   /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
   int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
 
+  /// That of up to three ranks that share the device, in one launch, for tools that run one kernel at a time. Only int32's
+  /// sums and what copies.
+  int (*pull_together)(const ringlet::cuda::PullArgs* ranks, int count, ringlet::DType dtype, ringlet::ReduceOp op,
+                       void* stream);
+
+  /// Brings all kernels to the device, so that none is loaded at its first launch, beside kernels that wait for it.
+  int (*load)();
+
   /// From and to the host, done when they return; behind nothing but what is on that stream.
   int (*upload)(void* dst, const void* src, size_t bytes, void* stream);
   int (*download)(void* dst, const void* src, size_t bytes, void* stream);
@@ -66,6 +74,8 @@ struct RingletCudaDevice {
 
   int (*allocate)(void** memory, size_t bytes);  ///< may wait for the device, as release may
   int (*release)(void* memory);
+  int (*allocate_mapped)(void** memory, size_t bytes);  ///< the host's, zeroed; kernels reach it by the same address
+  int (*release_mapped)(void* memory);
   int (*create_stream)(void** stream);  ///< one that does not wait for the default stream
   int (*destroy_stream)(void* stream);
   int (*create_event)(void** event);

@@ -21,7 +21,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   const ReduceLaunch launch = counted.copies ? other_launch(DType::uint8, ReduceOp::bor) : reduce_launch(dtype, op);
   if (launch == nullptr) return cudaErrorInvalidValue;
   if (args->count == 0 || nothing) return cudaSuccess;
-  return launch(counted.args, static_cast<cudaStream_t>(stream));
+  return launch(&counted.args, static_cast<cudaStream_t>(stream));
 }
 
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
@@ -30,7 +30,23 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
 
 int pull(const PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   const PullLaunch launch = supports(dtype, op) ? pull_launch(dtype, op) : nullptr;
-  return launch == nullptr ? cudaErrorInvalidValue : launch(*args, static_cast<cudaStream_t>(stream));
+  return launch == nullptr ? cudaErrorInvalidValue : launch(args, static_cast<cudaStream_t>(stream));
+}
+
+/// Some kernels serve several dtypes and operations, and are loaded once.
+int load() {
+  for (int d = 0; d < kDTypes; ++d) {
+    for (int o = 0; o < kReduceOps; ++o) {
+      const auto dtype = static_cast<DType>(d);
+      const auto op = static_cast<ReduceOp>(o);
+      const ReduceLaunch reduction = reduce_launch(dtype, op);
+      const PullLaunch pull = supports(dtype, op) ? pull_launch(dtype, op) : nullptr;
+      cudaError_t refused = reduction == nullptr ? cudaSuccess : reduction(nullptr, nullptr);
+      if (refused == cudaSuccess && pull != nullptr) refused = pull(nullptr, nullptr);
+      if (refused != cudaSuccess) return refused;
+    }
+  }
+  return cudaSuccess;
 }
 
 int create_stream(void** stream) {
@@ -80,6 +96,17 @@ int allocate(void** memory, size_t bytes) {
 
 int release(void* memory) {
   return beside_captures([=] { return cudaFree(memory); });
+}
+
+int allocate_mapped(void** memory, size_t bytes) {
+  const cudaError_t refused =
+      beside_captures([=] { return cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped); });
+  if (refused == cudaSuccess) std::memset(*memory, 0, bytes);
+  return refused;
+}
+
+int release_mapped(void* memory) {
+  return beside_captures([=] { return cudaFreeHost(memory); });
 }
 
 int identity(RingletCudaIdentity* identity) {
@@ -138,6 +165,10 @@ constexpr RingletCudaDevice kDevice = {
     kMostSources,
     copy,
     pull,
+    [](const PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) -> int {
+      return launch_pull_together(ranks, count, dtype, op, static_cast<cudaStream_t>(stream));
+    },
+    load,
     upload,
     download,
     [](int device) -> int { return cudaSetDevice(device); },
@@ -148,6 +179,8 @@ constexpr RingletCudaDevice kDevice = {
     reach,
     allocate,
     release,
+    allocate_mapped,
+    release_mapped,
     create_stream,
     [](void* stream) -> int { return cudaStreamDestroy(static_cast<cudaStream_t>(stream)); },
     create_event,

@@ -10,13 +10,18 @@
 
 namespace ringlet::cuda {
 
-using ReduceLaunch = cudaError_t (*)(const ReduceArgs& args, cudaStream_t stream);
-using PullLaunch = cudaError_t (*)(const PullArgs& args, cudaStream_t stream);
+/// Without arguments they only load their kernels: one that is loaded at its first launch waits for kernels that run, and
+/// these may wait for it.
+using ReduceLaunch = cudaError_t (*)(const ReduceArgs* args, cudaStream_t stream);
+using PullLaunch = cudaError_t (*)(const PullArgs* args, cudaStream_t stream);
 
 ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
+
+constexpr int kMostPulledTogether = 3;
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream);
 
 constexpr int kThreads = 256;
 
@@ -46,17 +51,25 @@ inline cudaError_t count_blocks(size_t items, int at_once, int resident, unsigne
 
 /// Says what became of this launch. cudaGetLastError() after <<<>>> may tell of another call's refusal: of an event
 /// that was asked whether it is done, and was not.
-template <class Args>
+template <int kBlockThreads = kThreads, class Args>
 cudaError_t launch(void (*kernel)(Args), unsigned blocks, cudaStream_t stream, const Args& args) {
   void* parameters[] = {const_cast<std::remove_const_t<Args>*>(&args)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kThreads), parameters, 0, stream);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kBlockThreads), parameters, 0,
+                          stream);
+}
+
+template <class Args>
+cudaError_t load_kernel(void (*kernel)(Args)) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
 }
 
 __device__ inline size_t thread_index() { return size_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ inline size_t thread_count() { return size_t{gridDim.x} * kThreads; }
 
 template <class E, class Op, int kMost>
-__global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2) reduce_kernel(const __grid_constant__ ReduceWork<kMost> work) {
+__global__ void __launch_bounds__(kThreads, /*blocks of a processor=*/2)
+    reduce_kernel(const __grid_constant__ ReduceWork<kMost> work) {
   reduce_as_thread<E, Op, kMost>(work, thread_index(), thread_count());
 }
 
@@ -77,9 +90,13 @@ struct LaunchReduce {
   using Function = ReduceLaunch;
   template <class E, class Op>
   static Function get() {
-    return [](const ReduceArgs& args, cudaStream_t stream) {
-      const bool pair = args.n == 2 && args.scaled_source < 0 && args.divisor == 1;
-      return pair ? launch_work<E, Op, 2>(args, stream) : launch_work<E, Op, kMostSources>(args, stream);
+    return [](const ReduceArgs* args, cudaStream_t stream) {
+      if (args == nullptr) {
+        const cudaError_t refused = load_kernel(reduce_kernel<E, Op, 2>);
+        return refused == cudaSuccess ? load_kernel(reduce_kernel<E, Op, kMostSources>) : refused;
+      }
+      const bool pair = args->n == 2 && args->scaled_source < 0 && args->divisor == 1;
+      return pair ? launch_work<E, Op, 2>(*args, stream) : launch_work<E, Op, kMostSources>(*args, stream);
     };
   }
 };

@@ -8,9 +8,10 @@ namespace ringlet::cuda {
 namespace {
 
 constexpr unsigned kWarp = 32;
+constexpr int kPullThreads = 512;  // of a block
 // Of a wait, from one look at the clock and at whether the rank has failed to the next.
 constexpr unsigned kTurnsPerLook = 32;
-static_assert(kMostTogether * kWarp <= kThreads && kMostRanks <= kThreads);
+static_assert(kMostTogether * kWarp <= kPullThreads && kMostRanks <= kWarp);
 
 /// A block of threads. One of them speaks for all; barriers carry what it saw to the others (PTX memory model,
 /// causality through bar.sync).
@@ -27,17 +28,20 @@ struct DeviceBlock {
   }
   template <class Act>
   __device__ void each(Act act) {
-    act(size_t{threadIdx.x}, size_t{kThreads});
+    act(size_t{threadIdx.x}, size_t{kPullThreads});
   }
-  /// Each of `count` acts by a thread of another warp.
+  /// Each of `count` acts by a warp.
   template <class Act>
-  __device__ void apart(unsigned count, Act act) {
-    if (threadIdx.x % kWarp == 0 && threadIdx.x / kWarp < count) act(static_cast<int>(threadIdx.x / kWarp));
+  __device__ void lanes(int count, Act act) {
+    const auto k = static_cast<int>(threadIdx.x / kWarp);
+    if (k < count) act(k, static_cast<int>(threadIdx.x % kWarp), static_cast<int>(kWarp));
   }
+  __device__ static void warp() { __syncwarp(); }
+  __device__ static bool all_lanes(bool mine) { return __all_sync(~0u, mine) != 0; }
   /// Each of `count` acts by as many whole warps as there are for it.
   template <class Act>
   __device__ void split(unsigned count, Act act) {
-    const unsigned team = kThreads / kWarp / count * kWarp, k = threadIdx.x / team;
+    const unsigned team = kPullThreads / kWarp / count * kWarp, k = threadIdx.x / team;
     if (k < count) act(static_cast<int>(k), size_t{threadIdx.x % team}, size_t{team});
   }
   __device__ bool any(bool mine) { return __syncthreads_or(mine) != 0; }
@@ -53,12 +57,20 @@ struct DeviceBlock {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
   }
+  __device__ static void fence() { __threadfence_system(); }
+  __device__ static void store(uint64_t* word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+  /// The first to write a word that is 0.
+  __device__ static bool claim(uint64_t* word, uint64_t value) {
+    return atomicCAS(reinterpret_cast<unsigned long long*>(word), 0ull, value) == 0;
+  }
   /// To `count` words, each by a thread of its own.
   template <class Words>
   __device__ void publish(int count, Words words, uint64_t value) {
     __syncthreads();  // all threads' stores come before
     const auto k = static_cast<int>(threadIdx.x);
-    if (k < count) asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words(k)), "l"(value) : "memory");
+    if (k < count) store(words(k), value);
   }
   __device__ static uint64_t nanoseconds() {
     uint64_t now;
@@ -69,14 +81,14 @@ struct DeviceBlock {
   /// Each of `count` waits by a thread of its own; false on all threads where one is over, or a peer calls something
   /// else.
   template <class Waits>
-  __device__ bool wait(int count, Waits waits, const PullCall& own, uint64_t budget, PullEnd* end) {
+  __device__ bool wait(int count, Waits waits, const PullWatch& watch) {
     bool bad = false;
-    const auto fail = [&](uint64_t failure) {
+    const auto give_up = [&](uint64_t failure) {
       bad = true;
-      atomicCAS(reinterpret_cast<unsigned long long*>(&end->own), 0ull, failure);
+      fail<DeviceBlock>(watch, failure);
     };
     const unsigned lane = threadIdx.x % kWarp;
-    for (unsigned first = threadIdx.x - lane; first < static_cast<unsigned>(count); first += kThreads) {
+    for (unsigned first = threadIdx.x - lane; first < static_cast<unsigned>(count); first += kPullThreads) {
       PullWait one{};
       bool waiting = first + lane < static_cast<unsigned>(count);
       if (waiting) one = waits(static_cast<int>(first + lane));
@@ -86,16 +98,14 @@ struct DeviceBlock {
         if (!waiting) continue;
         if (load(one.word) >= one.target) {
           waiting = false;
-          const PullCall* call = one.call;
-          if (call != nullptr && (call->signature != own.signature || call->count != own.count)) {
-            fail(one.failure | kOtherCall);
-          }
+          if (!calls_the_same(one, watch.own)) give_up(one.failure | kOtherCall);
         } else if (turn % kTurnsPerLook == 0) {
           if (turn == 0) start = nanoseconds();
-          const uint64_t told = peek(&end->told);
-          waiting = told == 0 && peek(&end->own) == 0 &&
-                    static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(budget);
-          if (!waiting) fail(told != 0 ? pull_failure_of(rank_of(told), one.failure) : one.failure);
+          const uint64_t told = peek(&watch.end->told);
+          // The host's memory is a long way off: not at the first look.
+          waiting = told == 0 && peek(&watch.end->own) == 0 && (turn == 0 || peek(&watch.host->ended) == 0) &&
+                    static_cast<int64_t>(nanoseconds() - start) <= static_cast<int64_t>(watch.budget);
+          if (!waiting) give_up(told != 0 ? pull_failure_of(rank_of(told), one.failure) : one.failure);
         }
       }
     }
@@ -104,18 +114,39 @@ struct DeviceBlock {
 };
 
 template <class E, class Op>
-__global__ void __launch_bounds__(kThreads, 1) pull_kernel(const __grid_constant__ PullArgs args) {
+__global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_constant__ PullArgs args) {
   __shared__ PullShared shared;
   DeviceBlock block{shared};
   PullInterpreter<E, Op, DeviceBlock>(args, block).run();
+}
+
+struct PullTogether {
+  PullArgs ranks[kMostPulledTogether];
+};
+static_assert(sizeof(PullTogether) <= 4096);  // what a kernel's parameters may have
+
+template <class E, class Op>
+__global__ void __launch_bounds__(kPullThreads, 1) pull_together_kernel(const __grid_constant__ PullTogether all) {
+  __shared__ PullShared shared;
+  DeviceBlock block{shared};
+  PullInterpreter<E, Op, DeviceBlock>(all.ranks[blockIdx.y], block).run();
+}
+
+template <class E, class Op>
+cudaError_t launch_together(const PullTogether& all, int count, cudaStream_t stream) {
+  void* parameters[] = {const_cast<PullTogether*>(&all)};
+  const dim3 grid(static_cast<unsigned>(all.ranks[0].blocks), static_cast<unsigned>(count));
+  return cudaLaunchKernel(reinterpret_cast<const void*>(pull_together_kernel<E, Op>), grid, dim3(kPullThreads),
+                          parameters, 0, stream);
 }
 
 struct LaunchPull {
   using Function = PullLaunch;
   template <class E, class Op>
   static Function get() {
-    return [](const PullArgs& args, cudaStream_t stream) {
-      return launch(pull_kernel<E, Op>, static_cast<unsigned>(args.layout.blocks), stream, args);
+    return [](const PullArgs* args, cudaStream_t stream) {
+      if (args == nullptr) return load_kernel(pull_kernel<E, Op>);
+      return launch<kPullThreads>(pull_kernel<E, Op>, static_cast<unsigned>(args->blocks), stream, *args);
     };
   }
 };
@@ -126,6 +157,15 @@ PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept {
   if (const PullLaunch launch = find_float<LaunchPull>(dtype, op)) return launch;
   if (const PullLaunch launch = find_float8<LaunchPull>(dtype, op)) return launch;
   return find_other<LaunchPull>(dtype, op);
+}
+
+cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream) {
+  PullTogether all{};
+  if (count < 1 || count > kMostPulledTogether) return cudaErrorInvalidValue;
+  for (int q = 0; q < count; ++q) all.ranks[q] = ranks[q];
+  if (dtype == DType::int32 && op == ReduceOp::sum) return launch_together<Integer<int32_t>, Sum>(all, count, stream);
+  if (dtype == DType::uint8 && op == ReduceOp::bor) return launch_together<Integer<uint8_t>, Or>(all, count, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace ringlet::cuda

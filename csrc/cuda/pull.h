@@ -53,6 +53,7 @@ struct PullCall {
   uint64_t input;
   uint64_t output;
   uint64_t in_heap;  // 1: peers can read them there
+  uint64_t skew;     // how far its tensors begin past a pack's start; what it stages lies as far past one
 };
 
 /// How a rank's calls came to their end: pull_failure()s, or 0.
@@ -61,12 +62,18 @@ struct PullEnd {
   uint64_t told;  // the last of its peers' that did
 };
 
+/// In the host's memory, which kernels reach: reading it takes the host no call to the device.
+struct PullHost {
+  PullEnd end;     // of the rank's calls, as far as its own kernels know
+  uint64_t ended;  // not 0: the host has ended the rank's calls
+};
+
 /// A region: its PullEnd, an incoming area for each block, then for each block two areas by the parity of the epoch, in
 /// which its staging buffers are. An incoming area has all ranks' progress, then what they call. Areas are the same for
 /// all calls: a peer may still read what the call before left in one.
 struct PullLayout {
   static constexpr size_t kLine = 128;
-  int blocks;
+  int blocks;  // that a kernel has at most
   int ranks;
   size_t area_bytes;  // a multiple of what a pack has
   size_t slot_bytes;  // of one chunk's piece in one staging buffer
@@ -105,7 +112,9 @@ struct PullArgs {
   PullCall call;
   int rank;
   int world;
+  int blocks;  // of this kernel
   PullLayout layout;
+  PullHost* host;
   size_t parts;
   size_t length;  // elements of a chunk ...
   size_t longer;  // ... of which the first so many have one more
@@ -143,15 +152,41 @@ struct PullWait {
   const uint64_t* word;
   uint64_t target;
   const PullCall* call;  // to compare then; null: not now
+  uint8_t* skew;         // which the call tells
   uint64_t failure;
 };
+
+/// What ends a wait otherwise.
+struct PullWatch {
+  const PullCall& own;
+  uint64_t budget;
+  PullEnd* end;
+  PullHost* host;
+};
+
+/// Of a peer that has come: false where it calls something else.
+RINGLET_BOTH bool calls_the_same(const PullWait& wait, const PullCall& own) {
+  if (wait.call == nullptr) return true;
+  *wait.skew = static_cast<uint8_t>(wait.call->skew);
+  return wait.call->signature == own.signature && wait.call->count == own.count;
+}
+
+template <class Block>
+RINGLET_BOTH void fail(const PullWatch& watch, uint64_t failure) {
+  if (Block::claim(&watch.end->own, failure)) Block::store(&watch.host->end.own, failure);
+}
 
 /// What a block's threads share.
 struct PullShared {
   ReduceWork<kMostRanks> works[kMostTogether];
+  // Of a work's sources: the rank in whose staging buffer one is, or kNowhere, and how far it lies past a pack's start
+  // but for that rank's skew.
+  uint8_t staged_by[kMostTogether][kMostRanks];
+  uint8_t past[kMostTogether][kMostRanks];
   // By rank, as far as this block knows them.
   const std::byte* inputs[kMostRanks];
   const std::byte* outputs[kMostRanks];
+  uint8_t skews[kMostRanks];
   bool in_place;
   // The program, where it has room: in the device's memory each step would be two reads, one after the other.
   PullStep steps[72];
@@ -164,24 +199,30 @@ class PullInterpreter {
   RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : args_(args), block_(block) {}
 
   RINGLET_BOTH void run() {
-    const auto blocks = static_cast<size_t>(args_.layout.blocks), mine = static_cast<size_t>(block_.index());
-    // A call before did not end: its epochs are no longer its peers'.
+    const auto blocks = static_cast<size_t>(args_.blocks), mine = static_cast<size_t>(block_.index());
     PullEnd* const end = end_of(args_.rank);
-    if (block_.any((block_.peek(&end->own) | block_.peek(&end->told)) != 0)) return;
-    epoch_ = block_.load(progress(args_.rank, args_.rank)) >> 16;
+    // Three ways to memory, side by side.
+    const uint64_t own = block_.peek(&end->own), told = block_.peek(&end->told);
+    const uint64_t before = block_.peek(progress(args_.rank, args_.rank));
+    // A call before did not end: its epochs are no longer its peers'.
+    if (block_.any((own | told) != 0)) return tell_host(own, told);
+    epoch_ = before >> 16;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
       shared().outputs[args_.rank] = args_.output;
+      shared().skews[args_.rank] = static_cast<uint8_t>(args_.call.skew);
     });
     for (size_t piece = mine; piece < args_.pieces; piece += blocks) {
       begin_ = piece * args_.width;
       if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return give_up();
       ++epoch_;
     }
+    if (reads_in_place_) look_back();
   }
 
  private:
   static constexpr uint32_t kSignatureReady = 1;
+  static constexpr uint8_t kNowhere = 0xff;
 
   // What has come from a rank, in another's incoming area or in this one's.
   RINGLET_BOTH uint64_t* progress(int at, int from) const {
@@ -203,14 +244,16 @@ class PullInterpreter {
     return rest < args_.width ? rest : args_.width;
   }
 
+  RINGLET_BOTH size_t place(size_t chunk) const { return (offset(chunk) + begin_) * args_.size; }
+
+  /// Of a staging buffer: where it begins. past() further the piece begins, as far from a pack's start as in the tensor
+  /// of the rank that stages it, so that packs meet packs.
   RINGLET_BOTH const std::byte* address(int rank, uint8_t space, size_t chunk) const {
-    const size_t place = (offset(chunk) + begin_) * args_.size;
-    if (space == kInput) return shared().inputs[rank] + place;
-    if (space == kOutput) return shared().outputs[rank] + place;
-    // As far from a pack's start as in a tensor that begins at one, so that packs meet packs.
-    return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStagingA, chunk, args_.parts) +
-           place % kPackBytes;
+    if (space == kInput) return shared().inputs[rank] + place(chunk);
+    if (space == kOutput) return shared().outputs[rank] + place(chunk);
+    return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStagingA, chunk, args_.parts);
   }
+  RINGLET_BOTH static size_t past(size_t place, uint8_t skew) { return (place + skew) % kPackBytes; }
 
   /// This rank's tensors are its caller's again when the kernel ends, though peers may still be reading them: they are
   /// told before. Of calls that differ they find out themselves, before they read.
@@ -221,20 +264,45 @@ class PullInterpreter {
     }
   }
 
+  RINGLET_BOTH void tell_host(uint64_t own, uint64_t told) {
+    block_.one([&] {
+      if (own != 0) block_.store(&args_.host->end.own, own);
+      if (told != 0) block_.store(&args_.host->end.told, told);
+    });
+  }
+
+  /// What this block has read of other ranks' tensors is right unless one had them back meanwhile; then it has told so.
+  RINGLET_BOTH void look_back() {
+    block_.one([&] {
+      block_.fence();
+      const uint64_t told = block_.peek(&end_of(args_.rank)->told);
+      if (told != 0) block_.store(&args_.host->end.told, told);
+    });
+  }
+
   RINGLET_BOTH bool run_piece(bool first, bool last) {
     to_compare_ = 0;
     // What this piece writes over is two epochs old.
     if (epoch_ > 0 && !wait_for_all(epoch_ - 1, 0)) return false;
     if (first && !begin_call()) return false;
     const int end = last ? program_.step_count : program_.body;
+    bool prepared = false;
     for (int i = 0, together = 0; i < end; i += together) {
       const PullStep* steps = program_.steps + i;
       together = steps->together;
       if (steps->kind == PullStep::publish) publish(steps->phase);
-      if (steps->kind == PullStep::wait && !wait_together(together, epoch_, [=](int k) { return steps[k]; })) {
-        return false;
+      if (steps->kind == PullStep::wait) {
+        // What follows is addressed while the peers' progress is on its way.
+        const PullStep* next = steps + together;
+        prepared = i + together < end && next->kind == PullStep::combine;
+        if (prepared) prepare(next);
+        if (!wait_together(together, epoch_, [=](int k) { return steps[k]; })) return false;
       }
-      if (steps->kind == PullStep::combine) combine(steps, together);
+      if (steps->kind == PullStep::combine) {
+        if (!prepared) prepare(steps);
+        combine(steps);
+        prepared = false;
+      }
     }
     return true;
   }
@@ -249,7 +317,8 @@ class PullInterpreter {
       if (!wait_for_all(epoch_, kSignatureReady)) return false;
       find_tensors();
     }
-    take(may_be_in_place && shared().in_place ? args_.in_place : args_.staged);
+    reads_in_place_ = may_be_in_place && shared().in_place;
+    take(reads_in_place_ ? args_.in_place : args_.staged);
     return true;
   }
 
@@ -319,57 +388,100 @@ class PullInterpreter {
     const auto wait = [&](int k) {
       const PullStep step = steps(k);
       const PullCall* theirs = to_compare_ >> step.peer & 1 ? call(args_.rank, step.peer) : nullptr;
-      return PullWait{progress(args_.rank, step.peer), (epoch << 16) + step.phase, theirs,
+      return PullWait{progress(args_.rank, step.peer), (epoch << 16) + step.phase, theirs, &shared().skews[step.peer],
                       pull_failure(args_.rank, step.peer, block_.index(), step.phase)};
     };
-    if (!block_.wait(count, wait, args_.call, args_.budget, end_of(args_.rank))) return false;
+    if (!block_.wait(count, wait, PullWatch{args_.call, args_.budget, end_of(args_.rank), args_.host})) return false;
     for (int k = 0; k < count; ++k) to_compare_ &= ~(uint32_t{1} << steps(k).peer);
     return true;
   }
 
-  /// So many steps, each by threads of its own.
-  RINGLET_BOTH void combine(const PullStep* steps, int together) {
-    block_.apart(together, [&](int k) { fill(shared().works[k], steps[k]); });
-    block_.together();
-    block_.split(together, [&](int k, size_t thread, size_t threads) {
-      const ReduceWork<kMostRanks>& work = shared().works[k];
-      if (is_copy(work)) {
-        copy_as_thread(work, thread, threads);
-      } else {
-        reduce_as_thread<E, Op>(work, thread, threads);
-      }
+  /// Fills the works of the steps that are taken side by side, each by a warp, and each source by a lane of it; but for
+  /// where peers' staged pieces begin, which only they know.
+  RINGLET_BOTH void prepare(const PullStep* steps) {
+    block_.lanes(steps->together, [&](int k, int lane, int lanes) {
+      for (int i = lane; i < steps[k].sources; i += lanes) address_source(k, steps[k], i);
+      if (lane == 0) fill(shared().works[k], steps[k]);
     });
-    block_.together();  // before the works are filled again
   }
 
-  RINGLET_BOTH static bool is_copy(const ReduceWork<kMostRanks>& work) {
-    return work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
+  RINGLET_BOTH void address_source(int k, const PullStep& step, int i) const {
+    const PullSource& source = program_.sources[step.first_source + i];
+    const uint8_t space = is_scaled(source) && source.staged != kNoSpace ? source.staged : source.space;
+    const auto chunk = static_cast<size_t>(source.chunk);
+    shared().works[k].srcs[i] = address(source.rank, space, chunk);
+    shared().staged_by[k][i] = space < kStagingA ? kNowhere : static_cast<uint8_t>(source.rank);
+    shared().past[k][i] = static_cast<uint8_t>(past(place(chunk), 0));
+  }
+
+  /// Of this rank's own inputs, those that premul_sum has not scaled yet. What it staged it has.
+  RINGLET_BOTH bool is_scaled(const PullSource& source) const {
+    return args_.premul && source.raw && source.rank == args_.rank;
   }
 
   RINGLET_BOTH void fill(ReduceWork<kMostRanks>& work, const PullStep& step) const {
     const auto chunk = static_cast<size_t>(step.chunk);
-    work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk));
+    const size_t further = step.to < kStagingA ? 0 : past(place(chunk), shared().skews[args_.rank]);
+    work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk)) + further;
     work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, kOutput, chunk)) : nullptr;
     work.n = step.sources;
     work.scale = args_.scale;
     work.scaled_source = -1;
     work.divisor = step.finish ? args_.divisor : 1;
-    for (int i = 0; i < step.sources; ++i) {
+    for (int i = 0; args_.premul && i < step.sources; ++i) {
       const PullSource& source = program_.sources[step.first_source + i];
-      const bool scaled = args_.premul && source.raw && source.rank == args_.rank;
-      const bool published = scaled && source.staged != kNoSpace;
-      const uint8_t space = published ? source.staged : source.space;
-      work.srcs[i] = address(source.rank, space, static_cast<size_t>(source.chunk));
-      if (scaled && !published) work.scaled_source = i;
+      if (is_scaled(source) && source.staged == kNoSpace) work.scaled_source = i;
     }
     const size_t bytes = elements(chunk) * args_.size;
-    if (is_copy(work)) {
-      work.count = bytes;
-      find_packs(work, Bytes<1>());
-    } else {
-      work.count = bytes / sizeof(typename E::Bits);  // a complex number is two reals to its sums
-      find_packs(work, Bytes<sizeof(typename E::Bits)>());
+    work.count = is_copy(work) ? bytes : bytes / sizeof(typename E::Bits);  // a complex number is two reals to its sums
+  }
+
+  /// Steps that go side by side, each by threads of its own.
+  RINGLET_BOTH void combine(const PullStep* steps) {
+    const int together = steps->together;
+    block_.lanes(together, [&](int k, int lane, int lanes) {
+      const bool alike = settle(k, lane, lanes);
+      ReduceWork<kMostRanks>& work = shared().works[k];
+      if (lane != 0) return;
+      if (is_copy(work)) {
+        find_packs(work, Bytes<1>(), alike);
+      } else {
+        find_packs(work, Bytes<sizeof(typename E::Bits)>(), alike);
+      }
+    });
+    block_.together();
+    block_.split(together, [&](int k, size_t thread, size_t threads) { move(shared().works[k], thread, threads); });
+    block_.together();  // before the works are filled again
+  }
+
+  /// Now peers' skews are known. Whether all sources are as far from a pack's start as what is made of them.
+  RINGLET_BOTH bool settle(int k, int lane, int lanes) {
+    block_.warp();  // what other lanes have prepared
+    ReduceWork<kMostRanks>& work = shared().works[k];
+    const size_t start = past_pack(work.dst);
+    bool alike = true;
+    for (int i = lane; i < work.n; i += lanes) {
+      const uint8_t rank = shared().staged_by[k][i];
+      if (rank != kNowhere) work.srcs[i] += past(shared().past[k][i], shared().skews[rank]);
+      alike = alike && past_pack(work.srcs[i]) == start;
     }
+    return block_.all_lanes(alike);
+  }
+
+  /// With half as many packs under way as a reduction alone has: a block has twice the threads.
+  RINGLET_BOTH static void move(const ReduceWork<kMostRanks>& work, size_t thread, size_t threads) {
+    constexpr int kPacks = kPacksAtOnce<E, Op> / 2;
+    if (is_copy(work)) {
+      copy_as_thread(work, thread, threads);
+    } else if (work.n == 2 && work.scaled_source < 0 && work.divisor == 1) {
+      reduce_as_thread<E, Op, kMostRanks, /*kPair=*/true, kPacks>(work, thread, threads);
+    } else {
+      reduce_as_thread<E, Op, kMostRanks, /*kPair=*/false, kPacks>(work, thread, threads);
+    }
+  }
+
+  RINGLET_BOTH static bool is_copy(const ReduceWork<kMostRanks>& work) {
+    return work.n == 1 && work.scaled_source < 0 && work.divisor == 1;
   }
 
   const PullArgs& args_;
@@ -377,6 +489,7 @@ class PullInterpreter {
   PullProgram program_{};
   uint64_t epoch_ = 0;
   uint32_t to_compare_ = 0;  // a bit for each peer
+  bool reads_in_place_ = false;
   size_t begin_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // The reduction as one of many GPU threads does it: reduce.h's contract, on memory that the device can address.
 //
 // Where all addresses have the same remainder by 16, packs of 16 bytes are loaded and stored whole, and the elements
-// before the first and after the last pack one by one; otherwise all elements one by one. A thread takes packs
+// before the first and after the last pack one by one; otherwise all elements are, several under way at once. A thread takes packs
 // `threads` apart, so neighbours touch neighbouring packs. In place is safe: who writes an element read it before.
 // Alignment: that of the element's scalar type. Ownership: none. Thread safety: threads share no output.
 // Host code, too: tests/cpp/gpu_reduce_test.cc runs all threads of a grid one after another.
@@ -42,16 +42,17 @@ struct Bytes {
   RINGLET_BOTH constexpr operator size_t() const { return kSize; }
 };
 
-/// Finds the packs of a work of which all else is given. `size`, of an element: a number, or Bytes<>, by which a device
-/// need not divide.
+/// How far an address is from a pack's start.
+RINGLET_BOTH size_t past_pack(const void* address) { return reinterpret_cast<uintptr_t>(address) % kPackBytes; }
+
+/// Finds the packs of a work of which all else is given. `alike`: the sources are as far from a pack's start as dst.
+/// `size`, of an element: a number, or Bytes<>, by which a device need not divide.
 template <int kMost, class Size>
-RINGLET_BOTH void find_packs(ReduceWork<kMost>& work, Size size) {
-  const auto remainder = [](const std::byte* p) { return reinterpret_cast<uintptr_t>(p) % kPackBytes; };
-  const size_t start = remainder(work.dst);
-  bool alike = work.dst2 == nullptr || remainder(work.dst2) == start;
-  for (int i = 0; i < work.n; ++i) alike = alike && remainder(work.srcs[i]) == start;
+RINGLET_BOTH void find_packs(ReduceWork<kMost>& work, Size size, bool alike) {
+  const size_t start = past_pack(work.dst);
   const size_t before = (kPackBytes - start) % kPackBytes;
-  const bool fits = alike && before % size == 0 && before / size < work.count;
+  const bool fits = alike && (work.dst2 == nullptr || past_pack(work.dst2) == start) && before % size == 0 &&
+                    before / size < work.count;
   work.head = fits ? before / size : work.count;
   work.packs = (work.count - work.head) * size / kPackBytes;
 }
@@ -61,7 +62,9 @@ ReduceWork<kMost> make_work(const ReduceArgs& args, size_t size) {
   ReduceWork<kMost> work{args.dst, args.dst2,          args.count,   0, 0, args.scale,
                          args.n,   args.scaled_source, args.divisor, {}};
   for (int i = 0; i < args.n; ++i) work.srcs[i] = args.srcs[i];
-  find_packs(work, size);
+  bool alike = true;
+  for (int i = 0; i < args.n; ++i) alike = alike && past_pack(args.srcs[i]) == past_pack(args.dst);
+  find_packs(work, size, alike);
   return work;
 }
 
@@ -138,15 +141,15 @@ using PackElement = std::conditional_t<Op::kBitwise, Integer<uint32_t>, E>;
 template <class E, class Op>
 inline constexpr int kSourcesAtOnce = kIsInteger<E> && !Op::kBitwise && sizeof(typename E::Bits) < 4 ? 2 : 4;
 
-/// kPacks packs, `apart` from each other, from pack `at` on. kMost 2: two sources, no scale, no divisor.
-template <class E, class Op, int kMost, int kPacks>
+/// kPacks packs, `apart` from each other, from pack `at` on. `kPair`: two sources, no scale, no divisor.
+template <class E, class Op, int kMost, bool kPair, int kPacks>
 class CombinePacks {
  public:
   RINGLET_BOTH CombinePacks(const ReduceWork<kMost>& work, size_t at, size_t apart)
       : work_(work), start_(work.head * sizeof(typename E::Bits) + at * kPackBytes), apart_(apart * kPackBytes) {}
 
   RINGLET_BOTH void run() {
-    if constexpr (kMost == 2) {
+    if constexpr (kPair) {
       take<2>(0);
     } else {
       int source = 0;
@@ -163,7 +166,7 @@ class CombinePacks {
  private:
   using Part = PackElement<E, Op>;
   using Parts = Values<Part, Op, kPerPack<Part>>;
-  static constexpr bool kLinear = kMost != 2 && std::is_same_v<Op, Sum>;
+  static constexpr bool kLinear = !kPair && std::is_same_v<Op, Sum>;
   static constexpr int kMany = kSourcesAtOnce<E, Op>;
   static_assert(kMany == 4 || kMany == 2);  // so what is left is less than 4
 
@@ -215,30 +218,42 @@ class CombinePacks {
   Parts sums_[kPacks];
 };
 
-template <class E, class Op, int kMost>
-RINGLET_BOTH void combine_one(const ReduceWork<kMost>& work, size_t element) {
+/// kCount elements, `apart` from each other, from `element` on. What is not aligned is loaded one element at a time, and
+/// several are under way as packs are.
+template <class E, class Op, int kMost, bool kPair, int kCount>
+RINGLET_BOTH void combine_elements(const ReduceWork<kMost>& work, size_t element, size_t apart) {
   using Bits = typename E::Bits;
-  constexpr bool kLinear = kMost != 2 && std::is_same_v<Op, Sum>;
-  const auto load = [&](int source, Values<E, Op, 1>& values) {
-    values.unpack(global(reinterpret_cast<const Bits*>(work.srcs[source]) + element));
+  constexpr bool kLinear = !kPair && std::is_same_v<Op, Sum>;
+  const auto load = [&](int source, Values<E, Op, kCount>& values) {
+    Bits bits[kCount];
+    RINGLET_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      bits[i] = *global(reinterpret_cast<const Bits*>(work.srcs[source]) + element + i * apart);
+    }
+    values.unpack(bits);
     if constexpr (kLinear) {
       if (work.scaled_source == source) values.scale(work.scale);
     }
   };
-  Values<E, Op, 1> sum;
-  load(0, sum);
-  for (int source = 1; source < work.n; ++source) {
-    Values<E, Op, 1> next;
+  Values<E, Op, kCount> sums;
+  load(0, sums);
+  const int sources = kPair ? 2 : work.n;
+  for (int source = 1; source < sources; ++source) {
+    Values<E, Op, kCount> next;
     load(source, next);
-    sum.combine(next);
+    sums.combine(next);
   }
   if constexpr (kLinear) {
-    if (work.divisor != 1) sum.divide(work.divisor);
+    if (work.divisor != 1) sums.divide(work.divisor);
   }
-  Bits bits[1];
-  sum.pack(bits);
-  *global(reinterpret_cast<Bits*>(work.dst) + element) = bits[0];
-  if (work.dst2 != nullptr) *global(reinterpret_cast<Bits*>(work.dst2) + element) = bits[0];
+  Bits bits[kCount];
+  sums.pack(bits);
+  RINGLET_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    const size_t place = element + i * apart;
+    *global(reinterpret_cast<Bits*>(work.dst) + place) = bits[i];
+    if (work.dst2 != nullptr) *global(reinterpret_cast<Bits*>(work.dst2) + place) = bits[i];
+  }
 }
 
 /// Packs that a thread has under way at once, per source: bytes in flight are what memory bandwidth is made of. Fewer
@@ -246,17 +261,30 @@ RINGLET_BOTH void combine_one(const ReduceWork<kMost>& work, size_t element) {
 template <class E, class Op>
 inline constexpr int kPacksAtOnce = !Op::kBitwise && (sizeof(typename E::Bits) == 1 || kIsComplex<E>) ? 2 : 4;
 
-template <class E, class Op, int kMost>
+/// Elements that are not in packs, of which a thread has so many under way at once. More of the float8s would be spilt.
+template <class E, class Op>
+inline constexpr int kElementsAtOnce =
+    sizeof(typename E::Bits) == 1 && !kIsInteger<E>                                   ? 2
+    : sizeof(typename E::Bits) == 1 || sizeof(typename E::Bits) >= 8 || kIsComplex<E> ? 4
+                                                                                      : 8;
+
+template <class E, class Op, int kMost, bool kPair = kMost == 2, int kPacks = kPacksAtOnce<E, Op>>
 RINGLET_BOTH void reduce_as_thread(const ReduceWork<kMost>& work, size_t thread, size_t threads) {
-  constexpr int kPacks = kPacksAtOnce<E, Op>;
   size_t pack = thread;
   for (; pack + (kPacks - 1) * threads < work.packs; pack += kPacks * threads) {
-    CombinePacks<E, Op, kMost, kPacks>(work, pack, threads).run();
+    CombinePacks<E, Op, kMost, kPair, kPacks>(work, pack, threads).run();
   }
-  for (; pack < work.packs; pack += threads) CombinePacks<E, Op, kMost, 1>(work, pack, threads).run();
-  const size_t packed = work.packs * kPerPack<E>;
-  for (size_t i = thread; i < work.count - packed; i += threads) {
-    combine_one<E, Op>(work, i < work.head ? i : i + packed);
+  for (; pack < work.packs; pack += threads) CombinePacks<E, Op, kMost, kPair, 1>(work, pack, threads).run();
+  const size_t packed = work.packs * kPerPack<E>, rest = work.count - packed;
+  size_t i = thread;
+  if (packed == 0) {
+    constexpr int kCount = kElementsAtOnce<E, Op>;
+    for (; i + (kCount - 1) * threads < rest; i += kCount * threads) {
+      combine_elements<E, Op, kMost, kPair, kCount>(work, i, threads);
+    }
+  }
+  for (; i < rest; i += threads) {
+    combine_elements<E, Op, kMost, kPair, 1>(work, i < work.head ? i : i + packed, threads);
   }
 }
 

@@ -35,7 +35,7 @@ uint32_t id_of(Collective collective, std::string_view name) {
 class Entry final : public Authored {
  public:
   Entry(Collective collective, std::string name, std::string summary, const Entry* before)
-      : Authored(before != nullptr ? before->index + 1 : static_cast<int>(algorithms().size()),
+      : Authored(before != nullptr ? before->index + 1 : static_cast<int>(built_in_algorithms()),
                  id_of(collective, name)),
         before(before),
         name_(std::move(name)),

@@ -35,7 +35,7 @@ uint64_t id_of(const Algorithm* algorithm) noexcept {
 /// Null for auto, and for what another process added.
 const Algorithm* algorithm_of(uint64_t id) noexcept {
   if (id == kAuto) return nullptr;
-  return id < kFirstAuthoredId ? &algorithms()[id] : authored_by_id(static_cast<uint32_t>(id));
+  return id < kFirstAuthoredId ? &algorithm_at(id) : authored_by_id(static_cast<uint32_t>(id));
 }
 
 }  // namespace

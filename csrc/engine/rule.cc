@@ -59,7 +59,7 @@ class Line {
     Rule rule{*collective};
     while (at_ + 1 < words_.size()) condition(rule);
     const std::string_view last = next("an algorithm");
-    rule.algorithm = find_any_algorithm(*collective, last);
+    rule.algorithm = last == "nccl" ? nccls_own(*collective) : find_any_algorithm(*collective, last);
     if (rule.algorithm == nullptr) {
       refuse(std::string(first) + ": algorithm must be one of " + algorithm_names(*collective) + ", got " +
              quoted(last));
@@ -152,7 +152,8 @@ bool holds(Medium medium, const Situation& situation) noexcept {
 
 bool Rule::fits(const Situation& situation) const noexcept {
   return situation.collective == collective && situation.bytes >= least_bytes && situation.bytes <= most_bytes &&
-         situation.world >= least_world && situation.world <= most_world && holds(medium, situation);
+         situation.world >= least_world && situation.world <= most_world && holds(medium, situation) &&
+         (situation.nccls_own || !is_nccls_own(algorithm));
 }
 
 std::vector<Rule> parse_rules(std::string_view table, const std::string& origin) {

@@ -9,6 +9,14 @@ namespace ringlet {
 namespace {
 
 constexpr std::string_view kBuiltInRules = R"(
+# Large messages of GPUs go through NCCL, and NCCL knows its links best. For what it does not have there are the schedules
+# below.
+all_reduce                                nccl     nccl
+reduce_scatter                            nccl     nccl
+all_gather                                nccl     nccl
+broadcast                                 nccl     nccl
+reduce                                    nccl     nccl
+
 # Between hosts a round costs more than everything else about a small message, and the bytes that a host sends more than
 # everything else about a large one; where hosts have several ranks, few of them need the network.
 all_reduce      up to 4KiB                network  butterfly
@@ -89,6 +97,7 @@ std::string_view built_in_rules() noexcept { return kBuiltInRules.substr(1); }
 
 const Algorithm* named_algorithm(Collective collective, std::string_view wanted) {
   if (wanted == "auto") return nullptr;
+  if (const Algorithm* own = wanted == "nccl" ? nccls_own(collective) : nullptr) return own;
   if (const Algorithm* found = find_any_algorithm(collective, wanted)) return found;
   throw InvalidUsage(std::string(name(collective)) + ": algorithm must be one of auto, " +
                      all_algorithm_names(collective) + ", got \"" + std::string(wanted) + '"');

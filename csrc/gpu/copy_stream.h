@@ -6,19 +6,16 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
-#include "base/error.h"
 #include "cuda/cuda.h"
+#include "gpu/check_device.h"
 
 namespace ringlet {
 
 class CopyStream {
  public:
   explicit CopyStream(const RingletCudaDevice& device) : device_(device) {
-    if (const int code = device_.create_stream(&stream_); code != 0) {
-      throw DeviceError(std::string("making a stream: ") + device_.explain(code));
-    }
+    check_device(device_, device_.create_stream(&stream_), "making a stream");
   }
   ~CopyStream() { device_.destroy_stream(stream_); }
   CopyStream(const CopyStream&) = delete;

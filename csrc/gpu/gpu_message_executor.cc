@@ -1,11 +1,13 @@
 #include "gpu/gpu_message_executor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/partition.h"
 #include "engine/call_layout.h"
 #include "engine/selector.h"
+#include "gpu/check_device.h"
 
 namespace ringlet {
 namespace {
@@ -15,7 +17,8 @@ constexpr size_t kSlotUnit = 256;
 
 size_t remainder_of(const std::byte* address) { return reinterpret_cast<uintptr_t>(address) % kPackBytes; }
 
-/// "send to rank 1 (4000 bytes), recv from rank 2 (4000 bytes)"
+}  // namespace
+
 std::string describe(const std::vector<Message>& messages) {
   std::string all;
   for (const Message& m : messages) {
@@ -25,12 +28,18 @@ std::string describe(const std::vector<Message>& messages) {
   return all;
 }
 
-}  // namespace
-
 /// The same piece of every chunk, so that segments never change which chunk an element belongs to.
 struct GpuMessageExecutor::Segment {
   size_t begin;  // in every chunk
+  size_t width;  // elements
   size_t set;    // of scratch
+};
+
+/// A round of a segment. Those of one group move together.
+struct GpuMessageExecutor::Turn {
+  size_t group;
+  Segment segment;
+  const GpuRound* round;
 };
 
 /// A call with its plan: where things lie and how it is cut.
@@ -38,7 +47,9 @@ struct GpuMessageExecutor::Bound {
   Bound(const Call& call, const GpuPlan& plan, const RankInfo& info)
       : call(call), plan(plan), layout(call, info, plan.parts), size(layout.element_bytes()) {}
 
-  size_t elements(int chunk, const Segment& segment) const { return layout.elements(chunk, segment.begin, width); }
+  size_t elements(int chunk, const Segment& segment) const {
+    return layout.elements(chunk, segment.begin, segment.width);
+  }
   size_t bytes(int chunk, const Segment& segment) const {
     return chunk == kNoChunk ? 1 : elements(chunk, segment) * size;
   }
@@ -59,16 +70,37 @@ struct GpuMessageExecutor::Bound {
     return scratch + (segment.set * slots + slot) * slot_bytes + skew(location.chunk, segment);
   }
 
+  Segment segment(size_t index) const { return {index * width, width, index % sets}; }
+  Segment whole() const { return {0, std::numeric_limits<size_t>::max(), 0}; }
+
+  /// Of all segments, in the order in which all ranks take them: a segment begins a group later than the one before it,
+  /// and moves in every other group, so that in between it can be reduced. Segments that lie two apart share groups.
+  std::vector<Turn> turns() const {
+    std::vector<Turn> all;
+    const size_t stride = overlapped() ? 2 : 1;
+    const size_t steps = plan.in_step ? static_cast<size_t>(plan.whole_from) : plan.rounds.size();
+    const size_t apart = std::max(steps * stride, sets);  // a segment and the next one in the same slots
+    for (size_t s = 0; s < segments; ++s) {
+      const size_t start = s / sets * apart + s % sets;
+      for (const GpuRound& round : plan.rounds) {
+        if (round.step >= plan.whole_from) break;
+        all.push_back({start + static_cast<size_t>(round.step) * stride, segment(s), &round});
+      }
+    }
+    std::stable_sort(all.begin(), all.end(), [](const Turn& a, const Turn& b) { return a.group < b.group; });
+    return all;
+  }
+
   const Call& call;
   const GpuPlan& plan;
   CallLayout layout;
   size_t size;
   std::byte* scratch = nullptr;
-  size_t slots = 0;  // of a set
-  size_t slot_bytes = 0;
-  size_t width = 1;  // elements of a segment in every chunk
-  size_t segments = 1;
-  size_t sets = 1;  // in use
+  size_t slots = 0;               // of a set
+  size_t slot_bytes = kSlotUnit;  // enough for what is nothing but a meeting
+  size_t width = 1;               // elements of a segment in every chunk
+  size_t segments = 0;            // where nothing is cut there are none
+  size_t sets = 1;                // in use
   NcclStream stream = nullptr, transfers = nullptr, computing = nullptr;
 };
 
@@ -84,12 +116,13 @@ GpuMessageExecutor::GpuMessageExecutor(NcclCommunicator& communicator, const Rin
       pointers_(static_cast<size_t>(device.most_sources)) {
   try {
     void* scratch = nullptr;
-    device_call(device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
+    check_device(device_, device_.allocate(&scratch, limits_.scratch_bytes), "allocating scratch");
     scratch_ = static_cast<std::byte*>(scratch);
-    for (NcclStream* stream : {&transfers_, &computing_}) device_call(device_.create_stream(stream), "making a stream");
-    for (void** event : {&moved_[0], &moved_[1], &ready_[0], &ready_[1], &entered_, &done_}) {
-      device_call(device_.create_event(event), "making an event");
-    }
+    for (NcclStream* stream : {&transfers_, &computing_})
+      check_device(device_, device_.create_stream(stream), "making a stream");
+    for (void** event : {&moved_, &entered_, &done_})
+      check_device(device_, device_.create_event(event), "making an event");
+    for (void*& event : ready_) check_device(device_, device_.create_event(&event), "making an event");
   } catch (...) {
     release();
     throw;
@@ -99,7 +132,7 @@ GpuMessageExecutor::GpuMessageExecutor(NcclCommunicator& communicator, const Rin
 GpuMessageExecutor::~GpuMessageExecutor() { release(); }
 
 void GpuMessageExecutor::release() noexcept {
-  for (void* event : {moved_[0], moved_[1], ready_[0], ready_[1], entered_, done_}) {
+  for (void* event : {moved_, entered_, done_, ready_[0], ready_[1], ready_[2], ready_[3]}) {
     if (event != nullptr) device_.destroy_event(event);
   }
   for (NcclStream stream : {transfers_, computing_}) {
@@ -121,11 +154,12 @@ void GpuMessageExecutor::check_call(const Call& call) const {
 
 RankInfo GpuMessageExecutor::place(int root) const { return {rank_, world_, root, topology_ ? &*topology_ : nullptr}; }
 
-const Algorithm& GpuMessageExecutor::algorithm_for(const Call& call) const {
+const Algorithm& GpuMessageExecutor::algorithm_for(const Call& call, bool nccls_own) const {
   if (call.algorithm != nullptr) return *call.algorithm;
   const size_t whole = buffer_bytes(call, world_);
   const int hosts = topology_ ? topology_->hosts() : 1;
-  return selector_.choose({call.collective, whole, world_, /*in_place=*/false, hosts > 1, hosts < world_, Way::nccl});
+  return selector_.choose(
+      {call.collective, whole, world_, /*in_place=*/false, hosts > 1, hosts < world_, Way::nccl, nccls_own});
 }
 
 const GpuPlan& GpuMessageExecutor::plan_for(const Algorithm& algorithm, const Call& call) {
@@ -151,21 +185,34 @@ GpuMessageExecutor::Bound GpuMessageExecutor::bind(const Call& call, const GpuPl
         describe(call) +
         " on a GPU: no rank knows all blocks' lengths, so none can say how to cut them; choose pairwise");
   }
-  const size_t longest = bound.layout.longest_chunk();
-  const size_t room = limits_.scratch_bytes / (kSets * std::max<size_t>(1, bound.slots)) / kSlotUnit * kSlotUnit;
-  bound.slot_bytes = std::min(room, round_up(limits_.segment_bytes + kPackBytes, kSlotUnit));
-  if (bound.slot_bytes < kSlotUnit) {
-    throw InvalidUsage(describe(call) + " on a GPU needs at least " + std::to_string(kSets * bound.slots * kSlotUnit) +
-                       " bytes of scratch, and the budget is " + std::to_string(limits_.scratch_bytes));
-  }
-  bound.width = bound.slots == 0 ? std::max<size_t>(1, longest) : (bound.slot_bytes - kPackBytes) / bound.size;
-  bound.segments = std::max<size_t>(1, ceil_div(longest, bound.width));
-  if (bound.segments > 1 && plan.in_step) {
-    bound.sets = kSets;
+  cut(bound, bound.layout.longest_chunk());
+  if (bound.sets > 1) {
     bound.transfers = transfers_;
     bound.computing = computing_;
   }
   return bound;
+}
+
+/// Into as few segments as scratch has room for and half of them can be reduced while the other half travels.
+void GpuMessageExecutor::cut(Bound& bound, size_t longest) const {
+  if (bound.plan.whole_from == 0 || longest == 0) return;
+  const size_t slots = std::max<size_t>(1, bound.slots), bytes = longest * bound.size;
+  const auto slot_of = [&](size_t width) { return round_up(width * bound.size + kPackBytes, kSlotUnit); };
+  const auto room = [&](size_t sets) { return limits_.scratch_bytes / (sets * slots) / kSlotUnit * kSlotUnit; };
+  size_t sets = bytes < 2 * limits_.least_segment_bytes ? 1 : bytes < 8 * limits_.least_segment_bytes ? 2 : kSets;
+  if (!bound.plan.in_step) sets = 1;
+  bound.width = std::min(ceil_div(longest, sets), limits_.most_segment_bytes / bound.size);
+  if (slot_of(bound.width) > room(sets)) {
+    sets = bound.plan.in_step ? 2 : 1;
+    bound.width = std::min(bound.width, (std::max(room(sets), kSlotUnit) - kPackBytes) / bound.size);
+  }
+  bound.slot_bytes = slot_of(bound.width);
+  if (bound.slot_bytes > room(sets)) {
+    throw InvalidUsage(describe(bound.call) + " on a GPU needs at least " + std::to_string(sets * slots * kSlotUnit) +
+                       " bytes of scratch, and the budget is " + std::to_string(limits_.scratch_bytes));
+  }
+  bound.segments = ceil_div(longest, bound.width);
+  bound.sets = std::min(sets, bound.segments);
 }
 
 void GpuMessageExecutor::run(const Call& call, NcclStream stream) {
@@ -183,56 +230,85 @@ void GpuMessageExecutor::run(const Call& call, NcclStream stream) {
 }
 
 void GpuMessageExecutor::enqueue(const Bound& bound) {
+  moving_ = false;
+  std::fill(std::begin(fresh_), std::end(fresh_), false);
   if (bound.overlapped()) {
-    device_call(device_.record(entered_, bound.stream), "recording an event");
+    check_device(device_, device_.record(entered_, bound.stream), "recording an event");
     for (NcclStream stream : {bound.transfers, bound.computing}) {
-      device_call(device_.wait(stream, entered_), "waiting for an event");
+      check_device(device_, device_.wait(stream, entered_), "waiting for an event");
     }
   }
-  for (size_t first = 0; first < bound.segments; first += bound.sets) {
-    std::vector<Segment> segments;
-    for (size_t s = 0; s < bound.sets && first + s < bound.segments; ++s)
-      segments.push_back({(first + s) * bound.width, s});
-    for (const Segment& segment : segments) begin(bound, segment);
-    // In this order on all ranks, whichever rounds they have: those that meet are of one step, and of one segment.
-    for (const GpuRound& round : bound.plan.rounds) {
-      for (const Segment& segment : segments) run_round(bound, round, segment);
-    }
-    for (const Segment& segment : segments) {
-      for (const GpuCombine& copy : bound.plan.deliver) combine(bound, copy, segment, false);
-    }
+  const std::vector<Turn> turns = bound.turns();
+  size_t begun = 0;
+  for (auto turn = turns.begin(); turn != turns.end();) {
+    const auto next = std::find_if(turn, turns.end(), [&](const Turn& t) { return t.group != turn->group; });
+    for (; begun < bound.segments && begun * bound.width <= (next - 1)->segment.begin; ++begun)
+      begin(bound, bound.segment(begun));
+    run_together(bound, {turn, next});
+    turn = next;
   }
-  // Arithmetic waits for every group, so its stream is the last to be done.
+  for (; begun < bound.segments; ++begun) begin(bound, bound.segment(begun));
+  const Segment whole = bound.whole();
+  if (bound.segments == 0) begin(bound, whole);
+  if (bound.segments > 1) mark_ready(bound, whole);  // behind the arithmetic of all segments
+  for (const GpuRound& round : bound.plan.rounds) {
+    if (round.step >= bound.plan.whole_from) run_together(bound, {{0, whole, &round}});
+  }
+  for (const GpuCombine& copy : bound.plan.deliver) combine(bound, copy, whole, false);
+  catch_up(bound);
   order(bound, done_, bound.computing, bound.stream);
 }
 
 void GpuMessageExecutor::begin(const Bound& bound, const Segment& segment) {
   for (const GpuCombine& own : bound.plan.scale) combine(bound, own, segment, true);
-  if (bound.overlapped()) device_call(device_.record(ready_[segment.set], bound.computing), "recording an event");
+  if (!bound.plan.scale.empty()) mark_ready(bound, segment);
 }
 
-void GpuMessageExecutor::run_round(const Bound& bound, const GpuRound& round, const Segment& segment) {
-  if (transfer(bound, round, segment)) order(bound, moved_[segment.set], bound.transfers, bound.computing);
-  for (const GpuCombine& item : round.combines) combine(bound, item, segment, false);
-  if (bound.overlapped()) device_call(device_.record(ready_[segment.set], bound.computing), "recording an event");
+void GpuMessageExecutor::run_together(const Bound& bound, const std::vector<Turn>& turns) {
+  moving_ = transfer(bound, turns) || moving_;
+  for (const Turn& turn : turns) {
+    if (turn.round->combines.empty()) continue;
+    catch_up(bound);
+    for (const GpuCombine& item : turn.round->combines) combine(bound, item, turn.segment, false);
+    mark_ready(bound, turn.segment);
+  }
+}
+
+/// Arithmetic is behind all groups so far.
+void GpuMessageExecutor::catch_up(const Bound& bound) {
+  if (moving_) order(bound, moved_, bound.transfers, bound.computing);
+  moving_ = false;
+}
+
+/// Who sends what the segment has waits for its arithmetic so far.
+void GpuMessageExecutor::mark_ready(const Bound& bound, const Segment& segment) {
+  if (!bound.overlapped()) return;
+  check_device(device_, device_.record(ready_[segment.set], bound.computing), "recording an event");
+  fresh_[segment.set] = true;
 }
 
 /// False where there is nothing to send or receive. Empty messages are left out on both sides.
-bool GpuMessageExecutor::transfer(const Bound& bound, const GpuRound& round, const Segment& segment) {
-  const auto any = [&](const std::vector<GpuTransfer>& transfers) {
-    return std::any_of(transfers.begin(), transfers.end(),
-                       [&](const GpuTransfer& t) { return bound.bytes(t.location.chunk, segment) != 0; });
-  };
-  if (!any(round.sends) && !any(round.receives)) return false;
-  if (bound.overlapped()) device_call(device_.wait(bound.transfers, ready_[segment.set]), "waiting for an event");
+bool GpuMessageExecutor::transfer(const Bound& bound, const std::vector<Turn>& turns) {
+  bool any = false;
   communicator_.open_group();
-  for (const GpuTransfer& t : round.sends) {
-    const size_t bytes = bound.bytes(t.location.chunk, segment);
-    if (bytes != 0) communicator_.send(bound.address(t.location, segment), bytes, t.peer, bound.transfers);
+  for (const Turn& turn : turns) {
+    const auto each = [&](const std::vector<GpuTransfer>& transfers, const auto& act) {
+      for (const GpuTransfer& t : transfers) {
+        const size_t bytes = bound.bytes(t.location.chunk, turn.segment);
+        if (bytes == 0) continue;
+        act(bound.address(t.location, turn.segment), bytes, t.peer);
+        any = true;
+      }
+    };
+    each(turn.round->sends,
+         [&](std::byte* from, size_t bytes, int peer) { communicator_.send(from, bytes, peer, bound.transfers); });
+    each(turn.round->receives,
+         [&](std::byte* to, size_t bytes, int peer) { communicator_.recv(to, bytes, peer, bound.transfers); });
   }
-  for (const GpuTransfer& t : round.receives) {
-    const size_t bytes = bound.bytes(t.location.chunk, segment);
-    if (bytes != 0) communicator_.recv(bound.address(t.location, segment), bytes, t.peer, bound.transfers);
+  if (!any) return false;
+  for (const Turn& turn : turns) {
+    if (!std::exchange(fresh_[turn.segment.set], false)) continue;
+    check_device(device_, device_.wait(bound.transfers, ready_[turn.segment.set]), "waiting for an event");
   }
   communicator_.close_group(Deadline::after(bound.call.timeout));
   return true;
@@ -255,16 +331,16 @@ void GpuMessageExecutor::combine(const Bound& bound, const GpuCombine& item, con
   }
   if (args.count == 0) return;
   if (item.sources > 1 || scale) {
-    device_call(device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
+    check_device(device_, device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
   } else if (args.dst != pointers_[0]) {
-    device_call(device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
+    check_device(device_, device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
   }
 }
 
 void GpuMessageExecutor::order(const Bound& bound, void* event, NcclStream before, NcclStream after) {
   if (!bound.overlapped()) return;
-  device_call(device_.record(event, before), "recording an event");
-  device_call(device_.wait(after, event), "waiting for an event");
+  check_device(device_, device_.record(event, before), "recording an event");
+  check_device(device_, device_.wait(after, event), "waiting for an event");
 }
 
 void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout,
@@ -286,10 +362,6 @@ void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chr
     communicator_.abort();
     rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());
   }
-}
-
-void GpuMessageExecutor::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
 }
 
 }  // namespace ringlet

@@ -4,9 +4,9 @@
 // caller enqueues there later comes after it; the host waits only while NCCL connects peers. All ranks make the same
 // calls in the same order, one at a time: on another stream, which waits for the one before. Errors abort the
 // communicator and throw; then so does every later call.
-// A long message is cut into segments, the same piece of every chunk; two are under way in turns, so that one is
-// reduced while the other travels. Scratch is allocated once, within the stated budget; a call allocates nothing on the
-// device. Talks to the world through two tables only (gpu/nccl_api.h, cuda/cuda.h), which a test fills with its own.
+// A long message is cut into segments, the same piece of every chunk, for as long as something is to be reduced; they
+// take turns, so that some are reduced while others travel. Scratch is allocated once, within the stated budget; a call
+// allocates nothing on the device. Talks to the world through two tables only (gpu/nccl_api.h, cuda/cuda.h), which a test fills with its own.
 // Ownership: api, device and communicator outlive it; tensors must stay until the stream has passed the call. The
 // device must be current. Thread safety: one thread at a time.
 #pragma once
@@ -28,11 +28,15 @@
 
 namespace ringlet {
 
+/// "send to rank 1 (4000 bytes), recv from rank 2 (4000 bytes)"
+std::string describe(const std::vector<Message>& messages);
+
 class GpuMessageExecutor {
  public:
   struct Limits {
     size_t scratch_bytes = size_t{64} << 20;
-    size_t segment_bytes = size_t{2} << 20;  ///< of one chunk: less, and NCCL's channels are not filled
+    /// Of one chunk. Below twice the least a chunk is not cut, since each group costs NCCL and the device some 10 us.
+    size_t least_segment_bytes = size_t{8} << 20, most_segment_bytes = size_t{32} << 20;
   };
 
   /// selector, topology: what `auto` means and schedules are made for; the same on all ranks.
@@ -49,27 +53,32 @@ class GpuMessageExecutor {
   /// meet in order. What they lack of being good calls is for the caller to see.
   void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream);
 
+  /// The call's, or what `auto` means for it. nccls_own: whether NCCL's own collective will do as well.
+  const Algorithm& algorithm_for(const Call& call, bool nccls_own = false) const;
+
   /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
   const std::string& last_call() const { return last_; }
 
  private:
-  static constexpr size_t kSets = 2;  // of scratch: segments under way at once
+  static constexpr size_t kSets = 4;  // of scratch at most: segments under way at once
   struct Segment;
+  struct Turn;
   struct Bound;
 
   void check_call(const Call& call) const;
   RankInfo place(int root) const;
-  const Algorithm& algorithm_for(const Call& call) const;
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
+  void cut(Bound& bound, size_t longest) const;
   void enqueue(const Bound& bound);
   void begin(const Bound& bound, const Segment& segment);
-  void run_round(const Bound& bound, const GpuRound& round, const Segment& segment);
-  bool transfer(const Bound& bound, const GpuRound& round, const Segment& segment);
+  void run_together(const Bound& bound, const std::vector<Turn>& turns);
+  bool transfer(const Bound& bound, const std::vector<Turn>& turns);
   void combine(const Bound& bound, const GpuCombine& combine, const Segment& segment, bool scale);
+  void catch_up(const Bound& bound);
+  void mark_ready(const Bound& bound, const Segment& segment);
   void order(const Bound& bound, void* event, NcclStream before, NcclStream after);
   void release() noexcept;
-  void device_call(int code, const char* what) const;
 
   NcclCommunicator& communicator_;
   const Selector selector_;
@@ -80,8 +89,10 @@ class GpuMessageExecutor {
   const int world_;
   std::byte* scratch_ = nullptr;
   NcclStream transfers_ = nullptr, computing_ = nullptr;  // where segments take turns
-  void* moved_[kSets] = {};                               // by set: its last group is through
+  void* moved_ = nullptr;                                 // the last group is through
   void* ready_[kSets] = {};                               // by set: what its next group sends is there
+  bool fresh_[kSets] = {};                                // ... and transfers_ has not waited for it yet
+  bool moving_ = false;                                   // there are groups that computing_ has not waited for
   void* entered_ = nullptr;                               // the caller's stream has come to the call in progress
   void* done_ = nullptr;                                  // the call in progress is done
   std::string last_;                                      // the last call, for messages

@@ -1,6 +1,8 @@
 #include "gpu/gpu_plan.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -9,10 +11,12 @@
 namespace ringlet {
 namespace {
 
-/// Whether rounds can be numbered so that those of a rank ascend and those that meet are equal.
-bool have_common_steps(const PlanInputs& inputs) {
+using Steps = std::vector<std::vector<int>>;  // by rank and round
+
+/// Numbers of rounds such that those of a rank ascend and those that meet are equal; nothing where there are none.
+std::optional<Steps> common_steps(const PlanInputs& inputs) {
   const std::vector<Schedule>& schedules = inputs.schedules;
-  std::vector<std::vector<int>> steps(schedules.size());
+  Steps steps(schedules.size());
   int rounds = 0;
   for (size_t q = 0; q < schedules.size(); ++q) {
     steps[q].resize(schedules[q].rounds.size(), 0);
@@ -26,13 +30,13 @@ bool have_common_steps(const PlanInputs& inputs) {
         for (const Match& match : inputs.matches[q][r]) {
           if (match.peer >= 0) least = std::max(least, steps[match.peer][match.peer_round]);
         }
-        if (least > rounds) return false;  // two rounds push each other up for ever
+        if (least > rounds) return std::nullopt;  // two rounds push each other up for ever
         moved = moved || least > steps[q][r];
         steps[q][r] = std::max(steps[q][r], least);
       }
     }
   }
-  return true;
+  return steps;
 }
 
 class GpuPlanner {
@@ -142,17 +146,41 @@ class GpuPlanner {
   GpuPlan plan_;
 };
 
+/// Whether anything of the round lies in a slot.
+bool uses_slots(const GpuPlan& plan, const GpuRound& round) {
+  const auto in_slot = [](const Location& at) {
+    return at.chunk != kNoChunk && (at.residence == Residence::work || at.residence == Residence::incoming);
+  };
+  const auto moves = [&](const GpuTransfer& transfer) { return in_slot(transfer.location); };
+  const auto combines = [&](const GpuCombine& item) {
+    const auto first = plan.sources.begin() + item.first_source;
+    return in_slot(item.to) || std::any_of(first, first + item.sources, in_slot);
+  };
+  return std::any_of(round.sends.begin(), round.sends.end(), moves) ||
+         std::any_of(round.receives.begin(), round.receives.end(), moves) ||
+         std::any_of(round.combines.begin(), round.combines.end(), combines);
+}
+
 }  // namespace
 
 GpuPlan make_gpu_plan(const Algorithm& algorithm, const RankInfo& info, bool scaled) {
   const PlanInputs inputs(algorithm, info);
-  GpuPlan plan = GpuPlanner(inputs, info.rank).make(scaled);
-  plan.in_step = have_common_steps(inputs);
+  const std::optional<Steps> steps = common_steps(inputs);
+  std::vector<GpuPlan> plans;
+  for (int q = 0; q < info.world; ++q) plans.push_back(GpuPlanner(inputs, q).make(scaled));
+  GpuPlan plan = plans[info.rank];
+  plan.in_step = steps.has_value();
   for (int q = 0; q < info.world; ++q) {
-    const GpuPlan other = GpuPlanner(inputs, q).make(scaled);
-    plan.slots = std::max(plan.slots, other.slots);
-    plan.most_sources = std::max(plan.most_sources, other.most_sources);
+    plan.slots = std::max(plan.slots, plans[q].slots);
+    plan.most_sources = std::max(plan.most_sources, plans[q].most_sources);
+    for (size_t r = 0; r < plans[q].rounds.size(); ++r) {
+      const int step = steps ? (*steps)[q][r] : static_cast<int>(r);
+      if (uses_slots(plans[q], plans[q].rounds[r])) plan.whole_from = std::max(plan.whole_from, step + 1);
+      if (q == info.rank) plan.rounds[r].step = step;
+    }
   }
+  // Without common numbers "from that step on" is not the same on all ranks.
+  if (!steps && plan.whole_from > 0) plan.whole_from = std::numeric_limits<int>::max();
   return plan;
 }
 

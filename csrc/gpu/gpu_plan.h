@@ -4,8 +4,9 @@
 // *work* slot where the chunk is none of the output's. What is to be reduced arrives in *incoming* slots, good for one
 // round. A round's copies and reductions follow its group, so they may overwrite what the group sent; a receive may
 // not, and a schedule that wants it is refused. `in_step`: all ranks' rounds can be numbered so that those that meet
-// are equal. Then ranks that take several segments in turns, round by round, all do so in one order and never wait in a
-// circle. Depends on the schedules alone, not on count, dtype or addresses. Thread safety: immutable once made.
+// are equal. Then ranks that take several segments in turns, step by step, all do so in one order and never wait in a
+// circle. From step `whole_from` on no rank has anything in a slot, so nothing need be cut into segments there.
+// Depends on the schedules alone, not on count, dtype or addresses. Thread safety: immutable once made.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,7 @@ struct GpuRound {
   std::vector<GpuTransfer> sends;
   std::vector<GpuTransfer> receives;
   std::vector<GpuCombine> combines;  ///< copies first: they see the values from before the round
+  int step = 0;                      ///< the round's common number; where there is none, its own
 };
 
 struct GpuPlan {
@@ -54,6 +56,7 @@ struct GpuPlan {
   std::vector<GpuCombine> deliver;  ///< after the last round: output chunks that are still the input's
   std::vector<Location> sources;
   bool in_step = true;
+  int whole_from = 0;
 };
 
 /// The plan of info.rank. `scaled`: the own input is multiplied before anything is made of it, so that this rank and

@@ -1,11 +1,13 @@
 #include "gpu/gpu_pull_executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "base/error.h"
 #include "base/partition.h"
 #include "engine/selector.h"
+#include "gpu/check_device.h"
 #include "gpu/pull_program.h"
 
 namespace ringlet {
@@ -23,6 +25,10 @@ static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kSignat
 // Of a piece, in one chunk: at most, where no staging buffer limits it, and at least, if the message has as much.
 constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
 
+// Blocks of a kernel for a small message: more would have less than a way to a peer's memory carries at once.
+constexpr int kFewBlocks = 16;
+constexpr size_t kFewBytes = size_t{256} << 10;
+
 constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
@@ -39,16 +45,25 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
-  reserve(kProgramBytes);
+  void* mapped = nullptr;
+  check_device(device_, device_.allocate_mapped(&mapped, sizeof(cuda::PullHost)), "allocating memory of the host's");
+  host_ = static_cast<cuda::PullHost*>(mapped);
+  try {
+    reserve(kProgramBytes);
+  } catch (...) {
+    device_.release_mapped(host_);
+    throw;
+  }
 }
 
 GpuPullExecutor::~GpuPullExecutor() {
   for (void* memory : owned_) device_.release(memory);
+  device_.release_mapped(host_);
 }
 
 void GpuPullExecutor::reserve(size_t bytes) {
   void* memory = nullptr;
-  device_call(device_.allocate(&memory, bytes), "allocating room for plans");
+  check_device(device_, device_.allocate(&memory, bytes), "allocating room for plans");
   owned_.push_back(memory);
   free_ = static_cast<std::byte*>(memory);
   room_ = bytes;
@@ -59,7 +74,7 @@ void GpuPullExecutor::reserve(size_t bytes) {
 const std::byte* GpuPullExecutor::upload(const void* data, size_t bytes) {
   const size_t wanted = round_up(bytes, 16);
   if (wanted > room_) reserve(std::max(wanted, kProgramBytes));
-  if (bytes > 0) device_call(copies_.upload(free_, data, bytes), "uploading a plan");
+  if (bytes > 0) check_device(device_, copies_.upload(free_, data, bytes), "uploading a plan");
   free_ += wanted;
   room_ -= wanted;
   return free_ - wanted;
@@ -122,7 +137,9 @@ void GpuPullExecutor::cut(const Plan& plan, const Call& call, PullArgs& args) co
   if (args.width > per_pack) args.width = args.width / per_pack * per_pack;
   // And something for every block, but no less than its threads take at once.
   const size_t longest = args.length + (args.longer > 0 ? 1 : 0);
-  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(setup_.blocks)), per_pack);
+  const size_t whole = (args.length * args.parts + args.longer) * args.size;
+  args.blocks = whole <= kFewBytes ? std::min(kFewBlocks, setup_.blocks) : setup_.blocks;
+  const size_t share = round_up(ceil_div(longest, static_cast<size_t>(args.blocks)), per_pack);
   args.width = std::min(args.width, std::max(share, round_up(kLeastBytes / args.size, per_pack)));
   args.pieces = std::max<size_t>(1, ceil_div(longest, args.width));
   args.layout = cut;
@@ -152,10 +169,13 @@ void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& ar
   args.call.input = reinterpret_cast<uintptr_t>(args.input) - heap;
   args.call.output = reinterpret_cast<uintptr_t>(args.output) - heap;
   args.call.in_heap = in_heap ? 1 : 0;
+  // Mostly both lie alike; where they do not, what is read of peers decides.
+  args.call.skew = cuda::past_pack(layout.inputs().count != 0 ? args.input : args.output);
+  args.host = host_;
 }
 
 void GpuPullExecutor::run(const Call& given, void* stream) {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
+  if (failure_.failed()) failure_.raise("");
   check_call(given);
   Call call = given;
   const size_t whole = buffer_bytes(call, setup_.world);
@@ -190,22 +210,23 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   last_ = describe(call);
   // A collective that combines nothing copies bytes, which any of the kernels does.
   const bool reduces = is_reduction(call.collective);
-  device_call(device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
-              "launching a pull kernel");
+  check_device(device_,
+               device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
+               "launching a pull kernel");
 }
 
-void GpuPullExecutor::check() const {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
-  cuda::PullEnd end{};
-  read(&end, 0, sizeof end);
+void GpuPullExecutor::check(const std::string& in) const {
+  if (failure_.failed()) failure_.raise("");
+  const auto seen = [](uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+  const cuda::PullEnd end{seen(host_->end.own), seen(host_->end.told)};
   const uint64_t word = end.own != 0 ? end.own : end.told;
   if (word == 0) return;
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
   const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto phase = static_cast<uint32_t>(word);
-  if ((word & cuda::kOtherCall) != 0) refuse_other_call(peer, block);
+  if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block);
   const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
-                           " in or before " + last_ + " on a GPU: ";
+                           " in or before " + in + " on a GPU: ";
   const std::string other = "rank " + std::to_string(rank) + " gave its call up";
   if (rank == peer) throw Timeout(what + other);
   const std::string whom =
@@ -219,7 +240,7 @@ void GpuPullExecutor::check() const {
 }
 
 /// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end.
-void GpuPullExecutor::refuse_other_call(int peer, int block) const {
+void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block) const {
   uint64_t progress = 0;
   read(&progress, layout().progress(block, setup_.rank), sizeof progress);
   const auto told = [&](int rank) {
@@ -228,27 +249,22 @@ void GpuPullExecutor::refuse_other_call(int peer, int block) const {
     return describe({call.signature, call.count}, call.sequence);
   };
   throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
-                     last_ + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
+                     in + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
                      told(setup_.rank) + ", rank " + std::to_string(peer) + " " + told(peer));
 }
 
 void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept {
-  if (failed_.empty()) {
-    failed_kind_ = kind;
-    failed_ = reason;
-  }
+  failure_.set(kind, reason);
   const uint64_t word = cuda::pull_failure(setup_.rank, setup_.rank, 0, 0);
+  // First what takes no call to the device: kernels that wait look there, also while a launch waits for them.
+  std::atomic_ref(host_->ended).store(word, std::memory_order_release);
   copies_.upload(setup_.regions[static_cast<size_t>(setup_.rank)], &word, sizeof word);
 }
 
 /// From this rank's region.
 void GpuPullExecutor::read(void* to, size_t offset, size_t bytes) const {
   const std::byte* from = setup_.regions[static_cast<size_t>(setup_.rank)] + offset;
-  device_call(copies_.download(to, from, bytes), "reading a region");
-}
-
-void GpuPullExecutor::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
+  check_device(device_, copies_.download(to, from, bytes), "reading a region");
 }
 
 }  // namespace ringlet

@@ -5,11 +5,11 @@
 // several ranks on one device, all blocks together must fit on it. check(), of a call that the stream has passed,
 // throws Timeout if a wait took longer than nine tenths of the call's timeout, InvalidUsage if a peer called something
 // else; the engine is of no use then, and kernels launched later end at once. Tensors are staged, but where those of
-// all ranks are in their heaps. Peers' memory is addresses only: of one process, of CUDA IPC, of a mapping; who makes
-// them is no matter here.
+// all ranks are in their heaps. Peers' memory is addresses only, of one process, of CUDA IPC or of a mapping.
 // Ownership: regions and device outlive it; a region is zeroed once before any rank's first call. Tensors must stay
 // until the stream has passed the call, and where they are read in place, all ranks' streams.
-// Thread safety: one thread at a time. The device must be current in the constructor and run().
+// Thread safety: one thread at a time, but check() and abort(), which come from any thread while another is in run(). The
+// device must be current in the constructor and run().
 #pragma once
 
 #include <memory>
@@ -21,6 +21,7 @@
 #include "cuda/cuda.h"
 #include "cuda/pull.h"
 #include "engine/call_layout.h"
+#include "engine/failure.h"
 #include "engine/pull/plan.h"
 #include "engine/selector.h"
 #include "gpu/copy_stream.h"
@@ -34,7 +35,7 @@ class GpuPullExecutor {
     int world = 1;
     std::vector<std::byte*> regions{};  ///< by rank, as this rank's device reaches them; 128-byte aligned
     size_t region_bytes = 0;            ///< the same on all ranks
-    int blocks = 16;                    ///< of a kernel; the same on all ranks
+    int blocks = 16;                    ///< of a kernel at most; the same on all ranks
     std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
     size_t heap_bytes = 0;              ///< of this rank's own
     Selector selector{};                ///< what `auto` means; the same on all ranks
@@ -47,8 +48,9 @@ class GpuPullExecutor {
 
   void run(const Call& call, void* stream);
 
-  /// Throws what ended a call that the stream has passed. Waits for a copy from the device.
-  void check() const;
+  /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Where all is well it makes
+  /// no call to the device.
+  void check(const std::string& what) const;
 
   /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
@@ -70,21 +72,20 @@ class GpuPullExecutor {
   void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
-  [[noreturn]] void refuse_other_call(int peer, int block) const;
+  [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;
-  void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const Setup setup_;
   const CopyStream copies_;
   std::string last_;  // the last call, for messages
-  ErrorKind failed_kind_ = ErrorKind::timeout;
-  std::string failed_;  // empty while all is well
+  Failure failure_;
   std::unordered_map<uint64_t, std::unique_ptr<Uploaded>> plans_;
-  std::vector<void*> owned_;   // on the device: plans
-  std::byte* free_ = nullptr;  // of the last of these, from here on ...
-  size_t room_ = 0;            // ... so many bytes
+  cuda::PullHost* host_ = nullptr;  // kernels write it too
+  std::vector<void*> owned_;        // on the device: plans
+  std::byte* free_ = nullptr;       // of the last of these, from here on ...
+  size_t room_ = 0;                 // ... so many bytes
 };
 
 }  // namespace ringlet

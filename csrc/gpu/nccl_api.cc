@@ -56,6 +56,11 @@ NcclApi table_of(void* library, const std::string& path) {
   get("ncclGroupEnd", api.group_end);
   get("ncclSend", api.send);
   get("ncclRecv", api.recv);
+  get("ncclAllReduce", api.all_reduce);
+  get("ncclReduceScatter", api.reduce_scatter);
+  get("ncclReduce", api.reduce);
+  get("ncclAllGather", api.all_gather);
+  get("ncclBroadcast", api.broadcast);
   get("ncclGetErrorString", api.get_error_string);
   get("ncclGetLastError", api.get_last_error);
   return api;

@@ -30,7 +30,7 @@ struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = 21700;
-  int blocking = 0;  ///< calls return kNcclInProgress instead of waiting, so that a deadline can be kept
+  int blocking = 1;  ///< calls wait; 0 would make NCCL start a thread for every group
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;
@@ -54,6 +54,15 @@ struct NcclApi {
   int (*group_end)() = nullptr;
   int (*send)(const void* from, size_t count, int type, int peer, NcclComm comm, NcclStream stream) = nullptr;
   int (*recv)(void* to, size_t count, int type, int peer, NcclComm comm, NcclStream stream) = nullptr;
+  int (*all_reduce)(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                    NcclStream stream) = nullptr;
+  int (*reduce_scatter)(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                        NcclStream stream) = nullptr;
+  int (*reduce)(const void* from, void* to, size_t count, int type, int op, int root, NcclComm comm,
+                NcclStream stream) = nullptr;
+  int (*all_gather)(const void* from, void* to, size_t count, int type, NcclComm comm, NcclStream stream) = nullptr;
+  int (*broadcast)(const void* from, void* to, size_t count, int type, int root, NcclComm comm,
+                   NcclStream stream) = nullptr;
   const char* (*get_error_string)(int result) = nullptr;
   const char* (*get_last_error)(NcclComm comm) = nullptr;
 

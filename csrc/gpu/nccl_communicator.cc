@@ -1,24 +1,22 @@
 #include "gpu/nccl_communicator.h"
 
+#include <atomic>
 #include <future>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/runtime.h"
 
 namespace ringlet {
 namespace {
 
-// NCCL's own threads do the work meanwhile: a launch takes microseconds, meeting the other ranks much longer.
-constexpr int kQuickTries = 1000;
-constexpr std::chrono::microseconds kPause{20};
 // A communicator that does not end by itself in this time is aborted, and an abort that takes this long is left alone.
 constexpr std::chrono::seconds kGoodbye{2}, kLastWait{1};
-constexpr std::chrono::milliseconds kLookEvery{20};
 
-/// On a thread of its own, which is not waited for any longer than that.
+/// On a thread of its own, which is not waited for any longer than that. False where it was not done by then.
 template <class Act>
-void within(std::chrono::seconds limit, const std::function<void()>& enter, const Act& act) noexcept {
+bool within(std::chrono::seconds limit, const std::function<void()>& enter, const Act& act) noexcept {
   try {
     std::packaged_task<void()> task([enter, act] {
       if (enter) enter();
@@ -26,20 +24,10 @@ void within(std::chrono::seconds limit, const std::function<void()>& enter, cons
     });
     const std::future<void> done = task.get_future();
     std::thread(std::move(task)).detach();
-    done.wait_for(limit);
+    return done.wait_for(limit) == std::future_status::ready;
   } catch (const std::system_error&) {  // no thread to be had: then NCCL keeps what it has
+    return false;
   }
-}
-
-/// `api`: a copy, since the one given may be gone before NCCL is.
-void end(const NcclApi& api, NcclComm comm) {
-  const Deadline deadline = Deadline::after(kGoodbye);
-  int state = api.comm_finalize(comm);
-  while (state == kNcclInProgress && !deadline.passed()) {
-    std::this_thread::sleep_for(kPause);
-    if (api.comm_get_async_error(comm, &state) != kNcclSuccess) break;
-  }
-  state == kNcclSuccess ? api.comm_destroy(comm) : api.comm_abort(comm);
 }
 
 }  // namespace
@@ -53,104 +41,127 @@ NcclUniqueId NcclCommunicator::make_id(const NcclApi& api) {
 }
 
 NcclCommunicator::NcclCommunicator(const NcclApi& api, const Setup& setup, const Deadline& deadline)
-    : api_(api), rank_(setup.rank), world_(setup.world), look_(setup.look), enter_(setup.enter) {
-  NcclConfig config;
-  config.max_ctas = setup.max_ctas;
-  take(api_.comm_init_rank_config(&comm_, world_, setup.id, rank_, &config), "ncclCommInitRankConfig");
-  settle("ncclCommInitRankConfig", deadline);
+    : held_(std::make_shared<Held>(Held{api})),
+      rank_(setup.rank),
+      world_(setup.world),
+      look_(setup.look),
+      enter_(setup.enter),
+      thread_(setup.enter) {
+  // NCCL writes the communicator before it waits for the other ranks, so that a wait that is too long can be aborted.
+  const auto init = [held = held_, id = setup.id, rank = rank_, world = world_, max_ctas = setup.max_ctas] {
+    NcclConfig config;
+    config.max_ctas = max_ctas;
+    return held->api.comm_init_rank_config(&held->comm, world, id, rank, &config);
+  };
+  launch("ncclCommInitRankConfig", init, deadline);
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  if (comm_ == nullptr) return;
-  within(kGoodbye + kLastWait, enter_, [api = api_, comm = comm_] { end(api, comm); });
+  if (!leave()) return;
+  const auto finalize = [held = held_] { return held->api.comm_finalize(held->comm); };
+  const auto ended = thread_.run(finalize, Deadline::after(kGoodbye), [] { return false; });
+  const auto end = ended == kNcclSuccess ? held_->api.comm_destroy : held_->api.comm_abort;
+  within(kLastWait, enter_, [end, comm = held_->comm] { end(comm); });
 }
 
 void NcclCommunicator::open_group() {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
-  take(api_.group_start(), "ncclGroupStart");
-  in_group_ = true;
+  if (failure_.failed()) failure_.raise("");
+  parts_.clear();
 }
 
 void NcclCommunicator::send(const void* from, size_t bytes, int peer, NcclStream stream) {
-  take(api_.send(from, bytes, kNcclUint8, peer, comm_, stream), "ncclSend");
+  parts_.push_back({true, const_cast<void*>(from), bytes, peer, stream});
 }
 
 void NcclCommunicator::recv(void* to, size_t bytes, int peer, NcclStream stream) {
-  take(api_.recv(to, bytes, kNcclUint8, peer, comm_, stream), "ncclRecv");
+  parts_.push_back({false, to, bytes, peer, stream});
 }
 
 void NcclCommunicator::close_group(const Deadline& deadline) {
-  in_group_ = false;
-  take(api_.group_end(), "ncclGroupEnd");
-  settle("ncclGroupEnd", deadline);
+  if (parts_.empty()) return;
+  const auto group = [parts = std::exchange(parts_, {})](const NcclApi& api, NcclComm comm) {
+    int result = api.group_start();
+    for (const Part& part : parts) {
+      if (result != kNcclSuccess) break;
+      result = part.sends ? api.send(part.address, part.bytes, kNcclUint8, part.peer, comm, part.stream)
+                          : api.recv(part.address, part.bytes, kNcclUint8, part.peer, comm, part.stream);
+    }
+    const int ended = api.group_end();  // in any case: NCCL counts the groups that a thread has open
+    return result == kNcclSuccess ? ended : result;
+  };
+  call("ncclGroupEnd", group, deadline);
+}
+
+void NcclCommunicator::call(const char* function, Act act, const Deadline& deadline) {
+  check();
+  launch(function, [held = held_, act = std::move(act)] { return act(held->api, held->comm); }, deadline);
+}
+
+void NcclCommunicator::launch(const char* function, const std::function<int()>& act, const Deadline& deadline) {
+  const std::optional<int> result = thread_.run(act, deadline, [this] { return poll(); });
+  if (looked_) std::rethrow_exception(std::exchange(looked_, nullptr));
+  if (failure_.failed()) failure_.raise("");  // aborted by another thread, whatever NCCL has returned since
+  if (result) return take(*result, function);
+  fail(ErrorKind::timeout, std::string(function) + " of rank " + std::to_string(rank_) + " of " +
+                               std::to_string(world_) +
+                               " was not done at the deadline; some rank has not come, or cannot be reached");
 }
 
 void NcclCommunicator::check() {
-  if (!failed_.empty()) rethrow(failed_kind_, failed_);
-  int state = kNcclSuccess;
-  take(api_.comm_get_async_error(comm_, &state), "ncclCommGetAsyncError");
+  if (failure_.failed()) failure_.raise("");
+  int state = kNcclSuccess, refused = kNcclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!gone_) refused = held_->api.comm_get_async_error(held_->comm, &state);
+  }
+  take(refused, "ncclCommGetAsyncError");
   take(state, "a collective under way");
 }
 
-void NcclCommunicator::abort() noexcept {
-  if (failed_.empty()) failed_ = "the communicator was aborted before";
-  if (in_group_) api_.group_end();  // NCCL counts open groups by thread, not by communicator
-  in_group_ = false;
-  if (comm_ != nullptr) within(kLastWait, enter_, [give_up = api_.comm_abort, comm = comm_] { give_up(comm); });
-  comm_ = nullptr;
+void NcclCommunicator::abort() noexcept { abort(ErrorKind::device_error, "the communicator was aborted before"); }
+
+void NcclCommunicator::abort(ErrorKind kind, const std::string& reason) noexcept {
+  failure_.set(kind, reason);
+  if (!leave()) return;
+  const NcclComm comm = std::atomic_ref(held_->comm).load();
+  if (comm != nullptr) within(kLastWait, enter_, [give_up = held_->api.comm_abort, comm] { give_up(comm); });
 }
 
 void NcclCommunicator::take(int result, const char* function) {
   if (result == kNcclSuccess || result == kNcclInProgress) return;
   std::string message = std::string(function) + " of rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                        ": " + api_.get_error_string(result);
-  if (const char* last = comm_ == nullptr ? nullptr : api_.get_last_error(comm_); last != nullptr && *last != '\0') {
-    message += std::string(" (") + last + ")";
-  }
+                        ": " + held_->api.get_error_string(result);
+  if (const std::string last = last_error(); !last.empty()) message += " (" + last + ")";
   if (result == kNcclRemoteError) fail(ErrorKind::peer_lost, message + "; see the other ranks' messages");
   fail(ErrorKind::device_error, message + "; NCCL_DEBUG=WARN makes NCCL say more");
 }
 
-void NcclCommunicator::settle(const char* function, const Deadline& deadline) {
-  Deadline next_look = Deadline::after(kLookEvery);
-  for (int tries = 0, state = kNcclInProgress;; ++tries) {
-    take(api_.comm_get_async_error(comm_, &state), "ncclCommGetAsyncError");
-    take(state, function);
-    if (state == kNcclSuccess) return;
-    if (deadline.passed()) {
-      fail(ErrorKind::timeout, std::string(function) + " of rank " + std::to_string(rank_) + " of " +
-                                   std::to_string(world_) +
-                                   " was not done at the deadline; some rank has not come, or cannot be reached");
-    }
-    if (look_ && next_look.passed()) {
-      look();
-      next_look = Deadline::after(kLookEvery);
-    }
-    if (tries < kQuickTries) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kPause);
-    }
-  }
+/// The first time true: who gets that ends the communicator.
+bool NcclCommunicator::leave() {
+  const std::lock_guard lock(mutex_);
+  return !std::exchange(gone_, true);
 }
 
-void NcclCommunicator::look() {
+std::string NcclCommunicator::last_error() {
+  const std::lock_guard lock(mutex_);
+  const char* last = gone_ || held_->comm == nullptr ? nullptr : held_->api.get_last_error(held_->comm);
+  return last == nullptr ? "" : last;
+}
+
+/// True where the call under way is to be given up.
+bool NcclCommunicator::poll() {
+  if (failure_.failed()) return true;
+  if (!look_) return false;
   try {
     look_();
+    return false;
   } catch (const Error& error) {
-    fail(error.kind(), error.what());
+    abort(error.kind(), error.what());
   } catch (const Interrupted& interrupted) {
     abort(ErrorKind::peer_lost, "interrupted (" + interrupted.by + ")");
-    throw;
+    looked_ = std::current_exception();
   }
-}
-
-void NcclCommunicator::abort(ErrorKind kind, const std::string& reason) noexcept {
-  if (failed_.empty()) {
-    failed_kind_ = kind;
-    failed_ = reason;
-  }
-  abort();
+  return true;
 }
 
 void NcclCommunicator::fail(ErrorKind kind, const std::string& message) {

@@ -1,19 +1,27 @@
-// One rank's NCCL communicator, used for sends and receives in groups, none of which waits for ever.
+// One rank's NCCL communicator, whose calls a thread of its own makes, so that none waits for ever.
 //
-// Contract: open_group, send and recv, close_group enqueue on a stream and return when NCCL has taken the group, which
-// the first time connects the peers. A call that NCCL refuses, a peer's failure and a passed deadline abort the
+// Contract: send and recv between open_group and close_group are collected; close_group enqueues them on their streams
+// as one NCCL group and returns when NCCL has taken it, which the first time connects the peers. call() does the same
+// for any other function of NCCL. A call that NCCL refuses, a peer's failure and a passed deadline abort the
 // communicator and throw (DeviceError, PeerLost, Timeout); it is of no use then, and every later call throws the same.
-// Ownership: owns the ncclComm_t; `api` outlives it. Buffers must stay until the stream has passed the group.
-// Thread safety: one thread at a time, and the same between open_group and close_group.
+// The communicator is a blocking one: for each group of a nonblocking one NCCL starts a thread, in 30 to 60 us.
+// Ownership: owns the ncclComm_t; buffers must stay until the stream has passed the group.
+// Thread safety: one thread at a time; check() and abort() from any thread, also while another waits in a call.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <exception>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "engine/failure.h"
+#include "gpu/launch_thread.h"
 #include "gpu/nccl_api.h"
 
 namespace ringlet {
@@ -25,9 +33,10 @@ class NcclCommunicator {
     int rank = 0;
     int world = 1;
     int max_ctas = INT_MIN;         ///< at most so many processors for its kernels; NCCL's choice if not given
-    std::function<void()> look{};   ///< asked now and then while NCCL connects; what it throws ends that
+    std::function<void()> look{};   ///< asked now and then while a call waits; what it throws ends that
     std::function<void()> enter{};  ///< what another thread does first that makes calls for this rank: takes its device
   };
+  using Act = std::function<int(const NcclApi& api, NcclComm comm)>;
 
   static NcclUniqueId make_id(const NcclApi& api);
 
@@ -45,6 +54,9 @@ class NcclCommunicator {
   void recv(void* to, size_t bytes, int peer, NcclStream stream);
   void close_group(const Deadline& deadline);
 
+  /// `act` calls the function of NCCL whose name is given, and holds all that it uses.
+  void call(const char* function, Act act, const Deadline& deadline);
+
   /// Throws where something enqueued before has failed since.
   void check();
 
@@ -56,19 +68,36 @@ class NcclCommunicator {
   void abort(ErrorKind kind, const std::string& reason) noexcept;
 
  private:
+  /// What a thread that is left alone may still use.
+  struct Held {
+    const NcclApi api;
+    NcclComm comm = nullptr;  // NCCL writes it
+  };
+  struct Part {
+    bool sends;
+    void* address;
+    size_t bytes;
+    int peer;
+    NcclStream stream;
+  };
+
   void take(int result, const char* function);
-  void settle(const char* function, const Deadline& deadline);
-  void look();
+  void launch(const char* function, const std::function<int()>& act, const Deadline& deadline);
+  bool poll();
+  bool leave();
+  std::string last_error();
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
-  const NcclApi& api_;
-  NcclComm comm_ = nullptr;
-  int rank_;
-  int world_;
+  const std::shared_ptr<Held> held_;
+  const int rank_;
+  const int world_;
   const std::function<void()> look_, enter_;
-  bool in_group_ = false;
-  ErrorKind failed_kind_ = ErrorKind::device_error;
-  std::string failed_;  // empty while all is well
+  Failure failure_;
+  std::exception_ptr looked_;  // what look_ threw
+  std::vector<Part> parts_;    // of the open group
+  std::mutex mutex_;           // held in questions to NCCL, so that none comes after an abort
+  bool gone_ = false;          // aborted, or at its end; guarded by mutex_
+  LaunchThread thread_;
 };
 
 }  // namespace ringlet

@@ -9,6 +9,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "gpu/check_device.h"
 #include "gpu/gpu_heap.h"
 
 namespace ringlet {
@@ -71,7 +72,7 @@ bool same_device(const RingletCudaIdentity& a, const RingletCudaIdentity& b) {
 
 PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copies_(device) {
   offer_.process = this_process();
-  device_call(device_.identity(&offer_.device), "asking for the device's identity");
+  check_device(device_, device_.identity(&offer_.device), "asking for the device's identity");
   if (const GpuHeap* heap = GpuHeap::of(device_, offer_.device.number)) {
     offer_.heap_share = heap->share();
     offer_.heap = heap->base();
@@ -80,14 +81,14 @@ PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copie
   std::byte* region = Left::all().take(offer_.device.number, copies_);
   if (region == nullptr) {
     void* fresh = nullptr;
-    device_call(device_.allocate(&fresh, kWhole), "allocating memory for peers");
+    check_device(device_, device_.allocate(&fresh, kWhole), "allocating memory for peers");
     region = static_cast<std::byte*>(fresh);
   }
   offer_.address = region;
   try {
-    device_call(device_.share(region, &offer_.share), "sharing memory with other processes");
+    check_device(device_, device_.share(region, &offer_.share), "sharing memory with other processes");
     static constexpr std::array<std::byte, kGoodbyes + kZeroed> zeros{};
-    device_call(copies_.upload(region, zeros.data(), sizeof zeros), "zeroing memory for peers");
+    check_device(device_, copies_.upload(region, zeros.data(), sizeof zeros), "zeroing memory for peers");
   } catch (...) {
     Left::all().put(offer_.device.number, region, 0);
     throw;
@@ -107,7 +108,7 @@ void PeerMemory::open(const std::vector<Offer>& all, int rank) {
     if (offer.process != offer_.process) {
       elsewhere_.push_back(static_cast<int>(q));
     } else if (static_cast<int>(q) != rank) {
-      device_call(device_.reach(offer.device.number), whose.c_str());
+      check_device(device_, device_.reach(offer.device.number), whose);
       shares_device_ = shares_device_ || offer.device.number == offer_.device.number;
     }
     regions_.push_back(reached(offer, offer.share, offer.address, whose));
@@ -140,7 +141,7 @@ std::byte* PeerMemory::reached(const Offer& offer, const RingletCudaShare& share
                                const std::string& whose) {
   if (offer.process == offer_.process) return address;
   void* memory = nullptr;
-  device_call(device_.open(&share, &memory), whose.c_str());
+  check_device(device_, device_.open(&share, &memory), whose);
   opened_.push_back(memory);
   return static_cast<std::byte*>(memory);
 }
@@ -153,10 +154,6 @@ int PeerMemory::processors(const std::vector<Offer>& all) {
     least = std::min(least, one.device.processors / static_cast<int>(sharing));
   }
   return std::max(1, least);
-}
-
-void PeerMemory::device_call(int code, const char* what) const {
-  if (code != 0) throw DeviceError(std::string(what) + ": " + device_.explain(code));
 }
 
 }  // namespace ringlet

@@ -26,7 +26,7 @@ class PeerMemory {
   static constexpr size_t kWhole = size_t{16} << 20;  // of a region; it begins with a word for each rank
   static constexpr size_t kGoodbyes = cuda::PullLayout::kLine * 2;
   static constexpr size_t kBytes = kWhole - kGoodbyes;
-  static constexpr size_t kZeroed = size_t{64} << 10;  // of these
+  static constexpr size_t kZeroed = size_t{128} << 10;  // of these
 
   /// What a rank tells the others; plain data.
   struct Offer {
@@ -66,7 +66,6 @@ class PeerMemory {
 
  private:
   std::byte* reached(const Offer& offer, const RingletCudaShare& share, std::byte* address, const std::string& whose);
-  void device_call(int code, const char* what) const;
 
   const RingletCudaDevice& device_;
   const CopyStream copies_;

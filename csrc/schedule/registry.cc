@@ -63,7 +63,22 @@ constexpr Algorithm kAlgorithms[] = {
     {"linear", scatter, linear_scatter, "the root to everybody; one round"},
     {"pairwise", all_to_all, pairwise_all_to_all, "everyone to everyone; one round"},
     {"dissemination", barrier, dissemination_barrier, "ceil(log2 p) rounds of empty messages"},
+    // NCCL's own, which are no schedules; last.
+    {"nccl", all_reduce, nullptr, "NCCL's own"},
+    {"nccl", reduce_scatter, nullptr, "NCCL's own"},
+    {"nccl", all_gather, nullptr, "NCCL's own"},
+    {"nccl", broadcast, nullptr, "NCCL's own"},
+    {"nccl", reduce, nullptr, "NCCL's own"},
 };
+constexpr size_t kSchedules = std::size(kAlgorithms) - 5;
+static_assert(kAlgorithms[kSchedules].make == nullptr);
+
+const Algorithm* find(std::span<const Algorithm> among, Collective collective, std::string_view name) noexcept {
+  for (const Algorithm& algorithm : among) {
+    if (algorithm.collective == collective && name == algorithm.name) return &algorithm;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -76,22 +91,26 @@ Schedule schedule_of(const Algorithm& algorithm, const RankInfo& info) {
   return relabelled(algorithm.make(position), algorithm.collective, positions);
 }
 
-std::span<const Algorithm> algorithms() noexcept { return kAlgorithms; }
+std::span<const Algorithm> algorithms() noexcept { return std::span(kAlgorithms).first<kSchedules>(); }
 
 const Algorithm* find_algorithm(Collective collective, std::string_view name) noexcept {
-  for (const Algorithm& algorithm : kAlgorithms) {
-    if (algorithm.collective == collective && name == algorithm.name) return &algorithm;
-  }
-  return nullptr;
+  return find(algorithms(), collective, name);
+}
+
+const Algorithm* nccls_own(Collective collective) noexcept {
+  return find(std::span(kAlgorithms).subspan<kSchedules>(), collective, "nccl");
 }
 
 std::string algorithm_names(Collective collective) {
   std::string names;
-  for (const Algorithm& algorithm : kAlgorithms) {
+  for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective == collective) names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
   }
   return names;
 }
+
+const Algorithm& algorithm_at(size_t index) noexcept { return kAlgorithms[index]; }
+size_t built_in_algorithms() noexcept { return std::size(kAlgorithms); }
 
 int index_of(const Algorithm& algorithm) noexcept {
   return algorithm.authored == nullptr ? static_cast<int>(&algorithm - kAlgorithms) : algorithm.authored->index;

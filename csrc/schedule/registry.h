@@ -51,10 +51,20 @@ std::span<const Algorithm> algorithms() noexcept;
 /// Null if the collective has no algorithm of that name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name) noexcept;
 
+/// The algorithm "nccl": NCCL's own collective, which is no schedule (`make` is null) and takes tensors on GPUs alone. It
+/// is none of algorithms(). Null where NCCL has none.
+const Algorithm* nccls_own(Collective collective) noexcept;
+inline bool is_nccls_own(const Algorithm* algorithm) noexcept {
+  return algorithm != nullptr && algorithm->make == nullptr && algorithm->authored == nullptr;
+}
+
 /// "a, b, c": the collective's algorithms, for messages.
 std::string algorithm_names(Collective collective);
 
-/// Index into algorithms(), stable within one build; beyond them the order in which this process added its own.
+/// Of a built-in algorithm: its place in algorithms(), and beyond them if it is NCCL's own; stable within one build.
+/// Beyond built_in_algorithms(): the order in which this process added its own.
 int index_of(const Algorithm& algorithm) noexcept;
+const Algorithm& algorithm_at(size_t index) noexcept;
+size_t built_in_algorithms() noexcept;
 
 }  // namespace ringlet

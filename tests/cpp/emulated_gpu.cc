@@ -43,6 +43,8 @@ void raise(const std::shared_ptr<Flag>& flag) {
   changed.notify_all();
 }
 
+std::atomic<size_t> launch_queue{1024};  // of a stream: a launch beyond waits, as CUDA's do
+
 class Stream {
  public:
   Stream() : thread_([this] { loop(); }) {
@@ -50,14 +52,19 @@ class Stream {
   }
   ~Stream() {
     change([this](std::set<Stream*>& all) { all.erase(this); });
-    put([this] { ended_ = true; });
+    put([this] { ended_ = true; }, /*bounded=*/false);
     thread_.join();
   }
-  void put(std::function<void()> item) {
-    const std::lock_guard lock(own_);
+  /// While a launch waits for room it holds the driver's lock, for which other questions about the stream wait.
+  void put(std::function<void()> item, bool bounded = true) {
+    std::unique_lock driver(*driver_, std::defer_lock);
+    if (bounded) driver.lock();
+    std::unique_lock lock(own_);
+    room_.wait(lock, [&] { return !bounded || items_.size() < launch_queue; });
     items_.push_back(std::move(item));
     any_.notify_one();
   }
+  const std::shared_ptr<std::mutex>& driver() const { return driver_; }
   void hold(bool held) {
     const std::lock_guard lock(own_);
     held_ = held;
@@ -66,7 +73,7 @@ class Stream {
   /// Lets `memory` go when all streams have done what they have been given.
   static void outlive(const std::shared_ptr<void>& memory) {
     change([&](std::set<Stream*>& all) {
-      for (Stream* stream : all) stream->put([memory] {});
+      for (Stream* stream : all) stream->put([memory] {}, /*bounded=*/false);
     });
   }
 
@@ -85,13 +92,15 @@ class Stream {
         any_.wait(lock, [this] { return !items_.empty() && !held_; });
         item = std::move(items_.front());
         items_.pop_front();
+        room_.notify_all();
       }
       item();
     }
   }
 
+  const std::shared_ptr<std::mutex> driver_ = std::make_shared<std::mutex>();
   std::mutex own_;
-  std::condition_variable any_;
+  std::condition_variable any_, room_;
   std::deque<std::function<void()>> items_;
   bool held_ = false;
   bool ended_ = false;  // its own thread's
@@ -99,12 +108,14 @@ class Stream {
 };
 
 Stream& of(void* stream) {
-  thread_local Stream usual;  // each thread's own, or ranks would stand in each other's way
+  // Each thread's own, or ranks would stand in each other's way. NCCL refuses it: another thread makes its calls.
+  thread_local Stream usual;
   return stream == nullptr ? usual : *static_cast<Stream*>(stream);
 }
 
 struct Event {
   std::shared_ptr<Flag> last;
+  std::shared_ptr<std::mutex> driver;
 };
 
 /// One rank's communicator; those of one id meet in its mailboxes.
@@ -119,7 +130,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -155,13 +166,18 @@ void exchange(const std::vector<Part>& group) {
 
 int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
   auto* communicator = reinterpret_cast<Communicator*>(comm);
-  if (open_groups == 0 || peer < 0 || peer >= communicator->world) return kInvalidUsage;
+  if (open_groups == 0 || peer < 0 || peer >= communicator->world || stream == nullptr) return kInvalidUsage;
   parts[stream].push_back({sends, peer, static_cast<std::byte*>(const_cast<void*>(address)), bytes, communicator});
   return kNcclSuccess;
 }
 
 int finished(void* event, int* answer) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
+  if (const auto driver = static_cast<Event*>(event)->driver) {
+    lock.unlock();
+    const std::lock_guard waiting(*driver);
+    lock.lock();
+  }
   const auto& last = static_cast<Event*>(event)->last;
   return *answer = last == nullptr || last->up, 0;
 }
@@ -169,7 +185,7 @@ int finished(void* event, int* answer) {
 int record(void* event, void* stream) {
   auto flag = std::make_shared<Flag>();
   std::unique_lock lock(mutex);
-  static_cast<Event*>(event)->last = flag;
+  *static_cast<Event*>(event) = {flag, of(stream).driver()};
   lock.unlock();
   return of(stream).put([flag] { raise(flag); }), 0;
 }
@@ -201,6 +217,15 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   if (args->in_place.steps != nullptr) ++in_place;
   of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
+  return 0;
+}
+
+int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) {
+  of(stream).put([all = std::vector(ranks, ranks + count), run = host_block::find_pull(dtype, op)] {
+    std::vector<std::thread> threads;
+    for (const cuda::PullArgs& args : all) threads.emplace_back([&args, run] { host_block::run_blocks(args, run); });
+    for (std::thread& thread : threads) thread.join();
+  });
   return 0;
 }
 
@@ -264,6 +289,8 @@ struct Touching<function> {
 };
 
 int release(void* memory) { return Stream::outlive({memory, &std::free}), 0; }
+int allocate_mapped(void** memory, size_t bytes) { return *memory = std::calloc(1, bytes), *memory == nullptr; }
+int load() { return ++loads, 0; }
 int create_stream(void** stream) { return *stream = new Stream, 0; }
 int destroy_stream(void* stream) { return delete static_cast<Stream*>(stream), 0; }
 int create_event(void** event) { return *event = new Event, 0; }
@@ -276,6 +303,8 @@ const RingletCudaDevice kDevice = {
     .most_sources = cuda::kMostSources,
     .copy = copy,
     .pull = pull,
+    .pull_together = pull_together,
+    .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,
     .use = [](int device) { return current = device, 0; },
@@ -286,6 +315,8 @@ const RingletCudaDevice kDevice = {
     .reach = [](int) { return 0; },
     .allocate = Touching<allocate>::call,
     .release = Touching<release>::call,
+    .allocate_mapped = Touching<allocate_mapped>::call,
+    .release_mapped = Touching<release>::call,
     .create_stream = Touching<create_stream>::call,
     .destroy_stream = Touching<destroy_stream>::call,
     .create_event = Touching<create_event>::call,
@@ -308,6 +339,7 @@ EXPORTED void ringlet_cuda_facts(RingletCudaFacts* facts) {
 
 EXPORTED void emulated_gpu_capture(bool now) { capturing = now; }
 EXPORTED void emulated_gpu_hold(void* stream, bool held) { of(stream).hold(held); }
+EXPORTED void emulated_gpu_launch_queue(int length) { launch_queue = static_cast<size_t>(length); }
 EXPORTED void emulated_gpu_wait(void* stream) {
   const auto flag = std::make_shared<Flag>();
   of(stream).put([flag] { raise(flag); });
@@ -319,6 +351,7 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
 EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }
 
@@ -332,21 +365,18 @@ EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
 }
 
 EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   const std::string name(id.internal, sizeof id.internal);
   Communicator* made = communicators.emplace_back(new Communicator{name, rank, world}).get();
   present[made->id].insert(rank);
-  *comm = reinterpret_cast<NcclComm>(made);
-  return kNcclInProgress;
+  std::atomic_ref(*comm).store(reinterpret_cast<NcclComm>(made));
+  changed.notify_all();
+  if (open_groups > 0) return kNcclSuccess;  // of one thread for several ranks: at the group's end all are there
+  changed.wait(lock, [&] { return made->aborted || present[made->id].size() == static_cast<size_t>(world); });
+  return made->aborted ? kInvalidUsage : kNcclSuccess;
 }
 
-EXPORTED int ncclCommGetAsyncError(NcclComm comm, int* result) {
-  const std::lock_guard lock(mutex);
-  const auto* communicator = reinterpret_cast<Communicator*>(comm);
-  const size_t come = present[communicator->id].size();
-  *result = come == static_cast<size_t>(communicator->world) ? kNcclSuccess : kNcclInProgress;
-  return kNcclSuccess;
-}
+EXPORTED int ncclCommGetAsyncError(NcclComm, int* result) { return *result = kNcclSuccess, kNcclSuccess; }
 
 EXPORTED int ncclCommFinalize(NcclComm) { return kNcclSuccess; }
 EXPORTED int ncclCommDestroy(NcclComm) { return kNcclSuccess; }  // streams may still name it, as they may not with NCCL
@@ -375,24 +405,98 @@ EXPORTED int ncclRecv(void* to, size_t count, int, int peer, NcclComm comm, Nccl
   return add(false, to, count, peer, comm, stream);
 }
 
-/// Of float32, summed in rank order; not while messages of the same communicator are under way.
-EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int, int, NcclComm comm, NcclStream stream) {
-  auto* own = reinterpret_cast<Communicator*>(comm);
-  of(stream).put([=] {
-    auto* input = static_cast<std::byte*>(const_cast<void*>(from));
-    std::vector<std::byte> all(static_cast<size_t>(own->world) * count * 4);
+namespace {
+
+/// One of NCCL's own collectives, which sends `block(q)` to each rank q that wants it. In rank order; not while messages
+/// of the same communicator are under way.
+struct Native {
+  Communicator* own;
+  std::byte* input;
+  size_t bytes;          // of a block
+  bool everyone = true;  // sends; otherwise the root
+  int to = -1;           // the only rank that receives
+  int root = 0;
+  bool apart = false;            // each rank gets a block of its own
+  std::vector<std::byte> all{};  // what came, by rank
+
+  void run() {
     std::vector<Part> group;
-    std::vector<const std::byte*> srcs;
+    const bool receives = to < 0 || to == own->rank;
+    all.resize(static_cast<size_t>(own->world) * bytes);
     for (int q = 0; q < own->world; ++q) {
-      group.push_back({true, q, input, count * 4, own});
-      group.push_back({false, q, all.data() + static_cast<size_t>(q) * count * 4, count * 4, own});
-      srcs.push_back(group.back().address);
+      const size_t place = static_cast<size_t>(q) * bytes;
+      if ((everyone || own->rank == root) && (to < 0 || to == q)) {
+        group.push_back({true, q, input + (apart ? place : 0), bytes, own});
+      }
+      if (receives && (everyone || q == root)) group.push_back({false, q, all.data() + place, bytes, own});
     }
     exchange(group);
-    reduce_kernel(DType::float32,
-                  ReduceOp::sum)({static_cast<std::byte*>(to), nullptr, srcs.data(), own->world, count});
+  }
+  void combine(std::byte* output, DType dtype, ReduceOp op) {
+    if (to >= 0 && to != own->rank) return;
+    std::vector<const std::byte*> srcs;
+    for (int q = 0; q < own->world; ++q) srcs.push_back(all.data() + static_cast<size_t>(q) * bytes);
+    ReduceArgs args{output, nullptr, srcs.data(), own->world, bytes / element_size(dtype)};
+    args.divisor = op == ReduceOp::avg ? own->world : 1;
+    reduce_kernel(dtype, op)(args);
+  }
+};
+
+constexpr DType kTypes[] = {DType::int8,  DType::uint8,   DType::int32,   DType::int32,   DType::int64,
+                            DType::int64, DType::float16, DType::float32, DType::float64, DType::bfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::product, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
+
+std::atomic<int> natives{0};
+
+int enqueue(Native native, void* output, NcclStream stream, int type, int op) {
+  if (stream == nullptr) return kInvalidUsage;
+  ++natives;
+  of(stream).put([native = std::move(native), to = static_cast<std::byte*>(output), type, op]() mutable {
+    native.run();
+    if (op >= 0) {
+      native.combine(to, kTypes[type], kOps[op]);
+    } else if (native.everyone) {
+      std::memcpy(to, native.all.data(), native.all.size());
+    } else {
+      std::memcpy(to, native.all.data() + static_cast<size_t>(native.root) * native.bytes, native.bytes);
+    }
   });
   return kNcclSuccess;
 }
+
+Native native(const void* from, size_t bytes, NcclComm comm) {
+  return {reinterpret_cast<Communicator*>(comm), static_cast<std::byte*>(const_cast<void*>(from)), bytes};
+}
+size_t bytes_of(size_t count, int type) { return count * element_size(kTypes[type]); }
+
+}  // namespace
+
+EXPORTED int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                           NcclStream stream) {
+  return enqueue(native(from, bytes_of(count, type), comm), to, stream, type, op);
+}
+EXPORTED int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, NcclComm comm,
+                               NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.apart = true;
+  return enqueue(std::move(made), to, stream, type, op);
+}
+EXPORTED int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, NcclComm comm,
+                        NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.to = root;
+  return enqueue(std::move(made), to, stream, type, op);
+}
+EXPORTED int ncclAllGather(const void* from, void* to, size_t count, int type, NcclComm comm, NcclStream stream) {
+  return enqueue(native(from, bytes_of(count, type), comm), to, stream, type, -1);
+}
+EXPORTED int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, NcclComm comm,
+                           NcclStream stream) {
+  Native made = native(from, bytes_of(count, type), comm);
+  made.everyone = false;
+  made.root = root;
+  return enqueue(std::move(made), to, stream, type, -1);
+}
+EXPORTED int emulated_gpu_natives() { return natives; }
 EXPORTED const char* ncclGetErrorString(int) { return "an error of the live fake"; }
 EXPORTED const char* ncclGetLastError(NcclComm) { return ""; }

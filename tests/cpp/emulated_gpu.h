@@ -7,13 +7,19 @@ extern "C" {
 void emulated_gpu_capture(bool capturing);
 /// A stream that is held begins nothing that it has not begun.
 void emulated_gpu_hold(void* stream, bool held);
+/// How many launches a stream takes before the next one waits; 1024 unless told otherwise.
+void emulated_gpu_launch_queue(int length);
 /// Until the stream has done all it was given.
 void emulated_gpu_wait(void* stream);
 /// How much memory of others is open, and how often memory was allocated.
 int emulated_gpu_opened();
 int emulated_gpu_allocations();
+/// How often all kernels were loaded.
+int emulated_gpu_loads();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
+/// How many of NCCL's own collectives were enqueued.
+int emulated_gpu_natives();
 /// Bits of the devices that were current where a call needs one, since this was asked last.
 unsigned emulated_gpu_touched();
 }

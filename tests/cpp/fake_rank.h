@@ -25,9 +25,9 @@ struct Rank {
     const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
     communicator =
         std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
-    engine = std::make_unique<GpuMessageExecutor>(*communicator, FakeMachine::device(),
-                                                  GpuMessageExecutor::Limits{c.scratch_bytes, size_t{1} << 20},
-                                                  Selector(), topology);
+    engine = std::make_unique<GpuMessageExecutor>(
+        *communicator, FakeMachine::device(),
+        GpuMessageExecutor::Limits{c.scratch_bytes, /*least=*/1024, size_t{1} << 20}, Selector(), topology);
     stream = machine.add_stream();
   }
 

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "comm/gpu_group.h"
+#include "emulated_gpu.h"
 #include "gpu_ranks.h"
 
 using namespace gpu_ranks;
@@ -32,6 +33,29 @@ void timeouts(const GpuExecutors::Parts& mine) {
     CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
     CHECK(host.failure() == ErrorKind::timeout);
   }));
+}
+
+/// A peer that stopped: launches fill the queue, and then the host waits in one. It hears of the deadline all the same,
+/// whether the launch is of a later call or of the first.
+void full_launch_queue(const GpuExecutors::Parts& mine) {
+  for (const int length : {4, 64}) {
+    emulated_gpu_launch_queue(length);
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      Floats floats(host.rank(), 300000);
+      const StreamOwner own;
+      GpuGroup group(host, mine);
+      if (host.rank() == 1) return;
+      floats.call.timeout = std::chrono::milliseconds(300);
+      std::vector<std::shared_ptr<Work>> given;
+      const auto start = std::chrono::steady_clock::now();
+      const std::string message =
+          CHECK_THROWS(Timeout, for (int i = 0; i < 100; ++i) { given.push_back(group.run(floats.call, own.stream)); });
+      CHECK(std::chrono::steady_clock::now() - start < kSoon);
+      CHECK(message.find("all_reduce #0 ") != std::string::npos);
+      for (const auto& work : given) CHECK_THROWS(Timeout, work->wait(kLong));
+    }));
+  }
+  emulated_gpu_launch_queue(1024);
 }
 
 /// Closed or aborted with a call pending: it ends with an error, and nothing waits for ever.
@@ -84,13 +108,16 @@ std::atomic<Communicator*> host_of_rank_0{nullptr};
 GpuExecutors::Parts that_do_not_end(NcclApi& api) {
   api = *parts().nccl;
   api.comm_abort = [](NcclComm comm) {
-    told_before = host_of_rank_0.load()->failure().has_value();
+    // The first abort is rank 0's. Rank 1's comes when its NCCL does not end either, and then rank 0 may be gone.
+    if (const Communicator* host = host_of_rank_0.exchange(nullptr)) told_before = host->failure().has_value();
     const int result = parts().nccl->comm_abort(comm);
     while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return result;
   };
-  api.comm_finalize = [](NcclComm) { return kNcclInProgress; };
-  api.comm_get_async_error = [](NcclComm, int* result) { return *result = kNcclSuccess, kNcclSuccess; };
+  api.comm_finalize = [](NcclComm) {
+    while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return kNcclSuccess;
+  };
   GpuExecutors::Parts mine = parts(kNever);
   mine.nccl = &api;
   return mine;
@@ -125,6 +152,7 @@ void a_nccl_that_does_not_end() {
 int main() {
   for (const auto& mine : {parts(kNever), without_nccl()}) {
     timeouts(mine);
+    full_launch_queue(mine);
     endings(mine);
     peers_that_fail(mine);
   }

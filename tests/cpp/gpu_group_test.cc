@@ -54,6 +54,57 @@ void contract(size_t peer_bytes) {
   }
 }
 
+/// NCCL's own collectives, by name and as what `auto` means beyond peers' memory; what NCCL lacks goes by schedules.
+void nccls_own_collectives() {
+  for (const int world : {1, 3}) {
+    no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
+      GpuGroup group(host, parts(kNever));
+      const StreamOwner own;
+      const auto run = [&](Case c, bool by_name) {
+        Tensors tensors(c, host.rank());
+        tensors.write_input();
+        if (!by_name) tensors.call.algorithm = nullptr;
+        group.run(tensors.call, own.stream)->wait(kLong);
+        std::vector<Bytes> inputs;
+        for (int q = 0; q < world; ++q) inputs.push_back(Tensors(c, q).given);
+        tensors.read_output();
+        check_report(tensors.good(expected(c, host.rank(), inputs)), __FILE__, __LINE__, describe_case(c));
+      };
+      const int before = emulated_gpu_natives();
+      host.run(Call{});
+      for (const Collective which : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce,
+                                     Collective::all_gather, Collective::broadcast}) {
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::int64}) {
+          for (const bool by_name : {true, false}) {
+            Case c{nccls_own(which), world, 1237, dtype};
+            c.in_place = by_name;
+            run(c, by_name);
+          }
+        }
+      }
+      host.run(Call{});
+      CHECK_EQ(emulated_gpu_natives() - before, 5 * 3 * 2 * world);
+      Case c{nccls_own(Collective::all_reduce), world, 1237, DType::float32, ReduceOp::min};
+      run(c, /*by_name=*/false);
+      c.op = ReduceOp::premul_sum;
+      run(c, /*by_name=*/false);
+      host.run(Call{});
+      CHECK_EQ(emulated_gpu_natives() - before, 5 * 3 * 2 * world);
+      const std::string message = CHECK_THROWS(InvalidUsage, run(c, /*by_name=*/true));
+      CHECK(message.find("all_reduce #32 (nccl, premul_sum, float32, 1237 elements)") == 0);
+      host.run(Call{});
+    }));
+  }
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, without_nccl());
+    Floats floats(host.rank());
+    floats.call.algorithm = nccls_own(Collective::all_reduce);
+    const std::string message = CHECK_THROWS(InvalidUsage, group.run(floats.call, nullptr));
+    CHECK(message.find("the algorithm nccl needs NCCL, and there is none; rank 0: no NCCL: gone fishing") !=
+          std::string::npos);
+  }));
+}
+
 /// A rank that lacks something is named on all, and the host's group goes on.
 void lacking() {
   std::atomic<int> told{0};
@@ -83,6 +134,7 @@ void lacking() {
 void either() {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank(), 400000);
+    const StreamOwner own;
     {
       GpuGroup peers(host, host.rank() == 1 ? without_nccl() : parts());
       CHECK_EQ(peers.describe(), "peer memory; no NCCL; rank 1: no NCCL: gone fishing");
@@ -92,11 +144,11 @@ void either() {
     {
       GpuGroup nccl(host, parts(kNever));
       CHECK(nccl.describe().find("NCCL 2.28.9; no peer memory; rank 0: RINGLET_PEER_MEMORY_BYTES is 0") == 0);
-      nccl.run(floats.call, nullptr)->wait(kLong);
+      nccl.run(floats.call, own.stream)->wait(kLong);
     }
     GpuGroup both(host, parts());
     CHECK_EQ(both.describe(), "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond");
-    both.run(floats.call, nullptr)->wait(kLong);
+    both.run(floats.call, own.stream)->wait(kLong);
     CHECK_EQ(floats.values[0], 54.0f);
   }));
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -191,10 +243,11 @@ void aborted_from_elsewhere() {
 /// Ranks on several hosts have no memory in common.
 void across_hosts() {
   no_errors(run_ranks(2, Between::tcp, [&](Communicator& host) {
+    const StreamOwner own;
     GpuGroup group(host, parts());
     CHECK(group.describe().find("no peer memory; rank 0: ranks on several hosts") != std::string::npos);
     Floats floats(host.rank());
-    group.run(floats.call, nullptr)->wait(kLong);
+    group.run(floats.call, own.stream)->wait(kLong);
     CHECK_EQ(floats.values[0], 3.0f);
   }));
 }
@@ -250,6 +303,16 @@ void captured() {
   }));
 }
 
+/// Kernels are loaded when ranks meet, before any runs that another could have to wait for.
+void loaded_at_once() {
+  const int before = emulated_gpu_loads();
+  no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    CHECK_EQ(emulated_gpu_loads() - before, 3);
+    host.run(Call{});
+  }));
+}
+
 /// The host is free while the device waits for a rank that comes later.
 void asynchronous() {
   std::atomic<bool> came{false};
@@ -297,6 +360,9 @@ void refusals() {
       wrong.root = 2;
       CHECK_THROWS(InvalidUsage, group.run(wrong, nullptr));
     }
+    void* const per_thread = reinterpret_cast<void*>(2);
+    const std::string message = CHECK_THROWS(InvalidUsage, group.run(floats.call, per_thread));
+    CHECK(message.find("all_reduce #0 (auto, sum, float32, 1000 elements) on a GPU: cudaStreamPerThread") == 0);
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 3.0f);
   }));
@@ -306,6 +372,7 @@ void refusals() {
 
 int main() {
   for (const size_t peer_bytes : {GpuExecutors::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
+  nccls_own_collectives();
   lacking();
   either();
   refused_by_nccl();
@@ -314,6 +381,7 @@ int main() {
   across_hosts();
   messages();
   captured();
+  loaded_at_once();
   asynchronous();
   completions();
   refusals();

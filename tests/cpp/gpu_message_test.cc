@@ -146,8 +146,42 @@ void segments_overlap() {
     Case c{find_algorithm(Collective::all_reduce, name), 4, 12357};
     c.scratch_bytes = size_t{16} << 10;
     CHECK(run_case(c) > 0);
-    c.scratch_bytes = size_t{16} << 20;  // one segment: nothing to overlap with
+    c.count = 499;  // chunks of one segment: nothing to overlap with
     CHECK_EQ(run_case(c), 0);
+  }
+}
+
+struct Counts {
+  int groups, launches;
+};
+
+/// Of rank 0's part of one all-reduce within the default limits, which is enqueued and not run.
+Counts enqueued(const char* name, int world, size_t bytes) {
+  FakeMachine machine;
+  const NcclCommunicator::Setup setup{.rank = 0, .world = world};
+  NcclCommunicator communicator(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
+  GpuMessageExecutor engine(communicator, FakeMachine::device(), {});
+  Call call;
+  call.collective = Collective::all_reduce;
+  call.algorithm = find_algorithm(call.collective, name);
+  call.dtype = DType::float32;
+  call.count = bytes / 4;
+  call.timeout = std::chrono::seconds(60);
+  call.input = call.output = reinterpret_cast<std::byte*>(uintptr_t{1} << 40);
+  engine.run(call, machine.add_stream());
+  CHECK(machine.violations.empty());
+  return {machine.groups, machine.launches};
+}
+
+/// The table of docs/gpu.md: what each costs NCCL and the device some microseconds for.
+void groups_and_launches() {
+  for (const char* name : {"ring", "two_shot"}) {
+    for (const int world : {2, 4, 8}) {
+      for (const size_t mib : {1, 16, 64, 256, 1024}) {
+        const Counts counts = enqueued(name, world, mib << 20);
+        std::printf("| %s | %d | %zu MiB | %d | %d |\n", name, world, mib, counts.groups, counts.launches);
+      }
+    }
   }
 }
 
@@ -194,7 +228,7 @@ void refusals() {
   call.input = nullptr;
   CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"needs an input"}));
   machine.rank = 1;
-  GpuMessageExecutor tiny(*rank.communicator, FakeMachine::device(), {256, 512});
+  GpuMessageExecutor tiny(*rank.communicator, FakeMachine::device(), {256, 512, 512});
   CHECK(says(CHECK_THROWS(InvalidUsage, tiny.run(rank.call, rank.stream)), {"bytes of scratch", "budget is 256"}));
   CHECK(machine.messages.empty() && machine.violations.empty());
   rank.engine->run(rank.call, rank.stream);
@@ -289,5 +323,6 @@ int main() {
   many_orders();
   rank_order();
   segments_overlap();
+  groups_and_launches();
   return check_result("gpu_message");
 }

@@ -71,6 +71,8 @@ const RingletCudaDevice& host_device() {
     device.destroy_stream = [](void*) { return 0; };
     device.allocate = [](void** memory, size_t bytes) { return *memory = std::malloc(bytes), 0; };
     device.release = [](void* memory) { return std::free(memory), 0; };
+    device.allocate_mapped = [](void** memory, size_t bytes) { return *memory = std::calloc(1, bytes), 0; };
+    device.release_mapped = device.release;
     device.explain = [](int) { return "said by the host"; };
     return device;
   }();
@@ -143,7 +145,7 @@ void run_case(const Case& c, Registered registered, size_t region_bytes, int cal
   bool ok = true;
   for (int q = 0; q < c.world; ++q) {
     Rank& rank = *ranks[static_cast<size_t>(q)];
-    rank.engine.check();
+    rank.engine.check("a call");
     ok = ok && rank.tensors.good(expected(c, q, inputs));
   }
   const char* kinds[] = {" staged", " staged by some", " registered"};
@@ -213,14 +215,14 @@ void a_missing_rank() {
     rank->engine.run(rank->tensors.call, nullptr);
   }
   execute();
-  const std::string message = CHECK_THROWS(Timeout, zero.engine.check());
+  const std::string message = CHECK_THROWS(Timeout, zero.engine.check(zero.engine.last_call()));
   const char* call = "rank 0 of 3 in or before all_reduce #0 (ring, sum, int32, 1000 elements)";
   CHECK(message.find(call) != std::string::npos && message.find("for rank 2") != std::string::npos);
-  CHECK_THROWS(Timeout, one.engine.check());
+  CHECK_THROWS(Timeout, one.engine.check("a call"));
   zero.tensors.call.timeout = std::chrono::hours(24);
   zero.engine.run(zero.tensors.call, nullptr);
   execute();
-  CHECK_THROWS(Timeout, zero.engine.check());
+  CHECK_THROWS(Timeout, zero.engine.check("a call"));
 }
 
 /// The root gives up while a peer reads its tensor, and has it back: the peer's call is no success, though all has
@@ -239,8 +241,8 @@ void a_root_that_gives_up() {
   };
   execute();
   before_split = nullptr;
-  CHECK_THROWS(Timeout, root.engine.check());
-  const std::string message = CHECK_THROWS(Timeout, peer.engine.check());
+  CHECK_THROWS(Timeout, root.engine.check("a call"));
+  const std::string message = CHECK_THROWS(Timeout, peer.engine.check("a call"));
   CHECK(message.find("rank " + std::to_string(c.root()) + " gave its call up") != std::string::npos);
 }
 
@@ -254,6 +256,57 @@ void read_in_place() {
     execute();
     for (int q = 0; q < 3; ++q) CHECK_EQ(regions.staged(q), !all);
   }
+}
+
+/// Tensors that begin anywhere: what is staged lies as far past a pack's start as its rank's tensor, so packs meet packs
+/// where all ranks' tensors lie alike. Where they do not, elements move one by one, and the result is the same.
+void unaligned_tensors() {
+  for (const bool alike : {true, false}) {
+    for (const char* name : {"one_shot", "two_shot", "ring"}) {
+      Case c{find_algorithm(Collective::all_reduce, name), 3, 4096};
+      const Regions regions(c.world, size_t{256} << 10);
+      std::vector<std::unique_ptr<Rank>> ranks;
+      std::vector<Bytes> inputs;
+      for (int q = 0; q < c.world; ++q) {
+        c.offset = alike ? 4 : 4 * static_cast<size_t>(q);
+        ranks.push_back(std::make_unique<Rank>(c, q, regions));
+        inputs.push_back(ranks.back()->tensors.given);
+      }
+      std::atomic<int> works{0}, one_by_one{0};
+      before_split = [&](const cuda::PullShared& shared) {
+        ++works;
+        one_by_one += shared.works[0].packs == 0;
+      };
+      for (auto& rank : ranks) rank->engine.run(rank->tensors.call, nullptr);
+      execute();
+      before_split = nullptr;
+      CHECK(works > 0 && (one_by_one == 0) == alike);
+      for (int q = 0; q < c.world; ++q) {
+        Tensors& tensors = ranks[static_cast<size_t>(q)]->tensors;
+        tensors.read_output();
+        check_report(tensors.good(expected(c, q, inputs)), __FILE__, __LINE__, describe_case(c) + " unaligned");
+      }
+    }
+  }
+}
+
+/// Small messages take few blocks, large ones all that a rank has.
+void blocks_by_size() {
+  const Regions regions(2, size_t{8} << 20);
+  const auto blocks = [&](size_t count, int most) {
+    GpuPullExecutor::Setup setup = regions.setup(0);
+    setup.blocks = most;
+    GpuPullExecutor engine(host_device(), setup);
+    Tensors tensors({find_algorithm(Collective::all_reduce, "one_shot"), 2, count}, 0);
+    engine.run(tensors.call, nullptr);
+    launches.clear();
+    return last_args.blocks;
+  };
+  CHECK_EQ(blocks(1000, 32), 16);
+  CHECK_EQ(blocks(65536, 32), 16);
+  CHECK_EQ(blocks(65537, 32), 32);
+  CHECK_EQ(blocks(1000, 8), 8);
+  CHECK_EQ(blocks(65537, 8), 8);
 }
 
 /// Calls of all shapes one after another: what one leaves in its staging buffers must stay until its readers are done.
@@ -311,7 +364,7 @@ void other_calls() {
       }
       execute();
       for (Rank* rank : {&zero, &one}) {
-        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check());
+        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check("a call"));
         CHECK(message.find("calls do not match") != std::string::npos);
         CHECK(message.find("all_reduce #7 (ring, sum, int32, 1000 elements)") != std::string::npos);
         CHECK(message.find(describe(one.tensors.call)) != std::string::npos);
@@ -363,7 +416,7 @@ void aborted() {
   zero.engine.run(zero.tensors.call, nullptr);
   zero.engine.abort(ErrorKind::peer_lost, "enough");
   execute();
-  CHECK_EQ(CHECK_THROWS(PeerLost, zero.engine.check()), "enough");
+  CHECK_EQ(CHECK_THROWS(PeerLost, zero.engine.check("a call")), "enough");
   CHECK_THROWS(PeerLost, zero.engine.run(zero.tensors.call, nullptr));
 }
 
@@ -393,6 +446,8 @@ int main() {
   cut_for_all_blocks();
   given_rules();
   read_in_place();
+  unaligned_tensors();
+  blocks_by_size();
   one_after_another();
   every_algorithm();
   teams();

@@ -36,9 +36,11 @@ class HostBlock {
     for (size_t thread = 0; thread < kThreads; ++thread) act(thread, kThreads);
   }
   template <class Act>
-  void apart(int count, Act act) {
-    for (int k = 0; k < count; ++k) act(k);
+  void lanes(int count, Act act) {
+    for (int k = 0; k < count; ++k) act(k, 0, 1);
   }
+  static void warp() {}
+  static bool all_lanes(bool mine) { return mine; }
   template <class Act>
   void split(int count, Act act) {
     if (before_split) before_split(shared_);
@@ -54,41 +56,45 @@ class HostBlock {
   static uint64_t peek(const uint64_t* word) {
     return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
   }
+  static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+  static void store(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_release); }
+  static bool claim(uint64_t* word, uint64_t value) {
+    uint64_t none = 0;
+    return std::atomic_ref(*word).compare_exchange_strong(none, value);
+  }
   template <class Words>
   void publish(int count, Words words, uint64_t value) {
-    for (int k = 0; k < count; ++k) std::atomic_ref(*words(k)).store(value, std::memory_order_release);
+    for (int k = 0; k < count; ++k) store(words(k), value);
   }
 
   template <class Waits>
-  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, cuda::PullEnd* end) {
+  bool wait(int count, Waits waits, const cuda::PullWatch& watch) {
     for (int k = 0; k < count; ++k) {
       const cuda::PullWait one = waits(k);
-      uint64_t failure = one.failure;
-      bool bad = !arrives(one, budget, *end);
-      if (bad) {
-        if (const uint64_t told = load(&end->told)) failure = cuda::pull_failure_of(cuda::rank_of(told), failure);
-      } else if (one.call != nullptr) {
-        bad = one.call->signature != own.signature || one.call->count != own.count;
-        failure |= cuda::kOtherCall;
+      if (!arrives(one, watch)) {
+        const uint64_t told = load(&watch.end->told);
+        const uint64_t failure = told == 0 ? one.failure : cuda::pull_failure_of(cuda::rank_of(told), one.failure);
+        return cuda::fail<HostBlock>(watch, failure), false;
       }
-      if (!bad) continue;
-      uint64_t none = 0;
-      std::atomic_ref(end->own).compare_exchange_strong(none, failure);
-      return false;
+      if (!cuda::calls_the_same(one, watch.own)) {
+        return cuda::fail<HostBlock>(watch, one.failure | cuda::kOtherCall), false;
+      }
     }
     return true;
   }
 
- private:
-  static bool arrives(const cuda::PullWait& one, uint64_t budget, const cuda::PullEnd& end) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
+  /// Whether what is waited for has come.
+  static bool arrives(const cuda::PullWait& one, const cuda::PullWatch& watch) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(watch.budget);
     while (load(one.word) < one.target) {
-      if ((load(&end.own) | load(&end.told)) != 0 || std::chrono::steady_clock::now() > deadline) return false;
+      if ((load(&watch.end->own) | load(&watch.end->told) | load(&watch.host->ended)) != 0) return false;
+      if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::yield();
     }
     return true;
   }
 
+ private:
   int index_;
   cuda::PullShared shared_{};
 };
@@ -112,7 +118,7 @@ inline RunPull::Function find_pull(DType dtype, ReduceOp op) {
 
 inline void run_blocks(const cuda::PullArgs& args, RunPull::Function run) {
   std::vector<std::thread> blocks;
-  for (int b = 0; b < args.layout.blocks; ++b) blocks.emplace_back([&args, run, b] { run(args, b); });
+  for (int b = 0; b < args.blocks; ++b) blocks.emplace_back([&args, run, b] { run(args, b); });
   for (std::thread& block : blocks) block.join();
 }
 

@@ -1,7 +1,9 @@
 #include "recording_nccl.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "cuda/table.h"
 
@@ -27,18 +29,17 @@ NcclApi make_nccl() {
   api.get_version = [](int* version) { return *version = 22809, kNcclSuccess; };
   api.get_unique_id = [](NcclUniqueId* id) { return std::memset(id, 7, sizeof *id), kNcclSuccess; };
   api.comm_init_rank_config = [](NcclComm* comm, int world, NcclUniqueId, int rank, NcclConfig* config) {
-    if (config->magic != 0xcafebeef || config->blocking != 0) machine->violate("config not initialized");
-    machine->communicators.push_back(std::make_unique<FakeCommunicator>(FakeCommunicator{rank, world}));
-    *comm = reinterpret_cast<NcclComm>(machine->communicators.back().get());
-    return kNcclInProgress;
+    if (config->magic != 0xcafebeef || config->blocking != 1) machine->violate("config not initialized");
+    machine->communicators.push_back(std::make_unique<FakeCommunicator>(rank, world));
+    const FakeCommunicator& made = *machine->communicators.back();
+    std::atomic_ref(*comm).store(reinterpret_cast<NcclComm>(machine->communicators.back().get()));
+    return machine->connect(made);
   };
   api.comm_get_async_error = [](NcclComm comm, int* result) {
-    FakeCommunicator* communicator = of(comm);
-    const bool through = machine->connects && communicator->polls-- <= 0;
-    *result = through ? machine->state : kNcclInProgress;
-    return kNcclSuccess;
+    of(comm);
+    return *result = machine->state, kNcclSuccess;
   };
-  api.comm_finalize = [](NcclComm comm) { return of(comm)->polls = 2, kNcclInProgress; };
+  api.comm_finalize = [](NcclComm comm) { return of(comm), kNcclSuccess; };
   api.comm_destroy = api.comm_abort = [](NcclComm comm) { return of(comm)->ended = true, kNcclSuccess; };
   api.group_start = [] { return ++machine->open_groups, kNcclSuccess; };
   api.group_end = [] { return machine->close_group(); };
@@ -62,6 +63,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   const ReduceArgs counted = cuda::in_counted(*args, dtype, op).args;
   const size_t size = args->count == 0 ? 1 : args->count * element_size(dtype) / counted.count;
   machine->one_by_one += cuda::make_work<cuda::kMostSources>(counted, size).packs == 0 && args->count >= 64;
+  ++machine->launches;
   of(stream)->items.push_back({.act = [args = *args, srcs, dtype, op]() mutable {
     args.srcs = srcs.data();
     reduce_kernel(dtype, op)(args);
@@ -70,6 +72,7 @@ int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
 }
 
 int copy(void* dst, const void* src, size_t bytes, void* stream) {
+  ++machine->launches;
   of(stream)->items.push_back({.act = [=] { std::memcpy(dst, src, bytes); }});
   return 0;
 }
@@ -127,6 +130,8 @@ const RingletCudaDevice& FakeMachine::device() {
       .most_sources = cuda::kMostSources,
       .copy = copy,
       .pull = nullptr,
+      .pull_together = nullptr,
+      .load = nullptr,
       .upload = nullptr,
       .download = nullptr,
       .use = nullptr,
@@ -137,6 +142,8 @@ const RingletCudaDevice& FakeMachine::device() {
       .reach = nullptr,
       .allocate = allocate,
       .release = release,
+      .allocate_mapped = nullptr,
+      .release_mapped = nullptr,
       .create_stream = [](void** stream) { return *stream = machine->add_stream(), 0; },
       .destroy_stream = [](void*) { return 0; },
       .create_event = [](void** event) { return *event = new FakeEvent, 0; },
@@ -163,6 +170,7 @@ void FakeMachine::add_part(FakeCommunicator* communicator, Part part, FakeStream
   if (open_groups == 0) return violate("a message outside a group");
   if (part.bytes == 0) violate("an empty message");
   if (part.peer < 0 || part.peer >= communicator->world || part.peer == communicator->rank) violate("no such peer");
+  open_communicator_ = communicator;
   std::shared_ptr<FakeGroup>& group = open_[stream];
   if (!group) group = std::make_shared<FakeGroup>(FakeGroup{communicator->rank, false, 0, {}});
   for (const Part& other : group->parts) {
@@ -179,10 +187,17 @@ void FakeMachine::add_part(FakeCommunicator* communicator, Part part, FakeStream
 int FakeMachine::close_group() {
   if (open_groups == 0) return violate("a group's end without its start"), kInvalidUsage;
   if (--open_groups > 0) return kNcclSuccess;
-  if (open_.empty()) violate("an empty group");
+  if (open_.empty()) return violate("an empty group"), kNcclSuccess;
+  const FakeCommunicator& communicator = *open_communicator_;
+  groups += static_cast<int>(open_.size());
   for (auto& [stream, group] : open_) stream->items.push_back({.group = group});
   open_.clear();
-  return kNcclInProgress;
+  return connect(communicator);
+}
+
+int FakeMachine::connect(const FakeCommunicator& communicator) const {
+  while (!connects && !communicator.ended) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  return communicator.ended ? kInvalidUsage : kNcclSuccess;
 }
 
 bool FakeMachine::can_run(const FakeStream& stream) const {

@@ -6,6 +6,7 @@
 // hand out. Thread safety: none.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -40,9 +41,11 @@ class FakeMachine {
   std::vector<std::string> messages;    ///< "0>1 512", in the order of their sends' groups
   int overlaps = 0;                     ///< reductions and copies that ran while a group of the same rank was under way
   int one_by_one = 0;                   ///< reductions of 64 elements or more that no pack of 16 bytes would serve
+  int groups = 0;                       ///< of NCCL's, by all ranks
+  int launches = 0;                     ///< of kernels and copies, by all ranks
   size_t allocated = 0;                 ///< bytes on the device now
-  bool connects = true;                 ///< false: communicators stay in progress for ever
-  int state = 0;                        ///< what communicators report once they are through
+  std::atomic<bool> connects = true;    ///< false: what takes all ranks waits until the communicator is aborted
+  int state = 0;                        ///< what communicators report
   int device_refuses = 0;               ///< what the next reductions return
 
   // What the tables' functions act on.
@@ -57,6 +60,8 @@ class FakeMachine {
   void violate(const std::string& what);
   void add_part(FakeCommunicator* communicator, Part part, FakeStream* stream);
   int close_group();
+  /// What NCCL does where it waits for the other ranks.
+  int connect(const FakeCommunicator& communicator) const;
   int open_groups = 0;
   std::map<void*, std::pair<std::unique_ptr<std::byte[]>, size_t>> memory;
   std::vector<std::unique_ptr<FakeCommunicator>> communicators;
@@ -69,7 +74,8 @@ class FakeMachine {
   void move(int from, int to);
 
   std::vector<std::unique_ptr<FakeStream>> streams_;
-  std::map<FakeStream*, std::shared_ptr<FakeGroup>> open_;                            // of the group being put together
+  std::map<FakeStream*, std::shared_ptr<FakeGroup>> open_;  // of the group being put together
+  const FakeCommunicator* open_communicator_ = nullptr;
   std::map<std::pair<int, int>, std::pair<std::deque<Part>, std::deque<Part>>> p2p_;  // sends and receives, in order
 };
 
@@ -96,8 +102,8 @@ struct FakeEvent {
 };
 
 struct FakeCommunicator {
+  FakeCommunicator(int rank, int world) : rank(rank), world(world) {}
   int rank;
   int world;
-  int polls = 2;  // until it is through with what it was asked
-  bool ended = false;
+  std::atomic<bool> ended = false;
 };

@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <thread>
 #include <vector>
 
 #include "cuda/pull.h"
+#include "host_block.h"
 
 namespace team_block {
 
@@ -40,9 +40,11 @@ class TeamBlock {
     act(static_cast<size_t>(thread_), size_t{kThreads});
   }
   template <class Act>
-  void apart(int count, Act act) {
-    if (thread_ < count) act(thread_);
+  void lanes(int count, Act act) {
+    if (thread_ < count) act(thread_, 0, 1);
   }
+  static void warp() {}
+  static bool all_lanes(bool mine) { return mine; }
   template <class Act>
   void split(int count, Act act) {
     const int team = kThreads / count, k = thread_ / team;
@@ -59,42 +61,28 @@ class TeamBlock {
     return answer;
   }
 
-  static uint64_t load(const uint64_t* word) {
-    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
-  }
-  static uint64_t peek(const uint64_t* word) {
-    return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
-  }
-  template <class Words>
-  void publish(int count, Words words, uint64_t value) {
+  static uint64_t load(const uint64_t* word) { return Words::load(word); }
+  static uint64_t peek(const uint64_t* word) { return Words::peek(word); }
+  static void fence() { Words::fence(); }
+  static void store(uint64_t* word, uint64_t value) { Words::store(word, value); }
+  static bool claim(uint64_t* word, uint64_t value) { return Words::claim(word, value); }
+  template <class At>
+  void publish(int count, At at, uint64_t value) {
     together();
-    for (int k = thread_; k < count; k += kThreads) std::atomic_ref(*words(k)).store(value, std::memory_order_release);
+    for (int k = thread_; k < count; k += kThreads) store(at(k), value);
   }
 
   template <class Waits>
-  bool wait(int count, Waits waits, const cuda::PullCall& own, uint64_t budget, cuda::PullEnd* end) {
+  bool wait(int count, Waits waits, const cuda::PullWatch& watch) {
     bool bad = false;
-    for (int k = thread_; k < count; k += kThreads) {
-      const cuda::PullWait one = waits(k);
-      uint64_t failure = one.failure;
-      const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(budget);
-      while (!bad && load(one.word) < one.target) {
-        bad = (load(&end->own) | load(&end->told)) != 0 || std::chrono::steady_clock::now() > deadline;
-        std::this_thread::yield();
-      }
-      if (bad) {
-        if (const uint64_t told = load(&end->told)) failure = cuda::pull_failure_of(cuda::rank_of(told), failure);
-      } else if (one.call != nullptr) {
-        bad = one.call->signature != own.signature || one.call->count != own.count;
-        failure |= cuda::kOtherCall;
-      }
-      uint64_t none = 0;
-      if (bad) std::atomic_ref(end->own).compare_exchange_strong(none, failure);
-    }
+    for (int k = thread_; k < count && !bad; k += kThreads)
+      bad = !Words(0).wait(1, [&](int) { return waits(k); }, watch);
     return !any(bad);
   }
 
  private:
+  using Words = host_block::HostBlock;  // words are the host's here as there
+
   Team& team_;
   const int index_, thread_;
   int turn_ = 0;
@@ -102,9 +90,9 @@ class TeamBlock {
 
 template <class E, class Op>
 void run_blocks(const cuda::PullArgs& args) {
-  std::vector<Team> teams(static_cast<size_t>(args.layout.blocks));
+  std::vector<Team> teams(static_cast<size_t>(args.blocks));
   std::vector<std::thread> threads;
-  for (int block = 0; block < args.layout.blocks; ++block) {
+  for (int block = 0; block < args.blocks; ++block) {
     for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&args, &team = teams[static_cast<size_t>(block)], block, thread] {
         TeamBlock of_thread(team, block, thread);

@@ -87,7 +87,7 @@ def test_kernels_move_16_bytes_at_a_time_and_nothing_through_local_memory(archit
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_pull_kernel_waits_for_several_peers_memory_at_once(architecture):
-    """Four packs of four sources are on their way before the first two are added."""
+    """Two packs of four sources are on their way before the first two are added; a block has 512 threads."""
     code = machine_code(architecture).items()
     floats = [body for name, body in code if "pull_kernel" in name and named(name).startswith("Float32")]
     assert len(floats) == 4
@@ -98,23 +98,25 @@ def test_a_pull_kernel_waits_for_several_peers_memory_at_once(architecture):
             if op.startswith(("FADD", "FMUL", "FMNMX", "STG")):
                 on_their_way = 0
             most = max(most, on_their_way)
-        assert most >= 16
+        assert most >= 8
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_progress_is_acquired_and_released_across_devices(architecture):
     """An acquire: a strong load, and before anything depends on it the cache is emptied. A release: a fence, then a
-    strong store. The looks at whether this rank or a peer gave up order nothing: two at the start, two in each of
-    three waits."""
+    strong store. What orders nothing: three looks at the start and one at the end, and three in each of three waits at
+    whether this rank, a peer or the host gave up."""
     for name, body in machine_code(architecture).items():
         if "pull_kernel" not in name:
             continue
         used = " ".join(opcodes(body))
         strong = re.findall(r"LDG?\.E\.64\.STRONG\.SYS((?: (?!BRA|BSSY|LD|EXIT)\S+)*)", used)
         acquired = ["CCTL.IVALL" in until_next.split() for until_next in strong]
-        assert (acquired.count(True), acquired.count(False)) == (5, 8), named(name)
+        assert (acquired.count(True), acquired.count(False)) == (4, 13), named(name)
         stores = re.findall(r"((?:\S+ ){4})STG?\.E\.64\.STRONG\.SYS", used)
-        assert len(stores) == 3 and all("MEMBAR" in before and ".SYS" in before for before in stores), named(name)
+        assert len(stores) in (10, 11) and all("MEMBAR" in before and ".SYS" in before for before in stores), named(
+            name
+        )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -124,8 +126,8 @@ def test_kernels_have_no_stack(architecture):
     kernels = [(name, int(regs), int(stack), int(local)) for name, regs, stack, local in usage if "_kernel" in name]
     assert len(kernels) == len(ARCHITECTURES) * len(machine_code(architecture))
     assert not [(named(name), stack, local) for name, _, stack, local in kernels if stack or local]
-    # Two blocks of 256 threads fit a processor; of a pull kernel, which waits for its peers, one is enough.
-    assert all(regs <= (255 if "pull_kernel" in name else 128) for name, regs, _, _ in kernels)
+    # Two blocks of 256 threads fit a processor, or one of a pull kernel's 512.
+    assert all(regs <= 128 for _, regs, _, _ in kernels)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -163,10 +165,12 @@ class Table(ctypes.Structure):
         ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("copy", "pull", "upload", "download", "use", "identity")),
+        *((name, ctypes.c_void_p) for name in ("copy", "pull", "pull_together", "load")),
+        *((name, ctypes.c_void_p) for name in ("upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
-        *((name, ctypes.c_void_p) for name in ("release", "create_stream", "destroy_stream", "create_event")),
+        *((name, ctypes.c_void_p) for name in ("release", "allocate_mapped", "release_mapped")),
+        *((name, ctypes.c_void_p) for name in ("create_stream", "destroy_stream", "create_event")),
         *((name, ctypes.c_void_p) for name in ("destroy_event", "record", "wait", "finished", "capturing")),
         ("explain", ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)),
     )

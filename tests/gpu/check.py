@@ -1,40 +1,48 @@
-"""What `make gpu-check` does, on a machine with one NVIDIA GPU: builds with what is there, tests, measures, and writes
-a page anew after every part. It downloads nothing, needs nobody, and keeps to its time.
+"""What `make gpu-check` runs, on a machine with one NVIDIA GPU: it builds with what is there, tests, measures, and
+writes the page of tests/gpu/summary.py anew after every part. It downloads nothing.
 
-    python tests/gpu/check.py                               all parts, in 530 seconds at most
-    python tests/gpu/check.py --parts sanitizer,bench-large  a second call adds what the first did not get to
+    python tests/gpu/check.py virtual             all ranks in one process, as streams: the kernels and both engines
+    python tests/gpu/check.py ranks               ranks as threads and as processes: what programs see
+    python tests/gpu/check.py sanitizer bench-large   some parts again; the others keep their logs
 
-PYTHON that runs it has torch (a CUDA build), numpy, pytest, cmake and ninja. RINGLET_NCCL_LIBRARY names an NCCL of
-2.30.3 or later, so that ranks may share the GPU: a .so, or a .so...xz, which is unpacked. REPORT names the page.
+Each half takes 530 seconds at most. The Python that runs it has torch (a CUDA build), numpy, pytest, cmake and ninja.
+RINGLET_NCCL_LIBRARY names an NCCL of 2.30.3 or later, so that ranks may share the GPU: a .so, or a .so...xz, which is
+unpacked. REPORT names the page.
 
-Exit status: 0; 1 where a part failed or, though asked for, was not run; 2 where there is no GPU; 130 interrupted.
+Exit status: 0; 1 if a part failed or was not run; 2 if there is no GPU; 130 interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import json
+import lzma
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import machine
-import page
-from goals import goals, met
-from parts import GRACE, ROOT, Logs, Part, Record, Running, carry_out, say
+import summary
 
-CUDA_TOOLS = "/usr/local/cuda/bin"
-FOR_GPU_CHECK = 40.0  # seconds that the extension leaves, should it not build in time
-SHOWN_LINES = 15  # of a failed part's log, on the terminal
-PYTEST = ("-o", "addopts=", "-v", "-ra", "--tb=short", "--durations=15", "-p", "no:cacheprovider",
-          "-o", "pythonpath=. python tests/support", "tests/gpu")  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "out" / "gpu-check"
+BUILD = ROOT / "build" / str(sys.implementation.cache_tag)
+SECONDS = 530.0  # of a half
+LEAST = 5.0  # seconds; with less left a part is not begun
+GRACE = 8.0  # seconds from SIGTERM to SIGKILL: pytest prints its failures meanwhile
+ENDED = 124  # the status of a part that was ended at its limit, as timeout(1) has it
+PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-ra", "--tb=short", "--durations=15",
+          "-p", "no:cacheprovider", "-o", "pythonpath=. python tests/support", "tests/gpu", "-m")  # fmt: skip
+BENCH = (sys.executable, "-m", "ringlet", "bench", "--timeout", "25", "--sweep")
+GPU_CHECK = str(BUILD / "gpu_check")
+Command = tuple[str, ...]
 
 # Ranks share one GPU: nothing that only several GPUs or hosts have, and hardware queues for all streams.
 SHARED_GPU = {
@@ -42,217 +50,176 @@ SHARED_GPU = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
-    "NCCL_DEBUG": "WARN",
+    "NCCL_DEBUG": "INFO",  # INIT tells the channels
+    "NCCL_DEBUG_SUBSYS": "INIT",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
-Environment = dict[str, str]
+IN_PYTHON = {
+    "RINGLET_TEST_HANG_SECONDS": "45",
+    "RINGLET_TEST_TIMEOUT": "15",
+    "PYTHONUNBUFFERED": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What the parts are made from. base: this process's environment. nccl: a library, or None."""
+class Part:
+    """seconds: at most. ctas: how many of the GPU's processors NCCL may take for a rank. nccl: whether it needs one."""
 
-    base: Environment
-    folder: Path
-    logs: Logs
-    nccl: Path | None
-
-    @property
-    def gpu_check(self) -> Path:
-        return self.folder / "gpu_check"
-
-    def environment(self, ctas: str = "", **more: str) -> Environment:
-        """What a user has set stays as it is. ctas: how many of the GPU's processors NCCL may take for a rank."""
-        made = SHARED_GPU | more | ({"NCCL_MAX_CTAS": ctas} if ctas else {}) | self.base
-        made.pop("RINGLET_NCCL_LIBRARY", None)
-        return made | ({"RINGLET_NCCL_LIBRARY": str(self.nccl)} if self.nccl else {})
-
-    def of_gpu_check(self, ctas: str = "") -> Environment:
-        # A kernel that is loaded while another spins for it would wait for ever.
-        library = str(self.folder / "libringlet_cuda.so")
-        return self.environment(ctas, CUDA_MODULE_LOADING="EAGER", RINGLET_CUDA_LIBRARY=library)
-
-    def of_python(self, nccl: bool = True) -> Environment:
-        """Without `nccl` nothing of it is touched."""
-        made = self.environment("2", RINGLET_TEST_HANG_SECONDS="45", RINGLET_TEST_TIMEOUT="15")
-        made["PYTHONPATH"] = joined(str(ROOT / "python"), self.base.get("PYTHONPATH", ""))
-        made |= {"PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        if not nccl:
-            return made | {"RINGLET_NCCL_LIBRARY": "/nonexistent"}
-        # Otherwise torch finds its own: its path to that goes before LD_LIBRARY_PATH.
-        return made | {"LD_PRELOAD": joined(str(self.nccl or ""), self.base.get("LD_PRELOAD", ""))}
-
-    def of_sanitizer(self) -> Environment:
-        made = self.of_gpu_check() | {"CUDA_MODULE_LOADING": "LAZY"}
-        made.pop("LD_PRELOAD", None)
-        return made
+    name: str
+    half: str
+    seconds: float
+    commands: tuple[Command, ...]
+    nccl: bool = False
+    ctas: str = ""
+    more: dict[str, str] = field(default_factory=dict)
 
 
-def joined(*paths: str) -> str:
-    return os.pathsep.join(filter(None, paths))
+def parts() -> list[Part]:
+    """In their order. Both halves build: a second call may find another machine."""
+    make = ("cmake", "--build", str(BUILD), "--parallel", str(len(os.sched_getaffinity(0))), "--target", "gpu_check")
+    build = ((sys.executable, "setup.py", "-q", "build_ext", "--inplace"), make)
+    # A kernel that is loaded while another spins for it would wait for ever.
+    eager = {"CUDA_MODULE_LOADING": "EAGER"}
+    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", GPU_CHECK)
 
+    def virtual(name: str, seconds: float, nccl: bool = False, ctas: str = "") -> Part:
+        return Part(name, "virtual", seconds, ((GPU_CHECK, name),), nccl, ctas, eager)
 
-def all_parts(setup: Setup) -> list[Part]:
-    def no_gpu_check() -> str:
-        return "" if setup.gpu_check.exists() else "no gpu_check"
+    def ranks(name: str, seconds: float, command: Command, nccl: bool = False) -> Part:
+        return Part(name, "ranks", seconds, (command,), nccl, "2", IN_PYTHON)
 
-    def no_nccl() -> str:
-        return "" if setup.nccl else "no NCCL (RINGLET_NCCL_LIBRARY)"
-
-    def mode(name: str, seconds: float, ctas: str = "", lacks: Callable[[], str] = no_gpu_check) -> Part:
-        return Part(name, seconds, lambda part: gpu_check(setup, name, part), setup.of_gpu_check(ctas), lacks)
-
-    def suite(name: str, marker: str, environment: Environment, lacks: Callable[[], str] = str) -> Part:
-        command = (sys.executable, "-m", "pytest", *PYTEST, "-m", marker)
-        return Part(name, 110, lambda part: part.run(*command), environment, lacks)
-
-    def sweep(name: str, seconds: float) -> Part:
-        return Part(name, seconds, lambda part: bench(setup, name, part), setup.of_python(), no_nccl)
-
-    sanitizer = shutil.which("compute-sanitizer", path=joined(setup.base["PATH"], CUDA_TOOLS)) or ""
     return [
-        Part("build", 200, lambda part: build(setup, part), setup.base),
-        mode("kernels", 40),
-        mode("bandwidth", 30),
-        mode("pull", 60),
-        mode("pull-speed", 40, "16"),
-        mode("nccl", 60, "8", lambda: no_gpu_check() or no_nccl()),
-        mode("nccl-speed", 60, "8", lambda: no_gpu_check() or no_nccl()),
-        suite("peers", "peers", setup.of_python(nccl=False)),
-        suite("messages", "nccl", setup.of_python(), no_nccl),
-        sweep("bench-small", 40),
-        sweep("bench-large", 50),
-        Part("sanitizer", 90, lambda part: sanitize(setup, sanitizer, part), setup.of_sanitizer(),
-             lambda: no_gpu_check() or ("" if sanitizer else "no compute-sanitizer")),
-    ]  # fmt: skip
+        Part("build", "both", 170, build),
+        virtual("smoke", 10),
+        virtual("kernels", 40),
+        virtual("bandwidth", 30),
+        virtual("pull", 60),
+        virtual("pull-speed", 40, ctas="16"),
+        virtual("nccl", 60, True, "8"),
+        virtual("nccl-speed", 80, True, "8"),
+        ranks("ipc-smoke", 20, (*PYTEST, "smoke")),
+        ranks("threads", 50, (*PYTEST, "threads")),
+        ranks("processes", 80, (*PYTEST, "processes")),
+        ranks("messages", 80, (*PYTEST, "nccl"), True),
+        ranks("bench-small", 30, (*BENCH, "gpu-small", "--json", str(LOGS / "bench-small.jsonl")), True),
+        ranks("bench-large", 40, (*BENCH, "gpu-large", "--json", str(LOGS / "bench-large.jsonl")), True),
+        Part("sanitizer", "ranks", 60, ((*sanitizer, "kernels", "--few"), (*sanitizer, "pull", "--few", "--together"))),
+    ]
 
 
-def build(setup: Setup, part: Running) -> None:
-    """The extension, then gpu_check, which needs nothing of it and is built in any case; not an earlier source's."""
-    make = ("cmake", "--build", str(setup.folder), "--parallel", str(len(os.sched_getaffinity(0))), "--target")
-    if part.run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", leave=FOR_GPU_CHECK) == 0:
-        status = part.run(*make, "gpu_check")
-    else:
-        if not any((setup.folder / name).exists() for name in ("build.ninja", "Makefile")):
-            without = ("-DRINGLET_BINDINGS=OFF", "-DCMAKE_BUILD_TYPE=Release")
-            part.run("cmake", "-S", str(ROOT), "-B", str(setup.folder), *without)
-        keep_going = ("-k", "0") if (setup.folder / "build.ninja").exists() else ("-k",)
-        status = part.run(*make, "ringlet_cuda", "gpu_check", "--", *keep_going)
-    if status != 0:
-        setup.gpu_check.unlink(missing_ok=True)
+def environment(part: Part, nccl: Path | None) -> dict[str, str]:
+    """What a user has set stays as it is."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
+    made = SHARED_GPU | part.more | ({"NCCL_MAX_CTAS": part.ctas} if part.ctas else {}) | os.environ | {"PATH": path}
+    if part.half == "ranks":
+        made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]))
+        if part.nccl and nccl:  # or torch finds its own first
+            made["LD_PRELOAD"] = os.pathsep.join(filter(None, [str(nccl), os.environ.get("LD_PRELOAD", "")]))
+    served = nccl if part.nccl or part.half != "ranks" else None  # NCCL does not serve threads that share a GPU
+    return made | {"RINGLET_NCCL_LIBRARY": str(served) if served else "/nonexistent",
+                   "RINGLET_CUDA_LIBRARY": str(BUILD / "libringlet_cuda.so")}  # fmt: skip
 
 
-def gpu_check(setup: Setup, mode: str, part: Running) -> None:
-    part.run(str(setup.gpu_check), mode)
+def below(pid: int) -> Iterator[int]:
+    """The processes that stand below this one; ranks of `ringlet bench` are leaders of groups of their own."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from below(child)
 
 
-def bench(setup: Setup, name: str, part: Running) -> None:
-    """Whatever becomes of the sweep, its table of what it measured."""
-    rows = setup.logs.rows_file(name)
-    for old in (rows, rows.with_suffix(".meta.json")):
-        old.unlink(missing_ok=True)
-    command = (sys.executable, "-m", "ringlet", "bench")
-    status = part.run(*command, "--sweep", name.replace("bench", "gpu"), "--json", str(rows), "--timeout", "25")
-    if status != 0 and rows.exists() and rows.stat().st_size > 0:
-        part.run(*command, "--from", str(rows), beyond=20)
+def execute(command: Command, log: Path, limit: float, variables: dict[str, str]) -> int:
+    """The exit status; ENDED, and everything that the command started with it, if it took longer."""
+    with open(log, "ab") as file:
+        file.write(f"$ {shlex.join(command)}\n".encode())
+        file.flush()
+        process = subprocess.Popen(command, env=variables, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file,
+                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return ENDED
+    finally:
+        started = list(below(process.pid))
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for pid in (process.pid, *started):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, sign) if pid == process.pid else os.kill(pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what waits in the driver does not die
+                process.wait(GRACE)
 
 
-def sanitize(setup: Setup, sanitizer: str, part: Running) -> None:
-    for mode in ("kernels", "pull"):
-        part.run(sanitizer, "--error-exitcode", "9", str(setup.gpu_check), mode, "--few")
-
-
-def base_environment() -> Environment:
-    """This process's, with the tools of its Python and of CUDA on PATH."""
-    path = joined(sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath))
-    if shutil.which("nvcc", path=path) is None and Path(CUDA_TOOLS, "nvcc").exists():
-        path = joined(path, CUDA_TOOLS)
-    return {**os.environ, "PATH": path}
-
-
-def arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=530, metavar="S", help="for all of it (default 530)")
-    parser.add_argument("--parts", metavar="A,B", help="only these; the others keep their logs of before")
-    parser.add_argument("--logs", type=Path, default=ROOT / "out" / "gpu-check", metavar="DIR",
-                        help="where logs go and stay (default out/gpu-check)")  # fmt: skip
-    parser.add_argument("--report", type=Path, default=os.environ.get("REPORT") or None, metavar="FILE",
-                        help="the page (default benchmarks/results/DATE-GPU-gpu-check.md)")  # fmt: skip
-    return parser.parse_args(words)
-
-
-def selected(parts: list[Part], chosen: str | None) -> list[Part]:
-    """Those named, in their own order; all where none is."""
-    names = set(filter(None, chosen.split(","))) if chosen else {part.name for part in parts}
-    unknown = names - {part.name for part in parts}
-    if unknown:
-        known = ", ".join(part.name for part in parts)
-        raise SystemExit(f"--parts: {', '.join(sorted(unknown))} is not one of {known}")
-    return [part for part in parts if part.name in names]
-
-
-def shower(shown: page.Page, path: Path) -> Callable[[dict[str, str]], None]:
-    """Writes the page. What is wrong with it, or with the disk, does not end the check."""
-
-    def show(not_run: dict[str, str]) -> None:
-        shown.not_run = dict(not_run)
+def run(part: Part, limit: float, nccl: Path | None) -> dict[str, object]:
+    """Its log and its record replace an earlier run's."""
+    log, started, status = LOGS / f"{part.name}.log", time.monotonic(), 0
+    log.write_bytes(b"")
+    for command in part.commands:
+        left = limit - (time.monotonic() - started)
         try:
-            page.write(path, shown.text())
-        except Exception:
-            say(traceback.format_exc())
+            status = execute(command, log, left, environment(part, nccl)) if left > 0 else ENDED
+        except OSError as error:
+            log.write_text(f"could not be started: {error}\n")
+            status = 127
+        if status != 0:
+            break
+    record = {"status": status, "seconds": round(time.monotonic() - started, 1), "commit": summary.commit()}
+    (LOGS / f"{part.name}.json").write_text(json.dumps(record) + "\n")
+    return record
 
-    return show
+
+def nccl_library() -> Path | None:
+    """The file that RINGLET_NCCL_LIBRARY names; one that ends with .xz is unpacked."""
+    named = os.environ.get("RINGLET_NCCL_LIBRARY")
+    if not named or not Path(named).exists():
+        return None
+    if not named.endswith(".xz"):
+        return Path(named).resolve()
+    unpacked = LOGS / "libnccl.so.2"
+    if not unpacked.exists() or unpacked.stat().st_mtime < Path(named).stat().st_mtime:
+        with lzma.open(named) as packed, open(unpacked, "wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+    return unpacked
 
 
-def conclude(logs: Logs, parts: list[Part], not_run: dict[str, str]) -> int:
-    """Tells the goals, and the ends of the logs of what went wrong; the exit status."""
-    wrong = [part for part in parts if part.name in not_run or not (logs.record(part.name) or Record()).passed]
-    for part in wrong:
-        if part.name not in not_run:
-            say(f"\n--- {part.name}, the end of its log", *logs.text(part.name).splitlines()[-SHOWN_LINES:])
-    say("")
-    for goal in goals():
-        told, right = goal.verdict(logs)
-        say(f"{met(right)}: {goal.what}{f': {told}' if told else ''}")
+def chosen(words: list[str]) -> list[Part]:
+    every = parts()
+    names, halves = {part.name for part in every}, ("virtual", "ranks")
+    unknown = set(words) - names - set(halves)
+    if unknown:
+        raise SystemExit(f"{', '.join(sorted(unknown))}: no such part; there are {', '.join((*halves, *names))}")
+    wanted = set(words or ["virtual"])
+    return [part for part in every if part.name in wanted or part.half in wanted
+            or (part.half == "both" and wanted & set(halves))]  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    until = time.monotonic() + SECONDS
+    some = chosen(words)
+    if not summary.said("nvidia-smi", "-L"):
+        print("make gpu-check needs an NVIDIA GPU, and there is no nvidia-smi here that sees one", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the part under way is ended with the check
+    LOGS.mkdir(parents=True, exist_ok=True)
+    nccl, wrong = nccl_library(), False
+    page = summary.page_path()
+    for part in some:
+        left = min(part.seconds, until - time.monotonic())
+        why = "no NCCL (RINGLET_NCCL_LIBRARY)" if part.nccl and nccl is None else "no time left" if left < LEAST else ""
+        try:
+            record = {} if why else run(part, left, nccl)
+        except KeyboardInterrupt:
+            summary.write(page, LOGS, [one.name for one in parts()])
+            return 130
+        wrong = wrong or bool(why) or record["status"] != 0
+        print(f"{part.name}: {why or summary.outcome(record)}", flush=True)
+        summary.write(page, LOGS, [one.name for one in parts()])
+    for goal in summary.goals(LOGS):
+        print(goal.line())
+    print(page)
     return 1 if wrong else 0
 
 
-def main(words: list[str] | None = None) -> int:
-    until = time.monotonic()
-    chosen = arguments(words)
-    until += chosen.seconds
-    gpu = machine.gpu()
-    if gpu is None:
-        print("make gpu-check needs an NVIDIA GPU, and here is no nvidia-smi that sees one", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the part under way is ended with the check
-    logs = Logs(chosen.logs.resolve(), gpu["name"])
-    logs.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        nccl = machine.nccl_library(os.environ.get("RINGLET_NCCL_LIBRARY"), logs.folder)
-        told = machine.nccl_version(nccl)
-    except machine.NoNccl as error:
-        nccl, told = None, f"none: {error}"
-    base = base_environment()
-    setup = Setup(base, ROOT / "build" / str(sys.implementation.cache_tag), logs, nccl)
-    parts = all_parts(setup)
-    asked = selected(parts, chosen.parts)
-    now, revision = datetime.now().astimezone(), machine.commit()
-    name = "-".join("".join(c if c.isalnum() else " " for c in gpu["name"].lower()).split())
-    path = (chosen.report or ROOT / "benchmarks" / "results" / f"{now:%F}-{name}-gpu-check.md").resolve()
-    known = machine.facts(gpu, told, revision, base["PATH"])
-    when = f"{now:%F %T %Z}"
-    show = shower(page.Page(gpu["name"], f"{now:%F}", known, parts, logs, when), path)
-    of_run = Record(when=when, commit=revision, device=gpu["name"])
-    try:
-        not_run = carry_out(asked, logs, of_run, until, show=show, grace=GRACE)
-    except KeyboardInterrupt:
-        print(f"interrupted; {path}", file=sys.stderr)
-        return 130
-    status = conclude(logs, asked, not_run)
-    say(str(path))
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

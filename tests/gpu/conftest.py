@@ -12,7 +12,9 @@ from ranks import Pool
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "peers: goes through peers' memory, and needs no NCCL")
+    config.addinivalue_line("markers", "smoke: seconds; if it fails nothing else will do")
+    config.addinivalue_line("markers", "threads: ranks are threads of the test's process")
+    config.addinivalue_line("markers", "processes: goes through peers' memory (CUDA IPC), and needs no NCCL")
     config.addinivalue_line("markers", "nccl: needs an NCCL that lets ranks share a GPU")
     config.pluginmanager.register(Failures(config), "failures")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as on Ctrl-C, pytest prints the failures that it has

@@ -2,9 +2,10 @@
 // process, one stream each, all on device 0. One GPU cannot show what lies between GPUs: neither bandwidth nor a fence
 // that is missing.
 //
-//   gpu_check [kernels | bandwidth | pull | pull-speed | nccl | nccl-speed] [--few]
+//   gpu_check [smoke | kernels | bandwidth | pull | pull-speed | nccl | nccl-speed] [--few] [--together]
 //
-// Without a mode each runs in a process of its own, so that what ends one of them, or the device's context, ends no
+// --few is for a sanitizer or a device that is none; --together puts all ranks of `pull` into one launch, for tools that
+// run one kernel at a time. Without a mode each runs in a process of its own, so that what ends one of them, or the device's context, ends no
 // other.
 // Prints a line per result, "name<TAB>figure<TAB>unit", and ends with 1 where a result was wrong or missing, with 2
 // where there is no GPU.
@@ -31,8 +32,8 @@ struct Mode {
   const char* name;
   void (*run)(const Options& options);
 };
-constexpr Mode kModes[] = {{"kernels", kernels},       {"bandwidth", bandwidth}, {"pull", pull},
-                           {"pull-speed", pull_speed}, {"nccl", nccl},           {"nccl-speed", nccl_speed}};
+constexpr Mode kModes[] = {{"smoke", smoke},           {"kernels", kernels}, {"bandwidth", bandwidth},  {"pull", pull},
+                           {"pull-speed", pull_speed}, {"nccl", nccl},       {"nccl-speed", nccl_speed}};
 
 /// Before anything opens the device. Virtual ranks need a hardware queue each, and no kernel loaded while another waits
 /// for it; under a sanitizer loading them all takes too long. Ranks share the device, which NCCL must be told.
@@ -46,6 +47,7 @@ void set_environment(const Options& options) {
 int run_here(const Mode& mode, const Options& options) {
   const ringlet::GpuStatus status = ringlet::gpu_status();
   say("device\t" + status.detail + "\t" + status.state);
+  say("cuda\truntime " + std::to_string(status.runtime_version) + ", driver " + std::to_string(status.driver_version));
   if (status.state != "ready") {
     std::fprintf(stderr, "gpu_check: %s: %s; %s\n", status.state.c_str(), status.detail.c_str(), status.advice.c_str());
     return kNoGpu;
@@ -98,13 +100,16 @@ int main(int arguments, char** words) {
   for (int i = 1; i < arguments; ++i) {
     const Mode* found = nullptr;
     for (const Mode& mode : kModes) found = std::strcmp(words[i], mode.name) == 0 ? &mode : found;
-    const bool few = std::strcmp(words[i], "--few") == 0;
-    if (!few && (found == nullptr || chosen != nullptr)) {
-      std::fprintf(stderr, "usage: gpu_check [kernels|bandwidth|pull|pull-speed|nccl|nccl-speed] [--few]\n");
+    const bool few = std::strcmp(words[i], "--few") == 0, together = std::strcmp(words[i], "--together") == 0;
+    if (!few && !together && (found == nullptr || chosen != nullptr)) {
+      std::fprintf(stderr, "usage: gpu_check [MODE] [--few] [--together]; modes:");
+      for (const Mode& mode : kModes) std::fprintf(stderr, " %s", mode.name);
+      std::fprintf(stderr, "\n");
       return 1;
     }
     options.few = options.few || few;
-    chosen = few ? chosen : found;
+    options.together = options.together || together;
+    chosen = few || together ? chosen : found;
   }
   set_environment(options);
   return chosen == nullptr ? run_all(words[0], options) : run_here(*chosen, options);

@@ -79,7 +79,7 @@ class Timed {
            });
   }
   void check() {
-    for (auto& rank : world_->ranks()) (variant_.registered ? rank->registered : rank->staged).check();
+    for (auto& rank : world_->ranks()) (variant_.registered ? rank->registered : rank->staged).check("a call");
   }
   std::vector<NcclRanks::Buffers> buffers() {
     std::vector<NcclRanks::Buffers> all;

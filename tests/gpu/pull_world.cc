@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace gpu_check {
 namespace {
@@ -14,6 +15,25 @@ int blocks_for(int world) {
   RingletCudaIdentity identity{};
   ok(device().identity(&identity), "asking for the device");
   return std::clamp(identity.processors * 3 / 4 / world, 1, kMostBlocks);
+}
+
+/// Of ranks whose kernels are one launch: what those have given that came so far.
+std::vector<cuda::PullArgs> gathered;
+
+int gather(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  gathered.push_back(*args);
+  if (gathered.size() < static_cast<size_t>(args->world)) return 0;
+  const std::vector<cuda::PullArgs> all = std::exchange(gathered, {});
+  return device().pull_together(all.data(), args->world, dtype, op, stream);
+}
+
+const RingletCudaDevice& pull_device(const Options& options) {
+  static const RingletCudaDevice gathering = [] {
+    RingletCudaDevice table = device();
+    table.pull = gather;
+    return table;
+  }();
+  return options.together ? gathering : device();
 }
 
 }  // namespace
@@ -32,7 +52,7 @@ PullWorld::PullWorld(int world, const Options& options) : timeout_(std::chrono::
   for (setup.rank = 0; setup.rank < world; ++setup.rank) {
     GpuPullExecutor::Setup registered = setup;
     registered.heap_bytes = SIZE_MAX;  // it begins at 0
-    ranks_.push_back(std::make_unique<Rank>(setup, registered));
+    ranks_.push_back(std::make_unique<Rank>(pull_device(options), setup, registered));
   }
 }
 
@@ -86,7 +106,7 @@ std::string PullWorld::run(const Case& c, const Expectation& expectation, bool r
   std::string all;
   for (auto& rank : ranks_) {
     try {
-      engine(*rank, registered).check();
+      engine(*rank, registered).check("a call");
     } catch (const Error& error) {
       all += (all.empty() ? "" : "; ") + std::string(error.what());
     }
@@ -102,7 +122,7 @@ std::string PullWorld::alone(int rank, const Expectation& expectation, std::chro
   one.staged.run(one.call, one.stream.get());
   one.stream.wait();
   try {
-    one.staged.check();
+    one.staged.check("a call");
   } catch (const Timeout& error) {
     return error.what();
   }

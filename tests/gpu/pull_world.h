@@ -21,8 +21,9 @@ namespace gpu_check {
 class PullWorld {
  public:
   struct Rank {
-    Rank(const GpuPullExecutor::Setup& staged, const GpuPullExecutor::Setup& registered)
-        : staged(device(), staged), registered(device(), registered) {}
+    Rank(const RingletCudaDevice& device, const GpuPullExecutor::Setup& staged,
+         const GpuPullExecutor::Setup& registered)
+        : staged(device, staged), registered(device, registered) {}
     RankTensors tensors;
     Call call;
     GpuPullExecutor staged, registered;  // the second takes all memory for its heap

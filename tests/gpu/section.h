@@ -21,9 +21,11 @@
 namespace gpu_check {
 
 struct Options {
-  bool few = false;  ///< for a sanitizer or a device that is none: less of everything, and more time for it
+  bool few = false;       ///< for a sanitizer or a device that is none: less of everything, and more time for it
+  bool together = false;  ///< all ranks' pull kernels are one launch
 };
 
+void smoke(const Options& options);
 void kernels(const Options& options);
 void bandwidth(const Options& options);
 void pull(const Options& options);

@@ -1,10 +1,9 @@
-"""CUDA tensors over NCCL and through peers' memory (CUDA IPC), ranks as processes that share one GPU: the contract,
-messages, CUDA graphs, DDP, and a rank that does not come. Needs a GPU, and for NCCL one that lets ranks share it
-(2.30.3 or later); `make gpu-check` sets what that needs, and runs what is marked `peers` and `nccl` apart.
+"""CUDA tensors through peers' memory and over NCCL, on one GPU: the contract with ranks as threads; CUDA IPC, messages,
+CUDA graphs, DDP, and a rank that does not come with ranks as processes. Needs a GPU, and for NCCL one that lets ranks
+share it (2.30.3 or later); `make gpu-check` sets what that needs, and runs each mark apart.
 
-The ranks take turns on the GPU, in time slices of some milliseconds: what a test costs is the number of its calls. So
-larger worlds get a part of the contract, and the file's order is that of the run: what is cheap first, world 2 first,
-what may hang last.
+Processes take turns on the GPU, in time slices of some milliseconds, so they make few calls. The file's order is that
+of the run: what is cheap first, what may hang last.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ from exact_data import DTYPES, OPS, supported
 
 EXAMPLES = str(pathlib.Path(__file__).resolve().parents[2] / "examples")
 PAIRS = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
-EVERY = 3  # larger worlds try one pair in so many, each world others
+EVERY = {2: 1, 3: 3, 4: 3}  # larger worlds try one pair in so many, each world others
 WAYS = {"NCCL": 0, "peer memory": 1 << 60, "by size": None}
-over_nccl, through_peers = pytest.mark.nccl, pytest.mark.peers
+over_nccl, through_peers, in_threads = pytest.mark.nccl, pytest.mark.processes, pytest.mark.threads
 each_way = pytest.mark.parametrize(
     "way",
     [pytest.param("peer memory", id="peers", marks=through_peers), pytest.param("NCCL", id="nccl", marks=over_nccl)],
 )
-a_pair = pytest.mark.parametrize("world", (2,))
-more_ranks = pytest.mark.parametrize("world", (3, 4))
 
 
 def choose(way: str) -> None:
@@ -50,9 +47,21 @@ def go(way: str) -> None:
     assert told.startswith("peer memory" if WAYS[way] else "NCCL"), told
 
 
-@through_peers
+@pytest.mark.smoke
 def test_the_library_reaches_the_device():
     assert ringlet._C.gpu_status()["state"] == "ready"
+
+
+def summed(rank: int, world: int) -> None:
+    go("peer memory")
+    tensor = torch.full((1000,), rank + 1.0, device="cuda")
+    ringlet.all_reduce(tensor)
+    assert tensor.unique().tolist() == [world * (world + 1) / 2]
+
+
+@pytest.mark.smoke
+def test_processes_reach_each_others_memory(pool):
+    pool.values(summed, 2)
 
 
 def differ(rank: int, world: int) -> str:
@@ -102,7 +111,7 @@ def test_registered_memory(pool, world):
     pool.values(registered, world)
 
 
-def replayed(rank: int, world: int, way: str) -> None:
+def replayed(rank: int, world: int, way: str, times: int) -> None:
     go(way)
     tensor = torch.zeros(10_000, device="cuda")
     aside = torch.cuda.Stream()
@@ -114,51 +123,39 @@ def replayed(rank: int, world: int, way: str) -> None:
         tensor.add_(rank + 1.0)
         ringlet.ring_allreduce(tensor, op="avg")
     tensor.zero_()
-    for _ in range(1000):
+    for _ in range(times):
         graph.replay()
     torch.cuda.synchronize()
-    assert tensor.unique().tolist() == [1000 * (world + 1) / 2]
+    assert tensor.unique().tolist() == [times * (world + 1) / 2]
 
 
 @each_way
-def test_a_graph_is_replayed_1000_times(pool, way):
-    pool.values(replayed, 2, way)
+@pytest.mark.parametrize("times", (100, 1000))
+def test_a_graph_is_replayed(pool, times, way):
+    pool.values(replayed, 2, way, times)
 
 
-def dtypes_and_ops(rank: int, world: int, way: str, every: int) -> None:
-    go(way)
-    checks = Checks()
-    for number, (dtype, op) in enumerate(PAIRS[world % every :: every]):
-        for collective in REDUCTIONS:
-            algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
-            run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
-    checks.conclude()
+def contract(rank: int, world: int) -> None:
+    """All algorithms at all counts, then pairs of dtype and operation, on a stream of the rank's own."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        go("peer memory")
+        checks = Checks()
+        for collective in REDUCTIONS + MOVES:
+            place = collective in ONLY_IN_PLACE
+            for algorithm, count in itertools.product((*ALGORITHMS[collective], "auto"), counts_of(collective, world)):
+                root = (count + world) % len(roots_of(collective, world))
+                run(Case(collective, algorithm, torch.int32, "sum", count, "cuda", place, root), rank, world, checks)
+        for number, (dtype, op) in enumerate(PAIRS[world % EVERY[world] :: EVERY[world]]):
+            for collective in REDUCTIONS:
+                algorithm = ALGORITHMS[collective][number % len(ALGORITHMS[collective])]
+                run(Case(collective, algorithm, dtype, op, world + 1, "cuda", True), rank, world, checks)
+        checks.conclude()
 
 
-def algorithms(rank: int, world: int, way: str, every_count: bool) -> None:
-    """At all counts; or where some ranks have nothing, and where blocks are large and uneven."""
-    go(way)
-    checks = Checks()
-    for collective in REDUCTIONS + MOVES:
-        place = collective in ONLY_IN_PLACE
-        counts = counts_of(collective, world)
-        counts = counts if every_count else [world - 1, counts[-1]]
-        for algorithm, count in itertools.product((*ALGORITHMS[collective], "auto"), counts):
-            root = (count + world) % len(roots_of(collective, world))
-            run(Case(collective, algorithm, torch.int32, "sum", count, "cuda", place, root), rank, world, checks)
-    checks.conclude()
-
-
-@each_way
-@a_pair
-def test_every_dtype_and_op(pool, world, way):
-    pool.values(dtypes_and_ops, world, way, 1)
-
-
-@each_way
-@a_pair
-def test_every_algorithm_count_and_root(pool, world, way):
-    pool.values(algorithms, world, way, True)
+@in_threads
+@pytest.mark.parametrize("world", (2, 3, 4))
+def test_the_contract(world):
+    ringlet.spawn(contract, world, (world,), transport="threads")
 
 
 def trained(rank: int, world: int, device: str, wrap: str, way: str) -> list[float]:
@@ -209,18 +206,6 @@ def many_segments(rank: int, world: int, way: str) -> None:
 @each_way
 def test_many_segments(pool, way):
     pool.values(many_segments, 2, way)
-
-
-@each_way
-@more_ranks
-def test_some_dtypes_and_ops(pool, world, way):
-    pool.values(dtypes_and_ops, world, way, EVERY)
-
-
-@each_way
-@more_ranks
-def test_every_algorithm_at_two_counts(pool, world, way):
-    pool.values(algorithms, world, way, False)
 
 
 def alone(rank: int, world: int, way: str, store: str) -> str:

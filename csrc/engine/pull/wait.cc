@@ -151,29 +151,19 @@ std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
 std::string Waiter::poison(ErrorKind kind, const std::string& message) {
   std::string told = calls_.with_last_calls(kind, message);
   const std::lock_guard lock(mutex_);
-  if (!failure_) {
-    failure_ = {kind, told};
-    calls_.failed(kind, told);
-  }
+  if (failure_.set(kind, told)) calls_.failed(kind, told);
   // The peers' words, which two threads of this rank may have.
   if (!departed_) transport_.control().fail(kind, message.c_str());
-  failed_.store(true, std::memory_order_release);
   return told;
 }
 
 void Waiter::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
 
-void Waiter::raise() {
-  const std::lock_guard lock(mutex_);
-  rethrow(failure_->first, "this group failed before: " + failure_->second);
-}
-
 void Waiter::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   abort_reason_ = reason;
-  if (!failure_) failure_ = {ErrorKind::peer_lost, reason};
+  failure_.set(ErrorKind::peer_lost, reason);
   aborted_.store(true, std::memory_order_release);
-  failed_.store(true, std::memory_order_release);
 }
 
 void Waiter::leave() noexcept {

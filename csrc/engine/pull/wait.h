@@ -20,6 +20,7 @@
 #include "base/deadline.h"
 #include "base/runtime.h"
 #include "engine/call_log.h"
+#include "engine/failure.h"
 #include "transport/transport.h"
 
 namespace ringlet {
@@ -115,20 +116,15 @@ class Waiter {
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
   /// Throws the error that poisoned the group, if one did.
-  void raise_if_failed() {
-    if (failed()) raise();
-  }
+  void raise_if_failed() const { failure_.raise_if_failed(); }
 
   /// Outside of any wait: throws what a peer has told of an error, or that its process is gone.
   void poll_failures();
 
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failure_.failed(); }
 
   /// The kind of the error that poisoned the group.
-  std::optional<ErrorKind> failure() const {
-    const std::lock_guard lock(mutex_);
-    return failure_ ? std::optional(failure_->first) : std::nullopt;
-  }
+  std::optional<ErrorKind> failure() const { return failure_.kind(); }
 
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
@@ -153,18 +149,16 @@ class Waiter {
   int rank_that_failed() const;
   std::string waiting_as_well(const Waiting& waiting) const;
   std::pair<ErrorKind, std::string> reported(int failed, const std::string& context) const;
-  [[noreturn]] void raise();
   std::optional<std::pair<ErrorKind, std::string>> trouble() const;
 
   Transport& transport_;
   CallLog& calls_;
   std::atomic<int> sleepers_{0};  // threads of this rank on some peer's counter
-  std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
-  std::optional<std::pair<ErrorKind, std::string>> failure_;  // guarded by mutex_
-  std::string abort_reason_;                                  // guarded by mutex_
-  bool departed_ = false;                                     // guarded by mutex_
+  Failure failure_;
+  std::string abort_reason_;  // guarded by mutex_
+  bool departed_ = false;     // guarded by mutex_
 };
 
 }  // namespace ringlet

@@ -1,0 +1,32 @@
+// Seconds that tell whether anything else is worth running: one call of the pull engine and one of NCCL's, exact.
+#include <memory>
+
+#include "nccl_ranks.h"
+#include "pull_world.h"
+#include "whole_numbers.h"
+
+namespace gpu_check {
+
+void smoke(const Options& options) {
+  constexpr int kRanks = 2;
+  const Case c{find_algorithm(Collective::all_reduce, "two_shot"), kRanks, 1000, DType::float32};
+  const Expectation expectation(c, whole_numbers(kRanks, c.count));
+  auto world = std::make_unique<PullWorld>(kRanks, options);
+  Section section("smoke");
+  section.attempt("pull engine", [&] { return world->run(c, expectation, /*registered=*/false); });
+  const std::unique_ptr<NcclRanks> nccl = NcclRanks::make(kRanks);
+  if (nccl) {
+    section.attempt("ncclAllReduce", [&] {
+      world->spoil();
+      std::vector<NcclRanks::Buffers> buffers;
+      for (auto& rank : world->ranks()) buffers.push_back({rank->call.input, rank->call.output, rank->stream.get()});
+      nccl->sum_of_floats(buffers, c.count);
+      world->wait();
+      return world->difference(c, expectation);
+    });
+  }
+  drop(world);
+  section.conclude();
+}
+
+}  // namespace gpu_check
