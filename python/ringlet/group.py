@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage, Timeout
 from ringlet.rendezvous import Claim, peek, rendezvous_key
+from ringlet.schedule.named import load_given
 from ringlet.store import asked, from_environment
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ def init(
         raise InvalidUsage(f"rank {rank} of world {world} does not exist")
     limit = as_timedelta(timeout)
     began = log.configure(rank, world)
+    load_given()
     if rank == 0:
         warn_of_table()
     if transport == "threads":

@@ -14,7 +14,7 @@ from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.predict import Predictor
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import best, search
+from ringlet.schedule.search import best, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
@@ -98,7 +98,7 @@ def test_messages_cost_their_ranks_time():
 
 def test_slow_uplinks_want_what_loads_them_least():
     slow = machine(inside_alpha=1e-5, inside_beta=1e-9, across_alpha=5e-5, uplink_beta=4e-8)
-    found = search("all_reduce", HOSTS, slow, [1 << 20, 16 << 20], _C.message_segments)
+    found = search(schedules_of("all_reduce", HOSTS), slow, [1 << 20, 16 << 20], _C.message_segments)
     by_name = {candidate.name: candidate for candidate in found}
     assert len({candidate.schedule.ranks for candidate in found}) == len(found) > 100
     for size in (1 << 20, 16 << 20):
@@ -110,7 +110,7 @@ def test_slow_uplinks_want_what_loads_them_least():
 
 def test_fast_uplinks_want_few_rounds():
     near = machine(inside_alpha=1, across_alpha=1)
-    assert best(search("all_reduce", HOSTS, near, [8]), 8, 1)[0].schedule.rounds == 1
+    assert best(search(schedules_of("all_reduce", HOSTS), near, [8]), 8, 1)[0].schedule.rounds == 1
 
 
 def test_committed_machines_can_be_read():

@@ -14,14 +14,14 @@ from ringlet.bench.cases import Sweep, format_bytes
 from ringlet.bench.clusters import Cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.rules import MARGIN, Timing, derive, table_text
-from ringlet.cli import bench, outputs, values
+from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import algorithms
+from ringlet.schedule import ScheduleError, algorithms
 from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import Candidate, best, search
+from ringlet.schedule.search import Candidate, best, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
@@ -46,6 +46,8 @@ def add_parsers(subparsers: Any) -> None:
         epilog=_EPILOG,
     )
     parser.set_defaults(run=search_command)
+    parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
+        help=f"search also among the algorithms of these files: {algorithm_files.FILES}")  # fmt: skip
     add = functools.partial(add_option, parser)
     known = tuple(dict.fromkeys(collective for _, collective, _ in algorithms() if collective != "barrier"))
     add("--collective", type=values.one_of(known), default="all_reduce", metavar="C",
@@ -79,17 +81,20 @@ def search_command(args: argparse.Namespace) -> int:
     machine = read_machine(_machine_file(args.machine))
     outputs.check({"-o": args.output})
     try:
-        candidates = search(args.collective, args.hosts, machine, sizes, _C.message_segments)
+        own = [one for made in args.files for one in made]
+        schedules = schedules_of(args.collective, args.hosts, own)
+        candidates = search(schedules, machine, sizes, _C.message_segments)
         kept = {size: best(candidates, size, args.kept) for size in sizes}
         for one in {id(c): c for chosen in kept.values() for c in chosen}.values():
             prove(one.schedule)
         _show(args, candidates, kept)
         timings = _measured(args, machine, kept) if args.measure else _predicted(args, candidates)
-    except BenchError as error:
+    except (BenchError, ScheduleError) as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
         rules = derive(timings, _C.chosen, args.margin / 100)
-        args.output.write_text(_heading(args, machine) + table_text(rules), encoding="utf-8")
+        needs = algorithm_files.comment(rule.algorithm for rule in rules)
+        args.output.write_text(_heading(args, machine) + needs + table_text(rules), encoding="utf-8")
         print(
             f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr
         )

@@ -1,14 +1,14 @@
 """What an MSCCL program computes, in its own order: the prover's question, asked of the file itself.
 
-The schedule that a program becomes may sum in another order (ringlet.schedule.msccl_import), so this looks at the
+The schedule that a program becomes may sum in another order (ringlet.schedule.msccl.translate), so this looks at the
 program: every result holds what its collective promises, every contribution once, the same sum on all GPUs.
 """
 
 from __future__ import annotations
 
 from ringlet.schedule.collectives import REDUCTIONS, input_chunks, output_chunks, promised, required_parts
-from ringlet.schedule.msccl import Location, MscclError, Program
-from ringlet.schedule.msccl_run import Operation, run
+from ringlet.schedule.msccl.program import Location, MscclError, Program
+from ringlet.schedule.msccl.run import Operation, run
 from ringlet.schedule.trees import Trees, ranks_in
 
 Value = tuple[int, int]  # the input chunk it is made of, its expression tree

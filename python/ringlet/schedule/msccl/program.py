@@ -1,12 +1,9 @@
-"""MSCCL-XML: what microsoft/msccl-tools writes and NCCL's MSCCL executor runs, read and checked.
+"""A file of MSCCL-XML, read into plain data.
 
-In such a file each GPU has threadblocks, each with one peer to send to and one to receive from, and steps in order:
-s, r (send, receive), rcs (receive, copy, send), rrc (receive, reduce, copy), rrs, rrcs, cpy, re (local copy and reduce)
-and nop. A step may wait for one step of another threadblock (depid, deps). Buffers: i(nput), o(utput), s(cratch).
-
-`from_xml` gives the Schedule of a file, `read` the program, whose `slices()` are schedules of one chunk a block. An
-MscclError names GPU, threadblock and step. Source: the executor's src/misc/msccl/msccl_parser.cc and
-src/device/msccl_kernel.cu (Azure/msccl-executor-nccl); nothing is copied from there.
+Each GPU has threadblocks, each with one peer to send to and one to receive from, and steps in order: s, r (send,
+receive), rcs (receive, copy, send), rrc (receive, reduce, copy), rrs, rrcs, cpy, re (local copy and reduce) and nop. A
+step may wait for one step of another threadblock (depid, deps). Buffers: i(nput), o(utput), s(cratch). Source: the
+executor's src/misc/msccl/msccl_parser.cc and src/device/msccl_kernel.cu (Azure/msccl-executor-nccl).
 """
 
 from __future__ import annotations
@@ -15,8 +12,7 @@ import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from ringlet.schedule import Schedule
-from ringlet.schedule.author import NAME
+from ringlet.schedule.collectives import DIVIDED
 
 COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -28,20 +24,23 @@ COLLECTIVES = {
     "reduce": "reduce",
 }
 KINDS = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
-RECEIVES = ("r", "rcs", "rrs", "rrc", "rrcs")
 SENDS = ("s", "rcs", "rrs", "rrcs")
+RECEIVES = ("r", "rcs", "rrs", "rrc", "rrcs")
+READS = ("s", "rrs", "rrc", "rrcs", "cpy", "re")  # the source
+WRITES = ("r", "rcs", "rrc", "rrcs", "cpy", "re")  # the target
 LARGEST_BYTES = 64 << 20
 
 Location = tuple[str, int]  # buffer, chunk
 
 
 class MscclError(ValueError):
-    """A file that is not MSCCL-XML, or a program that does not do what its collective promises."""
+    """A text that is not MSCCL-XML, or a program that does not do what its collective promises. Names GPU, threadblock
+    and step."""
 
 
 @dataclass(frozen=True)
 class XmlStep:
-    """A step as the file has it. `waits` is (threadblock, step), None where it waits for none."""
+    """A step as the file has it. `waits` is (threadblock, step), None if it waits for none."""
 
     kind: str
     source: Location
@@ -63,9 +62,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """A file. `chunks`: of the input of an all-reduce, of all blocks together otherwise (nchunksperloop)."""
+    """A file. `chunks`: of the input of a divided collective, of all blocks together otherwise (nchunksperloop)."""
 
-    name: str
     collective: str
     world: int
     chunks: int
@@ -75,31 +73,7 @@ class Program:
     @property
     def per_block(self) -> int:
         """Chunks of a rank's block, in the collectives that have blocks; else 1."""
-        return 1 if self.collective in ("all_reduce", "broadcast", "reduce") else self.chunks // self.world
-
-    def slices(self) -> list[Schedule]:
-        """One schedule for each chunk of a block, in order. Chunks of a block never meet, so each is a collective of
-        its own. Raises MscclError where the program is wrong, or needs what schedules do not have."""
-        from ringlet.schedule.msccl_import import schedules_of
-
-        return schedules_of(self)
-
-
-def from_xml(text: str) -> Schedule:
-    """The schedule of an MSCCL-XML file, not yet proved.
-
-    A schedule has one chunk a block. Where the file cuts blocks into several that take different ways, there is no one
-    schedule: MscclError says so, and `read(text).slices()` gives each. MscclError too for whatever is wrong.
-    """
-    program = read(text)
-    slices = program.slices()
-    different = len({schedule.ranks for schedule in slices})
-    if different > 1:
-        raise MscclError(
-            f"{program.name} cuts each block into {len(slices)} chunks that take {different} different ways; "
-            "a schedule has one chunk a block: take one of read(text).slices()"
-        )
-    return slices[0]
+        return 1 if self.collective in DIVIDED else self.chunks // self.world
 
 
 def read(text: str) -> Program:
@@ -120,10 +94,8 @@ def read(text: str) -> Program:
     if sorted(by_id) != list(range(world)):
         raise MscclError(f"ngpus is {world}, but the GPUs are {', '.join(map(str, sorted(by_id)))}")
     gpus = tuple(_blocks(by_id[rank], rank, world) for rank in range(world))
-    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", algo.get("name", "") or "msccl")
-    name = name if NAME.fullmatch(name) else f"msccl_{name}"[:63]
-    program = Program(name, collective, world, chunks, algo.get("inplace", "0") == "1", gpus)
-    if program.per_block * world != chunks and collective not in ("all_reduce", "broadcast", "reduce"):
+    program = Program(collective, world, chunks, algo.get("inplace", "0") == "1", gpus)
+    if program.per_block * world != chunks and collective not in DIVIDED:
         raise MscclError(f"nchunksperloop is {chunks}, which is no multiple of the {world} GPUs")
     return program
 
@@ -153,8 +125,7 @@ def _step(step: ElementTree.Element, where: str, sizes: dict[str, int], peers: t
     source = step.get("srcbuf", "i"), _number(step, "srcoff")
     target = step.get("dstbuf", "o"), _number(step, "dstoff")
     count = _number(step, "cnt", 0 if kind == "nop" else 1)
-    own = [source] * (kind in ("s", "rrs", "rrc", "rrcs", "cpy", "re"))
-    own += [target] * (kind in ("r", "rcs", "rrc", "rrcs", "cpy", "re"))
+    own = [source] * (kind in READS) + [target] * (kind in WRITES)
     for buffer, offset in own:
         # What has no size of its own is as large as the other: in place there is one buffer.
         size = sizes.get(buffer, 0) or (max(sizes["i"], sizes["o"]) if buffer != "s" else 0)

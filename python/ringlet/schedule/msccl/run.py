@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from ringlet.schedule.msccl import RECEIVES, Block, Location, MscclError, Program, XmlStep
+from ringlet.schedule.msccl.program import (
+    READS,
+    RECEIVES,
+    SENDS,
+    WRITES,
+    Block,
+    Location,
+    MscclError,
+    Program,
+    XmlStep,
+)
 
 Clock = dict[int, int]  # threadblock (counted over all GPUs) -> steps of it that are over
 
@@ -107,7 +117,7 @@ class _Run:
         given = [
             self.chunk(rank, step, i, taken[i] if taken else -1, (number, index, words)) for i in range(step.count)
         ]
-        if step.kind in ("s", "rcs", "rrs", "rrcs"):
+        if step.kind in SENDS:
             self.queues[rank, block.send, block.channel].append((given, dict(clock)))
         self.at[number] = index + 1
         if (number, index) in self.waited:
@@ -119,13 +129,13 @@ class _Run:
         add = self.operations.append
         if kind == "nop":
             return -1
-        if kind in ("rrs",):
+        if kind == "rrs":
             target = ("held", len(self.operations))  # by nobody else
-        if kind in ("s", "rrs", "rrc", "rrcs", "cpy", "re"):
+        if kind in READS:
             self.read(rank, source, by)
         if kind == "re":
             self.read(rank, target, by)
-        if kind in ("r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re"):
+        if kind in WRITES or kind == "rrs":
             self.write(rank, target, by)
         if kind in ("r", "rcs"):
             add(Operation("recv", rank, None, target, message, by[2]))
@@ -133,7 +143,7 @@ class _Run:
             add(Operation("reduce", rank, source, target, message, by[2]))
         elif kind in ("cpy", "re"):
             add(Operation("copy" if kind == "cpy" else "fold", rank, source, target, -1, by[2]))
-        if kind not in ("s", "rcs", "rrs", "rrcs"):
+        if kind not in SENDS:
             return -1
         self.messages += 1
         add(Operation("send", rank, source if kind == "s" else target, None, self.messages - 1, by[2]))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from ringlet.schedule import Schedule
 from ringlet.schedule.collectives import required_parts
-from ringlet.schedule.msccl import Location, MscclError, Program
-from ringlet.schedule.msccl_check import input_places, output_places
-from ringlet.schedule.msccl_run import Operation, run
+from ringlet.schedule.msccl.check import input_places, output_places
+from ringlet.schedule.msccl.program import Location, MscclError, Program
+from ringlet.schedule.msccl.run import Operation, run
 
 ENDS = 1 << 60  # as a use: in the result
 
@@ -29,7 +29,7 @@ class _Value:
     home: int
     origin: int
     uses: list[int] = field(default_factory=list)
-    pending: int = -1  # the message that brings it and is not received yet
+    pending: tuple[int, ...] = ()  # the messages whose sum it is, if these are not received yet
     sum: int = -1  # of local additions that follow each other: the first one's message
 
     def used_after(self, operation: int) -> bool:
@@ -48,10 +48,18 @@ class _Item:
     sum: int = -1  # of those with the same one each is a term: they stand in one round
 
 
-def schedules_of(program: Program) -> list[Schedule]:
-    """See ringlet.schedule.msccl.Program.slices."""
+def translated(program: Program, name: str) -> Schedule:
+    """The schedule, not yet proved. A schedule has one chunk a block: if the program cuts blocks into several chunks,
+    all of them must go the same way. MscclError if they do not, or if there is no schedule."""
     rounds = _rounds(_Translation(program).items())
-    return [_slice(program, rounds, part) for part in range(program.per_block)]
+    slices = [_slice(program, rounds, part, name) for part in range(program.per_block)]
+    different = len({schedule.ranks for schedule in slices})
+    if different > 1:
+        raise MscclError(
+            f"cuts each block into {len(slices)} chunks that go {different} different ways; a schedule has one chunk a "
+            "block"
+        )
+    return slices[0]
 
 
 class _Translation:
@@ -88,7 +96,7 @@ class _Translation:
                 value = self.read(index, op, op.source)
                 sent[op.message] = value.origin
             elif op.kind == "recv":
-                self.write(index, op, sent[op.message], pending=op.message)
+                self.write(index, op, sent[op.message], pending=(op.message,))
             elif op.kind == "copy":
                 value = self.read_later(op, op.source)
                 assert op.target is not None
@@ -150,7 +158,7 @@ class _Translation:
         self.reads.setdefault(index, []).append(value)
         return value
 
-    def write(self, index: int, op: Operation, origin: int, pending: int = -1) -> None:
+    def write(self, index: int, op: Operation, origin: int, pending: tuple[int, ...] = ()) -> None:
         assert op.target is not None
         value = _Value(op.rank, self.home(op.rank, origin, op.target), origin, pending=pending)
         self.values[op.rank, op.target] = self.made[index] = value
@@ -172,7 +180,7 @@ class _Translation:
         elif op.kind == "reduce":
             (own,) = self.reads[index]
             self.receive(own, index, op.step)
-            self.replace(index, own, op, op.message)
+            self.replace(index, own, op, (op.message,))
         elif op.kind == "fold":
             self.fold(index, op)
         elif index in self.made:  # a copy to another place
@@ -186,32 +194,39 @@ class _Translation:
 
     def fold(self, index: int, op: Operation) -> None:
         own, added = self.reads[index]
-        if added.pending < 0 or (own.pending >= 0 and len(own.uses) == 1 and len(added.uses) > 1):
+        made = self.made[index]
+        if not added.pending or (own.pending and len(own.uses) == 1 and len(added.uses) > 1):
             own, added = added, own
-        self.receive(own, index, op.step)
-        if added.pending < 0 or len(added.uses) > 1:
+        if not added.pending or len(added.uses) > 1:
             raise MscclError(
                 f"{op.step}: adds two values of chunk {own.home} that the GPU both has; a schedule has one"
             )
-        message, added.pending = added.pending, -1
-        self.made[index].sum = own.sum if own.sum >= 0 and len(own.uses) == 1 else message
-        self.replace(index, own, op, message)
+        if own.pending and len(own.uses) == 1:  # neither has been received: nor need their sum be
+            made.pending = own.pending + added.pending
+            return
+        self.receive(own, index, op.step)
+        made.sum = own.sum if own.sum >= 0 and len(own.uses) == 1 else added.pending[0]
+        self.replace(index, own, op, added.pending)
+        added.pending = ()
 
-    def replace(self, index: int, own: _Value, op: Operation, message: int) -> None:
+    def replace(self, index: int, own: _Value, op: Operation, messages: tuple[int, ...]) -> None:
         if own.used_after(index):
             raise MscclError(
                 f"{op.step}: needs chunk {own.home} both with and without what it adds; a schedule has one"
             )
-        self.homes[op.rank, own.home] = self.made[index]
-        self.out.append(_Item("reduce", op.rank, own.home, message, sum=self.made[index].sum))
+        made = self.homes[op.rank, own.home] = self.made[index]
+        self.out += [_Item("reduce", op.rank, own.home, message, sum=made.sum) for message in messages]
 
     def receive(self, value: _Value, index: int, words: str) -> None:
-        """Sees to it that the value is in its place."""
-        if value.pending >= 0:
+        """Makes sure that the value is in its place."""
+        if value.pending:
             self.require_free(value, index, words)
             self.homes[value.rank, value.home] = value
-            self.out.append(_Item("recv", value.rank, value.home, value.pending))
-            value.pending = -1
+            first, *others = value.pending
+            value.sum = others[0] if others else -1
+            self.out.append(_Item("recv", value.rank, value.home, first))
+            self.out += [_Item("reduce", value.rank, value.home, message, sum=value.sum) for message in others]
+            value.pending = ()
         elif self.homes.get((value.rank, value.home)) is not value:
             raise MscclError(f"{words}: needs a value of chunk {value.home} that another one has replaced")
 
@@ -276,7 +291,7 @@ class _Transfer:
     count: int = 1
 
 
-def _slice(program: Program, rounds: list[tuple[int, _Item]], part: int) -> Schedule:
+def _slice(program: Program, rounds: list[tuple[int, _Item]], part: int, name: str) -> Schedule:
     """The schedule of each block's chunk number `part`."""
     k = program.per_block
     transfers: dict[int, _Transfer] = {}
@@ -299,7 +314,7 @@ def _slice(program: Program, rounds: list[tuple[int, _Item]], part: int) -> Sche
         by_rank[one.target][one.round].append((one.verb, one.source, one.to, one.count))
     ranks = [[levels[level] for level in sorted(levels)] for levels in by_rank]
     parts = required_parts(program.collective, program.world) or program.chunks
-    return Schedule.from_steps(program.collective, parts, ranks, algorithm=program.name)
+    return Schedule.from_steps(program.collective, parts, ranks, algorithm=name)
 
 
 def _merged(transfers: list[_Transfer]) -> list[_Transfer]:
