@@ -63,12 +63,17 @@ def schedules_of(
 ) -> Iterator[tuple[Schedule, bool]]:
     """The schedules of all built-in algorithms and of a user's own, with True, and of all compositions, with False.
 
-    Compositions are all-reduces, on several hosts of equal size.
+    Compositions are all-reduces, on several hosts of equal size. Raises ScheduleError if one of a user's own is wrong.
     """
-    names = [name for name, of, _ in algorithms() if of == collective]
-    for name in names + [one.name for one in own if one.collective == collective]:
-        with contextlib.suppress(NotImplementedError):  # one of a user's own may not cover this world
-            yield schedule(name, collective, hosts=hosts), True
+    for name, of, _ in algorithms():
+        if of == collective:
+            yield schedule(name, of, hosts=hosts), True
+    for one in own:
+        with contextlib.suppress(NotImplementedError):  # it may not cover this world
+            if one.collective == collective:
+                made = one.schedule(len(hosts), hosts=hosts)
+                made.prove()
+                yield made, True
     sizes = {list(hosts).count(host) for host in hosts}
     if collective == "all_reduce" and len(set(hosts)) > 1 and len(sizes) == 1 and sizes != {1}:
         for composition in compositions(own):

@@ -312,7 +312,9 @@ def _slice(program: Program, rounds: list[tuple[int, _Item]], part: int, name: s
             continue
         by_rank[one.source][one.round].append(("send", one.target, one.first, one.count))
         by_rank[one.target][one.round].append((one.verb, one.source, one.to, one.count))
-    ranks = [[levels[level] for level in sorted(levels)] for levels in by_rank]
+    ranks = [
+        [sorted(levels[level], key=lambda step: step[0] != "send") for level in sorted(levels)] for levels in by_rank
+    ]
     parts = required_parts(program.collective, program.world) or program.chunks
     return Schedule.from_steps(program.collective, parts, ranks, algorithm=name)
 
