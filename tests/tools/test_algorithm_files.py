@@ -182,5 +182,5 @@ def test_a_table_says_which_file_it_needs(files):
 
     algorithm_files.of_file(files["mine"])
     told = algorithm_files.comment(["ring", "of_commands"])
-    assert told == f"# Programs that use this table need RINGLET_ALGORITHMS={files['mine']} for of_commands.\n"
+    assert told == f"# Programs that use this table need RINGLET_ALGORITHMS={files['mine']}\n"
     assert algorithm_files.comment(["ring"]) == "" and os.environ["RINGLET_ALGORITHMS"] == files["mine"]

@@ -68,10 +68,9 @@ def given() -> list[Algorithm]:
 
 def comment(used: Iterable[str]) -> str:
     """The line of a table that says what its programs need, if its rules name algorithms of files."""
-    own = {one.name for one in given()}.intersection(used)
-    if not own:
-        return ""
-    return f"# Programs that use this table need {VARIABLE}={os.environ[VARIABLE]} for {', '.join(sorted(own))}.\n"
+    names = set(used)
+    needed = [path for path in _paths() if names.intersection(one.name for one in load(path))]
+    return f"# Programs that use this table need {VARIABLE}={os.pathsep.join(needed)}\n" if needed else ""
 
 
 def _paths() -> list[str]:

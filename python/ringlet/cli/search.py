@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,12 @@ def add_parsers(subparsers: Any) -> None:
         metavar="K",
         help="number of schedules to show at each size (default 5)",
     )
-    add("--measure", action="store_true", help="measure the registered schedules on emulated hosts (needs root)")
+    add("--measure", action="store_true", help="measure these schedules on emulated hosts (needs root)")
     add("--rounds", type=values.whole(1), default=5, metavar="R", help="repetitions of --measure (default 5)")
     add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
         help="least gain of a rule over the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=values.file(), metavar="FILE", help="write the rules to FILE, for RINGLET_TABLE")
+    add("-o", dest="output", type=values.file(), metavar="FILE",
+        help="write rules to FILE, for RINGLET_TABLE, and the unregistered schedules to FILE.schedules/")  # fmt: skip
 
 
 def search_command(args: argparse.Namespace) -> int:
@@ -88,7 +90,7 @@ def search_command(args: argparse.Namespace) -> int:
         for one in {id(c): c for chosen in kept.values() for c in chosen}.values():
             prove(one.schedule)
         _show(args, candidates, kept)
-        timings = _measured(args, machine, kept) if args.measure else _predicted(args, candidates)
+        timings = _timings(args, machine, candidates, kept)
     except (BenchError, ScheduleError) as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
@@ -99,6 +101,26 @@ def search_command(args: argparse.Namespace) -> int:
             f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr
         )
     return 0
+
+
+def _timings(
+    args: argparse.Namespace, machine: HostsMachine, candidates: list[Candidate], kept: dict[int, list[Candidate]]
+) -> list[Timing]:
+    """Measured or predicted times of what a rule can name: registered candidates, and the k fastest, which become
+    algorithms by files."""
+    files = {c.name: c.schedule for chosen in kept.values() for c in chosen if not c.registered}
+    if not (args.measure or args.output):
+        return []
+    with tempfile.TemporaryDirectory() as elsewhere:
+        folder = args.output.with_name(f"{args.output.name}.schedules") if args.output else Path(elsewhere)
+        folder.mkdir(exist_ok=True)
+        for name, schedule in files.items():
+            path = folder / f"{name}.json"
+            path.write_text(schedule.json(), encoding="utf-8")
+            algorithm_files.of_file(str(path))
+        if args.measure:
+            return _measured(args, machine, kept)
+    return _predicted(args, [c for c in candidates if c.registered or c.name in files])
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
@@ -147,19 +169,18 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
 
 
 def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> list[Timing]:
-    """Predicted times of the candidates that a rule can name."""
+    """Predicted times of candidates."""
     world, medium = len(args.hosts), _medium(args.hosts)
     return [
         Timing(args.collective, medium, world, size, candidate.name, {0: seconds})
         for candidate in candidates
-        if candidate.registered
         for size, seconds in candidate.seconds.items()
     ]
 
 
 def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, list[Candidate]]) -> list[Timing]:
-    """Times of `auto`'s choice and of the registered ones of the fastest, on hosts with the machine's uplinks."""
-    names = {candidate.name for chosen in kept.values() for candidate in chosen if candidate.registered}
+    """Times of `auto`'s choice and of the fastest, on hosts with the machine's uplinks."""
+    names = {candidate.name for chosen in kept.values() for candidate in chosen}
     names |= {_built_in(args, size) for size in kept}
     sizes = sorted(kept)
     cluster = _cluster(args.hosts, machine)
