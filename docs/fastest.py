@@ -85,16 +85,19 @@ def winners() -> list[list[str]]:
 
 
 def _won(name: str, cases: list[tuple[str, str, int, Times]]) -> str:
-    """"broadcast: 4x2 1 KiB, 64 KiB; ..." """
+    """ "broadcast: 4x2 1 KiB, 64 KiB; ..." """
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for where, collective, size, times in cases:
         others = [time for other, time in times.items() if other != name and _twin(other) != _twin(name)]
         if name in times and others and times[name] * MARGIN <= min(others):
             found[collective][where].append(format_bytes(size))
-    return "; ".join(
-        f"`{collective}`: " + ", ".join(f"{where} {' '.join(sizes)}" for where, sizes in places.items())
-        for collective, places in found.items()
-    ) or "nowhere"
+    return (
+        "; ".join(
+            f"`{collective}`: " + ", ".join(f"{where} {' '.join(sizes)}" for where, sizes in places.items())
+            for collective, places in found.items()
+        )
+        or "nowhere"
+    )
 
 
 def _twin(name: str) -> str:
