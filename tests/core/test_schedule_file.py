@@ -57,6 +57,7 @@ def test_the_least_that_a_file_needs():
     "change, words",
     [
         (("{", "["), "Expecting"),
+        ((SWAP, "[" * 100_000), "recursion"),
         (("all_reduce", "all_sum"), "collective must be one of all_reduce, .*, got 'all_sum'"),
         (('"world": 2', '"world": "2"'), "world must be a whole number from 1 on, got '2'"),
         (('"world": 2', '"world": true'), "world must be a whole number from 1 on, got True"),

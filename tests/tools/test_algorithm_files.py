@@ -126,6 +126,11 @@ def test_a_given_file_is_known_by_name(files, monkeypatch, capsys):
     monkeypatch.setenv("RINGLET_ALGORITHMS", files["mine"])
     assert main(["draw", "of_commands", "--world", "3"]) == 0
     assert capsys.readouterr().out.startswith("of_commands all_reduce, world 3")
+    assert main(["explore", "of_commands", "--world", "2", "-o", f"{files['mine']}.html"]) == 0
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "/missing/mine.py")
+    with pytest.raises(SystemExit):
+        main(["draw", "of_commands"])
+    assert "RINGLET_ALGORITHMS: /missing/mine.py: cannot read the file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,7 +38,10 @@ def one(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
 
     def parse(text: str) -> str | Algorithm:
         if not is_file(text):
-            return values.one_of((*known, *(own.name for own in given())))(text)
+            try:
+                return values.one_of((*known, *(own.name for own in given())))(text)
+            except InvalidUsage as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
         found = of_file(text)
         if len(found) != 1:
             path = text.partition(":")[0]

@@ -10,7 +10,7 @@ from typing import Any
 from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option, did_you_mean
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Algorithm, ScheduleError
+from ringlet.schedule import ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
@@ -28,7 +28,7 @@ def add_parsers(subparsers: Any) -> None:
         epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n"
         "  ringlet explore ring mine.py -o page.html\n",
     )
-    explores.add_argument("algorithms", nargs="*", type=_shown, metavar="ALGORITHM",
+    explores.add_argument("algorithms", nargs="*", type=algorithm_files.names(), metavar="ALGORITHM",
         help=f"show this algorithm first, and a second one beside it; or files: {algorithm_files.FILES}")  # fmt: skip
     add_option(explores, "--collective", type=values.one_of(COLLECTIVES), metavar="C",
         help=f"show this collective first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
@@ -51,9 +51,8 @@ def explore_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(
             f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
         )
-    own = [one for found in args.algorithms for one in found if isinstance(one, Algorithm)]
-    names = [str(getattr(one, "name", one)) for found in args.algorithms for one in found]
-    sources = known_sources(own)
+    names = [name for found in args.algorithms for name in found]
+    sources = known_sources(algorithm_files.given())
     try:
         html = page(catalogue(sources, args.worlds, _start(names, args.collective, sources)))
     except ScheduleError as error:  # an algorithm of a file may be wrong
@@ -64,11 +63,6 @@ def explore_command(args: argparse.Namespace) -> int:
     if args.serve is not None:
         _serve(html, args.serve)
     return 0
-
-
-def _shown(text: str) -> list[str] | list[Algorithm]:
-    """A type for argparse: a name, or the algorithms of a file."""
-    return algorithm_files.of_file(text) if algorithm_files.is_file(text) else [text]
 
 
 def _start(names: Sequence[str], collective: str | None, sources: list[Source]) -> dict[str, str]:

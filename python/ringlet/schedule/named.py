@@ -87,7 +87,7 @@ def _read(path: Path, text: bytes) -> list[Algorithm]:
 
     try:
         return [register(algorithm_of_file(path, text.decode()))]
-    except ValueError as error:  # of JSON, of its letters, or of the schedule; and of a name that is taken
+    except (ValueError, RecursionError) as error:  # of JSON, of its letters or depth, of the schedule, or of its name
         raise InvalidUsage(f"{path}: {error}") from error
 
 
