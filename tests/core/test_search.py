@@ -6,6 +6,7 @@ import pytest
 
 import ringlet
 from ringlet import _C
+from ringlet import schedule as schedules
 from ringlet.cli.main import main
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.compose import Composition, compositions, segmented
@@ -168,6 +169,21 @@ def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_pat
             size, algorithm = line.split("up to ")[1].split()[0], line.split("#")[0].split()[-1]
             nbytes = int(size.rstrip("KiMB")) << {"K": 10, "M": 20}.get(size[-3:-2], 0)
             assert _C.chosen("all_reduce", nbytes, 8, "hosts", text) == algorithm
+
+
+def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    table = tmp_path / "racks"
+    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K", "-k", "2", "--margin", "1")
+    assert main(("search", *words, "-o", str(table))) == 0
+    best_first, second = (line.split()[2] for line in capsys.readouterr().out.splitlines()[2:4])
+    folder = tmp_path / "racks.schedules"
+    assert {path.stem for path in folder.iterdir()} == {best_first, second} and "+" in best_first
+    (made,) = schedules.load(folder / f"{best_first}.json")
+    assert prove(made.schedule(8)).world == 8
+    text = table.read_text()
+    assert f"RINGLET_ALGORITHMS={folder}/{best_first}.json\n" in text
+    assert _C.chosen("all_reduce", 64 << 10, 8, "hosts", text) == best_first
 
 
 def test_wrong_words_are_refused(tmp_path, capsys):
