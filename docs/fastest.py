@@ -1,17 +1,35 @@
-"""Which algorithm is fastest where by the cost model: a table of docs/algorithms.md."""
+"""Which algorithm is fastest where, by the cost models and as measured: tables of docs/algorithms.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from ringlet import _C
 from ringlet.bench.cases import format_bytes
+from ringlet.bench.results import read
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.cost import cost
+from ringlet.schedule.hosts import parse_hosts
+from ringlet.schedule.machine_file import read_machine
+from ringlet.schedule.predict import Predictor
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
 
 NEW = ["bine", "bruck", "chain", "double_binary_tree", "knomial", "pat", "recursive_multiplying", "swing", "torus"]
 MODELLED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 LIKE_ANOTHER = "hierarchical"  # where hosts are left out of it, it is two_shot
 WORLDS, SIZES = (4, 8, 16), (1 << 10, 64 << 10, 4 << 20)
+
+# Of the table of winners: machines by file and hosts, and results by name, each with its words there.
+MACHINES = (("slow-uplinks", "4x2"), ("slow-uplinks", "8x1"), ("p5-hosts", "2x8"))
+MEASURED = (("2026-11-24-intel-xeon-2-cores-algorithms-hosts", "4x1 over TCP"),)
+PREDICTED_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
+MARGIN = 1.01  # less than 1 % is no win
 
 Times = Mapping[str, float]  # by algorithm, in microseconds
 
@@ -48,3 +66,58 @@ def _name(algorithm: str) -> str:
 
 def _microseconds(time: float) -> str:
     return f"{time / 1000:.1f} ms" if time >= 1000 else f"{time:.3g} us"
+
+
+def winners() -> list[list[str]]:
+    """A header, and a line for each new algorithm: its file, and where it is faster than all others, the new ones
+    included."""
+    lines = [["algorithm", "lines of its file", "fastest by prediction", "fastest as measured"]]
+    predicted, measured = list(_predictions()), list(_measurements())
+    for name in NEW:
+        path = ROOT / "csrc" / "schedule" / f"{name}.cc"
+        count = len(path.read_text(encoding="utf-8").splitlines())
+        link = f"[{count}](../csrc/schedule/{path.name})"
+        lines.append([f"`{name}`", link, _won(name, predicted), _won(name, measured)])
+    return lines
+
+
+def _won(name: str, cases: list[tuple[str, str, int, Times]]) -> str:
+    """ "broadcast: 4x2 1 KiB, 64 KiB; ..." """
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for where, collective, size, times in cases:
+        others = [time for other, time in times.items() if other != name and _twin(other) != _twin(name)]
+        if name in times and others and times[name] * MARGIN <= min(others):
+            found[collective][where].append(format_bytes(size))
+    return (
+        "; ".join(
+            f"`{collective}`: " + ", ".join(f"{where} {' '.join(sizes)}" for where, sizes in places.items())
+            for collective, places in found.items()
+        )
+        or "nowhere"
+    )
+
+
+def _twin(name: str) -> str:
+    """halving_doubling and halving_doubling_far differ on one host in their bits only."""
+    return re.sub("_far$", "", name)
+
+
+def _predictions() -> Iterator[tuple[str, str, int, Times]]:
+    for file, words in MACHINES:
+        hosts, machine = parse_hosts(words), read_machine(BENCHMARKS / "machines" / f"{file}.toml")
+        for collective in MODELLED:
+            made = {n: Predictor(schedule(n, c, hosts=hosts)) for n, c, _ in algorithms() if c == collective}
+            for size in PREDICTED_SIZES:
+                segments = _C.message_segments(size)
+                times = {name: one.seconds(size, machine, segments) for name, one in made.items()}
+                yield f"{file} {words}", collective, size, times
+
+
+def _measurements() -> Iterator[tuple[str, str, int, Times]]:
+    """Medians over rounds."""
+    for name, words in MEASURED:
+        found: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in read(BENCHMARKS / "baselines" / f"{name}.jsonl")[0]:
+            found[row["collective"], row["bytes"]][row["algorithm"]].append(row["time_us_p50"])
+        for (collective, size), times in found.items():
+            yield words, collective, size, {one: statistics.median(values) for one, values in times.items()}

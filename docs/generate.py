@@ -129,6 +129,7 @@ def tables() -> dict[str, dict[str, str]]:
             "others": _algorithms([row for row in rows if row not in reductions], with_collective=True),
             "uplinks": _uplinks([algorithm for algorithm, _ in reductions]),
             "modelled": _table(fastest.modelled()),
+            "winners": _table(fastest.winners()),
             "auto": _rules(),
         },
         "limits.md": {"limits": _limits()},

@@ -452,7 +452,9 @@ uint64_t agreed_key(const Algorithm& algorithm, int root) {
 bool Communicator::agreed(const Algorithm& algorithm, int root) const {
   if (last_agreed_.load(std::memory_order_relaxed) == agreed_key(algorithm, root)) return true;
   const std::lock_guard lock(agreed_mutex_);
-  return agreed_.contains({index_of(algorithm), root});
+  if (!agreed_.contains({index_of(algorithm), root})) return false;
+  last_agreed_.store(agreed_key(algorithm, root), std::memory_order_relaxed);
+  return true;
 }
 
 void Communicator::note_agreed(const Algorithm& algorithm, int root) {

@@ -152,8 +152,8 @@ class Communicator {
   std::shared_ptr<CallQueue> collectives_;  // always there
   std::shared_ptr<Messenger> messenger_;
   mutable std::mutex agreed_mutex_;
-  std::set<std::pair<int, int>> agreed_;             // (index_of, root); guarded by agreed_mutex_
-  std::atomic<uint64_t> last_agreed_{~uint64_t{0}};  // one of them, for a look without a lock
+  std::set<std::pair<int, int>> agreed_;                     // (index_of, root); guarded by agreed_mutex_
+  mutable std::atomic<uint64_t> last_agreed_{~uint64_t{0}};  // one of them, for a look without a lock
   mutable std::mutex gpus_mutex_;
   std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by this rank's device number; guarded by gpus_mutex_
 };

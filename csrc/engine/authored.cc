@@ -1,6 +1,7 @@
 #include "engine/authored.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -138,8 +139,19 @@ void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vect
 }
 
 const Algorithm* find_any_algorithm(Collective collective, std::string_view name) noexcept {
-  const Algorithm* built_in = find_algorithm(collective, name);
-  return built_in != nullptr ? built_in : find_authored(collective, name);
+  // A program asks for the same name again and again, while its threads wait for the interpreter.
+  struct Last {
+    const Entry* newest;
+    const Algorithm* found;
+  };
+  thread_local std::array<Last, kCollectives> lasts{};
+  Last& last = lasts[static_cast<size_t>(collective)];
+  const Entry* now = newest.load(std::memory_order_acquire);
+  if (last.found == nullptr || last.newest != now || name != last.found->name) {
+    const Algorithm* built_in = find_algorithm(collective, name);
+    last = {now, built_in != nullptr ? built_in : find_authored(collective, name)};
+  }
+  return last.found;
 }
 
 std::string all_algorithm_names(Collective collective) {

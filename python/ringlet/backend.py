@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ringlet import _C, log
 from ringlet.errors import InvalidUsage
-from ringlet.group import as_timedelta, default_transport, warn_of_table
+from ringlet.group import as_timedelta, default_transport, read_given
 from ringlet.rendezvous import Claim, rendezvous_key
 
 NAME = "ringlet"
@@ -30,8 +30,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
         )
     rank, world, timeout = options.group_rank, options.group_size, options.timeout
     began = log.configure(rank, world)
-    if rank == 0:
-        warn_of_table()
+    read_given(rank)
     key = rendezvous_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm = algorithm

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage, Timeout
 from ringlet.rendezvous import Claim, peek, rendezvous_key
+from ringlet.schedule.named import load_given
 from ringlet.store import asked, from_environment
 
 if TYPE_CHECKING:
@@ -190,8 +191,7 @@ def init(
         raise InvalidUsage(f"rank {rank} of world {world} does not exist")
     limit = as_timedelta(timeout)
     began = log.configure(rank, world)
-    if rank == 0:
-        warn_of_table()
+    read_given(rank)
     if transport == "threads":
         handle = log.made(_C.Group.threads(name, rank, world, limit), began)
         _of_thread.group = Group(handle, name, None, range(world))
@@ -253,9 +253,11 @@ def as_timedelta(timeout: timedelta | float) -> timedelta:
     return timedelta(milliseconds=_C.milliseconds(timeout))
 
 
-def warn_of_table() -> None:
-    """Warns if the default table of rules cannot be used; groups then use the built-in rules."""
-    if warning := _C.table_warning():
+def read_given(rank: int) -> None:
+    """Registers the algorithms that the environment names. On rank 0, warns if the default table of rules cannot be
+    used; groups then use the built-in rules."""
+    load_given()
+    if rank == 0 and (warning := _C.table_warning()):
         warnings.warn(warning, stacklevel=3)
 
 

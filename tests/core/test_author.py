@@ -36,14 +36,25 @@ def same_bits(rank: int, world: int, own: str, built_in: str, memory: str) -> No
 
 
 @pytest.mark.parametrize("memory", ["ordinary", "registered"])
-def test_an_own_ring_gives_the_bits_of_the_built_in_one(everyone, memory):
-    everyone(own_ring_everywhere, memory)
+def test_twins_give_the_bits_of_the_built_in_ones(everyone, memory):
+    everyone(twins_everywhere, memory)
 
 
-def own_ring_everywhere(rank: int, world: int, memory: str) -> None:
+def twins_everywhere(rank: int, world: int, memory: str) -> None:
     if world == 1:
         return
     same_bits(rank, world, "own_ring", "ring", memory)
+    if world in (2, 8):
+        same_bits(rank, world, "own_swing", "swing", memory)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8, 16])
+@pytest.mark.parametrize("own, built_in", [("own_ring", "ring"), ("own_swing", "swing")])
+def test_twins_are_step_by_step_the_same(own, built_in, world):
+    for hosts in (None, [rank % 2 for rank in range(world)]):
+        made, known = (schedule(name, world=world, hosts=hosts) for name in (own, built_in))
+        for mine, theirs in zip(made.ranks, known.ranks, strict=True):
+            assert [sorted(map(str, round.steps)) for round in mine] == [sorted(map(str, r.steps)) for r in theirs]
 
 
 def whole_numbers(rank: int, world: int, algorithm: Any, op: str = "sum") -> None:
@@ -292,6 +303,13 @@ def on_a_gpu(rank: int, world: int) -> None:
         mine = emulated_gpu.filled(rank + 1.0, count)
         ringlet.all_reduce(mine, algorithm="own_ring")
         assert (mine.cpu() == sum(range(1, world + 1))).all()
+        for own, built_in in [("own_ring", "ring"), ("own_swing", "swing")][: 2 if world == 4 else 1]:
+            torch.manual_seed(rank)
+            mine = torch.randn(count).to(emulated_gpu.DEVICE)
+            expected = mine.clone()
+            ringlet.all_reduce(expected, algorithm=built_in)
+            ringlet.all_reduce(mine, algorithm=own)
+            assert torch.equal(mine.cpu(), expected.cpu()), (own, count)
     with pytest.raises(ringlet.InvalidUsage, match="is wrong"):
         ringlet.all_reduce(mine, algorithm="deadlock")
 
@@ -299,4 +317,5 @@ def on_a_gpu(rank: int, world: int) -> None:
 @pytest.mark.skipif(_C.gpu_status()["state"] == "not built", reason="the build found no nvcc")
 @pytest.mark.parametrize("way", emulated_gpu.WAYS, indirect=True)
 def test_tensors_on_a_gpu(device_pool, way):
-    device_pool.values(on_a_gpu, 3, join="threads")
+    for world in (3, 4):
+        device_pool.values(on_a_gpu, world, join="threads")

@@ -6,6 +6,7 @@ import pytest
 
 import ringlet
 from ringlet import _C
+from ringlet import schedule as schedules
 from ringlet.cli.main import main
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.compose import Composition, compositions, segmented
@@ -14,7 +15,7 @@ from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.predict import Predictor
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import best, search
+from ringlet.schedule.search import best, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
@@ -98,7 +99,7 @@ def test_messages_cost_their_ranks_time():
 
 def test_slow_uplinks_want_what_loads_them_least():
     slow = machine(inside_alpha=1e-5, inside_beta=1e-9, across_alpha=5e-5, uplink_beta=4e-8)
-    found = search("all_reduce", HOSTS, slow, [1 << 20, 16 << 20], _C.message_segments)
+    found = search(schedules_of("all_reduce", HOSTS), slow, [1 << 20, 16 << 20], _C.message_segments)
     by_name = {candidate.name: candidate for candidate in found}
     assert len({candidate.schedule.ranks for candidate in found}) == len(found) > 100
     for size in (1 << 20, 16 << 20):
@@ -110,7 +111,7 @@ def test_slow_uplinks_want_what_loads_them_least():
 
 def test_fast_uplinks_want_few_rounds():
     near = machine(inside_alpha=1, across_alpha=1)
-    assert best(search("all_reduce", HOSTS, near, [8]), 8, 1)[0].schedule.rounds == 1
+    assert best(search(schedules_of("all_reduce", HOSTS), near, [8]), 8, 1)[0].schedule.rounds == 1
 
 
 def test_committed_machines_can_be_read():
@@ -168,6 +169,21 @@ def test_the_command_prints_the_best_and_writes_a_table_that_groups_read(tmp_pat
             size, algorithm = line.split("up to ")[1].split()[0], line.split("#")[0].split()[-1]
             nbytes = int(size.rstrip("KiMB")) << {"K": 10, "M": 20}.get(size[-3:-2], 0)
             assert _C.chosen("all_reduce", nbytes, 8, "hosts", text) == algorithm
+
+
+def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    table = tmp_path / "racks"
+    words = ("--hosts", "4x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K", "-k", "2", "--margin", "1")
+    assert main(("search", *words, "-o", str(table))) == 0
+    best_first, second = (line.split()[2] for line in capsys.readouterr().out.splitlines()[2:4])
+    folder = tmp_path / "racks.schedules"
+    assert {path.stem for path in folder.iterdir()} == {best_first, second} and "+" in best_first
+    (made,) = schedules.load(folder / f"{best_first}.json")
+    assert prove(made.schedule(8)).world == 8
+    text = table.read_text()
+    assert f"RINGLET_ALGORITHMS={folder}/{best_first}.json\n" in text
+    assert _C.chosen("all_reduce", 64 << 10, 8, "hosts", text) == best_first
 
 
 def test_wrong_words_are_refused(tmp_path, capsys):

@@ -66,7 +66,18 @@ def swing_blocks(rank, world, step):
     return blocks
 
 
-@ringlet.algorithm("all_reduce", name="own_swing")
+def spans(chunks):
+    """[0, 1, 2, 5] -> [(0, 3), (5, 1)]: neighbours go in one message."""
+    found = []
+    for chunk in sorted(chunks):
+        if found and sum(found[-1]) == chunk:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((chunk, 1))
+    return found
+
+
+@ringlet.algorithm("all_reduce", name="own_swing", order="along")
 def own_swing(rank, world):
     """Swing with few bytes, for powers of two."""
     if world & (world - 1):
@@ -75,11 +86,11 @@ def own_swing(rank, world):
     for step in range(steps):
         peer = swing_peer(rank, world, step)
         given, kept = swing_blocks(peer, world, step + 1), swing_blocks(rank, world, step + 1)
-        yield [*(send(peer, c) for c in sorted(given)), *(reduce(peer, c) for c in sorted(kept))]
+        yield [*(send(peer, *span) for span in spans(given)), *(reduce(peer, *span) for span in spans(kept))]
     for step in reversed(range(steps)):
         peer = swing_peer(rank, world, step)
         given, taken = swing_blocks(rank, world, step + 1), swing_blocks(peer, world, step + 1)
-        yield [*(send(peer, c) for c in sorted(given)), *(recv(peer, c) for c in sorted(taken))]
+        yield [*(send(peer, *span) for span in spans(given)), *(recv(peer, *span) for span in spans(taken))]
 
 
 # Each is wrong for three ranks, with what the prover says of it.

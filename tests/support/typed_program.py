@@ -6,6 +6,19 @@ import numpy
 import torch
 
 import ringlet
+from ringlet.schedule import Algorithm, Step, load, recv, reduce, schedule, send
+
+
+@ringlet.algorithm("all_reduce", name="typed")
+def mine(rank: int, world: int) -> list[list[Step]]:
+    peer = 1 - rank
+    return [[send(peer, 0, world), reduce(peer, 0, world)]]
+
+
+def files(algorithm: Algorithm = mine) -> tuple[str, str, list[Algorithm]]:
+    made = schedule(algorithm, world=2)
+    assert made.prove().rounds == 1 and recv(0, 1).count == 1
+    return made.json(), made.xml(), load("mine.py")
 
 
 def main(rank: int) -> None:

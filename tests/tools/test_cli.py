@@ -158,6 +158,7 @@ def untried(monkeypatch):
 
 
 WRONG = {
+    "RINGLET_ALGORITHMS": ("/missing/mine.py", "cannot read the file"),
     "RINGLET_HEAP_MIB": ("lots", "a number of MiB from 16 up"),
     "RINGLET_CPU_KERNELS": ("none-such", "one of the kernels"),
     "RINGLET_TABLE": ("/missing/table", "No such file"),

@@ -13,7 +13,7 @@ import pytest
 from ringlet.cli.main import main
 from ringlet.schedule import Schedule, schedule
 from ringlet.schedule.explore import _ASSETS, SCRIPTS, page
-from ringlet.schedule.explore.embed import Source, catalogue, hosts_of, registered
+from ringlet.schedule.explore.embed import Source, catalogue, hosts_of, known_sources
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
@@ -46,11 +46,11 @@ def test_equal_schedules_are_packed_once_and_missing_ones_told():
     assert index == [1] * places[0] + [0] * places[1] + [2] * places[2]
 
 
-def test_a_source_of_ones_own_is_shown_beside_the_registered():
+def test_a_source_of_ones_own_is_shown_beside_the_known_sources():
     steps = [[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 0, 1), ("reduce", 0, 0, 1)]]]
     made = Schedule.from_steps("all_reduce", 1, steps)
     mine = Source("</script>", "all_reduce", "swap", lambda world, root, hosts: made)
-    html = page(catalogue([*registered(), mine], (2,), {"a": "</script>"}))
+    html = page(catalogue([*known_sources(), mine], (2,), {"a": "</script>"}))
     assert html.count("</script>") == 2
 
 

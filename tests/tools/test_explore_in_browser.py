@@ -10,7 +10,7 @@ from ringlet.schedule import schedule
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.cost import Machine, cost
 from ringlet.schedule.explore import page
-from ringlet.schedule.explore.embed import catalogue, hosts_of, registered
+from ringlet.schedule.explore.embed import catalogue, hosts_of, known_sources
 from ringlet.schedule.frames import frames_of
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import prove
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORLDS = tuple(range(2, 17))
-SOURCES = registered()
+SOURCES = known_sources()
 MACHINES = [(Machine(), 1), (Machine(), 1 << 20), (Machine(alpha=1e-7, beta=1e-11, gamma=3e-10), 4096)]
 
 

@@ -25,7 +25,7 @@ from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, Watcher, run
-from ringlet.cli import outputs, values
+from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import Elsewhere, add_option
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
@@ -36,6 +36,7 @@ examples:
   ringlet bench --algorithm ring,butterfly,two_shot -e 16M
   ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
   ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
+  ringlet bench --algorithm ring,mine.py -e 16M
   ringlet bench --hosts 4x1 --algorithm ring,circulant -b 64K -e 16M
   ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
 
@@ -67,7 +68,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "transport": values.one_of(TRANSPORTS),
     "worlds": values.worlds,
     "collectives": values.names(CALLS),
-    "algorithms": values.names(none=True),
+    "algorithms": algorithm_files.names(none=True),
     "begin_bytes": values.size,
     "end_bytes": values.size,
     "factor": values.whole(2),
@@ -114,7 +115,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default RINGLET_TRANSPORT, or auto)")
     add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
     add("--collective", "collectives", "C,C", f"{', '.join(CALLS)} (default all_reduce)")
-    add("--algorithm", "algorithms", "A,A", "algorithms of ringlet (default auto; none: measure only the peers)")
+    add("--algorithm", "algorithms", "A,A",
+        f"algorithms of ringlet, or files: {algorithm_files.FILES} (default auto; none: only the peers)")  # fmt: skip
     add("-b", "begin_bytes", "BYTES", "smallest size (default 4)")
     add("-e", "end_bytes", "BYTES", "largest size (default 256M)")
     add("-f", "factor", "F", "factor from one size to the next (default 4)")
@@ -213,6 +215,7 @@ def require_algorithms(sweep: Sweep) -> None:
     """BenchError if one of the algorithms is not one of a collective's."""
     for collective in sweep.collectives if "api" in sweep.via else ():
         known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
+        known += [own.name for own in algorithm_files.given() if own.collective == collective]
         for name in sweep.algorithms:
             if name not in known and collective not in ("barrier", "send_recv", *LISTS):
                 raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import http.server
+from collections.abc import Sequence
 from typing import Any
 
-from ringlet.cli import outputs, values
+from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option, did_you_mean
 from ringlet.errors import InvalidUsage
+from ringlet.schedule import ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.explore import page
-from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, registered
+from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
 
 WORLDS = "2-16"
 
@@ -23,10 +25,11 @@ def add_parsers(subparsers: Any) -> None:
         help="make a page in which schedules move",
         description="Make one HTML page in which you can play, step and compare schedules, and see their cost on a "
         "machine. The page needs no network. It has all algorithms, and shows the named ones first.",
-        epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n",
+        epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n"
+        "  ringlet explore ring mine.py -o page.html\n",
     )
-    explores.add_argument("algorithms", nargs="*", metavar="ALGORITHM",
-        help="show this algorithm first, and a second one beside it")  # fmt: skip
+    explores.add_argument("algorithms", nargs="*", type=algorithm_files.names(), metavar="ALGORITHM",
+        help=f"show this algorithm first, and a second one beside it; or files: {algorithm_files.FILES}")  # fmt: skip
     add_option(explores, "--collective", type=values.one_of(COLLECTIVES), metavar="C",
         help=f"show this collective first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
     add_option(explores, "--world", dest="worlds", type=values.worlds, default=values.worlds(WORLDS), metavar="N,N",
@@ -48,8 +51,12 @@ def explore_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(
             f"--world: the page shows 2 to {MOST_WORLD} ranks, got {min(args.worlds)} to {max(args.worlds)}"
         )
-    sources = registered()
-    html = page(catalogue(sources, args.worlds, _start(args.algorithms, args.collective, sources)))
+    names = [name for found in args.algorithms for name in found]
+    sources = known_sources(algorithm_files.given())
+    try:
+        html = page(catalogue(sources, args.worlds, _start(names, args.collective, sources)))
+    except ScheduleError as error:  # an algorithm of a file may be wrong
+        raise InvalidUsage(str(error)) from error
     if args.output:
         args.output.write_text(html, encoding="utf-8")
         print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {_span(args.worlds)}")
@@ -58,7 +65,7 @@ def explore_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _start(names: list[str], collective: str | None, sources: list[Source]) -> dict[str, str]:
+def _start(names: Sequence[str], collective: str | None, sources: list[Source]) -> dict[str, str]:
     """The first view of the page: a collective of the first algorithm, and at most two of its algorithms."""
     if len(names) > 2:
         raise InvalidUsage(f"the page shows one algorithm, or two side by side, got {len(names)}")

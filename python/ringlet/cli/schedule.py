@@ -6,18 +6,19 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from ringlet.cli import outputs, values
+from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, load, schedule
+from ringlet.schedule import Schedule, ScheduleError, algorithms, msccl, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
 from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
-from ringlet.schedule.overview import boxes, overview
+from ringlet.schedule.overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.prove import Proof, prove_all
 
 COLUMNS = (
@@ -25,9 +26,8 @@ COLUMNS = (
     *("depth", "trees", "same bits", "deadlock-free", "closed forms"),
 )
 
-FORMATS = (".svg", ".txt")
-# Of a picture: unless forced; and of one with a box for each chunk, about 2 MB.
-MOST_RANKS_DRAWN, MOST_BOXES, MOST_BOXES_OF_CHUNKS = 256, 5_000_000, 10_000
+FORMATS = (".svg", ".txt", ".json", ".xml")
+MOST_RANKS_DRAWN = 256  # unless forced
 
 Progress = Callable[[int, int, str], None]
 
@@ -47,7 +47,11 @@ def _add_prove(subparsers: Any) -> None:
         "  ringlet prove mine.py\n",
     )
     proves.add_argument(
-        "files", nargs="*", default=[], metavar="mine.py", help="prove only the algorithms of these files"
+        "files",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help=f"prove only the algorithms of these files: {algorithm_files.FILES}",
     )
     sizes = proves.add_mutually_exclusive_group()
     add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
@@ -65,13 +69,17 @@ def _add_draw(subparsers: Any) -> None:
     draws = subparsers.add_parser(
         "draw",
         help="draw a schedule, as SVG or text",
-        description="Draw the steps of every rank in each round. A picture with too many chunks shows ranks instead.",
-        epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n",
+        description="Draw the steps of every rank in each round. A picture with too many chunks shows ranks instead. "
+        "Or write the schedule itself, as JSON or MSCCL-XML, which all commands and ringlet.schedule.load read.",
+        epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n"
+        "  ringlet draw mine.py --world 8 -o mine8.xml\n",
     )
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    draws.add_argument("algorithm", nargs="?", type=_algorithm(known), metavar="ALGORITHM",
-        help=f"one of {', '.join(known)}, or a file that makes one: mine.py or mine.py:name")  # fmt: skip
-    draws.add_argument("--algorithm", "--algorithms", dest="named", type=_algorithm(known), help=argparse.SUPPRESS)
+    draws.add_argument("algorithm", nargs="?", type=algorithm_files.one(known), metavar="ALGORITHM",
+        help=f"one of {', '.join(known)}, or a file: {algorithm_files.FILES}")  # fmt: skip
+    draws.add_argument(
+        "--algorithm", "--algorithms", dest="named", type=algorithm_files.one(known), help=argparse.SUPPRESS
+    )
     add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
@@ -88,7 +96,7 @@ def _add_draw(subparsers: Any) -> None:
         help="show the steps of any rank r, if all ranks take the same steps",
     )
     draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
-        help="write a picture to FILE.svg, or the text to FILE.txt")  # fmt: skip
+        help="write a picture to FILE.svg, its text to FILE.txt, or the schedule to FILE.json or FILE.xml")  # fmt: skip
     draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
     draws.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
     draws.set_defaults(run=draw_command)
@@ -100,7 +108,7 @@ def prove_command(args: argparse.Namespace) -> int:
     try:
         with _progress() as progress:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
-            own = [one for file in args.files for one in load(file)]
+            own = [one for file in args.files for one in algorithm_files.of_file(file)]
             names = (*(args.algorithm or ()), *(one.name for one in own))
             collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
             proofs = prove_all(worlds, progress, names, collectives, args.hosts)
@@ -110,13 +118,15 @@ def prove_command(args: argparse.Namespace) -> int:
             wrong = {"schedule": error.schedule, "rank": error.rank, "round": error.round, "chunk": error.chunk}
             args.json.write_text(json.dumps({"proved": False, "error": {**wrong, "message": error.message}}) + "\n")
         return 1
-    except ValueError as error:
+    except (ValueError, argparse.ArgumentTypeError) as error:
         raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
     _print_table(rows)
+    written = [one for file in args.files for one in _wrong_as_written(Path(file))]
     if args.json:
         args.json.write_text(json.dumps({"proved": True, "rows": rows, "proofs": [_plain(p) for p in proofs]}) + "\n")
-    return 0
+    print(*written, sep="\n", end="\n" if written else "", file=sys.stderr)
+    return 1 if written else 0
 
 
 def draw_command(args: argparse.Namespace) -> int:
@@ -144,23 +154,16 @@ def draw_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _algorithm(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
-    """A type for argparse: a name, or the algorithm of a file: its only one, or the one whose name follows a colon."""
-
-    def parse(text: str) -> str | Algorithm:
-        path, _, name = text.partition(":")
-        if not path.endswith(".py"):
-            return values.one_of(known)(text)
-        try:
-            made = [one for one in load(path) if not name or one.name == name]
-        except InvalidUsage as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        if len(made) != 1:
-            there = ", ".join(f"{path}:{one.name}" for one in load(path))
-            raise argparse.ArgumentTypeError(f"{values.shown(text)} does not name one algorithm: give one of {there}")
-        return made[0]
-
-    return parse
+def _wrong_as_written(file: Path) -> Iterator[str]:
+    """What is wrong with an MSCCL program in the order in which MSCCL runs it; its schedule may be right."""
+    if file.suffix != ".xml":
+        return
+    try:
+        depth, trees = msccl.check(msccl.read(file.read_text()))
+    except msccl.MscclError as error:
+        yield f"not proved: {file} as MSCCL runs it: {error}"
+    else:
+        print(f"{file} as MSCCL runs it: right, depth {depth}, trees {trees}")
 
 
 def _require_readable(readable: bool, what: str) -> None:
@@ -170,12 +173,14 @@ def _require_readable(readable: bool, what: str) -> None:
 
 def _write(args: argparse.Namespace, drawn: Schedule) -> str:
     """Writes the picture in the format of the file's ending; returns what to say about it."""
-    if args.output.suffix.lower() == ".txt":
-        args.output.write_text(text(drawn, relative_program=args.relative_program), encoding="utf-8")
+    makers = {".txt": lambda one: text(one, relative_program=args.relative_program)}
+    makers |= {".json": Schedule.json, ".xml": Schedule.xml}
+    if maker := makers.get(args.output.suffix.lower()):
+        args.output.write_text(maker(drawn), encoding="utf-8")
         return ""
     whole = args.force or args.relative_program or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
     args.output.write_text(
-        svg(drawn, relative_program=args.relative_program) if whole else overview(drawn), encoding="utf-8"
+        svg(drawn, relative_program=args.relative_program) if whole else picture(drawn), encoding="utf-8"
     )
     return "" if whole else ", one bar for each rank (--force draws every chunk)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from ringlet.bench.cases import Sweep, format_bytes
 from ringlet.bench.clusters import Cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.rules import MARGIN, Timing, derive, table_text
-from ringlet.cli import bench, outputs, values
+from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import algorithms
+from ringlet.schedule import ScheduleError, algorithms
 from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import Candidate, best, search
+from ringlet.schedule.search import Candidate, best, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
@@ -46,6 +47,8 @@ def add_parsers(subparsers: Any) -> None:
         epilog=_EPILOG,
     )
     parser.set_defaults(run=search_command)
+    parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
+        help=f"search also among the algorithms of these files: {algorithm_files.FILES}")  # fmt: skip
     add = functools.partial(add_option, parser)
     known = tuple(dict.fromkeys(collective for _, collective, _ in algorithms() if collective != "barrier"))
     add("--collective", type=values.one_of(known), default="all_reduce", metavar="C",
@@ -64,11 +67,12 @@ def add_parsers(subparsers: Any) -> None:
         metavar="K",
         help="number of schedules to show at each size (default 5)",
     )
-    add("--measure", action="store_true", help="measure the registered schedules on emulated hosts (needs root)")
+    add("--measure", action="store_true", help="measure these schedules on emulated hosts (needs root)")
     add("--rounds", type=values.whole(1), default=5, metavar="R", help="repetitions of --measure (default 5)")
     add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
         help="least gain of a rule over the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=values.file(), metavar="FILE", help="write the rules to FILE, for RINGLET_TABLE")
+    add("-o", dest="output", type=values.file(), metavar="FILE",
+        help="write rules to FILE, for RINGLET_TABLE, and the unregistered schedules to FILE.schedules/")  # fmt: skip
 
 
 def search_command(args: argparse.Namespace) -> int:
@@ -79,21 +83,44 @@ def search_command(args: argparse.Namespace) -> int:
     machine = read_machine(_machine_file(args.machine))
     outputs.check({"-o": args.output})
     try:
-        candidates = search(args.collective, args.hosts, machine, sizes, _C.message_segments)
+        own = [one for made in args.files for one in made]
+        schedules = schedules_of(args.collective, args.hosts, own)
+        candidates = search(schedules, machine, sizes, _C.message_segments)
         kept = {size: best(candidates, size, args.kept) for size in sizes}
         for one in {id(c): c for chosen in kept.values() for c in chosen}.values():
             prove(one.schedule)
         _show(args, candidates, kept)
-        timings = _measured(args, machine, kept) if args.measure else _predicted(args, candidates)
-    except BenchError as error:
+        timings = _timings(args, machine, candidates, kept)
+    except (BenchError, ScheduleError) as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
         rules = derive(timings, _C.chosen, args.margin / 100)
-        args.output.write_text(_heading(args, machine) + table_text(rules), encoding="utf-8")
+        needs = algorithm_files.comment(rule.algorithm for rule in rules)
+        args.output.write_text(_heading(args, machine) + needs + table_text(rules), encoding="utf-8")
         print(
             f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr
         )
     return 0
+
+
+def _timings(
+    args: argparse.Namespace, machine: HostsMachine, candidates: list[Candidate], kept: dict[int, list[Candidate]]
+) -> list[Timing]:
+    """Measured or predicted times of what a rule can name: registered candidates, and the k fastest, which become
+    algorithms by files."""
+    files = {c.name: c.schedule for chosen in kept.values() for c in chosen if not c.registered}
+    if not (args.measure or args.output):
+        return []
+    with tempfile.TemporaryDirectory() as elsewhere:
+        folder = args.output.with_name(f"{args.output.name}.schedules") if args.output else Path(elsewhere)
+        folder.mkdir(exist_ok=True)
+        for name, schedule in files.items():
+            path = folder / f"{name}.json"
+            path.write_text(schedule.json(), encoding="utf-8")
+            algorithm_files.of_file(str(path))
+        if args.measure:
+            return _measured(args, machine, kept)
+    return _predicted(args, [c for c in candidates if c.registered or c.name in files])
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
@@ -142,19 +169,18 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
 
 
 def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> list[Timing]:
-    """Predicted times of the candidates that a rule can name."""
+    """Predicted times of candidates."""
     world, medium = len(args.hosts), _medium(args.hosts)
     return [
         Timing(args.collective, medium, world, size, candidate.name, {0: seconds})
         for candidate in candidates
-        if candidate.registered
         for size, seconds in candidate.seconds.items()
     ]
 
 
 def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, list[Candidate]]) -> list[Timing]:
-    """Times of `auto`'s choice and of the registered ones of the fastest, on hosts with the machine's uplinks."""
-    names = {candidate.name for chosen in kept.values() for candidate in chosen if candidate.registered}
+    """Times of `auto`'s choice and of the fastest, on hosts with the machine's uplinks."""
+    names = {candidate.name for chosen in kept.values() for candidate in chosen}
     names |= {_built_in(args, size) for size in kept}
     sizes = sorted(kept)
     cluster = _cluster(args.hosts, machine)

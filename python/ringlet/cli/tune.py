@@ -17,16 +17,19 @@ from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.rules import MARGIN, Rule, Timing, derive, table_text
 from ringlet.bench.run import Row
-from ringlet.cli import bench, outputs, values
+from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
+from ringlet.schedule import Algorithm
+from ringlet.schedule.collectives import COLLECTIVES
 
 _EPILOG = """\
 examples:
   ringlet tune                            two ranks of this machine; groups use the table from then on
   ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
   ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
+  ringlet tune mine.py -o mine            is your own algorithm faster, and when?
   ringlet tune --show                     the table in force
 
 Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file. If it is empty, ringlet
@@ -51,9 +54,10 @@ def add_parsers(subparsers: Any) -> None:
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
     add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
         help=f"transport: {', '.join(bench.TRANSPORTS)} (default: RINGLET_TRANSPORT, or auto)")  # fmt: skip
-    known = tuple(alternatives())
-    add("--collective", dest="collectives", type=values.names(known), default=known, metavar="C,C",
-        help=f"collectives to measure (default {','.join(known)})")  # fmt: skip
+    parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
+        help=f"measure the algorithms of these files too: {algorithm_files.FILES}")  # fmt: skip
+    add("--collective", dest="collectives", type=values.names(COLLECTIVES), metavar="C,C",
+        help=f"collectives to measure (default {','.join(alternatives())}, or those of the files)")  # fmt: skip
     add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
     add("-e", dest="end_bytes", type=values.size, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
     add("-f", dest="factor", type=values.whole(2), default=4, metavar="F",
@@ -85,7 +89,8 @@ def tune_command(args: argparse.Namespace) -> int:
         print(f"ringlet tune: {error}", file=sys.stderr)
         return 2
     rules = derive(timings(rows, cluster), _C.chosen, args.margin / 100)
-    text = _heading(meta, args.margin) + table_text(rules)
+    own = algorithm_files.comment(rule.algorithm for rule in rules)
+    text = _heading(meta, args.margin) + own + table_text(rules)
     _write(output, text)
     print(text, end="")
     print(f"wrote {output}: {_summary(rules)}", file=sys.stderr)
@@ -102,11 +107,13 @@ def in_force() -> str:
     return f"{given}\n# built in\n{_C.built_in_rules()}"
 
 
-def alternatives() -> dict[str, tuple[str, ...]]:
+def alternatives(own: Iterable[Algorithm] = ()) -> dict[str, tuple[str, ...]]:
     """By collective: its algorithms, if there is more than one."""
     known: dict[str, list[str]] = defaultdict(list)
     for name, collective, _ in _C.algorithms():
         known[collective].append(name)
+    for one in own:
+        known[one.collective].append(one.name)
     return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
 
 
@@ -136,8 +143,12 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     transport = args.transport or default_transport()
     in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
-    known = alternatives()
-    for collective in args.collectives:
+    own = [one for made in args.files for one in made]
+    known = alternatives(own)
+    given = tuple(dict.fromkeys(one.collective for one in own))
+    for collective in args.collectives or given or known:
+        if collective not in known:
+            raise BenchError(f"--collective: {collective} has only one algorithm; give one of {', '.join(known)}")
         yield Sweep(
             worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
             begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor, rounds=args.rounds,

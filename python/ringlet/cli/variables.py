@@ -14,6 +14,7 @@ from pathlib import Path
 import ringlet
 from ringlet import _C
 from ringlet.cli.parser import did_you_mean
+from ringlet.schedule.named import VARIABLE, load_given
 
 LOG_LEVELS = ("off", "warning", "info", "debug")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
@@ -71,6 +72,7 @@ def _has_address(value: str) -> bool:
 
 
 VARIABLES = {
+    VARIABLE: Variable("files of algorithms", _accepted(load_given)),
     "RINGLET_CPU_KERNELS": Variable(
         "one of the kernels of this processor", lambda value: value in _C.kernels()["available"]
     ),

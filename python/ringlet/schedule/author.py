@@ -208,10 +208,12 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def load(path: str | Path) -> list[Algorithm]:
-    """Registers the algorithms that a Python file makes, and returns them.
+    """Registers the algorithms that a file has, and returns them: a Python file (.py) that makes some, or one that has
+    schedules, in JSON (.json, ringlet/schedule/schedule_file.py) or MSCCL-XML (.xml). An algorithm of schedules has the
+    file's name, and covers only the worlds in the file.
 
-    A process runs the file once, however often it loads it, and again if the file has changed. Raises InvalidUsage,
-    which names the file, if it cannot be read, fails, or makes no algorithm.
+    A process runs a Python file once, however often it loads it, and again if the file has changed. Raises
+    InvalidUsage, which names the file, if it cannot be read, fails, or makes no algorithm.
     """
     from ringlet.schedule.named import load as load_named
 

@@ -10,10 +10,10 @@ two algorithms; hierarchical MPI libraries for leaders.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ringlet.schedule import Round, Schedule, Step, algorithms, schedule
+from ringlet.schedule import Algorithm, Round, Schedule, Step, algorithms, schedule
 from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.execute import execute
 from ringlet.schedule.hosts import numbered, ranks_by_host
@@ -60,10 +60,11 @@ class Composition:
         return Schedule(self.name, "all_reduce", len(hosts), 0, parts, tuple(ranks), whole, whole, placed)
 
 
-def compositions() -> Iterator[Composition]:
-    """All compositions of registered algorithms."""
+def compositions(own: Iterable[Algorithm] = ()) -> Iterator[Composition]:
+    """All compositions of built-in algorithms and of these."""
     known: dict[str, list[str]] = defaultdict(list)
-    for name, collective, _ in algorithms():
+    names = [(name, collective) for name, collective, _ in algorithms()]
+    for name, collective in names + [(one.name, one.collective) for one in own]:
         if name not in _ON_HOSTS:
             known[collective].append(name)
     for across in known["all_reduce"]:

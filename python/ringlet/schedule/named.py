@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Any
 
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.author import Algorithm
+
+ENDINGS = (".py", ".json", ".xml")
+VARIABLE = "RINGLET_ALGORITHMS"  # files, as PATH has folders
 
 _names = threading.RLock()  # a file that is loaded registers
 _registered: dict[tuple[str, str], Algorithm] = {}  # the newest of each (collective, name)
@@ -52,8 +56,8 @@ def at_slot(slot: int) -> Algorithm:
 def load(path: Path) -> list[Algorithm]:
     """See ringlet.schedule.author.load."""
     path = path.absolute()
-    if path.suffix != ".py":
-        raise InvalidUsage(f"{path}: the name of a file of algorithms must end in .py")
+    if path.suffix not in ENDINGS:
+        raise InvalidUsage(f"{path}: the name of a file of algorithms must end in {', '.join(ENDINGS)}")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -63,11 +67,28 @@ def load(path: Path) -> list[Algorithm]:
         before = _loaded.get(path)
         if before is not None and before[0] == key:
             return list(before[1])
-        made = _run(path)
-        if not made:
-            raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
+        made = _run(path) if path.suffix == ".py" else _read(path, text)
         _loaded[path] = (key, made)
         return list(made)
+
+
+def load_given() -> None:
+    """Registers the algorithms of the files that RINGLET_ALGORITHMS names. A new group does this first."""
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            load(Path(name))
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{VARIABLE}: {error}") from error
+
+
+def _read(path: Path, text: bytes) -> list[Algorithm]:
+    """The algorithm of a file of schedules."""
+    from ringlet.schedule.schedule_file import algorithm_of_file
+
+    try:
+        return [register(algorithm_of_file(path, text.decode()))]
+    except (ValueError, RecursionError) as error:  # of JSON, of its letters or depth, of the schedule, or of its name
+        raise InvalidUsage(f"{path}: {error}") from error
 
 
 def _run(path: Path) -> list[Algorithm]:
@@ -85,6 +106,8 @@ def _run(path: Path) -> list[Algorithm]:
         raise InvalidUsage(f"{path}: {type(error).__name__}: {error}") from error
     finally:
         _loading.pop()
+    if not made:
+        raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
     return list(dict.fromkeys(made))
 
 

@@ -7,11 +7,18 @@ each round is one path.
 from __future__ import annotations
 
 from ringlet.schedule import Schedule
-from ringlet.schedule.draw import FONT, GREY, caption
+from ringlet.schedule.draw import FONT, GREY, caption, svg
 from ringlet.schedule.frames import Frames, Transfer, frames_of
 
 _BAR, _ARROW = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP, _BETWEEN = 64, 84, 10, 16, 4, 26
+
+MOST_BOXES, MOST_BOXES_OF_CHUNKS = 5_000_000, 10_000  # of a picture; of one with a box for each chunk, about 2 MB
+
+
+def picture(schedule: Schedule) -> str:
+    """The picture as an SVG document: with every chunk, or the overview if there are too many."""
+    return svg(schedule) if boxes(schedule) <= MOST_BOXES_OF_CHUNKS else overview(schedule)
 
 
 def boxes(schedule: Schedule) -> int:

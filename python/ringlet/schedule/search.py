@@ -1,11 +1,13 @@
-"""The search for a schedule: all algorithms, compositions and segmentations, by their predicted time on a machine."""
+"""The search for a schedule: all algorithms, built in or registered, compositions and segmentations, by their predicted
+time on a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringlet.schedule import Schedule, algorithms, schedule
+from ringlet.schedule import Algorithm, Schedule, algorithms, schedule
 from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.compose import compositions, segmented
 from ringlet.schedule.machine_file import HostsMachine
@@ -28,19 +30,18 @@ class Candidate:
 
 
 def search(
-    collective: str,
-    hosts: Sequence[int],
+    schedules: Iterable[tuple[Schedule, bool]],
     machine: HostsMachine,
     sizes: Sequence[int],
     engine_segments: EngineSegments = lambda nbytes: 1,
 ) -> list[Candidate]:
-    """Every candidate with its predicted seconds, registered algorithms first. Of equal schedules, only the first.
+    """Every candidate, cut into segments too, with its predicted seconds. Of equal schedules, only the first.
 
-    Compositions are all-reduces, on several hosts of equal size.
+    schedules: of `schedules_of`.
     """
     found: dict[object, Candidate] = {}  # by what ranks do: many compositions are the same on small hosts
-    for whole, registered in _schedules(collective, hosts):
-        for segments in SEGMENTS if collective in DIVIDED else (1,):
+    for whole, registered in schedules:
+        for segments in SEGMENTS if whole.collective in DIVIDED else (1,):
             try:
                 cut = whole if segments == 1 else segmented(whole, segments)
             except ValueError:  # its ranks do not keep step, so only the engine cuts it into segments
@@ -57,11 +58,24 @@ def best(candidates: Sequence[Candidate], size: int, count: int) -> list[Candida
     return sorted(candidates, key=lambda c: (c.seconds[size], not c.registered, c.schedule.rounds, c.name))[:count]
 
 
-def _schedules(collective: str, hosts: Sequence[int]) -> Iterator[tuple[Schedule, bool]]:
+def schedules_of(
+    collective: str, hosts: Sequence[int], own: Sequence[Algorithm] = ()
+) -> Iterator[tuple[Schedule, bool]]:
+    """The schedules of all built-in algorithms and of a user's own, with True, and of all compositions, with False.
+
+    Compositions are all-reduces, on several hosts of equal size. Raises ScheduleError if one of a user's own is wrong.
+    """
     for name, of, _ in algorithms():
         if of == collective:
             yield schedule(name, of, hosts=hosts), True
+    for one in own:
+        with contextlib.suppress(NotImplementedError):  # it may not cover this world
+            if one.collective == collective:
+                made = one.schedule(len(hosts), hosts=hosts)
+                made.prove()
+                yield made, True
     sizes = {list(hosts).count(host) for host in hosts}
     if collective == "all_reduce" and len(set(hosts)) > 1 and len(sizes) == 1 and sizes != {1}:
-        for composition in compositions():
-            yield composition.schedule(hosts), False
+        for composition in compositions(own):
+            with contextlib.suppress(NotImplementedError):
+                yield composition.schedule(hosts), False

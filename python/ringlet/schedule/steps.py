@@ -159,6 +159,27 @@ class Schedule:
 
         return text(self)
 
+    def json(self) -> str:
+        """The schedule as a JSON file, which `ringlet.schedule.load` reads; see ringlet.schedule.schedule_file."""
+        from ringlet.schedule.schedule_file import to_json
+
+        return to_json(self)
+
+    def xml(self) -> str:
+        """The schedule as MSCCL-XML. Raises ValueError for gather, scatter, barrier, and a root other than 0."""
+        from ringlet.schedule.msccl import to_xml
+
+        return to_xml(self)
+
+    def _repr_svg_(self) -> str | None:
+        """The picture, for notebooks; None, so that they show the text, if it is too large or the schedule is wrong."""
+        from ringlet.schedule.overview import MOST_BOXES, boxes, picture
+
+        try:
+            return picture(self) if boxes(self) <= MOST_BOXES else None
+        except ScheduleError:
+            return None
+
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.parts} part{'s' * (self.parts != 1)}, {self.rounds} rounds"]
         for rank, rounds in enumerate(self.ranks[:RANKS_IN_REPR]):

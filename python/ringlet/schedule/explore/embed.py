@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ringlet.schedule import Schedule, algorithms, schedule
+from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, DIVIDED, REDUCTIONS, ROOTED
 from ringlet.schedule.cost import Machine
@@ -28,7 +28,8 @@ from ringlet.schedule.hosts import parse_hosts
 VERBS = ("send", "recv", "reduce", "copy")
 MOST_WORLD = 30  # the page keeps the ranks of a sum in one 32-bit number
 
-Maker = Callable[[int, int, Sequence[int] | None], Schedule]  # (world, root, hosts); ValueError: there is none
+# (world, root, hosts); ValueError or NotImplementedError: there is none
+Maker = Callable[[int, int, Sequence[int] | None], Schedule]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,19 @@ class Source:
     make: Maker
 
 
-def registered() -> list[Source]:
-    """The algorithms of the core's registry."""
-    return [Source(a, c, summary, _maker(a, c)) for a, c, summary in algorithms()]
+def known_sources(own: Iterable[Algorithm] = ()) -> list[Source]:
+    """The built-in algorithms, and a user's own, whose schedules are proved as they are embedded."""
+    built_in = [Source(a, c, summary, _maker(a, c)) for a, c, summary in algorithms()]
+    return built_in + [Source(one.name, one.collective, one.summary, _prover(one)) for one in own]
+
+
+def _prover(own: Algorithm) -> Maker:
+    def make(world: int, root: int, hosts: Sequence[int] | None) -> Schedule:
+        made = own.schedule(world, root, hosts)
+        made.prove()
+        return made
+
+    return make
 
 
 def _maker(algorithm: str, collective: str) -> Maker:
@@ -97,7 +108,9 @@ def _packed(source: Source, worlds: Sequence[int], shades: set[int]) -> str:
             for root in range(world if source.collective in ROOTED else 1):
                 try:
                     made = source.make(world, root, parse_hosts(words) if words else None)
-                except ValueError:
+                except ScheduleError:
+                    raise
+                except (ValueError, NotImplementedError):
                     index += _number(0)
                     continue
                 shades.add(made.parts)

@@ -1,0 +1,88 @@
+"""Algorithms that a command is given as files: mine.py, mine.py:name, schedule.json or program.xml.
+
+The types of options here take names of algorithms too. The processes that a command starts inherit its environment, so
+each file joins RINGLET_ALGORITHMS, and their groups know its algorithms by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ringlet.cli import values
+from ringlet.errors import InvalidUsage
+from ringlet.schedule import Algorithm, load
+from ringlet.schedule.named import ENDINGS, VARIABLE, load_given
+
+FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
+
+
+def of_file(text: str) -> list[Algorithm]:
+    """A type for argparse: all algorithms of a file, or the one whose name follows a colon."""
+    path, _, name = text.partition(":")
+    try:
+        made = load(path)
+    except InvalidUsage as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    found = [one for one in made if not name or one.name == name]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{values.shown(text)} is none of {_listed(path, made)}")
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_paths(), str(Path(path).absolute())]))
+    return found
+
+
+def one(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
+    """A type for argparse: a name, or the only algorithm of a file, or its algorithm of a name."""
+
+    def parse(text: str) -> str | Algorithm:
+        if not is_file(text):
+            try:
+                return values.one_of((*known, *(own.name for own in given())))(text)
+            except InvalidUsage as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+        found = of_file(text)
+        if len(found) != 1:
+            path = text.partition(":")[0]
+            raise argparse.ArgumentTypeError(f"{values.shown(text)} has several: give one of {_listed(path, found)}")
+        return found[0]
+
+    return parse
+
+
+def names(known: Sequence[str] = (), *, none: bool = False) -> Callable[[str], tuple[str, ...]]:
+    """A type for argparse: names with commas between them, as values.names has them, and the names in files."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found: list[str] = []
+        for word in text.split(","):
+            found += [own.name for own in of_file(word)] if is_file(word) else values.names(known, none=none)(word)
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def given() -> list[Algorithm]:
+    """The algorithms of all files of RINGLET_ALGORITHMS."""
+    load_given()
+    return [made for path in _paths() for made in load(path)]
+
+
+def comment(used: Iterable[str]) -> str:
+    """The line of a table that says what its programs need, if its rules name algorithms of files."""
+    names = set(used)
+    needed = [path for path in _paths() if names.intersection(one.name for one in load(path))]
+    return f"# Programs that use this table need {VARIABLE}={os.pathsep.join(needed)}\n" if needed else ""
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+
+
+def is_file(text: str) -> bool:
+    return text.partition(":")[0].endswith(ENDINGS)
+
+
+def _listed(path: str, made: Iterable[Algorithm]) -> str:
+    return ", ".join(f"{path}:{one.name}" for one in made)

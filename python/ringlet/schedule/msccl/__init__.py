@@ -1,0 +1,21 @@
+"""MSCCL-XML, which msccl-tools writes and the MSCCL executor for NCCL runs: import, check and export.
+
+`from_xml` and `to_xml` change between a file and a Schedule. `check` asks the prover's question of the file itself,
+because a schedule that is made of it may sum in another order.
+"""
+
+from __future__ import annotations
+
+from ringlet.schedule.msccl.check import check
+from ringlet.schedule.msccl.export import to_xml
+from ringlet.schedule.msccl.program import MscclError, read
+from ringlet.schedule.msccl.translate import translated
+from ringlet.schedule.steps import Schedule
+
+__all__ = ["MscclError", "check", "from_xml", "read", "to_xml"]
+
+
+def from_xml(text: str, name: str = "msccl") -> Schedule:
+    """The schedule of an MSCCL-XML file, not yet proved. Raises MscclError if the text is none, if its program is
+    wrong, or if it needs something that schedules do not have."""
+    return translated(read(text), name)

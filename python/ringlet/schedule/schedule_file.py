@@ -1,0 +1,114 @@
+"""Schedules in files: JSON, and MSCCL-XML (ringlet.schedule.msccl). A file is an algorithm for the worlds in it.
+
+A JSON file has one object for a schedule, or a list of objects for several worlds or roots:
+
+    {"collective": "all_reduce", "algorithm": "swap", "world": 2, "root": 0, "parts": 1, "hosts": [],
+     "ranks": [[[["send", 1, 0, 1], ["reduce", 1, 0, 1]]], [[["send", 0, 0, 1], ["reduce", 0, 0, 1]]]]}
+
+`ranks` has a list of rounds for each rank, a round has steps, and a step has verb, peer, first and count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringlet.schedule import msccl
+from ringlet.schedule.author import NAME, Algorithm, written
+from ringlet.schedule.collectives import BLOCKED, COLLECTIVES
+from ringlet.schedule.steps import Schedule, Step
+
+ENDINGS = (".json", ".xml")
+
+
+def to_json(schedule: Schedule) -> str:
+    """The schedule as the text of a JSON file, a line for each rank."""
+    head = {name: getattr(schedule, name) for name in ("collective", "algorithm", "world", "root", "parts", "hosts")}
+    ranks = [
+        json.dumps([[[step.verb, step.peer, step.first, step.count] for step in round.steps] for round in rounds])
+        for rounds in schedule.ranks
+    ]
+    return json.dumps(head)[:-1] + ',\n "ranks": [\n  ' + ",\n  ".join(ranks) + "\n ]}\n"
+
+
+def from_json(text: str) -> list[Schedule]:
+    """The schedules of a JSON file, not yet proved. Raises ValueError with the place of what is wrong."""
+    data = json.loads(text)
+    return [_schedule(one, f"[{i}]") for i, one in enumerate(data)] if isinstance(data, list) else [_schedule(data, "")]
+
+
+def algorithm_of_file(path: Path, text: str) -> Algorithm:
+    """The algorithm of a file, under the file's name. It is not registered yet, and covers the file's worlds only.
+    Raises ValueError for a file that is wrong."""
+    if not NAME.fullmatch(path.stem):
+        raise ValueError(f"the file's name is the algorithm's: begin it with a letter, got {path.stem!r}")
+    schedules = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else from_json(text)
+    collectives = sorted({schedule.collective for schedule in schedules})
+    if len(collectives) != 1:
+        raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
+    return _algorithm(path, collectives[0], {(one.world, one.root): one for one in schedules})
+
+
+def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Schedule]) -> Algorithm:
+    worlds = ", ".join(str(world) for world in sorted({world for world, _ in schedules}))
+    parts_of = {world: schedule.parts for (world, _), schedule in schedules.items()}
+    if any(parts_of[one.world] != one.parts for one in schedules.values()):
+        raise ValueError("the schedules of one world must have the same parts for every root")
+
+    def rounds(rank: int, world: int, root: int) -> Iterator[tuple[Step, ...]]:
+        if (world, root) not in schedules:
+            raise NotImplementedError(
+                f"{path.name} has schedules for worlds {worlds}, and not for {world}, root {root}"
+            )
+        return (round.steps for round in schedules[world, root].ranks[rank])
+
+    def parts(world: int) -> int:
+        return parts_of[world]
+
+    made = written(collective, path.stem, rounds, None if collective in BLOCKED else parts, "none")
+    return replace(made, summary=f"from {path.name}, for worlds {worlds}", origin=path.name)
+
+
+def _schedule(data: Any, where: str) -> Schedule:
+    if not isinstance(data, dict):
+        raise ValueError(f"a schedule is an object with collective, world, parts and ranks, got {data!r:.60} {where}")
+    collective, hosts = data.get("collective"), data.get("hosts", [])
+    if collective not in COLLECTIVES:
+        raise ValueError(f"{where}.collective must be one of {', '.join(COLLECTIVES)}, got {collective!r:.60}")
+    world = _number(data.get("world"), f"{where}.world", 1)
+    root = _number(data.get("root", 0), f"{where}.root", 0)
+    parts = _number(data.get("parts"), f"{where}.parts", 1)
+    ranks = _list(data.get("ranks"), f"{where}.ranks")
+    if len(ranks) != world or root >= world or len(_list(hosts, f"{where}.hosts")) not in (0, world):
+        raise ValueError(f"world {world}, root {root}, {len(ranks)} ranks and {len(hosts)} hosts do not go together")
+    steps = [
+        [
+            [_step(step, f"{where}.ranks[{rank}][{index}]") for step in _list(round, f"{where}.ranks[{rank}][{index}]")]
+            for index, round in enumerate(_list(rounds, f"{where}.ranks[{rank}]"))
+        ]
+        for rank, rounds in enumerate(ranks)
+    ]
+    made = Schedule.from_steps(collective, parts, steps, root, str(data.get("algorithm", "hand-made")))
+    return replace(made, hosts=tuple(_number(host, f"{where}.hosts", 0) for host in hosts))
+
+
+def _step(data: Any, where: str) -> tuple[str, int, int, int]:
+    if not isinstance(data, list) or len(data) != 4 or not isinstance(data[0], str):
+        raise ValueError(f"{where}: a step is [verb, peer, first, count], got {data!r:.60}")
+    peer, first, count = (_number(number, where, 0) for number in data[1:])
+    return data[0], peer, first, count
+
+
+def _list(data: Any, where: str) -> Sequence[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{where} must be a list, got {data!r:.60}")
+    return data
+
+
+def _number(data: Any, where: str, least: int) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or not least <= data < 1 << 31:
+        raise ValueError(f"{where} must be a whole number from {least} on, got {data!r:.60}")
+    return data

@@ -1,0 +1,191 @@
+"""Files of algorithms in all commands: mine.py, mine.py:name, FILE.json and FILE.xml."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+
+from ringlet.cli.main import main
+from ringlet.schedule import load
+
+MINE = '''\
+import ringlet
+from ringlet.schedule import recv, reduce, send
+
+@ringlet.algorithm("all_reduce", name="of_commands", order="along")
+def mine(rank, world):
+    """The ring, once more."""
+    right, left = (rank + 1) % world, (rank - 1) % world
+    for i in range(world - 1):
+        yield send(right, (rank - 1 - i) % world), reduce(left, (rank - 2 - i) % world)
+    for i in range(world - 1):
+        yield send(right, (rank - i) % world), recv(left, (rank - 1 - i) % world)
+'''
+SECOND = MINE.replace("of_commands", "second") + MINE.partition("\n\n")[2].replace("of_commands", "third")
+PAIRS = """\
+import ringlet
+
+@ringlet.algorithm("all_reduce", name="pairs", parts=1)
+def pairs(rank, world):
+    if world != 8 and world != 4:
+        raise NotImplementedError("four or eight ranks")
+    for peer in [rank ^ far for far in (4, 2, 1) if far < world]:
+        yield ringlet.schedule.send(peer, 0), ringlet.schedule.reduce(peer, 0)
+"""
+WRONG = MINE.replace("of_commands", "wrong").replace("recv(left", "reduce(left")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """mine.py, two.py with two algorithms, pairs.py, wrong.py, and of_json.json and of_xml.xml for eight ranks."""
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    for name, text in (("mine.py", MINE), ("two.py", SECOND), ("pairs.py", PAIRS), ("wrong.py", WRONG)):
+        (tmp_path / name).write_text(text)
+    made = load(tmp_path / "mine.py")[0].schedule(8)
+    (tmp_path / "of_json.json").write_text(made.json())
+    (tmp_path / "of_xml.xml").write_text(made.xml())
+    return {path.stem: str(path) for path in tmp_path.iterdir()}
+
+
+KINDS = ["mine", "of_json", "of_xml"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prove(files, kind, capsys):
+    assert main(["prove", files[kind]]) == 0
+    out = capsys.readouterr().out
+    worlds = "1-64" if kind == "mine" else "8"
+    assert re.search(rf"^{'of_commands' if kind == 'mine' else kind} +all_reduce +{worlds} ", out, re.MULTILINE)
+    assert ("of_xml.xml as MSCCL runs it: right, depth 7, trees 8" in out) == (kind == "of_xml")
+
+
+def own_order():
+    """A one-pass all-reduce of three GPUs, each of which begins the sum with its own contribution."""
+
+    def step(kind, source="i", target="i", place=0, waits=(-1, 0)):
+        places = f'srcbuf="{source}" srcoff="{place if source == "s" else 0}" dstbuf="{target}"'
+        return (
+            f'<step type="{kind}" {places} dstoff="{place if target == "s" else 0}" cnt="1" depid="{waits[0]}" '
+            f'deps="{waits[1]}"/>'
+        )
+
+    gpus = ""
+    for rank in range(3):
+        others = [peer for peer in range(3) if peer != rank]
+        blocks = []
+        for place, peer in enumerate(others):
+            steps = step("s") + step("r", target="s", place=place)
+            blocks.append(f'<tb id="{place}" send="{peer}" recv="{peer}" chan="0">{steps}</tb>')
+        waits = step("nop", waits=(0, 1)) + step("nop", waits=(1, 1))
+        additions = "".join(step("re", source="s", place=place) for place in range(2))
+        blocks.append(f'<tb id="2" send="-1" recv="-1" chan="0">{waits}{additions}</tb>')
+        gpus += f'<gpu id="{rank}" i_chunks="1" o_chunks="0" s_chunks="2">{"".join(blocks)}</gpu>'
+    return f'<algo name="x" nchunksperloop="1" ngpus="3" coll="allreduce" inplace="1">{gpus}</algo>'
+
+
+def test_prove_tells_what_is_wrong(files, tmp_path, capsys):
+    assert main(["prove", files["wrong"]]) == 1
+    assert "not proved: wrong all_reduce, world 2: rank 1, round 1, chunk 0: adds" in capsys.readouterr().err
+    # As MSCCL runs it this is wrong; the schedule, which adds in rank order, is right.
+    (tmp_path / "one_pass.xml").write_text(own_order())
+    assert main(["prove", str(tmp_path / "one_pass.xml")]) == 1
+    said = capsys.readouterr()
+    assert re.search(r"^one_pass +all_reduce +3 +1 +2 S +1 +1 +yes", said.out, re.MULTILINE)
+    assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums (1+(0+2)), GPU 0 (2+(0+1))" in said.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draw_and_back(files, kind, tmp_path, capsys):
+    assert main(["draw", files[kind], "--world", "8", "-o", str(tmp_path / "picture.svg")]) == 0
+    assert (tmp_path / "picture.svg").read_text().startswith("<svg")
+    for ending in ("json", "xml"):
+        again = tmp_path / f"again_{kind}.{ending}"
+        assert main(["draw", files[kind], "--world", "8", "-o", str(again)]) == 0
+        assert load(again)[0].schedule(8).ranks == load(files["mine"])[0].schedule(8).ranks
+    assert main(["draw", "linear", "--collective", "gather", "-o", str(tmp_path / "gather.xml")]) == 2
+    assert "MSCCL-XML has" in capsys.readouterr().err
+
+
+def test_one_of_several(files, capsys):
+    assert main(["draw", f"{files['two']}:third", "--world", "3"]) == 0
+    assert capsys.readouterr().out.startswith("third all_reduce, world 3")
+    for words, told in (
+        (files["two"], f"has several: give one of {files['two']}:second, {files['two']}:third"),
+        (f"{files['two']}:fourth", f"is none of {files['two']}:second, {files['two']}:third"),
+        ("/missing/mine.py", "/missing/mine.py: cannot read the file"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["draw", words])
+        assert told in capsys.readouterr().err
+
+
+def test_a_given_file_is_known_by_name(files, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", files["mine"])
+    assert main(["draw", "of_commands", "--world", "3"]) == 0
+    assert capsys.readouterr().out.startswith("of_commands all_reduce, world 3")
+    assert main(["explore", "of_commands", "--world", "2", "-o", f"{files['mine']}.html"]) == 0
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "/missing/mine.py")
+    with pytest.raises(SystemExit):
+        main(["draw", "of_commands"])
+    assert "RINGLET_ALGORITHMS: /missing/mine.py: cannot read the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_explore(files, kind, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["explore", "ring", files[kind], "--world", "8", "-o", str(page)]) == 0
+    name = "of_commands" if kind == "mine" else kind
+    start = json.loads(re.search(r'"start": ?(\{[^}]*\})', page.read_text())[1])
+    assert start == {"collective": "all_reduce", "a": "ring", "b": name}
+    assert main(["explore", files["two"], files[kind], "-o", str(page)]) == 2
+    assert "one algorithm, or two side by side, got 3" in capsys.readouterr().err
+    assert main(["explore", files["wrong"], "-o", str(page)]) == 2
+    assert "wrong all_reduce, world 2: rank 1, round 1, chunk 0" in capsys.readouterr().err
+
+
+def test_search(files, capsys):
+    words = ["--hosts", "4x2", "--machine", "slow-uplinks", "-b", "1M", "-e", "1M"]
+    assert main(["search", *words]) == 0
+    before = int(capsys.readouterr().out.split()[0])
+    assert main(["search", files["of_json"], files["of_xml"], *words]) == 0
+    # The same schedules under other names are no candidates of their own: these are the ring's.
+    assert int(capsys.readouterr().out.split()[0]) == before
+    assert main(["search", files["pairs"], *words]) == 0
+    assert int(capsys.readouterr().out.split()[0]) > before  # by itself, and in compositions
+    assert main(["search", files["wrong"], *words]) == 2
+    assert "wrong all_reduce, world 8" in capsys.readouterr().err
+
+
+def test_measured_in_bench(files, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    words = ["--world", "8", "-b", "4K", "-e", "4K", "--ms", "5", "--rounds", "1", "--peers", "none"]
+    every = ",".join(files[kind] for kind in KINDS)
+    assert main(["bench", "--algorithm", f"ring,{every}", "--memory", "ordinary", *words, "--json", str(rows)]) == 0
+    measured = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["algorithm"] for row in measured} == {"ring", "of_commands", "of_json", "of_xml"}
+    assert all(row["wrong"] == 0 for row in measured)
+    assert main(["bench", "--algorithm", files["mine"], "--collective", "broadcast", *words]) == 2
+    assert "'of_commands' is not one of broadcast's: auto, tree" in capsys.readouterr().err
+
+
+def test_measured_in_tune(files, tmp_path, capsys):
+    table = tmp_path / "table"
+    words = ["-b", "4K", "-e", "4K", "--ms", "5", "--rounds", "1", "--margin", "-99", "-o", str(table)]
+    assert main(["tune", files["mine"], *words]) == 0
+    assert "all_reduce" in table.read_text() and "broadcast" not in table.read_text()
+    from ringlet.cli.tune import alternatives
+
+    own = load(files["mine"])
+    assert alternatives(own)["all_reduce"][-1] == "of_commands" and "of_commands" not in str(alternatives())
+
+
+def test_a_table_says_which_file_it_needs(files):
+    from ringlet.cli import algorithm_files
+
+    algorithm_files.of_file(files["mine"])
+    told = algorithm_files.comment(["ring", "of_commands"])
+    assert told == f"# Programs that use this table need RINGLET_ALGORITHMS={files['mine']}\n"
+    assert algorithm_files.comment(["ring"]) == "" and os.environ["RINGLET_ALGORITHMS"] == files["mine"]
