@@ -96,7 +96,7 @@ def long_timeouts(rank: int, world: int) -> None:
         assert ringlet.all_reduce(torch.ones(2), timeout=timeout).tolist() == [world] * 2
         work = ringlet.all_reduce(torch.ones(2), async_op=True)
         work.wait(timeout if timeout != 1e-9 else 5)
-    for wrong, says in ((math.nan, "not nan"), ("x", "not 'x'"), (-1, "timeout -1 is negative")):
+    for wrong, says in ((math.nan, "got nan"), ("x", "got 'x'"), (-1, "from 0 on .*got -1")):
         with pytest.raises(ringlet.InvalidUsage, match=says):
             work.wait(wrong)
     work.wait(0)
