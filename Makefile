@@ -32,7 +32,7 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all test-one test-repeat test-launchers test-frameworks mutants conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-one test-repeat coverage test-launchers test-frameworks mutants conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make test-all       the same with all Python tests"
 	@echo "make test-one T=ring         build, then run the tests of one algorithm, test file or part of a name"
 	@echo "make test-repeat RUNS=20     make test's Python tests so often beside busy loops, and which ever failed"
+	@echo "make coverage                line and branch coverage of csrc and python, by suite of tests (an hour)"
 	@echo "make test-launchers          install Slurm, Ray and the MPI libraries, and launch with them"
 	@echo "make test-frameworks         install DeepSpeed, Accelerate, Lightning and transformers, and train with them"
 	@echo "make mutants                 put seeded faults into the code, and see that the tests find each"
@@ -79,6 +80,10 @@ test-one: install
 	  $(INSIDE) cmake --build $(BUILD) --target $(CPP_SUITES:%=%_test); \
 	  $(INSIDE) ctest --test-dir $(BUILD) -j 2 --output-on-failure -R "^($${suites// /|})$$"; }
 	@$(INSIDE) $(PYTEST) -m 'not slow' -k '$(T)' $(PYTHON_SUITES) || { [ $$? = 5 ] && test -n "$(CPP_SUITES)"; }
+
+coverage: install $(STAMPS)/coverage
+	$(SAY) "coverage"
+	@$(INSIDE) python tests/measure_coverage.py $(ARGUMENTS)
 
 test-repeat: install emulated-device
 	@$(INSIDE) python tests/repeat.py --runs $(RUNS) $(ARGUMENTS)
@@ -184,7 +189,7 @@ $(STAMPS)/tools: $(STAMPS)/torch pyproject.toml
 	@touch $@
 
 # Of an extra of pyproject.toml, whose versions are exact.
-$(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/site: $(STAMPS)/tools pyproject.toml
+$(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/site $(STAMPS)/coverage: $(STAMPS)/tools pyproject.toml
 	$(SAY) "$(@F) tools"
 	@$(PIP) install -q --ignore-installed $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([a-z-]+==[^\"]+)\"", re.search(r"(?m)^$(@F) = (.*)$$", open("pyproject.toml").read())[1]))')
 	@touch $@

@@ -174,7 +174,7 @@ def test_hosts_are_parsed_and_described():
 
 
 def test_hosts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="the host of each of 3 ranks, not of 2"):
+    with pytest.raises(ValueError, match="the host of each of 3 ranks, got 2 hosts"):
         ringlet.schedule("ring", world=3, hosts=(0, 1))
     with pytest.raises(ValueError, match="pass world="):
         ringlet.schedule("ring")
