@@ -96,7 +96,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   }
   const std::lock_guard lock(mutex_);
   launch_.reset();
-  // What a launch says that was waiting while another thread ended all is not why.
+  if (done != nullptr && (ended_ || failed)) events_.push_back(done);
+  // If another thread ended all while a launch waited, what the launch says is not the cause.
   if (ended_) std::rethrow_exception(ended_);
   if (failed) std::rethrow_exception(failed);
   if (captured != 0) {
