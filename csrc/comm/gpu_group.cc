@@ -88,6 +88,11 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     answer_watch();
   } catch (const InvalidUsage&) {
     failed = std::current_exception();
+  } catch (const Timeout& error) {
+    const std::string call = launched_behind();
+    const Timeout named(call.empty() ? error.what() : not_done(call));
+    host_.poison(named);
+    failed = std::make_exception_ptr(named);
   } catch (const Error& error) {
     host_.poison(error);
     failed = std::current_exception();
@@ -179,9 +184,7 @@ void GpuGroup::look(Ended& ended) {
       pending_.pop_front();
     }
     if (const std::string call = late(); !call.empty()) {
-      throw Timeout(
-          call + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
-          " was not done at the deadline; some rank has not made this call, made another, or is stuck before it");
+      throw Timeout(not_done(call));
     }
   } catch (const Error& error) {
     end_all(error, ended);
@@ -210,18 +213,33 @@ std::string GpuGroup::late() const {
   return !pending_.empty() && pending_.front().deadline.passed() ? pending_.front().what : "";
 }
 
+/// The call behind which a launch waited in vain: the oldest, and not the one that was launched. "" if the group has
+/// ended.
+std::string GpuGroup::launched_behind() {
+  const std::lock_guard lock(mutex_);
+  return ended_ || !launch_ ? "" : oldest();
+}
+
+std::string GpuGroup::not_done(const std::string& call) const {
+  return call + " on rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) +
+         " was not done at the deadline; some rank has not made this call, made another, or is stuck before it";
+}
+
 std::string GpuGroup::oldest() const { return pending_.empty() ? launch_->what() : pending_.front().what; }
 
-/// Kernels know only who waited for whom; where a peer's host knows more, that is told.
+/// A kernel knows only which rank waited for which, and NCCL knows no call. If a peer's host has reported more, that
+/// error is thrown.
 void GpuGroup::check() {
+  const std::string call = oldest();
   try {
-    engines_->check(oldest());
-  } catch (const Timeout&) {
+    engines_->check(call);
+  } catch (const Timeout& error) {
     next_look_ = Deadline::after(std::chrono::milliseconds(0));
     try {
       look_at_peers();
     } catch (const Timeout&) {  // the kernel's error is all that is known
     }
+    if (std::string_view(error.what()).find(call) == std::string_view::npos) throw Timeout(not_done(call));
     throw;
   }
 }

@@ -82,6 +82,8 @@ class GpuGroup {
   void end_all(const Error& error, Ended& ended);
   std::string late() const;
   std::string oldest() const;
+  std::string launched_behind();
+  std::string not_done(const std::string& call) const;
   void check();
   void look_at_peers();
   size_t finished() const;
