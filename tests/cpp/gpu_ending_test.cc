@@ -103,19 +103,28 @@ void peers_that_fail(const GpuExecutors::Parts& mine) {
 
 std::atomic<bool> nccl_may_end{false}, told_before{false};
 std::atomic<Communicator*> host_of_rank_0{nullptr};
+std::atomic<int> inside{0};  // threads that NCCL keeps, and that nobody waits for
+
+/// Counts a thread in NCCL until it may go.
+struct Kept {
+  Kept() { ++inside; }
+  ~Kept() {
+    while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --inside;
+  }
+};
 
 /// NCCL's, while a CUDA graph holds one of its calls.
 GpuExecutors::Parts that_do_not_end(NcclApi& api) {
   api = *parts().nccl;
   api.comm_abort = [](NcclComm comm) {
+    const Kept kept;
     // The first abort is rank 0's. Rank 1's comes when its NCCL does not end either, and then rank 0 may be gone.
     if (const Communicator* host = host_of_rank_0.exchange(nullptr)) told_before = host->failure().has_value();
-    const int result = parts().nccl->comm_abort(comm);
-    while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return result;
+    return parts().nccl->comm_abort(comm);
   };
   api.comm_finalize = [](NcclComm) {
-    while (!nccl_may_end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Kept kept;
     return kNcclSuccess;
   };
   GpuExecutors::Parts mine = parts(kNever);
@@ -145,6 +154,7 @@ void a_nccl_that_does_not_end() {
   CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);
   nccl_may_end = true;
+  while (inside > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 }  // namespace
