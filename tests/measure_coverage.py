@@ -111,7 +111,6 @@ def measure(suite: str, pytest: list[str]) -> Covered:
             words = [*part[:-1], f"{part[-1]} and {pytest[0]}" if pytest[0] else part[-1], *pytest[1:]]
             result = run(
                 sys.executable, "-m", "coverage", "run", settings, "-m", "pytest", f"tests/{suite}", *words,
-                RINGLET_TEST_BUILD=str(BUILD),
             )  # fmt: skip
             (data / f"{part[-1].replace(' ', '-')}.log").write_text(result.stdout + result.stderr)
             failed += failed_in(result.stdout)

@@ -1,5 +1,5 @@
 // What the gradient reducer has to do when a gradient arrives, without the interpreter: between two gradients a model's
-// arithmetic empties the caches, and Python code that runs once in between takes tens of microseconds.
+// arithmetic empties the caches, and Python code that runs once in between takes many times as long.
 //
 // A hook notes a gradient that arrives as the reducer expects it, and whose bucket still lacks others; Python takes the
 // notes when it next has something to do. It calls Python for every other gradient: the first of a backward, the last

@@ -154,7 +154,9 @@ void a_nccl_that_does_not_end() {
   CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);
   nccl_may_end = true;
-  while (inside > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const Deadline gone = Deadline::after(kSoon);
+  while (inside > 0 && !gone.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(inside == 0);
 }
 
 }  // namespace

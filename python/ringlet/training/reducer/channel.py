@@ -24,6 +24,7 @@ class Channel:
         self.group, self.algorithm = group, algorithm
         self._hook: tuple[Any, Hook] | None = None
         self._near: dict[torch.device, bool] = {}
+        self._spare: dict[torch.device, bool] = {}
         self._under_way: HookWork | None = None
 
     def in_place(self, device: torch.device) -> bool:
@@ -40,7 +41,9 @@ class Channel:
     def overlaps(self, device: torch.device) -> bool:
         """Whether a reduction that starts during the backward takes no processor from it. If it does, and each gradient
         is a message of its own, it gains nothing by an early start."""
-        return bool(getattr(backend_of(self.group, device), "has_spare_processor", True))
+        if device not in self._spare:
+            self._spare[device] = bool(getattr(backend_of(self.group, device), "has_spare_processor", True))
+        return self._spare[device]
 
     @property
     def hooked(self) -> bool:
