@@ -64,6 +64,9 @@ std::string_view text_of(PyObject* object, const char* call, const char* paramet
 }
 
 ReduceOp parse_op(PyObject* object, const char* call) {
+  static PyObject* const sum = PyUnicode_InternFromString(name(ReduceOp::sum));  // as Python does with literals
+  if (object == sum) [[likely]]
+    return ReduceOp::sum;
   const std::string_view text = text_of(object, call, "op");
   std::string known;
   for (int i = 0; i < kReduceOps; ++i) {

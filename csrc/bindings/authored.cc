@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -19,6 +20,15 @@ namespace py = pybind11;
 
 namespace ringlet {
 namespace {
+
+/// The last name that a call of a collective gave. Python interns literals: the same name is mostly the same object.
+struct LookedUp {
+  py::object text;
+  const Algorithm* newest;
+  const Algorithm* found;
+};
+// Guarded by the GIL. Never destroyed, because the interpreter ends before this library.
+auto& looked_up = *new std::array<LookedUp, kCollectives>;
 
 PyObject* agreement = nullptr;  // Python's (ringlet/agreement.py): takes the group's handle, index_of() and the root
 
@@ -97,8 +107,14 @@ std::vector<py::bytes> relabelled_packed(const std::string& collective, int part
 
 const Algorithm* algorithm_of(PyObject* given, Collective collective) {
   const auto by_name = [&] { return named_algorithm(collective, text_of(given, name(collective), "algorithm")); };
-  if (PyUnicode_Check(given)) [[likely]]
-    return by_name();
+  if (PyUnicode_Check(given)) [[likely]] {
+    LookedUp& last = looked_up.at(static_cast<size_t>(collective));
+    if (last.text.ptr() != given || last.newest != newest_authored()) [[unlikely]] {
+      const Algorithm* found = by_name();
+      last = {py::reinterpret_borrow<py::object>(given), newest_authored(), found};
+    }
+    return last.found;
+  }
   const py::object index = py::getattr(given, "slot", py::none());
   if (!PyLong_Check(index.ptr())) return by_name();  // by_name() refuses an object that is not a string
   const Algorithm& found = checked_index(index.cast<int>());

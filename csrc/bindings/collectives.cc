@@ -432,11 +432,14 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
   PyObject* op = positional == 2 ? args[1] : nullptr;
   PyObject* algorithm = nullptr;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
+  // Python interns the keywords of a program. Python's all_reduce takes those that are not.
+  static PyObject* const op_keyword = PyUnicode_InternFromString("op");
+  static PyObject* const algorithm_keyword = PyUnicode_InternFromString("algorithm");
   for (Py_ssize_t i = 0; i < named; ++i) {
-    const std::string_view keyword = text_of(PyTuple_GET_ITEM(keywords, i), "all_reduce", "keyword");
-    if (keyword == "algorithm") {
+    PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
+    if (keyword == algorithm_keyword) {
       algorithm = args[positional + i];
-    } else if (keyword == "op" && op == nullptr) {
+    } else if (keyword == op_keyword && op == nullptr) {
       op = args[positional + i];
     } else {
       return false;

@@ -139,19 +139,13 @@ void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vect
 }
 
 const Algorithm* find_any_algorithm(Collective collective, std::string_view name) noexcept {
-  // A program asks for the same name again and again, while its threads wait for the interpreter.
-  struct Last {
-    const Entry* newest;
-    const Algorithm* found;
-  };
-  thread_local std::array<Last, kCollectives> lasts{};
-  Last& last = lasts[static_cast<size_t>(collective)];
-  const Entry* now = newest.load(std::memory_order_acquire);
-  if (last.found == nullptr || last.newest != now || name != last.found->name) {
-    const Algorithm* built_in = find_algorithm(collective, name);
-    last = {now, built_in != nullptr ? built_in : find_authored(collective, name)};
-  }
-  return last.found;
+  const Algorithm* built_in = find_algorithm(collective, name);
+  return built_in != nullptr ? built_in : find_authored(collective, name);
+}
+
+const Algorithm* newest_authored() noexcept {
+  const Entry* entry = newest.load(std::memory_order_acquire);
+  return entry != nullptr ? &entry->algorithm : nullptr;
 }
 
 std::string all_algorithm_names(Collective collective) {

@@ -43,6 +43,8 @@ void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vect
 
 /// A built-in algorithm or one of this process's own; null where there is neither.
 const Algorithm* find_any_algorithm(Collective collective, std::string_view name) noexcept;
+/// The algorithm that was added last, or null. While it stays the same, every name stands for the same algorithm.
+const Algorithm* newest_authored() noexcept;
 /// "a, b, c": both kinds, for messages.
 std::string all_algorithm_names(Collective collective);
 
