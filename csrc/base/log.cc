@@ -39,8 +39,7 @@ struct Queue {
 std::atomic<int> line_level{0}, queue_level{0};
 std::atomic<int> lines_to{STDERR_FILENO};
 std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
-std::atomic<long> seconds_east{
-    0};  // of Greenwich; read once, because localtime takes a lock that a fork can leave held
+std::atomic<long> seconds_east{0};   // of UTC; read once, because localtime takes a lock that a fork can leave held
 
 std::mutex configuring;
 std::string file_name;  // of lines_to; guarded by configuring
@@ -50,7 +49,7 @@ std::string environment(const char* variable) {
   return value != nullptr ? value : "";
 }
 
-/// RINGLET_HOST_ID replaces the host's name here, too, as when ranks detect which of them share a host.
+/// RINGLET_HOST_ID replaces the host's name, as it does when ranks detect which of them share a host.
 std::string host_name() {
   if (std::string given = environment("RINGLET_HOST_ID"); !given.empty()) return given;
   std::array<char, 256> name{};
@@ -73,7 +72,7 @@ std::string file_from(const std::string& pattern) {
   return name;
 }
 
-/// Lines that other threads write meanwhile go to either file.
+/// Lines that other threads write meanwhile may go to the old or to the new file.
 void open_lines(const std::string& name) {
   if (name == file_name) return;
   int fd = STDERR_FILENO;
@@ -81,7 +80,7 @@ void open_lines(const std::string& name) {
     fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) throw_errno("RINGLET_LOG_FILE=" + name);
   }
-  // The descriptor to which threads write stays open and then means the new file: no thread writes to a closed one.
+  // The threads' descriptor stays open and then refers to the new file, so no thread writes to a closed descriptor.
   if (const int before = lines_to.load(); before == STDERR_FILENO || fd == STDERR_FILENO) {
     lines_to.store(fd);
   } else {

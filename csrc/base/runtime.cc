@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<void (*)()> interrupt_check{nullptr};
 thread_local Clock::time_point next_check{};
-thread_local int checks = 0;  // in progress: the waits of a handler check, too
+thread_local int checks = 0;  // nested: a signal handler that waits checks, too
 thread_local int uninterrupted = 0;
 
 }  // namespace

@@ -24,7 +24,7 @@ Key key_of(const RankInfo& info) {
   return {info.world, info.root, std::move(hosts)};
 }
 
-/// What ranks compare: the same in every process, whatever else it added and in which order.
+/// The number that ranks compare. It is the same in every process, whatever other algorithms a process added before.
 uint32_t id_of(Collective collective, std::string_view name) {
   uint32_t hash = 2166136261u;
   const auto mix = [&](unsigned char byte) { hash = (hash ^ byte) * 16777619u; };
@@ -90,7 +90,7 @@ const Algorithm& add_algorithm(Collective collective, const std::string& name, c
                        "\": give the added algorithm another name");
   }
   const std::lock_guard lock(adding);
-  const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // for ever
+  const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // never deleted
   const Algorithm* other = authored_by_id(entry->id);
   if (other != nullptr && (other->collective != collective || name != other->name)) {
     delete entry;

@@ -1,7 +1,7 @@
-// Algorithms that a process adds at run time. What their ranks do is data, handed over for each place before use.
+// Algorithms that a process adds at run time. Their schedules are data, handed over for each place before use.
 //
-// Contract: an added algorithm stays, so plans, rules and logs may point to it. A later one of the same name takes its
-// place in look-ups by name. Who hands schedules over has proved them, and knows that all ranks have the same ones.
+// Contract: an added algorithm stays, so plans, rules and logs may point to it. Look-ups by name find the newest one.
+// The caller of hand_over() has proved the schedules, and knows that all ranks have the same ones.
 // Ownership: the process. Thread safety: any; look-ups take no lock.
 #pragma once
 
@@ -18,34 +18,34 @@ namespace ringlet {
 inline constexpr int kMostAuthoredRounds = 1 << 15;
 inline constexpr int kMostAuthoredParts = 1 << 14;
 
-/// Adds one. Throws InvalidUsage where a built-in algorithm of the collective has the name.
+/// Adds an algorithm. Throws InvalidUsage if a built-in algorithm of the collective has the name.
 const Algorithm& add_algorithm(Collective collective, const std::string& name, const std::string& summary);
 
-/// The newest of that name; null where there is none.
+/// The newest algorithm of that name; null if there is none.
 const Algorithm* find_authored(Collective collective, std::string_view name) noexcept;
-/// By index_of(); null where there is none.
+/// The algorithm with that index_of(); null if there is none.
 const Algorithm* authored_at(int index) noexcept;
-/// The newest that announces itself by this number (Authored::id); null where this process knows none.
+/// The newest algorithm with this number (Authored::id) in call signatures; null if this process knows none.
 const Algorithm* authored_by_id(uint32_t id) noexcept;
-/// The newest of each name, the oldest name first.
+/// The newest algorithm of each name, the oldest name first.
 std::vector<const Algorithm*> authored_algorithms();
 
-/// Where schedules are for.
+/// The groups and calls that a set of schedules is for.
 struct AuthoredPlace {
   int world;
   int root;
   std::vector<int> hosts;  ///< by rank, numbered by first appearance; empty: all ranks share a host
 };
 
-/// Hands over all ranks' schedules; again the same ones, nothing changes. Throws InvalidUsage where they are larger than
-/// the engines can take.
+/// Hands over all ranks' schedules. To hand over the same ones again changes nothing. Throws InvalidUsage if they are
+/// larger than the engines can take.
 void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vector<Schedule> ranks);
 
-/// A built-in algorithm or one of this process's own; null where there is neither.
+/// A built-in algorithm, or one that this process added; null if there is neither.
 const Algorithm* find_any_algorithm(Collective collective, std::string_view name) noexcept;
 /// The algorithm that was added last, or null. While it stays the same, every name stands for the same algorithm.
 const Algorithm* newest_authored() noexcept;
-/// "a, b, c": both kinds, for messages.
+/// For messages: the names of built-in and added algorithms, "a, b, c".
 std::string all_algorithm_names(Collective collective);
 
 }  // namespace ringlet

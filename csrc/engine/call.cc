@@ -16,7 +16,7 @@ constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 2 * kFirstAuthoredId - 1;
 constexpr uint64_t kUneven = uint64_t{1} << 4;
 static_assert(kCollectives <= 1 << 4 && kDTypes <= 1 << 5 && kReduceOps <= 1 << 4 && kAuto < 1 << 18);
-constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // of an uneven call's count; above stands a digest of the lengths
+constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // an uneven call's count; above it is a digest of its lengths
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
 uint64_t field(uint64_t signature, int shift, int bits) { return signature >> shift & ((uint64_t{1} << bits) - 1); }
@@ -32,7 +32,7 @@ uint64_t id_of(const Algorithm* algorithm) noexcept {
   return algorithm->authored != nullptr ? algorithm->authored->id : static_cast<uint64_t>(index_of(*algorithm));
 }
 
-/// Null for auto, and for what another process added.
+/// Null for auto, and for an algorithm that only another process added.
 const Algorithm* algorithm_of(uint64_t id) noexcept {
   if (id == kAuto) return nullptr;
   return id < kFirstAuthoredId ? &algorithm_at(id) : authored_by_id(static_cast<uint32_t>(id));
@@ -71,8 +71,8 @@ uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexc
 }
 
 uint64_t signature_count(const Call& call) noexcept {
-  // Pairs of ranks have compared the blocks of an all-to-all before (comm/communicator.cc), and no rank knows all of
-  // them.
+  // Before an all-to-all, each pair of ranks compares the blocks that it exchanges (comm/communicator.cc). No rank
+  // knows the blocks of all pairs, so the signature cannot hold them.
   if (call.blocks == nullptr || !call.blocks->uneven || call.collective == Collective::all_to_all) return call.count;
   uint64_t total = 0, digest = 0;
   for (const size_t count : call.blocks->counts) {

@@ -16,7 +16,7 @@
 
 namespace ringlet {
 
-/// Where a rank's blocks lie, if they do not follow each other in one tensor, or are not equally long.
+/// The blocks of a rank, if they are not adjacent in one tensor, or are not equally long.
 struct Blocks {
   std::vector<std::byte*> inputs;   ///< of this rank's input chunks, in order
   std::vector<std::byte*> outputs;  ///< of this rank's output chunks, in order
@@ -26,7 +26,7 @@ struct Blocks {
 };
 
 struct Choice;
-/// Gets the choice of a call, on the thread that runs it, as soon as the ranks agree.
+/// Is told how the engine carries out a call, on the thread that runs it, as soon as the ranks agree.
 class CallObserver {
  public:
   virtual void chosen(const Choice& choice) = 0;
@@ -54,7 +54,7 @@ struct Call {
 /// Elements of this rank's input and output.
 size_t input_elements(const Call& call, int rank, int world) noexcept;
 size_t output_elements(const Call& call, int rank, int world) noexcept;
-/// The size of the schedule's whole buffer, by which selector, thresholds and segments go.
+/// The bytes of the schedule's whole buffer. The selector, the thresholds and the segments depend on this size.
 size_t buffer_bytes(const Call& call, int world) noexcept;
 
 /// Packs collective, algorithm, dtype, op and root. `registered`: peers may read input and output in place. `history`
@@ -62,7 +62,7 @@ size_t buffer_bytes(const Call& call, int world) noexcept;
 /// two roots) detect that in the next call in which they exchange data.
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept;
 uint64_t history_after(uint64_t history, const CallSignature& signature) noexcept;
-/// The size of the call in its signature: equal on all ranks if their blocks are.
+/// The size of the call in its signature: equal on all ranks if their blocks are equal.
 uint64_t signature_count(const Call& call) noexcept;
 bool registered_in(uint64_t signature) noexcept;
 bool same_call(const CallSignature& a, const CallSignature& b) noexcept;  ///< all but the memory

@@ -1,8 +1,8 @@
-// Where the chunks of one call lie in a rank's tensors, and how long they are.
+// The places and lengths of one call's chunks in a rank's tensors.
 //
 // Executors cut a call into segments: the same piece of every chunk. So a segment never changes which chunk an element
-// belongs to, and the bits of a result depend on the message, not on how an executor cuts it. `begin` is where the
-// segment begins in every chunk, in elements.
+// belongs to, and the bits of a result depend on the message, not on how an executor cuts it. `begin` is the segment's
+// first element in every chunk.
 // Ownership: the call's tensors and blocks must outlive it. Thread safety: const.
 #pragma once
 

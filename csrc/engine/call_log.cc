@@ -89,7 +89,7 @@ std::vector<PastCall> CallLog::calls() const {
   const uint64_t end = made();
   for (uint64_t at = end - std::min<uint64_t>(end, kKept); at < end; ++at) {
     const PastCall past = read(at);
-    if (made() < at + kRecords) calls.push_back(past);  // else a newer call has overwritten it meanwhile
+    if (made() < at + kRecords) calls.push_back(past);  // otherwise a newer call may have overwritten it
   }
   return calls;
 }

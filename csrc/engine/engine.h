@@ -21,7 +21,7 @@ namespace ringlet {
 class Selector;
 class Topology;
 
-/// Where a call that was carried on without a wait has come to: a peer's counter, and what it must reach.
+/// What a call that advance() has not completed waits for: a peer's counter, and the value that it must reach.
 struct Awaited {
   int peer = -1;
   uint64_t target = 0;
@@ -38,21 +38,21 @@ class Engine {
   virtual int rank() const noexcept = 0;
   virtual int world() const noexcept = 0;
 
-  /// `background`: on a progress thread, which must not take the processor from the rank's own computation.
+  /// `background`: this is a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
 
-  /// Whether calls can be carried on piece by piece; the five below are for engines that can.
+  /// Whether the engine has advance(), which runs a call in pieces. The five functions below are for such engines.
   virtual bool resumable() const noexcept { return false; }
-  /// Carries a call on as far as it goes: until it is complete (true), or this rank has to wait for a peer. `spin`: as
-  /// long as run() would before it sleeps. The first time begins the call, which stays where it is until it is complete
-  /// or this throws, as run() does; no other call may be made meanwhile.
+  /// Continues a call until it is complete (true) or this rank must wait for a peer (false). `spin`: before it returns
+  /// false, it spins as long as run() does before it sleeps. The first call of advance() begins the call. The caller
+  /// keeps the Call in place until advance() returns true or throws, as run() does, and makes no other call meanwhile.
   virtual bool advance(const Call&, bool) { return false; }
   virtual Awaited held_up_at() const { return {}; }
-  /// Sleeps until the peer has come there, at most so long. From any number of threads, also beside advance().
+  /// Sleeps until the peer's counter reaches the value, or the time is over. Any threads may call it during advance().
   virtual void sleep(const Awaited&, std::chrono::nanoseconds) noexcept {}
   /// Whether this host has a processor for a second thread of each of its ranks.
   virtual bool has_spare_processor() const noexcept { return false; }
-  /// Whether a peer sleeps until this rank has gone on. From any thread.
+  /// Whether a peer sleeps until this rank makes progress. From any thread.
   virtual bool is_awaited() const noexcept { return false; }
 
   /// The choice of `auto` for that many bytes of the schedule's whole buffer: the same on every rank. `registered`:
@@ -63,13 +63,13 @@ class Engine {
   virtual const Selector& selector() const noexcept = 0;
   virtual const Topology* topology() const noexcept { return nullptr; }
 
-  /// It carries the point-to-point messages.
+  /// The transport of the point-to-point messages.
   virtual P2pTransport& p2p() = 0;
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   virtual bool registered(const void* pointer, size_t bytes) const noexcept = 0;
-  /// What all collectives so far received from peers, and sent to them. An engine whose peers read its memory sends
-  /// nothing.
+  /// Bytes that all collectives so far received from peers, and sent to them. An engine whose peers read its memory
+  /// sends nothing.
   virtual uint64_t bytes_received() const noexcept = 0;
   virtual uint64_t bytes_sent() const noexcept { return 0; }
   /// Open TCP connections.
@@ -90,8 +90,8 @@ class Engine {
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
-  /// The last call. `quiet`: nothing is pending; then it gives peers `patience` to get what they still need of this
-  /// rank. An interrupt (base/runtime.h) ends that wait early, and is thrown when this rank has left.
+  /// The last call. `quiet`: no call is pending. Then the engine waits at most `patience` until the peers have all that
+  /// they need of this rank. An interrupt (base/runtime.h) ends the wait early, and is thrown when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 
  private:

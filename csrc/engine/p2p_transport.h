@@ -23,7 +23,7 @@
 namespace ringlet {
 
 inline constexpr int kAnySource = -1;
-inline constexpr size_t kAtOnce = size_t{512} << 10;  // so that no message delays the others
+inline constexpr size_t kAtOnce = size_t{512} << 10;  // a limit, so that no message delays the others
 
 struct Message {
   int peer;  ///< a receive from kAnySource takes the first message that comes
@@ -37,7 +37,7 @@ struct Message {
   size_t bytes() const { return count * element_size(dtype); }
 };
 
-/// What a message says before it is received.
+/// The header of a message, known before the message is received.
 struct Envelope {
   DType dtype;
   uint64_t count;
@@ -72,10 +72,10 @@ class P2pTransport {
 
   /// Sends while there is room, at most about kAtOnce bytes. Returns whether the message is complete.
   virtual bool send(const Message& message, MessageProgress& progress) = 0;
-  /// The next message from `peer`; none if it has not arrived. Do not call it between calls of receive() for one
-  /// message.
+  /// The envelope of the next message from `peer`; none if it has not arrived. Do not call it while receive() has taken
+  /// only part of a message.
   virtual std::optional<Envelope> next(int peer) = 0;
-  /// Takes what has arrived of it, at most about kAtOnce bytes. Returns whether it is complete.
+  /// Takes the bytes that have arrived, at most about kAtOnce. Returns whether the message is complete.
   virtual bool receive(int peer, std::byte* to, size_t bytes, MessageProgress& progress) = 0;
 
   /// Adds to `list` what changes when there is room to send to `peer`, or when more arrives from it. After this call,
@@ -83,10 +83,10 @@ class P2pTransport {
   virtual void watch(int peer, bool sending, Watchlist& list) = 0;
   virtual void sleep(const Watchlist& list, int64_t nanoseconds) = 0;
 
-  /// Tells the peers in which message this rank has waited for long; "": in none. Best effort.
+  /// Tells the peers in which message this rank has waited for a long time; "": in none. Best effort.
   virtual void tell_waiting(const std::string& context) = 0;
 
-  /// Throws if something ends the wait. `closely`: looks also for what takes system calls to detect.
+  /// Throws if the wait cannot end well. `closely`: also makes the checks that need system calls.
   virtual void examine(const Waiting& waiting, const Deadline& deadline, bool closely) = 0;
   virtual void raise_if_failed() = 0;
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;

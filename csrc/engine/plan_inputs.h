@@ -1,6 +1,6 @@
-// What a planner knows of a collective: the schedule of every rank, and which sends and receives belong together.
+// The input of a planner: the schedule of every rank, and which sends match which receives.
 //
-// A plan is of one rank, but depends on its peers' schedules. Each engine's planner makes its plan from this.
+// A plan is for one rank, but depends on its peers' schedules. Each engine's planner makes its plan from this.
 // Thread safety: immutable once made.
 #pragma once
 
@@ -18,21 +18,21 @@ struct Match {
 };
 
 struct PlanInputs {
-  /// Throws InvalidUsage if a send has no receive, a receive has no send, or ranks wait for each other in a circle.
+  /// Throws InvalidUsage if a send has no receive, a receive has no send, or ranks wait for each other in a cycle.
   PlanInputs(const Algorithm& algorithm, const RankInfo& info);
 
   int world() const { return static_cast<int>(schedules.size()); }
-  /// Of a reduction: whether a chunk holds the inputs of all ranks after that round.
+  /// For a reduction: whether a chunk holds the inputs of all ranks after that round.
   bool complete(int rank, int round, int chunk) const {
     return contributions[rank][round + 1][chunk] == static_cast<int>(schedules.size());
   }
 
   const Algorithm& algorithm;
-  std::vector<Schedule> schedules;                       ///< by rank, as what follows
-  std::vector<Chunks> inputs, outputs;                   ///< which chunks a rank gives and gets
+  std::vector<Schedule> schedules;                       ///< by rank, like the members below
+  std::vector<Chunks> inputs, outputs;                   ///< the chunks of a rank's input and output
   std::vector<std::vector<std::vector<Match>>> matches;  ///< by round and step
-  /// By round and chunk, of a reduction: how many ranks' inputs a chunk holds before the round. The last entry is for
-  /// after the last round.
+  /// For a reduction, by round and chunk: how many ranks' inputs a chunk holds before the round. The last entry counts
+  /// them after the last round.
   std::vector<std::vector<std::vector<int>>> contributions;
 };
 

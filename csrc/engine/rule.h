@@ -33,7 +33,7 @@ struct Situation {
   bool network = false;  ///< some ranks reach each other over a network only
   bool shared_hosts = false;  ///< some of them share a host
   Way way = Way::host;
-  bool nccls_own = false;  ///< NCCL has a collective of its own for the call; without, rules that name it do not fit
+  bool nccls_own = false;  ///< NCCL itself has this collective; if not, rules that name it do not match
 };
 
 enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart, peers, nccl };

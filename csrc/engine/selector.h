@@ -24,11 +24,11 @@ class Selector {
   const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
   const Rule& rule_for(const Situation& situation) const;
 
-  /// What the rules of a collective name that this process added; whether any rule does.
+  /// The added algorithms that the rules of a collective name, whether or not those rules match.
   std::vector<const Algorithm*> authored(Collective collective) const;
   bool names_authored() const { return names_authored_; }
 
-  /// Where the table is from; empty: there is none.
+  /// The source of the table, for messages; empty: there is none.
   const std::string& origin() const { return origin_; }
 
  private:

@@ -12,7 +12,8 @@ constexpr size_t kPayload = RegionLayout::kMessageBytes - sizeof(StagingHeader);
 constexpr size_t kInPlaceBytes = size_t{64} << 10;  // from this size on a registered tensor is read in place
 constexpr uint32_t kSlots = 2;
 
-/// Publishes a counter, and wakes the peer if it sleeps. Both sides look in the same order, so no wake-up is missed.
+/// Publishes a counter, and wakes the peer if it sleeps. Sender and sleeper each write their own word, then read the
+/// other's, so no wake-up is missed.
 void publish(const Transport& transport, int peer, std::atomic<uint32_t>& counter, uint32_t value) {
   counter.store(value, std::memory_order_seq_cst);
   if (transport.control(peer).awaiting_messages.load(std::memory_order_seq_cst) != 0) wake_all(counter);

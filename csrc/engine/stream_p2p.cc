@@ -8,7 +8,7 @@
 namespace ringlet {
 namespace {
 
-// Looks before sleeping: each is a system call per pipe, and peers may share this processor.
+// Looks before a sleep. They are few: each costs a system call per pipe, and peers may need this processor.
 constexpr int kLooks = 20;
 
 }  // namespace
@@ -41,8 +41,8 @@ bool StreamP2p::send(const Message& message, MessageProgress& progress) {
   return complete;
 }
 
-/// The pipe for collectives must be open, too, before anything is sent: through it each rank learns of the other's
-/// errors and of its end.
+/// The pipe for collectives must be open, too, before a message is sent: through it each rank learns of the other's
+/// errors, and of the end of the other's process.
 Pipe* StreamP2p::open(int peer) {
   try {
     const bool heard = engine_.mesh().open(peer, ConnectionKind::collectives) != nullptr;
@@ -134,7 +134,7 @@ void StreamP2p::check_alive(const Waiting& waiting) {
     all = all && engine_.mesh().gone(peer);
   }
   if (!all || waiting.reached()) return;
-  engine_.poll_failures();  // the final error may have come with the end
+  engine_.poll_failures();  // the peer may have sent a final error before its connection ended
   for (int peer = 0; peer < world(); ++peer) {
     if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.read_final_error(peer);
   }

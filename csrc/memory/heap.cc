@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kCounters = 512;                  // made at once
+constexpr size_t kCounters = 512;                  // allocated together
 constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from this size on go back to the system at once
 
 size_t default_heap_bytes() {
@@ -34,8 +34,7 @@ const std::shared_ptr<Heap>& Heap::process() {
   static std::shared_ptr<Heap> heap;
   const std::lock_guard lock(mutex);
   if (!heap || heap->owner_ != ::getpid()) {
-    static std::shared_ptr<Heap>
-        parents;  // a forked child keeps its parent's pages mapped, because its tensors are there
+    static std::shared_ptr<Heap> parents;  // a forked child keeps these pages mapped, because its tensors are in them
     parents = heap;
     heap = std::make_shared<Heap>(default_heap_bytes());
   }

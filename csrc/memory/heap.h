@@ -1,6 +1,6 @@
 // Registered memory: one sparse memfd per process, which each peer maps once, whole and read-only.
 //
-// Contract: the name of an address in the heap is its offset, the same in every process. So an allocation is local: no
+// Contract: an address in the heap is named by its offset, the same in every process. So an allocation is local: no
 // peer takes part. A page exists from its first touch on. Nothing is in /dev/shm: the file has no name and ends with
 // its last process.
 // Ownership: allocate/free pairs. A forked child must not use its parent's heap: process() gives it a heap of its own.
@@ -38,7 +38,7 @@ class Heap {
   /// again at the next such call, and when it is full. `unused` must not call the heap.
   void free_when(std::byte* pointer, std::function<bool()> unused) noexcept;
 
-  /// Asks now for all such blocks. Returns whether one was freed.
+  /// Checks all blocks of free_when() now. Returns whether one was freed.
   bool free_unused() noexcept;
 
   /// A counter in the heap. Its place holds only counters (type-stable memory), and it never has the same value twice.

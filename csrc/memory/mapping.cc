@@ -13,7 +13,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 }
 
 Mapping::Mapping(int fd, size_t bytes, Access access) : bytes_(bytes) {
-  // More than needed, so that the file can begin at a huge page boundary: otherwise the kernel maps 4 KiB pages.
+  // More than `bytes`, so that the file can begin at a huge page boundary. Otherwise the kernel maps 4 KiB pages.
   void* reserved = ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
     throw_errno("cannot reserve " + std::to_string(bytes >> 20) + " MiB of addresses",

@@ -1,6 +1,6 @@
 // Kernels for x86-64 processors with AVX-512 F, BW, VL and DQ, on 64-byte vectors.
 
-// gcc 12 takes its own headers' deliberately undefined registers for a mistake (gcc bug 105593).
+// gcc 12 warns about deliberately undefined registers in its own headers (gcc bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"

@@ -1,6 +1,6 @@
 // Kernels for any processor, on 16-byte vectors, which SSE2 and NEON have and any other target's compiler imitates.
 
-// On aarch64 a product and a sum would otherwise become one fma, with other bits than the other levels'.
+// On aarch64 a product and a sum would otherwise become one fma, which rounds differently from the other levels.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else

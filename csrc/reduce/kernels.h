@@ -26,7 +26,7 @@ inline constexpr int kLineBytes = 64;
 // Up to this size, results that another core reads next are demoted to the shared cache, from where that core gets them
 // sooner. For more, demoting takes longer than that gains.
 inline constexpr size_t kDemoteBytes = 8 << 10;
-// Beyond that size: so many bytes before they are written, lines are taken from the core that read them last.
+// From that size on, a core requests a line from the core that read it last, so many bytes before it writes the line.
 inline constexpr size_t kOwnAheadBytes = 1024;
 // Passes side by side begin at different places of their pages: otherwise they would compete for the same sets of the
 // cache.
@@ -87,8 +87,8 @@ RINGLET_INLINE void combine(const ReduceArgs& args, const std::byte* const* srcs
   }
 }
 
-/// Where results go. A destination streams only where the machine's stores will be aligned and nobody holds its lines:
-/// a line just read as a source is in cache already. At most one of demote, ahead and stream is in use.
+/// Where results go. A destination uses non-temporal stores only if they will be aligned and no cache holds its lines:
+/// a line that was just read as a source is in the cache. At most one of demote, ahead and stream is in use.
 template <class Machine>
 struct Output {
   std::byte* dst;
@@ -96,7 +96,7 @@ struct Output {
   bool stream = false;
   bool stream2 = false;
   bool demote = false;
-  size_t ahead = 0;  // bytes of dst that are worth asking for ahead
+  size_t ahead = 0;  // bytes of dst to request ahead
 
   void store(size_t at, Words<Machine> words) const {
     if (at < ahead && starts_line(dst + at)) Machine::own(dst + at + kOwnAheadBytes);
@@ -127,7 +127,7 @@ RINGLET_INLINE Words<Machine> read_one(const std::byte* p, size_t at, int) {
   return read<Words<Machine>>(p + at);
 }
 
-/// The vector at `at`, and a look at the line that will be wanted soon.
+/// The vector at `at`; also prefetches the line that the loop will need soon.
 template <class Machine>
 RINGLET_INLINE Words<Machine> read_ahead(const std::byte* p, size_t at, size_t end) {
   if (at % kLineBytes < Machine::kBytes && at + kPrefetchBytes < end) __builtin_prefetch(p + at + kPrefetchBytes);

@@ -1,7 +1,7 @@
 // The algorithms: each makes the schedule of the position info.rank. All are pure functions.
 //
 // The file of an algorithm says what it does, in how many rounds, with how many bytes, and where it comes from.
-// Whoever wants a schedule by name asks registry.h.
+// Callers that want a schedule by name use registry.h.
 #pragma once
 
 #include "schedule/collective.h"

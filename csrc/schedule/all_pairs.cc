@@ -1,5 +1,5 @@
-// Everybody with everybody at once. One shot: everyone gets everything and combines it. Two shots: everyone gets one
-// chunk of everybody, combines it, and gives the result to everybody.
+// Every rank exchanges with every other at once. One shot: every rank gets all data and combines them. Two shots: every
+// rank gets one chunk from each rank, combines them, and sends the result to each rank.
 //
 //   two_shot, world 3     0: 0 . .     0: 0 - -     0: 0 1 2      rank: chunks
 //                         1: . 1 .     1: - 1 -     1: 0 1 2      . given away   - stale

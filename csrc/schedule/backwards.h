@@ -1,5 +1,5 @@
-// A reduction run backwards: what was combined on the way to its place spreads from there. A reduce becomes a broadcast,
-// a reduce-scatter an all-gather. Pure.
+// A reduction run backwards: the data that were combined on the way to a rank spread from that rank. A reduce becomes a
+// broadcast, a reduce-scatter an all-gather. Pure.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Bruck's all-gather, for every world in ceil(log2 world) exchanges with the ranks 1, 2, 4, ... further on.
 //
 // A rank gives the next blocks it has, its own first, to the rank 2^k before it, which then has twice as many in a row;
-// in the last round only what is lacking.
+// in the last round only the missing blocks.
 //
 // Rounds: ceil(log2 world). Bytes sent per rank: S (world-1)/world.
 // Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient Algorithms for All-to-All Communications in Multiport

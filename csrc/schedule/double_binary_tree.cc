@@ -1,5 +1,5 @@
-// Two binary trees, each for one half of the message, in which no rank has children twice: who is inside one tree is a
-// leaf of the other, so every rank is as busy as any, and segments follow one another through both trees at once.
+// Two binary trees, each for one half of the message, in which no rank has children twice: an inner node of one tree is
+// a leaf of the other. So all ranks have equal work, and segments follow one another through both trees at once.
 //
 //   nodes 1 .. 6      4              the second one in an even world:   3          in an odd one every node stands
 //                   2   6            the first turned round           5   1        where the one before it does
@@ -22,7 +22,7 @@ namespace {
 constexpr int kAbove = 0;  // the parent of a top node
 
 struct Trees {
-  /// Where a node stands in a tree, and which node stands there.
+  /// The place of a node in a tree, and the node at a place.
   int place(int tree, int node) const {
     if (tree == 0) return node;
     return nodes % 2 == 0 ? nodes + 1 - node : (node + nodes - 2) % nodes + 1;
@@ -52,7 +52,7 @@ struct Trees {
   int nodes;
 };
 
-/// Up both trees; node n is the rank n after `above`, which top nodes give to where it takes part.
+/// Up both trees; node n is the rank n after `above`. Top nodes send to `above` if it takes part.
 Schedule upwards(const RankInfo& info, const Trees& trees, int above) {
   const bool above_takes_part = trees.nodes < info.world;
   const auto rank_of = [&](int node) { return (above + node) % info.world; };

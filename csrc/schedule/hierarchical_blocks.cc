@@ -1,6 +1,6 @@
-// Every block goes over each link between two hosts once, and what it is combined with, or spread to, on a host is one
-// rank's work there: its owner. Rank r's block is owned by r on its own host; if r is the j-th rank there, by the j-th
-// rank on another, counted round where that has fewer.
+// Every block crosses each link between two hosts once. On each host one rank, the block's owner, combines it with the
+// host's other contributions, or spreads it. On its own host rank r owns its block. If r is the j-th rank there, the
+// j-th rank of each other host owns the block, counted modulo the number of ranks on that host.
 //
 //   ranks  0 1 2 | 3 4 | 5       owners of block 0:  0 | 3 | 5     1:  1 | 4 | 5     2:  2 | 3 | 5
 //   on three hosts                               3:  0 | 3 | 5     4:  1 | 4 | 5     5:  0 | 3 | 5

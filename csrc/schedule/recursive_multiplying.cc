@@ -1,13 +1,13 @@
 // Recursive multiplying: the butterfly with four partners at a time instead of two, so that groups that know each
-// other's contributions grow by a factor of four a round (by two in the last one, where the world asks for it).
+// other's contributions grow by a factor of four a round (by two in the last one, if the world requires it).
 //
 //   world 16, round 0   0 1 2 3 | 4 5 6 7 | ...      all of a group exchange everything; n-ary reductions in rank order
 //             round 1   0 4 8 12 | 1 5 9 13 | ...
 //
 // Partial sums are combined in the order of the ranks that hold them, which must be alike in all groups: so positions are
 // ranks, whatever the hosts. Rounds: ceil(log4 world) for powers of two; other worlds fold (schedule/fold.h), with q ranks left: ceil(log4 q) + 2.
-// Bytes sent per rank: 3S a round, S in one of two; where a rank stands in for a folded one, S more. Sums: one tree
-// of depth ceil(log4 q), one more where it folds. Source: Ruefenacht, Bull and Booth, "Generalisation of recursive
+// Bytes sent per rank: 3S a round, S in one of two; if a rank stands in for a folded one, S more. Sums: one tree
+// of depth ceil(log4 q), one more if ranks fold. Source: Ruefenacht, Bull and Booth, "Generalisation of recursive
 // doubling for AllReduce: Now with simulation", Parallel Computing 69, 2017.
 #include <algorithm>
 

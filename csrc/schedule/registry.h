@@ -19,14 +19,14 @@ namespace ringlet {
 /// The order of ranks in positions (schedule/topology.h): by number, host after host, or round robin over the hosts.
 enum class Order : uint8_t { none, along, across };
 
-/// Stands for `make` where an algorithm is not built in (engine/authored.h): its schedules are data.
+/// Replaces `make` in an algorithm that is not built in (engine/authored.h): its schedules are data.
 class Authored {
  public:
-  /// Throws InvalidUsage where there is none for that place.
+  /// Throws InvalidUsage if there is no schedule for these ranks.
   virtual Schedule schedule(const RankInfo& info) const = 0;
 
-  const int index;    ///< what index_of() says
-  const uint32_t id;  ///< what ranks announce: from kFirstAuthoredId on, below twice that
+  const int index;    ///< the result of index_of()
+  const uint32_t id;  ///< in call signatures: from kFirstAuthoredId on, below twice that
 
  protected:
   Authored(int index, uint32_t id) : index(index), id(id) {}
@@ -51,8 +51,8 @@ std::span<const Algorithm> algorithms() noexcept;
 /// Null if the collective has no algorithm of that name.
 const Algorithm* find_algorithm(Collective collective, std::string_view name) noexcept;
 
-/// The algorithm "nccl": NCCL's own collective, which is no schedule (`make` is null) and takes tensors on GPUs alone. It
-/// is none of algorithms(). Null where NCCL has none.
+/// The algorithm "nccl": NCCL's own collective, which is no schedule (`make` is null) and takes only tensors on GPUs.
+/// It is not in algorithms(). Null if NCCL has no such collective.
 const Algorithm* nccls_own(Collective collective) noexcept;
 inline bool is_nccls_own(const Algorithm* algorithm) noexcept {
   return algorithm != nullptr && algorithm->make == nullptr && algorithm->authored == nullptr;
@@ -61,8 +61,8 @@ inline bool is_nccls_own(const Algorithm* algorithm) noexcept {
 /// "a, b, c": the collective's algorithms, for messages.
 std::string algorithm_names(Collective collective);
 
-/// Of a built-in algorithm: its place in algorithms(), and beyond them if it is NCCL's own; stable within one build.
-/// Beyond built_in_algorithms(): the order in which this process added its own.
+/// The index of a built-in algorithm in algorithms(); NCCL's own come after them. Stable within one build.
+/// The algorithms that this process added follow built_in_algorithms(), in the order in which it added them.
 int index_of(const Algorithm& algorithm) noexcept;
 const Algorithm& algorithm_at(size_t index) noexcept;
 size_t built_in_algorithms() noexcept;

@@ -6,7 +6,7 @@
 //
 // Reduce-scatter: a rank passes its sum of a block on once, in the last step whose partner still has a way to the
 // block's rank in the steps after it. So the ways to one block form a tree, for every even world. (Passing on whatever
-// the partner can use adds contributions twice where the world is no power of two.) The all-gather is the same
+// the partner can use adds contributions twice if the world is no power of two.) The all-gather is the same
 // backwards. In an odd world the last rank does not swing: it exchanges one block with each of the others, spread over
 // the steps. Rounds: ceil(log2 e) each, where e is the even one of world and world - 1. Bytes sent per rank:
 // S (world-1)/world each. Sums: depth <= ceil(log2 world).

@@ -73,7 +73,7 @@ std::vector<Address> named(const std::vector<Interface>& all, const std::string&
   return addresses;
 }
 
-/// This process's address from which packets to MASTER_ADDR leave. To connect a datagram socket sends nothing.
+/// The address from which this process sends packets to MASTER_ADDR. To connect a datagram socket sends no packet.
 std::optional<Address> towards_master() {
   const char* master = std::getenv("MASTER_ADDR");
   addrinfo hints{};

@@ -15,14 +15,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kWhole = 10s;      // to find a listener that answers
-constexpr auto kPerAddress = 2s;  // a packet lost on the way is sent again after 1 s
-// A listener that answers is the right one, but its group may not be made yet, or the peer's own connector may be under
-// way.
+constexpr auto kWhole = 10s;      // the time to find a listener that answers
+constexpr auto kPerAddress = 2s;  // TCP sends a lost SYN again after 1 s
+// The time to be admitted, after the right listener has answered: the peer's group may not be made yet, or the
+// peer's own connector may be under way.
 constexpr auto kWelcome = 50s;
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 
-constexpr int kComplete = -1, kClosed = 1 << 16;  // among errno's numbers
+constexpr int kComplete = -1, kClosed = 1 << 16;  // returned like errno values, and equal to none
 
 std::string why(int code) { return code == kClosed ? "closed the connection" : std::strerror(code); }
 

@@ -66,7 +66,7 @@ class Connector {
   Deadline until_;
   Deadline step_;
   std::chrono::milliseconds pause_;
-  bool repeat_ = false;  // an address of this round may succeed next time
+  bool repeat_ = false;  // an address that failed in this round may succeed in the next
   std::string reasons_;  // why the addresses of this round failed
   size_t got_ = 0;
   Hello hello_;

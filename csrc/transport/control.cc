@@ -15,7 +15,7 @@
 namespace ringlet {
 namespace {
 
-// A futex is 32 bits: of a 64-bit counter, the half that changes.
+// A futex has 32 bits. This is the half of the 64-bit counter that changes with every step.
 const uint32_t* low_half(const std::atomic<uint64_t>& word) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
   const auto* halves = reinterpret_cast<const uint32_t*>(&word);
@@ -24,7 +24,7 @@ const uint32_t* low_half(const std::atomic<uint64_t>& word) {
 
 void futex_sleep(const uint32_t* word, uint32_t seen, int64_t nanoseconds) {
   const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
-  ::syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, nullptr, 0);  // every return means: look again
+  ::syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, nullptr, 0);  // whatever it returns, the caller looks again
 }
 
 void futex_wake(const uint32_t* word) { ::syscall(SYS_futex, word, FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0); }
@@ -68,7 +68,7 @@ void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexce
   }
   if (n > 0 && (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS)) return;
 #endif
-  // Before Linux 5.16 a thread cannot sleep on several words, nor on none: look again soon.
+  // Before Linux 5.16 a thread cannot sleep on several words, nor on an empty list: it sleeps briefly and looks again.
   constexpr int64_t kGlance = 100'000;
   const timespec glance{0, std::min(nanoseconds, kGlance)};
   ::nanosleep(&glance, nullptr);

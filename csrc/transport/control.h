@@ -1,4 +1,4 @@
-// The control page: here a rank tells its peers how far it is, which call it is in, and whether it failed.
+// The control page: on it a rank tells its peers its progress, the call that it is in, and whether it failed.
 //
 // Only its owner writes it; peers map it read-only and poll. `progress` only grows:
 //   epoch << 16                    every segment before `epoch` is complete
@@ -30,7 +30,7 @@ struct CallSignature {
   uint64_t count = 0;
 };
 
-/// What belongs to a call signature and is seldom read.
+/// The rarely read part of a call signature.
 struct CallDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
@@ -38,10 +38,10 @@ struct CallDetail {
   CallSignature previous;  // of the call before: for the error message, if ranks differed there
 };
 
-/// A text for people, which its owner changes while peers read it: a reader may get a mixture of old and new.
+/// A text for messages, which its owner changes while peers read it: a reader may get a mixture of old and new.
 class SharedText {
  public:
-  void set(std::string_view text) noexcept;  // cut to what there is room for
+  void set(std::string_view text) noexcept;  // cut to the size of the buffer
   std::string get() const;
 
  private:
@@ -82,8 +82,8 @@ struct RingCounters {
 
 /// Point-to-point messages with one peer, in both directions. Only the owner of the region writes it.
 struct Channel {
-  alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer, ever
-  std::atomic<uint32_t> received;          // segments taken from the peer, ever
+  alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer since the group was made
+  std::atomic<uint32_t> received;          // segments taken from the peer since the group was made
   RingCounters rings[2];                   // in place of segments, if the group has a mesh: of collectives, of messages
 };
 static_assert(sizeof(Channel) == 64);

@@ -43,7 +43,7 @@ socklen_t address_length(const std::string& name) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-/// Repeats a system call until the deadline, while a signal or its own limit (limit_sends) ends it early.
+/// Repeats a system call until the deadline, if a signal or the limit of limit_sends ends it early.
 template <typename SystemCall>
 auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   auto result = call();
@@ -54,8 +54,8 @@ auto uninterrupted(const Deadline& deadline, const SystemCall& call) {
   return result;
 }
 
-/// A call that waits for room in the socket, or a connect() that waits for a place in the peer's queue, then ends with
-/// EAGAIN.
+/// Limits a send that waits for room in the socket, and a connect() that waits for a place in the peer's queue. They
+/// then fail with EAGAIN.
 void limit_sends(int socket) {
   constexpr timeval limit{0, std::chrono::microseconds(kInterruptCheckEvery).count()};
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -119,8 +119,8 @@ std::optional<Received> receive_hello(int socket, size_t expected, const Deadlin
   return received;
 }
 
-/// Watches the process at the other end by its pidfd. If its pid is not visible here (another pid namespace), by the
-/// connection: it ends with the process, unless a forked child holds it open.
+/// Watches the process at the other end by its pidfd. If its pid is not visible here (another pid namespace), this rank
+/// watches the connection: it ends with the process, unless a forked child holds it open.
 Introduced watched(Descriptor connection, std::vector<Descriptor> handed) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -162,7 +162,7 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
   Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
-  // If a signal interrupts connect() on a unix socket, it has done nothing, unlike on TCP: so it is repeated.
+  // Unlike on TCP, a connect() on a unix socket that a signal interrupts has no effect, so it is repeated.
   limit_sends(connection.get());
   const int connected = uninterrupted(deadline, [&] {
     return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
@@ -207,7 +207,7 @@ void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> ha
   } catch (...) {
     for (size_t q = 0; q < calls.size(); ++q) {
       if (!calls[q].valid()) continue;
-      ::shutdown(calls[q].get(), SHUT_RD);  // a peer that has not answered by now cannot any more
+      ::shutdown(calls[q].get(), SHUT_RD);  // no answer is read that arrives after this
       std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), Deadline::after(kNow));
       if (received) joined[q] = watched(std::move(calls[q]), std::move(received->handed));
     }

@@ -11,8 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends within two round trips
-// A proof waits while its group is not made here, or while it is undecided which of two connections is used. The
-// connector gives up earlier.
+// A proof waits until its group is made here, and until it is decided which of two connections is used. The connector
+// gives up earlier.
 constexpr auto kHold = 60s;
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }

@@ -16,9 +16,9 @@ namespace ringlet {
 class IncomingConnection {
  public:
   enum class State {
-    unauthenticated,  ///< has not named this listener yet
+    unauthenticated,  ///< the peer has not named this listener yet
     named,    ///< has named this listener, so it knows this job's store or overheard a rank; no proof has arrived
-    waiting,  ///< has sent a proof that is not checked yet
+    waiting,  ///< the peer has sent a proof that is not checked yet
     gone,     ///< closed, broke the protocol or ran out of time
   };
 
@@ -34,7 +34,7 @@ class IncomingConnection {
   bool proves(const Token& key) const;
   /// Proves that this side knows the key, too. Returns the socket, or an invalid one if the connection is gone.
   Socket welcome(const Token& key) noexcept;
-  /// Tells the peer that the rank which it wants has left the group.
+  /// Tells the peer that the rank that it asks for has left the group.
   void send_away(const Token& key) noexcept;
 
  private:

@@ -21,12 +21,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t kMostUnauthenticated = 128;  // connections that have not named this listener
-constexpr size_t kNamed = 512;  // connections that have: from ranks of this job, or from one that overheard them
+constexpr size_t kNamed = 512;                // connections that have named it, without a proof
 constexpr size_t kDeparted = 256;
 constexpr size_t kLeaving = 256;
-constexpr auto kGoodbyeTime = 2s;  // for a peer to read the final error
+constexpr auto kGoodbyeTime = 2s;  // the time for a peer to read the final error
 constexpr int kBacklog = 4096;     // the kernel takes the smaller of this and net.core.somaxconn
-constexpr int kAtOnce = 256;       // accepted before the thread looks at the others
+constexpr int kAtOnce = 256;       // connections to accept before the thread serves the others
 constexpr auto kRest = 100ms;
 
 Socket listen_at(int family, sockaddr* address, socklen_t length) {
@@ -113,7 +113,7 @@ Listener::Listener()
 }
 
 void Listener::start() {
-  sigset_t all, before;  // signals are for the program's own threads
+  sigset_t all, before;  // blocked here, so that the program's own threads handle signals
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
@@ -161,7 +161,7 @@ void Listener::connect_to(Connector::Target call) {
 
 void Listener::wake() noexcept {
   const uint64_t one = 1;
-  // Only a full counter refuses it, and then the thread wakes anyhow.
+  // The write fails only if the counter is full, and then the thread wakes anyway.
   [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
 }
 
@@ -177,7 +177,7 @@ std::optional<Listener::Departed> Listener::departed(const MemberId& id) {
   return found == departed_.end() ? std::nullopt : std::optional(*found);
 }
 
-/// Whether the rank that it wants has left the group.
+/// Sends the connection away if the rank that it asks for has left the group. Returns whether it did.
 bool Listener::turn_away(IncomingConnection& incoming) {
   const Hello& hello = incoming.hello();
   const std::optional<Departed> gone = departed({hello.group, hello.to});
@@ -295,7 +295,7 @@ bool Listener::consider(IncomingConnection& incoming) {
   const Hello& hello = incoming.hello();
   const Member host = member({hello.group, hello.to});
   const std::shared_ptr<Resident> resident = host.resident.lock();
-  if (!resident) return turn_away(incoming);  // else its group is not made here yet
+  if (!resident) return turn_away(incoming);  // otherwise its group is not made here yet
   const std::optional<ConnectionKind> which = facing(hello.which);
   if (!incoming.proves(host.key) || !which) return true;
   if (!resident->wants(static_cast<int>(hello.from), *which)) return turn_away(incoming) || true;
@@ -303,7 +303,7 @@ bool Listener::consider(IncomingConnection& incoming) {
       std::any_of(connectors_.begin(), connectors_.end(), [&](const Connector& own) { return same_pair(own, hello); });
   if (rivals && hello.to > hello.from) return false;
   resident->admit(static_cast<int>(hello.from), *which, [&] { return incoming.welcome(host.key); });
-  if (incoming.state() != IncomingConnection::State::gone) turn_away(incoming);  // the rank left just now
+  if (incoming.state() != IncomingConnection::State::gone) turn_away(incoming);  // the rank left meanwhile
   return true;
 }
 
@@ -330,7 +330,7 @@ bool Listener::finish(Connector& connector) {
   if (outcome == Connector::Outcome::going) return false;
   if (outcome == Connector::Outcome::made) {
     resident->admit(peer, call.which, [&] { return connector.take(); });
-    if (const auto gone = departed(id)) part(connector.take(), gone->final_frame);  // unless it was admitted
+    if (const auto gone = departed(id)) part(connector.take(), gone->final_frame);  // the rank left before admit()
     return true;
   }
   for (IncomingConnection& each : incoming_) {  // the peer may have connected in the other direction

@@ -39,7 +39,7 @@ class Listener {
   class Resident {
    public:
     virtual ~Resident() = default;
-    /// Whether a pipe to `peer` is still missing.
+    /// Whether the rank still needs a pipe to `peer`.
     virtual bool wants(int peer, ConnectionKind which) noexcept = 0;
     /// A connection is authenticated. `take` tells the peer so; call it while no other thread looks at the pipes. Then
     /// a thread that sees what the peer did afterwards sees the pipe, too.
@@ -59,7 +59,7 @@ class Listener {
   /// From now on the listener tells peers that connect that this rank has left: on kind `collectives` by `final_frame`,
   /// if there is one, as if the connection had existed before. Connectors of this rank that are under way send it, too.
   void leave(const Token& key, int rank, Bytes final_frame = {}) noexcept;
-  /// Ends in admit() or give_up() of the caller's Resident, unless that has left, or a connection came from the peer.
+  /// Calls admit() or give_up() of the caller's Resident at the end, unless that has left or the peer connected first.
   void connect_to(Connector::Target call);
 
   Listener(const Listener&) = delete;
@@ -115,7 +115,7 @@ class Listener {
   std::deque<IncomingConnection> incoming_;  // in the order in which they came
   std::deque<Connector> connectors_;
   std::deque<Leaving> leaving_;
-  bool reconsider_ = false;  // an authenticated connection that waits may now be taken
+  bool reconsider_ = false;  // check the connections with a proof again
   bool resting_ = false;     // no descriptors are left: the thread does not accept for a moment
 };
 

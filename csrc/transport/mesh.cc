@@ -24,7 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGlance = 1ms;           // while closing
+constexpr auto kGlance = 1ms;           // the longest sleep while closing
 constexpr auto kExamineEvery = 1000ms;  // how often a sleeper looks for hosts that vanished
 
 Descriptor make_wakeup() {
@@ -91,7 +91,7 @@ struct Mesh::State final : Listener::Resident {
     if (peer < 0 || peer >= setup.world || peer == setup.rank) return false;
     const std::lock_guard lock(mutex);
     const Slot& slot = at(peer, which);
-    return !closed && slot.owned == nullptr;  // also if this rank's connector failed: the peer's may succeed
+    return !closed && slot.owned == nullptr;  // also if this rank's connector failed, because the peer's may succeed
   }
 
   void admit(int peer, ConnectionKind which, const std::function<Socket()>& take) noexcept override {
@@ -100,7 +100,7 @@ struct Mesh::State final : Listener::Resident {
       Slot& slot = at(peer, which);
       if (closed || slot.owned != nullptr) return;
       Socket socket = take();
-      if (!socket.valid()) return;  // it ended meanwhile
+      if (!socket.valid()) return;  // the connection ended meanwhile
       if (logging(LogLevel::info)) tell_made(peer, which, socket, slot);
       slot.owned = std::make_unique<SocketPipe>(std::move(socket));
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
@@ -198,7 +198,7 @@ void Mesh::State::ask(int peer, ConnectionKind which) {
 void Mesh::State::tell_addresses() const {
   const char* chosen = std::getenv("RINGLET_INTERFACE");
   for (int q = 0; q < setup.world; ++q) {
-    if (q != setup.rank && setup.hosts[q] == setup.hosts[setup.rank]) continue;  // by shared memory
+    if (q != setup.rank && setup.hosts[q] == setup.hosts[setup.rank]) continue;  // reached through shared memory
     const PeerAddress address = PeerAddress::unpack(setup.addresses[q]);
     std::string text = q == setup.rank ? "listens at" : "rank " + std::to_string(q) + " can be reached at";
     for (const Address& address : address.addresses) text += " " + address.text();
@@ -221,12 +221,12 @@ void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket
   log(LogLevel::info, source, text);
 }
 
-/// A peer that is gone sends nothing any more: its pipe for collectives shows that.
+/// A message pipe does not show that its sender has ended before it connected. The pipe for collectives shows that.
 void Mesh::State::look_after(int peer) {
   const Pipe* pipe = at(peer, ConnectionKind::collectives).pipe.load(std::memory_order_acquire);
   const bool over = pipe != nullptr && pipe->ended();
   const std::lock_guard lock(mutex);
-  if (at(peer, ConnectionKind::incoming).owned != nullptr) return;  // it came before the end
+  if (at(peer, ConnectionKind::incoming).owned != nullptr) return;  // the message pipe was made before the peer ended
   if (pipe == nullptr) ask(peer, ConnectionKind::collectives);
   if (!over || closed) return;
   throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
@@ -263,7 +263,7 @@ bool Mesh::gone(int peer) const noexcept {
   for (const Slot& slot : state_->slots[peer]) {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
     if (pipe == nullptr) continue;
-    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // its descriptor is of the peer's process
+    const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // a ring's descriptor watches the process
     pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
     if (::poll(&watched, 1, 0) > 0 || pipe->ended()) return true;
   }
@@ -285,7 +285,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
     const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
-    watched.push_back({each.pipe->descriptor(), events, 0});  // of a ring: its peer's process; the wakeup does the rest
+    watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's only shows the end of the peer's process
     if (ring != nullptr) rings[static_cast<size_t>(ring->which())] = true;
     if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
   }

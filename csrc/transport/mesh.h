@@ -42,7 +42,7 @@ class Mesh {
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  /// Where peers reach this process: what they need in Setup::addresses.
+  /// The address of this process, for the peers' Setup::addresses.
   static std::string address();
 
   int rank() const;

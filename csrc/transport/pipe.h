@@ -29,11 +29,11 @@ class Pipe {
   /// Whether the peer closed it or is gone, and all bytes that arrived have been read. why_ended() then says why.
   virtual bool ended() const noexcept = 0;
   virtual std::string why_ended() const = 0;
-  /// Whether it ended on this side, because the memory of `pieces` is not there.
+  /// Whether this side ended it, because the memory of `pieces` is not mapped.
   virtual bool memory_gone() const noexcept { return false; }
 
-  /// This rank will write and read nothing more. The peer reads what was written, and then the end. What it still
-  /// writes is discarded, and it need not wait for that.
+  /// This rank will write and read nothing more. The peer reads the bytes that were written, and then the end. Bytes
+  /// that the peer still writes are discarded, and the peer need not wait for that.
   virtual void finish() noexcept = 0;
 
   /// Whether the peer has read all that was written, as far as this side can know, or will never read it.

@@ -8,7 +8,7 @@
 namespace ringlet {
 namespace {
 
-// Bytes are made known in pieces of at most this, so that the reader copies one while the writer copies the next.
+// The count of bytes is published after each piece, so that the reader copies one while the writer copies the next.
 constexpr size_t kPiece = size_t{64} << 10;
 
 int ring_index(ConnectionKind which) { return which == ConnectionKind::collectives ? 0 : 1; }
@@ -43,7 +43,7 @@ size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
 
 void strike(int wakeup) noexcept {
   const uint64_t one = 1;
-  // Only a full counter refuses it, and then the sleeper wakes anyhow.
+  // The write fails only if the counter is full, and then the sleeper wakes anyway.
   [[maybe_unused]] const ssize_t written = ::write(wakeup, &one, sizeof one);
 }
 
@@ -60,13 +60,13 @@ RingPipe::RingPipe(Transport& transport, int peer, ConnectionKind which)
       wakeup_(transport.wakeup(peer, facing(which))),
       asleep_(transport.control(peer).asleep[slot(facing(which))]) {}
 
-/// Both sides first write their own word and then read the other's, in one order for all: no wake-up is missed.
+/// Each side first writes its own word and then reads the other's, sequentially consistently, so no wake-up is missed.
 void RingPipe::publish(std::atomic<uint32_t>& count, uint32_t value) noexcept {
   count.store(value, std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_seq_cst) != 0) strike(wakeup_);
 }
 
-/// A thread that announced its sleep and then found work: peers need not ring any more.
+/// Clears the sign that this thread sleeps, because it found work first: peers need not signal the wakeup any more.
 void RingPipe::awake() noexcept {
   std::atomic<uint32_t>& asleep = transport_.control().asleep[slot(which_)];
   if (asleep.load(std::memory_order_relaxed) != 0) asleep.store(0, std::memory_order_relaxed);
@@ -76,7 +76,7 @@ size_t RingPipe::write(const iovec* pieces, int n) noexcept {
   if (which_ == ConnectionKind::incoming) return 0;
   uint32_t sent = mine_.sent.load(std::memory_order_relaxed), published = sent;
   const uint32_t unread = sent - theirs_.received.load(std::memory_order_seq_cst);
-  // A count that cannot be, in memory that is the peer's to spoil, must not lead outside of the ring.
+  // The peer may write any count into its memory. An impossible count must not lead to an access outside of the ring.
   const size_t room = unread > size_ ? 0 : size_ - unread;
   const size_t moved = walk(pieces, n, room, [&](const std::byte* from, size_t bytes) {
     const uint32_t at = sent % size_;

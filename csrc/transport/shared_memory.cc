@@ -56,12 +56,12 @@ bool is_readable(const Descriptor& descriptor) noexcept {
 
 /// Another rank of the group.
 struct Peer {
-  Descriptor watch{};  // readable when its process has ended; none: it never got this rank's region
+  Descriptor watch{};  // readable when its process has ended; none: the peer never got this rank's region
   std::shared_ptr<const Mapping> heap{};
   const std::atomic<uint64_t>* presence = nullptr;
   uint64_t present = 0;
 
-  /// Whether it does not read this rank's region any more.
+  /// Whether the peer does not read this rank's region any more.
   bool departed() const noexcept {
     return !watch.valid() || (presence != nullptr && presence->load(std::memory_order_acquire) != present) ||
            is_readable(watch);
@@ -141,7 +141,7 @@ class SharedMemory final : public Transport {
   void make_region() {
     region_ = heap_->allocate(layout_.bytes());
     presence_ = &heap_->take_counter();
-    // A used block of the heap has old bytes; counters must be zero before a peer looks.
+    // A reused block of the heap holds old bytes. The counters must be zero before a peer reads them.
     std::memset(region_, 0, layout_.staging());
     links_[rank_] = {region_, heap_->base()};
   }
@@ -176,7 +176,7 @@ class SharedMemory final : public Transport {
     adopt(joined, infos);
   }
 
-  /// From here on, the joined peers count as readers of this rank's region.
+  /// From here on, the peers that have joined count as readers of this rank's region.
   void adopt(std::vector<Introduced>& joined, const std::vector<RegionInfo>& infos) {
     for (int q = 0; q < world_; ++q) peers_[q].watch = std::move(joined[q].watch);
     for (int q = 0; q < world_; ++q) {

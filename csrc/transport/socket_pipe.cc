@@ -23,7 +23,7 @@ constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
 constexpr uint32_t kSilenceMs = 10'000;
 constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
 
-constexpr int kClosed = 1 << 16;  // among errno's numbers
+constexpr int kClosed = 1 << 16;  // stored like an errno, and equal to none
 
 bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 
@@ -42,7 +42,7 @@ SocketPipe::SocketPipe(Socket socket) : socket_(std::move(socket)) {
 }
 
 void SocketPipe::end(int code) const noexcept {
-  int none = 0;  // the first cause is the cause
+  int none = 0;  // the first cause is kept
   end_.compare_exchange_strong(none, code, std::memory_order_relaxed);
 }
 
@@ -60,7 +60,7 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   if (bytes < 0 && !transient(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
   if (bytes < 0 && errno == EFAULT) {
     end(EFAULT);
-    finish();  // a frame is partly written, and nothing can follow it: the peer must not wait for the rest
+    finish();  // the frame stays incomplete, so the peer must not wait for the rest
   }
   if (bytes <= 0) return 0;
   written_.store(written_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);

@@ -49,7 +49,7 @@ class Threads final : public Transport {
   const char* name() const noexcept override { return "threads"; }
   std::optional<uint64_t> locate(const void* pointer, size_t) const noexcept override {
     if (!share_addresses_) return std::nullopt;
-    return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null: an address is its own offset
+    return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null, so a registered address is the pointer
   }
   bool alive(int) const noexcept override { return true; }  // a thread cannot end without its communicator
   void depart() noexcept override {
@@ -70,7 +70,7 @@ std::string missing_ranks(const Hub& hub) {
   return text;
 }
 
-/// It may try again.
+/// Takes back this rank's attempt to join, so that it may try again.
 void withdraw(const std::string& name, Hub& hub, int rank) {
   hub.joined[rank] = false;
   if (--hub.count == 0) hubs().erase(name);

@@ -49,7 +49,7 @@ Array: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
 Arrays: TypeAlias = Array | Sequence[Array]  # a sequence: one for each rank
 Timeout: TypeAlias = float | timedelta | None
 Tensor: TypeAlias = torch.Tensor
-Tensors: TypeAlias = Tensor | list[Tensor]  # a list where the call was given a sequence
+Tensors: TypeAlias = Tensor | list[Tensor]  # a list if the caller passed a sequence
 
 # For the overloads: a call returns what it wrote or, if async_op is true, a Work.
 Sync: TypeAlias = Literal[False]
@@ -409,7 +409,7 @@ def recv(
 def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """An uninitialized contiguous tensor in registered memory: peers read it where it lies.
+    """An uninitialized contiguous tensor in registered memory: peers read it in place.
 
     size: as in torch.empty.
     device: the host, or a GPU, which has as much registered memory as RINGLET_GPU_HEAP_MIB says (by default none). When
@@ -431,7 +431,7 @@ def empty(
 
 
 def is_registered(tensor: Array) -> bool:
-    """Whether peers can read this tensor where it lies: any on the host if ranks are threads, else one of `empty`."""
+    """Whether peers can read this tensor in place: any on the host if ranks are threads, else one of `empty`."""
     group, one = current() if has_default() else None, as_tensor(tensor)
     return (group is not None and group.transport == "threads" and one.is_cpu) or _C.is_registered(one)
 

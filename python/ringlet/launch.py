@@ -205,7 +205,7 @@ class _Ranks:
                 else:
                     os.kill(process.pid, number)
             until = time.monotonic() + GRACE_S
-            # Ask only once which ranks are alive: a wait for nobody would last all that time.
+            # Ask only once which ranks are alive: a wait for no process would last all that time.
             while (alive := [process for process in running if process.is_alive()]) and time.monotonic() < until:
                 self._hear(alive, until - time.monotonic())
         finally:
@@ -290,7 +290,7 @@ def _end_at_once(code: int) -> None:
     """Ends this process at once. Python's own exit frees every module first, which takes long with torch."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or nobody reads it any more
+        with contextlib.suppress(Exception):  # it may be closed, or its reader may be gone
             stream.flush()
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks of a group: they agree on a key of their store that nobody has used before.
+"""Rendezvous of the ranks of a group: they agree on a key of their store that no group has used before.
 
 A store can outlive processes: torch elastic's agent keeps one for all restarts of a worker group. A rank must not take
 the keys that killed ranks have left there for new ones, however far each of these ranks came. So ranks agree on a key:

@@ -46,7 +46,7 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
 
 @contextlib.contextmanager
 def asked() -> Iterator[None]:
-    """What a store raises inside becomes PeerLost: whoever serves it is gone."""
+    """What a store raises inside becomes PeerLost: the process that serves it is gone."""
     try:
         yield
     except Error:

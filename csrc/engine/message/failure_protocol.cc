@@ -7,8 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSilence = 50ms;    // a rank that has waited for so long tells its peers where, and for whom
-constexpr size_t kMostText = 600;  // of what other ranks wait in
+constexpr auto kSilence = 50ms;    // after this wait a rank tells its peers its call, and the rank that it waits for
+constexpr size_t kMostText = 600;  // of the text that says which calls other ranks wait in
 
 std::string name_of(int rank) { return rank < 0 ? "nobody" : "rank " + std::to_string(rank); }
 
@@ -28,7 +28,7 @@ void FailureProtocol::begin_call(const FrameHeader& header, std::chrono::millise
 }
 
 void FailureProtocol::end_call() {
-  if (said_ && said_->rank >= 0) report({});  // taken back: nobody holds this rank up any more
+  if (said_ && said_->rank >= 0) report({});  // withdraws the suspicion: this rank waits for no peer now
   in_call_ = false;
 }
 
@@ -47,7 +47,7 @@ void FailureProtocol::on_report(int peer, const FrameHeader& header, const std::
       if (!known) return;
       sender.left = true;
       reported_ = {static_cast<ErrorKind>(header.detail), static_cast<int>(header.index), text};
-      // Of a later call: this call has all that it needs of that rank, and can complete.
+      // An error in a later call: this call has all the data that it needs of that rank, and can complete.
       if (!in_call_ || header.call <= call_.call) forward_failure();
       return;
     case FrameKind::goodbye: sender.left = true; return;
@@ -80,18 +80,18 @@ void FailureProtocol::on_idle(Clock::time_point now) {
   }
   if (now - began_ >= timeout_) time_out();
   if (now - began_ <= std::min<Clock::duration>(kSilence, timeout_ / 4)) return;
-  // A rank that is stuck says nothing. The ranks that wait for it say so, and the ranks that wait for those pass it on.
-  // By this the peers also learn in which call this rank is, if the call itself sends them nothing.
+  // A rank that is stuck sends no report. The ranks that wait for it send one, and the ranks that wait for those pass
+  // it on. A report also tells the peers which call this rank is in, if the call itself sends them nothing.
   const Suspect last = suspect();
   if (said_ != last) report(last);
 }
 
-/// The peer that this rank waits for. If that peer has told whom it waits for itself: that rank.
+/// The peer that this rank waits for. If that peer has reported that it waits for another rank: that other rank.
 FailureProtocol::Suspect FailureProtocol::suspect() const {
   const int rank = owner_.awaited();
   if (rank < 0) return {};
   const Peer& peer = peers_[rank];
-  // A peer that is one call behind is held up by the rank that it waits for, too.
+  // A peer that is one call behind waits for the same rank, too.
   const bool passed_on = peer.call + 1 >= call_.call && peer.suspects.rank >= 0 && peer.suspects.rank != rank_;
   return passed_on ? peer.suspects : Suspect{rank, peer.call >= call_.call};
 }
@@ -115,10 +115,10 @@ void FailureProtocol::time_out() {
            "; it may be in other work, stuck, or cut off from the network (timeout= raises the limit)");
 }
 
-/// The peer that knows why may be another than the peer that is gone.
+/// Reads all reports first: the peer that knows the cause may not be the peer that is gone.
 void FailureProtocol::lose(int peer, const std::string& why) {
   owner_.read_reports();
-  if (reported_) forward_failure();  // of a later call, and yet something of this call is missing
+  if (reported_) forward_failure();  // an error of a later call; this call still needs data, so it fails as well
   const std::string where = (in_call_ ? owner_.context() : name_of(rank_)) + ": ";
   if (peers_[peer].left) {
     fail(ErrorKind::peer_lost, where + name_of(peer) + " left the group: it finished early, or failed outside ringlet");
@@ -138,13 +138,13 @@ void FailureProtocol::forward_failure() {
 
 void FailureProtocol::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
 
-/// `text`: what rank `origin`, in which the failure began, says of it.
+/// `text`: what rank `origin`, in which the failure began, reports about it.
 std::string FailureProtocol::poison(ErrorKind kind, const std::string& message, int origin, const std::string& text) {
   FrameHeader header;
   header.kind = FrameKind::error;
   header.detail = static_cast<int64_t>(kind);
   header.index = static_cast<uint32_t>(origin);
-  // Posted before the failure is set: a thread whose call ends by it tells the peers why.
+  // Posted before the failure is set, because the thread whose call ends by this failure sends the report.
   owner_.post(header, text.substr(0, FrameHeader::kMostText));
   const std::string told = calls_.with_last_calls(kind, message);
   if (failure_.set(kind, told)) calls_.failed(kind, told);
@@ -169,7 +169,7 @@ void FailureProtocol::say_message(const std::string& context) {
   owner_.say(header, context.substr(0, FrameHeader::kMostText));
 }
 
-/// A peer that is in a collective may have sent its first message of it: its reports stand behind that message.
+/// A peer in a collective may have sent its first message already. Its reports follow that message in the stream.
 std::string FailureProtocol::waiting_as_well(int peer) {
   std::string text;
   for (int q = 0; q < static_cast<int>(peers_.size()); ++q) {

@@ -50,7 +50,7 @@ class FailureProtocol {
     virtual void poll_peers() = 0;
     /// Sends a report beside the data, to all peers that are connected.
     virtual void say(const FrameHeader& header, const std::string& text) = 0;
-    /// Queues the last word of this rank for all peers; flush() sends it instead of the data.
+    /// Queues the final error of this rank for all peers; flush() sends it instead of the data.
     virtual void post(const FrameHeader& header, const std::string& text) = 0;
     virtual void flush() = 0;
 
@@ -68,7 +68,7 @@ class FailureProtocol {
   std::optional<ErrorKind> failure() const { return failure_.kind(); }
   void raise_if_failed() const { failure_.raise_if_failed(); }
 
-  /// Before a call: throws what ended the group, or what a peer has reported since.
+  /// Before a call: throws the error that ended the group, or one that a peer has reported since the last call.
   void enter_call();
   /// `header`: what all frames of the call say of it.
   void begin_call(const FrameHeader& header, std::chrono::milliseconds timeout, Clock::time_point now);
@@ -76,15 +76,15 @@ class FailureProtocol {
   /// The call in progress has failed.
   void abandon_call() { in_call_ = false; }
 
-  /// A message of that peer begins to arrive, in its call number `call`.
+  /// A message of that peer begins to arrive; it belongs to the peer's call number `call`.
   void on_data(int peer, uint64_t call) { peers_[peer].call = call; }
-  /// A message of that peer is complete: the peer waits no longer.
+  /// A message of that peer is complete: the peer does not wait for this rank any more.
   void on_message(int peer);
   void on_report(int peer, const FrameHeader& header, const std::string& text);
-  /// All frames of that peer are read, and its connection has ended, because of `why`. `memory_gone`: because the
-  /// memory of this call's tensor is gone.
+  /// The connection to that peer has ended because of `why`, and all its frames are read. `memory_gone`: the connection
+  /// ended because the memory of this call's tensor is not mapped any more.
   void on_closed(int peer, bool memory_gone, const std::string& why);
-  /// Nothing has moved for some time.
+  /// No bytes have moved for some time.
   void on_idle(Clock::time_point now);
 
   /// Fails the group and tells the peers. Returns the text of the error that this rank raises.
@@ -95,23 +95,24 @@ class FailureProtocol {
   void abort(const std::string& reason);
   void leave() { left_ = true; }
 
-  /// Tells the peers in which message this rank has waited for long; "": in none.
+  /// Tells the peers in which message this rank has waited for a long time; "": in none.
   void say_message(const std::string& context);
-  /// For an error: what other ranks have waited in for long. Of collectives only those of `peer`; negative: of all.
+  /// For an error: the calls in which other ranks have waited for a long time. Of collectives only those of `peer`; all
+  /// if it is negative.
   std::string waiting_as_well(int peer);
 
  private:
-  /// Who holds up a call, and whether that rank has made the call at all.
+  /// The rank that delays a call, and whether that rank has made the call at all.
   struct Suspect {
     int rank = -1;
     bool in_call = false;
     bool operator==(const Suspect&) const = default;
   };
   struct Peer {
-    bool left = false;                          // it said goodbye, or reported an error
-    uint64_t call = 0;                          // the last call in which this rank heard of it
-    Suspect suspects{};                         // whom it waits for
-    std::string in_collective{}, in_message{};  // what it has waited in for long
+    bool left = false;                          // the peer said goodbye, or reported an error
+    uint64_t call = 0;                          // the last call in which this rank received a frame of the peer
+    Suspect suspects{};                         // the rank that the peer waits for
+    std::string in_collective{}, in_message{};  // the calls in which the peer has waited for a long time
   };
   /// What a peer reported of a failure, and the rank in which the failure began.
   struct Reported {
@@ -142,7 +143,7 @@ class FailureProtocol {
   FrameHeader call_{};
   Clock::time_point began_{};
   std::chrono::milliseconds timeout_{0};
-  std::optional<Suspect> said_;  // whom the peers were told
+  std::optional<Suspect> said_;  // the suspect that this rank last reported to its peers
 };
 
 }  // namespace ringlet

@@ -8,7 +8,7 @@
 namespace ringlet {
 namespace {
 
-constexpr size_t kPieces = 64;  // given to the system at once
+constexpr size_t kPieces = 64;  // in one system call
 
 size_t length(std::span<const iovec> pieces) {
   size_t bytes = 0;
@@ -82,7 +82,7 @@ bool FrameReader::payload(std::span<const iovec> payload) {
   std::array<iovec, kPieces> rest;
   while (taken_ < all) {
     size_t n = remainder(payload, taken_, std::span(rest).first(kPieces - 1));
-    if (begin_ < end_) {  // of the bytes that came with the header
+    if (begin_ < end_) {  // first the bytes that were read together with the header
       const size_t piece = std::min(rest[0].iov_len, end_ - begin_);
       std::memcpy(rest[0].iov_base, buffer_.data() + begin_, piece);
       begin_ += piece;

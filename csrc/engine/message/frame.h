@@ -19,8 +19,8 @@ enum class FrameKind : uint32_t {
   message,     ///< a point-to-point message
   error,       ///< why rank `index` failed: `detail` is the ErrorKind, the payload its text
   goodbye,     ///< the sender left the group
-  waiting,     ///< the sender has waited for long: `detail` is the rank that it suspects; -1: it waits no longer
-  in_message,  ///< the sender has waited for long in the message that the payload names; empty: it waits no longer
+  waiting,     ///< the sender has waited long: `detail` is the rank that it suspects; -1: it waits no longer
+  in_message,  ///< the sender has waited long in the message that the payload names; empty: it waits no longer
 };
 
 struct FrameHeader {
@@ -36,7 +36,7 @@ struct FrameHeader {
   uint64_t sequence = 0;   ///< data: the call's number, for people
   int64_t detail = 0;      ///< message: the tag
   uint32_t segment = 0;
-  uint32_t index = 0;  ///< within the segment: how many messages went this way before
+  uint32_t index = 0;  ///< how many messages of the segment the sender sent to this peer before
 };
 static_assert(sizeof(FrameHeader) == 64);
 
@@ -61,8 +61,8 @@ class FrameReader {
 
   /// The header of the next frame; null if it has not arrived. Throws PeerLost if the bytes are not a header.
   const FrameHeader* header();
-  /// Reads what has arrived of the payload. Returns whether it is complete; then comes the next frame. `payload` is the
-  /// whole payload, header()->bytes long, in every call.
+  /// Reads the bytes of the payload that have arrived. Returns whether the payload is complete; header() is then about
+  /// the next frame. `payload` is the whole payload, header()->bytes long, in every call.
   bool payload(std::span<const iovec> payload);
   /// A header has been read whose payload is not complete.
   bool waits() const { return have_header_; }
@@ -71,7 +71,7 @@ class FrameReader {
   bool has_more() const { return end_ - begin_ >= sizeof(FrameHeader); }
 
  private:
-  static constexpr size_t kBuffer = 4096;  // small frames come whole; of a large one at most this much is copied twice
+  static constexpr size_t kBuffer = 4096;  // holds small frames whole; so many bytes of a large one are copied twice
 
   bool fill();
 

@@ -14,7 +14,7 @@ constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kSegmentsWanted = 4;
 constexpr size_t kMostSegmentsUnderWay = 64;
-// A look at a link is a system call. If a call is one segment, so many looks are at the links of its round only.
+// To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
 constexpr int kGlances = 8;
 
 size_t segment_bytes(size_t whole) { return std::clamp(whole / kSegmentsWanted, kLeastSegmentBytes, kSegmentBytes); }
@@ -69,8 +69,8 @@ void MessageEngine::run(const Call& call, bool background) {
   const size_t segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
   if (segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
   scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
-  // As many on every rank: a segment that only one of two ranks has begun would stand in the way of earlier ones'
-  // messages.
+  // The number of segments under way is the same on every rank. Otherwise a segment that only one rank of a pair has
+  // begun would block the messages of earlier segments.
   const size_t of_segment = shared.width * size * static_cast<size_t>(plan.most_held);
   const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_segment), 2, kMostSegmentsUnderWay);
   if (segments_.size() < window) segments_.resize(window);
@@ -95,7 +95,7 @@ void MessageEngine::run(const Call& call, bool background) {
     failures_.keep(error);
     abandon();
     throw;
-  } catch (const Interrupted&) {  // which has set the failure
+  } catch (const Interrupted&) {  // check_for_interrupt() has poisoned the group
     abandon();
     throw;
   }
@@ -156,7 +156,7 @@ bool MessageEngine::reach(Link& link) {
   try {
     return link.open(*mesh_);
   } catch (const Error& error) {
-    read_reports();  // one of them may have said why
+    read_reports();  // a report may say why, and is then raised instead
     fail(error.kind(), context() + ": " + error.what());
   }
 }
@@ -218,7 +218,7 @@ void MessageEngine::fill_header(Link& link, size_t index, int message) {
 }
 
 bool MessageEngine::read(Link& link) {
-  constexpr int kFramesAtOnce = 4;  // so that sending goes on meanwhile
+  constexpr int kFramesAtOnce = 4;  // so that a fast sender does not keep this thread from sending
   bool moved = false;
   for (int i = 0; i < kFramesAtOnce; ++i) {
     if (i > 0 && run_->segments == 1 && !segments_[0].needs(link.peer)) return moved;
@@ -260,7 +260,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   return true;
 }
 
-/// Finds the place of a message that begins to arrive. Throws PeerLost if the schedule has no such message.
+/// Finds which message of the schedule begins to arrive. Throws PeerLost if the schedule has no such message.
 bool MessageEngine::expect(Link& link, const FrameHeader& header) {
   Run& run = *run_;
   const auto from = run.shared.plan.from.find(link.peer);
@@ -282,7 +282,7 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
                                  std::to_string(header.bytes) + " bytes, which this call does not expect");
 }
 
-/// A peer may be a call behind, if neither needed the other in that one.
+/// A peer may be one call behind, if neither rank needed the other in that call.
 void MessageEngine::compare(const Link& link, const FrameHeader& header) {
   const CallSignature theirs{header.signature, header.count};
   const bool now = header.call == calls_;

@@ -58,9 +58,9 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
 
   Mesh& mesh() { return *mesh_; }
   void poll_failures() override;
-  /// Throws what a peer that is gone has reported. It discards the data that the peer sent before.
+  /// Throws the error that a peer reported before its connection ended. Discards the data that the peer sent before.
   void read_final_error(int peer);
-  /// As P2pTransport::tell_waiting, to connected peers. Does nothing during a call, which reports for itself.
+  /// As P2pTransport::tell_waiting, to connected peers. Does nothing during a collective, which sends its own reports.
   void tell_message(const std::string& context);
   /// As FailureProtocol::waiting_as_well.
   std::string waiting_as_well(int peer);
@@ -73,7 +73,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
     CallSignature signature;
     uint64_t sequence = 0;
   };
-  /// Holds the pipes. When it releases them, it sends the words that other threads have posted meanwhile.
+  /// Holds the pipes. When it releases them, it sends the reports that other threads have posted meanwhile.
   struct Hold {
     ~Hold() {
       lock = {};

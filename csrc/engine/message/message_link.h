@@ -1,4 +1,4 @@
-// What the message engine knows of one peer and of the call in progress. Private to the .cc files of the engine.
+// The message engine's state of one peer and of the call in progress. Private to the .cc files of the engine.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct MessageEngine::Link {
     return std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
   }
 
-  /// Puts a word before all frames that are not partly written.
+  /// Puts a report before all frames that are not partly written.
   void say(const std::shared_ptr<const Word>& word) {
     queue.insert(queue.begin() + (writer->midway() ? 1 : 0), {0, -1, word});
   }
@@ -63,8 +63,8 @@ struct MessageEngine::Link {
     return writer->write(header, sending);
   }
 
-  /// Drops the frames of the call in progress. A frame that is partly written stays so: its tensor is the caller's
-  /// again.
+  /// Drops the frames of the call in progress. A partly written frame stays so, because its tensor belongs to the
+  /// caller again.
   void drop() {
     mute = mute || (writer && writer->midway());
     queue.clear();
@@ -79,9 +79,9 @@ struct MessageEngine::Link {
   FrameHeader header{};          // of the message being sent
   std::vector<iovec> sending{};  // its payload
   int receiving = -1;            // which of plan.received is being taken
-  std::vector<iovec> pieces{};   // where it goes
+  std::vector<iovec> pieces{};   // the memory that it is read into
   std::string text{};            // of an error being taken
-  bool mute = false;             // a frame is partly written for good: nothing can follow it
+  bool mute = false;             // a frame was written in part and then dropped: no frame can follow it
 
  private:
   bool attach(Pipe* found) {

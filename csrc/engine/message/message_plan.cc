@@ -101,7 +101,7 @@ class MessagePlanner {
     return round.updates.emplace_back(ChunkUpdate{chunk, false, {}});
   }
 
-  /// A reduction takes the own value in this rank's place.
+  /// Sorts the parts by rank. In a reduction, this rank's own value takes this rank's place.
   void order(ChunkUpdate& one, int r) {
     if (is_copy(one) || !plan_.received[one.parts[0].message].reduces) return;
     one.parts.push_back({ChunkUpdate::kOwn, one.chunk});

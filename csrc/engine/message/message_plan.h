@@ -24,7 +24,7 @@ struct ReceivedMessage {
   int first, count;
   int round;
   bool reduces;
-  int direct_from;  // from this round on no earlier step touches the chunks: the payload may go directly to its place
+  int direct_from;  // from this round on no earlier step uses the chunks, so the payload may be read directly into them
 };
 
 /// What a round does with one chunk: a received or copied chunk overwrites it, or received chunks are combined with it.
@@ -37,7 +37,7 @@ struct ChunkUpdate {
     int chunk;
   };
   int chunk;
-  bool finish;              // all contributions are in: divide for avg
+  bool finish;              // holds the contributions of all ranks: divide for avg
   std::vector<Part> parts;  // in ascending order of rank
 };
 
@@ -53,7 +53,7 @@ struct MessagePlan {
   int most_parts = 1;   // of one update
   int most_held =
       0;  // chunks of scratch and work that a segment may take, on the rank that takes most: the same on all ranks
-  bool works = false;  // chunks outside of the output are written
+  bool works = false;  // some written chunks are not part of the output
   std::vector<int> peers;
   std::vector<MessageRound> rounds;
   std::vector<SentMessage> sent;

@@ -129,7 +129,7 @@ void MessageSegment::combine(const ChunkUpdate& update) {
     }
   }
   homes_[update.chunk] = home;
-  if (count == 0 || n == 0) return;  // n == 0: it went straight to its place
+  if (count == 0 || n == 0) return;  // n == 0: the payload was read directly into its place
   if (n == 1) {
     if (sources_[0] != to) copy_bytes(to, sources_[0], count * size);
     return;
@@ -160,7 +160,7 @@ void MessageSegment::scale_input() {
   }
 }
 
-/// Copies to the output what is still only in the input.
+/// Copies the chunks that are still only in the input to the output.
 void MessageSegment::deliver_input() {
   const Chunks output = call_->plan.output;
   for (int c = output.first; c < output.end(); ++c) {

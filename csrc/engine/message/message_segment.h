@@ -1,5 +1,5 @@
-// One segment of a call on its way through the rounds of a plan: where its chunks lie, and which messages are under
-// way.
+// One segment of a call: the places of its chunks, and the messages that are under way, while it passes through the
+// rounds of a plan.
 //
 // Contract: begin(), sent() and arrived() may complete rounds; the messages of the next round then go to `outbox`. A
 // chunk is written only when no message still sends it. Messages may arrive before their round.
@@ -73,7 +73,7 @@ class MessageSegment {
   size_t index_ = 0, begin_ = 0;
   int round_ = 0, rounds_ = 0;
   int sending_ = 0;                  // messages that are not sent yet
-  std::vector<Home> homes_;          // by chunk: where its value is
+  std::vector<Home> homes_;          // by chunk: the memory that holds its value
   std::vector<int> readers_;         // by chunk: messages not sent yet that read it
   std::vector<std::byte*> scratch_;  // by received message: its block, if it did not go directly to its place
   std::vector<uint8_t> arrived_;     // by received message

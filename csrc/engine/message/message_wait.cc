@@ -11,12 +11,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Looks before sleeping, each with a yield: peers on other machines answer within them, and ranks that share a
-// processor get it at once.
+// Looks at the pipes before a sleep, with a yield after each. Peers on other machines usually answer within them, and a
+// rank that shares this processor can run at each yield.
 constexpr int kLooks = 120;
 constexpr int kLooksInBackground = 2;
 constexpr int64_t kSleepNanoseconds = 20'000'000;
-constexpr auto kFinalErrorTime = 250ms;  // for telling the peers why, before they would find out by themselves
+constexpr auto kFinalErrorTime = 250ms;  // to send the final error, before the peers detect the end of the connection
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
   std::vector<std::byte> frame(sizeof header + text.size());
@@ -34,8 +34,8 @@ void MessageEngine::wait(int& idle) {
   } else if (idle == looks) {
     if (!run_->outside) run_->outside.emplace();
     check_for_interrupt();
-    failures_.on_idle(Deadline::Clock::now());  // before the last look: a header that it reads would wake no sleeper
-    mesh_->about_to_sleep(ConnectionKind::collectives);  // and look once more
+    failures_.on_idle(Deadline::Clock::now());  // before the last look: a header that it reads wakes no sleeper
+    mesh_->about_to_sleep(ConnectionKind::collectives);  // the caller then looks once more
   } else {
     sleep();
     idle = looks - 1;
@@ -47,7 +47,7 @@ void MessageEngine::sleep() {
   watches.clear();
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr) continue;
-    // A header that no segment takes now would end every sleep at once.
+    // Not watched for reading, if its next frame is not taken now: its bytes would end every sleep at once.
     const Mesh::Watch watch{each->pipe, !each->reader->waits() || each->receiving >= 0, !each->queue.empty()};
     if (watch.reading || watch.writing) watches.push_back(watch);
   }
@@ -81,8 +81,8 @@ int MessageEngine::awaited() const {
   return -1;
 }
 
-/// Pipes of other calls: a peer may report an error, be gone, or be in a call in which this rank has no part. All
-/// reports are read before the end of a pipe counts: the peer that knows why may be another than the peer that is gone.
+/// Checks the pipes that the call does not use: their peers may report an error, be gone, or be in another call. Reads
+/// all reports before it acts on an ended pipe, because the peer that knows the cause may not be the peer that is gone.
 void MessageEngine::poll_peers() {
   read_reports();
   for (const auto& each : links_) {
@@ -90,7 +90,7 @@ void MessageEngine::poll_peers() {
   }
 }
 
-/// Frames of later calls may have been read ahead: then the pipe has not ended yet.
+/// A pipe has not ended while frames of later calls, read ahead, are still in the buffer.
 void MessageEngine::look_for_end(const Link& link) {
   const bool unread = link.reader->has_more() || (link.reader->waits() && link.receiving < 0);
   if (unread || !link.pipe->ended()) return;
@@ -132,7 +132,7 @@ void MessageEngine::poll_failures() {
   if (hold.lock && !has_left()) poll_peers();
 }
 
-/// The error or goodbye may stand behind messages of a call that this rank has not made, and never will.
+/// The error or goodbye may follow messages of a call that this rank has not made and never will.
 void MessageEngine::read_final_error(int peer) {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
   if (!hold.lock || has_left() || run_ != nullptr || !link(peer).find(*mesh_)) return;
@@ -143,7 +143,7 @@ void MessageEngine::read_final_error(int peer) {
       if (!on_report(gone, *header)) return;
       continue;
     }
-    if (header->bytes > kScratchBytes) return;  // no such message
+    if (header->bytes > kScratchBytes) return;  // no message is so long
     unwanted.resize(header->bytes);
     const iovec piece{unwanted.data(), unwanted.size()};
     if (!gone.reader->payload({&piece, unwanted.empty() ? size_t{0} : size_t{1}})) return;
@@ -185,8 +185,8 @@ void MessageEngine::post(const FrameHeader& header, const std::string& text) {
   untold_.push_back(std::make_shared<Word>(header, text));
 }
 
-/// Best effort: a peer that is not told finds out by its deadline. If another thread holds the pipes, that thread sends
-/// the words: it is woken if it sleeps, and flushes when it has released the pipes.
+/// Best effort: a peer that gets no report fails at its deadline. If another thread holds the pipes, that thread sends
+/// the reports: this thread wakes it if it sleeps, and it calls flush() when it has released the pipes.
 void MessageEngine::flush() {
   std::unique_lock words(words_);
   while (!untold_.empty()) {
@@ -196,7 +196,7 @@ void MessageEngine::flush() {
     untold_.pop_front();
     words.unlock();
     send_to_all(word);
-    words.lock();  // before the pipes are released: a thread that finds them held has posted what this loop then sees
+    words.lock();  // before the pipes are released: a thread that found them held has posted by now
   }
 }
 
@@ -209,13 +209,13 @@ void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) {
     Link& each = link(peer);
     if (!each.find(*mesh_) || each.mute) continue;
     each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
-    if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // it may be a new pipe
+    if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // the pipe may be new
     each.queue.push_back({0, -1, word});
   }
   drain(Deadline::after(kFinalErrorTime));
 }
 
-/// Until nothing is queued that can still go out.
+/// Sends until the queues hold only frames that cannot be sent any more.
 void MessageEngine::drain(const Deadline& deadline) {
   for (bool left = true; left && !deadline.passed();) {
     left = false;

@@ -1,5 +1,5 @@
-// A pool of memory blocks for messages that have arrived and are not combined yet. It gives the last returned block
-// first, which is warm in the cache.
+// A pool of memory blocks for messages that have arrived and are not combined yet. take() returns the block that was
+// returned last, because that block is still in the cache.
 //
 // Ownership: owns all blocks. Thread safety: one thread at a time.
 #pragma once
@@ -36,7 +36,7 @@ class Scratch {
  private:
   size_t bytes_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> blocks_;
-  std::vector<std::byte*> free_;  // the last given first
+  std::vector<std::byte*> free_;  // take() gives the last block
 };
 
 }  // namespace ringlet

@@ -1,9 +1,9 @@
-// Checks that data which a rank read in a peer's tensor, in place, are what the peer gave.
+// Checks that data which a rank read in place in a peer's tensor are the data of the call.
 //
-// Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It tells the
-// peers first (Control::failed, Presence::left), and returns the tensors then. A reader looks for that after its reads,
-// and before it says that it is done. Either it sees that the peer has failed, or it has read all before the peer
-// returned its tensors.
+// Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It first tells
+// the peers (Control::failed, Presence::left), and then returns the tensors. A reader checks for that after its reads,
+// and before it tells the peer that it is done. So either the reader sees that the peer has failed, or it has
+// read everything before the peer returned its tensors.
 // Thread safety: confirm as Waiter::examine, the rest from any thread.
 #pragma once
 
@@ -17,12 +17,12 @@
 namespace ringlet {
 
 inline void fence([[maybe_unused]] std::memory_order order) {
-#if !defined(__SANITIZE_THREAD__)  // which does not know fences
+#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not support fences
   std::atomic_thread_fence(order);
 #endif
 }
 
-/// The fence between telling the peers and returning the tensors: it is in the destructor.
+/// The destructor is the fence between the report to the peers and the return of the tensors.
 class FailureFence {
  public:
   FailureFence() = default;

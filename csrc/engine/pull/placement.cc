@@ -70,7 +70,7 @@ class Placer {
   PlacedWrite place_write(int c, int r) {
     const int next_write = Uses::next_after(uses_.writes[c], r);
     const bool last = next_write == kNever;
-    // A value is read by peers in the rounds after r up to the one that overwrites it, which still sends the old one.
+    // Peers read a value in the rounds after r, and also in the round that overwrites it, which sends the old value.
     const bool sent =
         Uses::next_after(uses_.sends[c], r) <= next_write && Uses::next_after(uses_.sends[c], r) != kNever;
     const bool output = output_.contains(c);

@@ -21,10 +21,10 @@ enum class Space : uint8_t { none, input, output, staging_a, staging_b };
 
 inline bool is_staging(Space space) { return space >= Space::staging_a; }
 
-/// Where the value of a chunk is, from the round that wrote it on.
+/// The buffers that hold the value of a chunk after the round that wrote it.
 struct ChunkState {
-  Space own = Space::none;     // where this rank reads it
-  Space shared = Space::none;  // where peers read it; none if it is not published
+  Space own = Space::none;     // the buffer from which this rank reads it
+  Space shared = Space::none;  // the buffer from which peers read it; none if it is not published
   bool raw = false;            // still this rank's unmodified input
 };
 
@@ -36,7 +36,7 @@ struct PlacedWrite {
 
 struct PlacedRound {
   std::vector<ChunkState> before;   // by chunk, after this round's publishing copies
-  std::vector<int> published;       // chunks to copy from `own` to `shared` before the round is announced
+  std::vector<int> published;       // chunks to copy from `own` to `shared` before the round is published
   std::vector<PlacedWrite> writes;  // by chunk; to == none: not written in this round
 };
 

@@ -82,7 +82,7 @@ class Planner {
       wait_for_readers(readers_[c][slot(state.shared)]);
       emit({c, false, {{rank_, c, state.own, state.raw}}, {}}, state.shared, false, false, true);
     }
-    // In place, announcing the call already says that the input can be read.
+    // In place, the call signature already tells the peers that they can read the input.
     if (!(plan_.in_place && r == 0)) publish(ready(r));
     if (r == 0) deliver_input();
     note_readers(r);
@@ -90,7 +90,7 @@ class Planner {
     for (Item& item : items) plan_item(item, r);
   }
 
-  /// Chunks that this rank holds from the start and must deliver: nothing of the schedule writes them.
+  /// Chunks of this rank's input that are also part of its output, and that no step of the schedule writes.
   void deliver_input() {
     const Placement& mine = placements_[rank_];
     const Chunks& output = inputs_.outputs[rank_];
@@ -119,7 +119,7 @@ class Planner {
       const Step& step = steps[s];
       if (step.verb == Verb::send) continue;
       const Match& match = matches_[r][s];
-      if (step.count == 0) wait(match.peer, ready(match.peer_round));  // nothing but the meeting: a barrier
+      if (step.count == 0) wait(match.peer, ready(match.peer_round));  // no data, only the wait: a barrier
       for (int i = 0; i < step.count; ++i) {
         const int chunk = (step.verb == Verb::copy ? step.peer : step.first) + i;
         if (index[chunk] < 0) {
@@ -147,7 +147,7 @@ class Planner {
   void plan_item(Item& item, int r) {
     const PlacedWrite& write = placed(rank_, r).writes[item.chunk];
     for (const Reader& need : item.needs) {
-      // In place, inputs can be read from the call signature on, for which the engine waits once.
+      // In place, peers can read inputs as soon as the call signature is published. The engine waits for that once.
       if (!plan_.in_place || need.round > 0) wait(need.peer, ready(need.round));
     }
     Readers& readers = readers_[item.chunk];
@@ -241,7 +241,7 @@ class Planner {
   const std::vector<std::vector<Match>>& matches_;  // by round and step
   std::vector<Placement> placements_;               // by rank
   std::vector<Readers> readers_;                    // by chunk: peers that may still read it
-  std::vector<uint32_t> known_;                     // by peer: what this rank has already waited for
+  std::vector<uint32_t> known_;                     // by peer: the last phase that this rank has waited for
   std::vector<Item> late_;                          // results that go from a staging buffer to the output at the end
   Plan plan_;
 };

@@ -1,13 +1,13 @@
-// A plan: one rank's part of a schedule as a straight line of three kinds of step, all hazards resolved.
+// A plan: one rank's part of a schedule as a sequence of three kinds of step, with all read and write hazards resolved.
 //
 //   publish   tell the peers that earlier rounds are done, and that they can read the chunks of the next round
 //   wait      until a peer has published a phase
 //   combine   n sources (own memory or peers') into one or two places of own memory
 //
-// There is a wait only before a value is used (its sender must have it) and before memory is reused (its readers must
-// be done). So no rank waits for more than in an execution without buffers, and the prover shows that this one ends. A
-// plan depends on the schedules and on whether tensors are registered, not on count, dtype or addresses: one plan
-// serves every message size, segment by segment. Thread safety: immutable once made.
+// There is a wait only before a value is used (its sender must have published it) and before memory is reused (its
+// readers must be done). So no rank waits longer than in an execution without buffers, and the prover shows that this
+// one ends. A plan depends on the schedules and on whether tensors are registered, not on count, dtype or
+// addresses: one plan serves every message size, segment by segment. Thread safety: immutable once made.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +31,17 @@ struct PlanStep {
   Kind kind;
   Space to = Space::none;
   bool tee = false;        // combine: to the output as well
-  bool finish = false;     // combine: all contributions are in: divide for avg
+  bool finish = false;     // combine: holds the contributions of all ranks: divide for avg
   bool read_later = true;  // combine: peers or this rank read the result from `to` again
   int peer = -1;           // wait
   uint32_t phase = 0;      // publish, wait: of this epoch (transport/control.h)
   int chunk = 0;           // combine: first chunk written
-  int chunks = 1;          // combine: so many; those of every source follow each other, too
+  int chunks = 1;          // combine: how many; the chunks of every source are adjacent, too
   int first_source = 0;
   int sources = 0;
 };
 
-/// The phase after the last: the epoch is complete. As a number it is the next epoch.
+/// The phase after the last phase: the epoch is complete. Added to the epoch's counter value, it gives the next epoch.
 inline constexpr uint32_t kCompleted = 1u << 16;
 
 struct Plan {

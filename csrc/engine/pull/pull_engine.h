@@ -69,14 +69,14 @@ class PullEngine final : public Engine {
   void abort(const std::string& reason) override {
     {
       const FailureFence told;
-      waiter_.leave();  // first: waits that end let go of tensors that peers may be reading
+      waiter_.leave();  // first, because a wait that ends returns tensors that peers may still read
     }
     waiter_.abort(reason);
   }
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
-    // Peers that still read this rank's staging buffers need them a moment longer. If they take too long, the staging
-    // buffers stay.
+    // Peers may still read this rank's staging buffers. If they do not finish in time, this rank does not free the
+    // staging buffers.
     const Leaving leaving{*this};
     if (quiet && p2p_.all_taken() && pull_.quiesce(patience)) transport_->retire();
   }

@@ -8,16 +8,15 @@
 namespace ringlet {
 namespace {
 
-// Staging buffers of a segment fit in a core's second-level cache with room to spare. In place nothing is staged, and a
-// segment should rather be larger than that cache: lines that have left their writer's cache are read faster than those
-// still in it.
+// Two staging buffers of a segment fit in a core's second-level cache. In place nothing is staged, and a segment should
+// be larger than that cache: a core reads a line faster when the line has left the cache of the core that wrote it.
 constexpr size_t kStagedSegmentBytes = size_t{256} << 10;
-// Ranks that take turns on a processor pay for every meeting with a round of turns: fewer, larger segments.
+// Ranks that share a processor pay for each wait with a round of context switches, so they use fewer, larger segments.
 constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
 constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
-// Results of messages this large are not in the cache any more when the caller reads them.
+// Results of messages from this size on have left the cache before the caller reads them.
 constexpr size_t kStreamingBytes = size_t{8} << 20;
-// Two epochs that count as complete before the first: flow control needs no special case.
+// Two epochs count as complete before the first epoch, so flow control has no special case at the start.
 constexpr uint64_t kFirstEpoch = 2;
 
 }  // namespace
@@ -79,7 +78,7 @@ void PullExecutor::begin(const Call& call) {
   first_epoch_ = epoch_;
 }
 
-/// Goes on with the call in progress; false where it is held up, which patience_ may not allow for.
+/// Continues the call in progress. Returns false if it must wait for a peer and patience_ does not allow the wait.
 bool PullExecutor::proceed() {
   while (true) {
     switch (phase_) {
@@ -118,7 +117,7 @@ bool PullExecutor::proceed() {
   }
 }
 
-/// Decides how the call is carried out: on all ranks alike.
+/// Decides how to carry out the call. All ranks decide alike.
 void PullExecutor::choose(bool in_place) {
   const Call& call = *call_;
   const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, in_place);
@@ -136,7 +135,7 @@ void PullExecutor::choose(bool in_place) {
   take_stages();
 }
 
-/// The selector's choice. Calls of one kind follow each other, so that it need not read its rules each time.
+/// The selector's choice. It is kept, because most calls are like the call before, and reading the rules takes time.
 const Algorithm& PullExecutor::chosen_for(const Call& call, bool in_place) {
   const size_t bytes = buffer_bytes(call, world_);
   const bool same = last_chosen_ != nullptr && last_collective_ == call.collective && last_bytes_ == bytes &&
@@ -150,8 +149,8 @@ const Algorithm& PullExecutor::chosen_for(const Call& call, bool in_place) {
   return *last_chosen_;
 }
 
-/// Whether peers can read this rank's tensors where they lie. A rank that has no input or no output, of a rooted
-/// collective, is in nobody's way.
+/// Whether peers can read this rank's tensors in place. A rank that has no input or no output in a rooted collective
+/// does not prevent that.
 bool PullExecutor::readable_in_place(const Call& call) const {
   const auto reachable = [&](const std::byte* pointer, size_t elements) {
     return elements == 0 || transport_.locate(pointer, elements * element_size(call.dtype)).has_value();
@@ -195,7 +194,7 @@ void PullExecutor::publish_signature() {
   }
 }
 
-/// Finds whether all ranks' tensors are registered: the same answer on every rank.
+/// Finds whether all ranks' tensors are registered. The answer is the same on every rank.
 bool PullExecutor::peers_agree() {
   for (; next_ < world_; ++next_) {
     const int q = (rank_ + next_) % world_;
@@ -214,7 +213,7 @@ const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in
     pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
   }
   if (root != 0) return *plan;
-  if (quick >= quick_.size()) quick_.resize(quick + 1, nullptr);  // of an algorithm that was added since
+  if (quick >= quick_.size()) quick_.resize(quick + 1, nullptr);  // the algorithm was added after the table was made
   quick_[quick] = plan.get();
   return *plan;
 }
@@ -246,10 +245,10 @@ size_t PullExecutor::segment_limit() const {
   return std::min(wanted, RegionLayout::kStagingBytes / (4 * static_cast<size_t>(plan.staging_buffers)));
 }
 
-/// Reuse is safe: what a segment overwrites is at least two epochs old. A segment takes at most a quarter of the room
-/// (segment_limit), so going round never meets the segment before; going back early is done only where it does not
-/// either.
-/// Also the beginning of the segment.
+/// Begins a segment and places its staging buffers.
+/// Reuse is safe: what a segment overwrites is at least two epochs old. A segment takes at most a quarter of the space
+/// (segment_limit), so when the places start again from 0, they do not overlap the segment before. If they
+/// start again early, this function first checks that.
 void PullExecutor::take_stages() {
   const Plan& plan = *plan_;
   Segment& segment = *segment_;
@@ -257,7 +256,7 @@ void PullExecutor::take_stages() {
   phase_ = Phase::steps;
   if (plan.staging_buffers == 0) return;
   const size_t bytes = segment.staging_bytes(plan.parts), all = bytes * static_cast<size_t>(plan.staging_buffers);
-  // Ranks that share a processor share its cache too: there the staging buffers of few segments should stay in it.
+  // Ranks that share a processor share its cache, too: the staging buffers of a few segments should stay in that cache.
   const size_t room = transport_.oversubscribed() ? 4 * all : RegionLayout::kStagingBytes;
   const bool full = staging_cursor_ + all > RegionLayout::kStagingBytes;
   if (full || (staging_cursor_ + all > room && all <= last_staging_)) staging_cursor_ = 0;
@@ -276,7 +275,7 @@ bool PullExecutor::run_segment() {
     switch (step.kind) {
       case PlanStep::Kind::publish:
         if (last && plan.in_place) confirm_reads(step_);
-        if (step.phase == kCompleted) comparing_ = false;  // from here on peers may announce their next call but one
+        if (step.phase == kCompleted) comparing_ = false;  // from here on a peer may overwrite this call's signature
         publish(at(epoch_, step.phase));
         break;
       case PlanStep::Kind::wait:
@@ -288,7 +287,8 @@ bool PullExecutor::run_segment() {
   return true;
 }
 
-/// Before the peers whose tensors were read hear so, and may end the call. In the last segment, for all segments.
+/// Called before this rank tells the peers that its reads are done, because a peer may then end the call. The last
+/// segment checks for all segments.
 void PullExecutor::confirm_reads(size_t end) {
   const Plan& plan = *plan_;
   while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) {
@@ -300,7 +300,7 @@ void PullExecutor::confirm_reads(size_t end) {
   }
 }
 
-/// Ranks that share a processor share its cache: there nothing is handed over.
+/// Ranks that share a processor share its cache, so no result needs to be moved to another core.
 NextReader PullExecutor::next_reader(const PlanStep& step) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
@@ -344,7 +344,7 @@ void PullExecutor::combine(const PlanStep& step) {
       if (scaled && !published) args.scaled_source = i;
       foreign += source.rank != rank_;
     }
-    // One writer: an addition need not be atomic as a whole.
+    // This thread is the only writer, so the addition need not be atomic as a whole.
     bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * size,
                       std::memory_order_relaxed);
     const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
@@ -360,8 +360,9 @@ void PullExecutor::combine(const PlanStep& step) {
 
 void PullExecutor::publish(uint64_t value) {
   Control& control = transport_.control();
-  // Where sleeping is the rule, no wake-up may be missed: the store and the looks for sleepers are then in one total
-  // order with the sleeper's. Elsewhere that would cost every round more than a rare miss (engine/pull/wait.cc) does.
+  // With more ranks than processors most waits sleep, so no wake-up may be missed: the store and the checks for
+  // sleepers are then sequentially consistent with the sleeper's. Otherwise that would cost more per round than a rare
+  // miss does (engine/pull/wait.cc).
   const bool strict = transport_.oversubscribed();
   if (strict) {
     control.progress.store(value, std::memory_order_seq_cst);
@@ -369,7 +370,7 @@ void PullExecutor::publish(uint64_t value) {
     control.progress.store(value, std::memory_order_release);
   }
   for (int q = 0; q < world_; ++q) {
-    // Lines that change only when someone falls asleep: they stay in this core's cache.
+    // These lines change only when a rank falls asleep, so they stay in this core's cache.
     if (transport_.control(q).sleeping_on.load(std::memory_order_seq_cst) == 1 + static_cast<uint32_t>(rank_)) {
       wake_all(control.progress);
       break;
@@ -377,7 +378,7 @@ void PullExecutor::publish(uint64_t value) {
   }
 }
 
-/// Whether the peer's counter has come to `target`; waits for that as long as patience_ allows.
+/// Returns whether the peer's counter has reached `target`; waits for that as long as patience_ allows.
 bool PullExecutor::reach(int peer, uint64_t target) {
   const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
   if (progress.load(std::memory_order_acquire) < target && !pause(peer, target)) return false;
@@ -403,7 +404,7 @@ bool PullExecutor::pause(int peer, uint64_t target) {
   return true;
 }
 
-/// Remembers where the call is held up, and since when; throws if it has been for too long, or cannot go on.
+/// Keeps what the call waits for, and since when. Throws if the wait has passed its deadline or cannot end well.
 void PullExecutor::note_held_up(int peer, uint64_t target) {
   if (!held_up_ || awaited_.peer != peer || awaited_.target != target) {
     end_hold_up();
@@ -451,7 +452,7 @@ Waiting PullExecutor::waiting_for(int peer, uint64_t target) {
   waiting.peer = peer;
   waiting.timeout = call_->timeout;
   waiting.reached = [&progress, target] { return progress.load(std::memory_order_acquire) >= target; };
-  // A peer in another call may never come to where this rank waits for it; what it announced tells at once.
+  // A peer in another call may never reach the target. Its call signature shows that at once.
   waiting.check = [this, &progress, peer] {
     const uint64_t value = progress.load(std::memory_order_acquire);
     if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
@@ -474,7 +475,7 @@ std::string PullExecutor::context() const {
          " bytes done";
 }
 
-/// The rank that a chain of waits leads to: the one this rank waits for may be waiting itself.
+/// Follows the waits to the rank that delays all: the peer that this rank waits for may itself wait for another rank.
 std::string PullExecutor::furthest_behind() const {
   int last = rank_;
   uint64_t least = ~uint64_t{0};

@@ -3,8 +3,8 @@
 // Contract: run() is a collective: every rank of the transport runs the same calls in the same order. It returns when
 // this rank's output is complete and its tensors may be written again, or throws (wait.h). advance() is the same in
 // pieces that never wait, which any thread may take, one at a time. Nothing is allocated and no lock is taken once a
-// plan exists. Small messages always go through staging buffers, so that ranks need not agree first; larger ones are
-// announced, and read in place where all ranks' tensors are registered.
+// plan exists. Small messages always go through staging buffers, so that ranks need not agree first. For larger ones
+// ranks first publish call signatures, and read the tensors in place if all ranks' tensors are registered.
 // Ownership: transport and selector outlive the engine. Thread safety: one thread at a time.
 #pragma once
 
@@ -26,9 +26,9 @@ namespace ringlet {
 
 class PullExecutor {
  public:
-  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered: no agreement and no
-  /// wait for readers at the end. Two ranks gain longer by it: staged, a line is written by one of them only, while in
-  /// place every line of both tensors goes back and forth between their caches.
+  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered: the ranks need no
+  /// agreement, and no wait for readers at the end. With two ranks staging pays for longer messages, too: only one rank
+  /// writes a staged line, but in place every line of both tensors moves between their caches again and again.
   static constexpr size_t kSmallBytes = size_t{32} << 10;
   static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
 
@@ -36,30 +36,29 @@ class PullExecutor {
 
   PullExecutor(Transport& transport, Waiter& waiter, const Selector& selector);
 
-  /// `background`: called from a progress thread, which must not take the processor from the rank's own computation.
+  /// `background`: this is a progress thread, which must not take the processor from the rank's own computation.
   void run(const Call& call, bool background);
 
-  /// Carries a call on as far as it goes: until it is complete (true), or this rank has to wait for a peer. `spin`: as
-  /// long as run() would before it sleeps. The first time begins the call, which stays where it is until it is complete
-  /// or this throws, as run() does; no other may be made meanwhile.
+  /// Engine::advance.
   bool advance(const Call& call, bool spin);
-  /// The peer's counter that advance() has come to.
+  /// What the call waits for when advance() has returned false.
   Awaited held_up_at() const { return awaited_; }
 
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const {
     return selector_.choose(situation(collective, bytes, registered));
   }
 
-  /// Waits until all peers are done with everything this rank took part in; false if that takes longer than `timeout`.
+  /// Waits until no peer needs this rank's memory any more. Returns false if that takes longer than `timeout`.
   bool quiesce(std::chrono::milliseconds timeout);
 
-  /// Read out of peers' memory by collectives, ever. From any thread.
+  /// Bytes that collectives have read from peers' memory since the group was made. From any thread.
   uint64_t bytes_read() const { return bytes_read_.load(std::memory_order_relaxed); }
 
  private:
-  /// The segment in progress: where its pieces of the chunks lie.
+  /// The segment in progress, and the places of its pieces of the chunks.
   struct Segment {
-    // In place: a copy would read what was written a moment ago in other widths, which a processor does not forward.
+    // Constructed in place: a copy would read fields with loads of another width than the stores that just wrote them,
+    // and a processor cannot forward such stores.
     Segment(const Call& call, const RankInfo& info, int parts) : layout(call, info, parts) {}
     size_t in_staging(int chunk) const {
       return whole ? layout.offset(chunk, 0) : chunk * width * layout.element_bytes();
@@ -76,11 +75,11 @@ class PullExecutor {
     size_t begin = 0;            // in every chunk
     size_t width = 0;            // of every chunk
     bool whole = false;          // a divided buffer in one segment
-    size_t staging[2] = {0, 0};  // where the staging buffers start, from the region's start
+    size_t staging[2] = {0, 0};  // offsets of the staging buffers in the region
   };
   /// What a call does next.
   enum class Phase { first_epoch, agreement, next_epoch, steps };
-  /// How long it may be kept from that: until the peer comes, a moment, or not at all.
+  /// How long a call may wait for a peer: until the peer arrives, a short spin, or not at all.
   enum class Patience { unlimited, spin, none };
 
   Situation situation(Collective collective, size_t bytes, bool registered) const {
@@ -124,8 +123,8 @@ class PullExecutor {
   uint64_t epoch_ = 1;  // of the segment in progress
   Patience patience_ = Patience::unlimited;
   bool background_ = false;
-  Awaited awaited_;                         // valid while a call is held up
-  std::optional<Waiter::Ongoing> held_up_;  // since when, and what was done about it
+  Awaited awaited_;                         // valid while advance() waits for a peer
+  std::optional<Waiter::Ongoing> held_up_;  // when the wait began, and which reports were sent
   Deadline::Clock::time_point held_since_{};
   std::vector<uint64_t> seen_;  // by peer: progress last read
   std::atomic<uint64_t> bytes_read_{0};
@@ -139,13 +138,13 @@ class PullExecutor {
   // Of the call in progress.
   const Call* call_ = nullptr;
   Phase phase_ = Phase::first_epoch;
-  int next_ = 0;                // the rank that is looked at next, or how many have been
+  int next_ = 0;                // the next rank to check, which is also the number of ranks checked
   const Plan* plan_ = nullptr;  // null until it is chosen
   size_t step_ = 0;             // of the plan
   std::optional<Segment> segment_;
   bool small_ = false, agreed_ = false;
   CallSignature signature_, previous_;
-  uint64_t history_ = 0;  // of all calls announced
+  uint64_t history_ = 0;  // digest of all calls whose signatures were published
   uint64_t first_epoch_ = 0;
   bool comparing_ = false;  // peers' call signatures of this call can be read
   size_t segment_index_ = 0, segments_ = 1;

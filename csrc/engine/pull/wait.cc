@@ -8,10 +8,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Longest sleep at a stretch: how often failures are looked for. It also bounds what a missed wake-up costs, which can
-// happen where the publishing path has no fence (PullExecutor::publish) and its store is still in the store buffer.
+// The longest single sleep, after which a thread checks for failures. It also bounds the delay by a missed wake-up. A
+// wake-up can be missed if the publishing path has no fence (PullExecutor::publish) and its store is still in the store
+// buffer.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
-constexpr size_t kMostText = 600;  // of what other ranks wait in: an error has room for Control::kMessageBytes
+constexpr size_t kMostText = 600;  // of the text on other ranks' waits: an error has room for Control::kMessageBytes
 
 }  // namespace
 
@@ -91,7 +92,7 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
 }
 
-/// Messages and collectives never meet: a rank that waits in the one for a rank in the other has to say so.
+/// For an error: a rank in a message and a rank in a collective may wait for each other, and each must name both.
 std::string Waiter::waiting_as_well(const Waiting& waiting) const {
   std::string text;
   for (int q = 0; q < transport_.world(); ++q) {
@@ -110,10 +111,10 @@ bool Waiter::has_left(int q) const {
   return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
 }
 
-/// Its process ended in the middle of the group; after it has left that is no failure.
+/// Its process ended before it left the group. After a rank has left, the end of its process is no failure.
 bool Waiter::is_gone(int q) const { return !transport_.alive(q) && !has_left(q); }
 
-/// -1: none has told so.
+/// -1: no rank has reported an error.
 int Waiter::rank_that_failed() const {
   for (int q = 0; q < transport_.world(); ++q) {
     if (transport_.control(q).failed.load(std::memory_order_acquire) != 0) return q;
@@ -136,7 +137,7 @@ void Waiter::poll_failures() {
   if (found) fail(found->first, found->second);
 }
 
-/// What a peer has told of an error, or its end without a word.
+/// The error that a peer reported, or the end of a peer that reported none.
 std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
   const std::string self = "rank " + std::to_string(transport_.rank());
   if (const int q = rank_that_failed(); q >= 0) return reported(q, self);
@@ -152,7 +153,7 @@ std::string Waiter::poison(ErrorKind kind, const std::string& message) {
   std::string told = calls_.with_last_calls(kind, message);
   const std::lock_guard lock(mutex_);
   if (failure_.set(kind, told)) calls_.failed(kind, told);
-  // The peers' words, which two threads of this rank may have.
+  // Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
   if (!departed_) transport_.control().fail(kind, message.c_str());
   return told;
 }

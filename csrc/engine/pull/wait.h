@@ -1,9 +1,9 @@
 // Waiting for a peer: spin, yield, sleep; and every way in which a wait can end badly.
 //
-// A wait ends with the thing waited for, or with an error that names who, what and how far: Timeout at the deadline,
-// PeerLost when the peer's process is gone or it left the group, the error another rank reported, InvalidUsage when the
-// peer is in another call. The first error poisons the group: it is published to the peers and raised again by later
-// calls. An interrupt of the program's (base/runtime.h) ends a wait too, and poisons the group as PeerLost.
+// A wait ends when its condition is true, or with an error that names the rank, the call and its progress: Timeout at
+// the deadline, PeerLost when the peer's process is gone or it left the group, the error that another rank reported,
+// InvalidUsage when the peer is in another call. The first error poisons the group: this rank publishes it to its peers
+// and raises it in later calls. An interrupt of the program (base/runtime.h) ends a wait, and poisons the group, too.
 // Ownership: none. Thread safety: one thread at a time per Waiter; failure() and poll_failures() from any.
 #pragma once
 
@@ -42,8 +42,8 @@ class Waiter {
 
   CallLog& calls() { return calls_; }
 
-  /// Spins a while on a counter that only grows; whether it got to `target`. `background` threads spin little: they
-  /// must not take the processor from the rank's own computation.
+  /// Spins a while on a counter that only grows. Returns whether the counter has reached `target`. `background` threads
+  /// spin little, because they must not take the processor from the rank's own computation.
   template <typename T>
   bool spin(const std::atomic<T>& word, T target, bool background) const {
     const int most = spins(background);
@@ -56,7 +56,7 @@ class Waiter {
 
   int spins(bool background) const { return background || transport_.oversubscribed() ? kSpinsWhenShared : kSpins; }
 
-  /// A breath between two looks.
+  /// The pause between two looks at a counter.
   static void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -65,32 +65,32 @@ class Waiter {
 #endif
   }
 
-  /// In the middle of a call, between two waits: an interrupt gives the call up, which `context` tells.
+  /// Checks for an interrupt between two waits of a call. An interrupt abandons the call, which `context` describes.
   template <typename Context>
   void check_for_interrupt(const Context& context) {
     check_interrupts([&](const std::string& why) { poison(ErrorKind::peer_lost, context() + ": " + why); });
   }
 
-  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Background threads sleep at once:
-  /// one that sleeps is let in as soon as it is woken, one that yields waits for the end of the others' time slices.
-  /// `target`: of the peer's counter.
+  /// Yields, then sleeps, until waiting.reached(); throws if the wait ends otherwise. Background threads sleep at once,
+  /// because the scheduler runs a woken thread immediately, but a yielding thread only after the others' time slices.
+  /// `target`: the value that the peer's counter must reach.
   void wait(const Waiting& waiting, uint64_t target, bool background);
 
-  /// A wait under way: its deadline, and what was done about it.
+  /// A wait under way: its deadline, and what this rank has checked and reported.
   struct Ongoing {
     explicit Ongoing(std::chrono::milliseconds timeout) : deadline(Deadline::after(timeout)) {}
     Deadline deadline;
-    Deadline::Clock::time_point looked = Deadline::Clock::now();  ///< at the peers' processes
-    bool told = false;                                            ///< the peers know what this rank waits in
+    Deadline::Clock::time_point looked = Deadline::Clock::now();  ///< last check of the peers' processes
+    bool told = false;                                            ///< the peers were told in which call this rank waits
   };
-  /// One look at a wait that goes on: throws if it cannot end well.
+  /// Checks a wait that goes on. Throws if it cannot end well.
   void look(const Waiting& waiting, Ongoing& ongoing);
   /// The wait is over.
   void end(const Ongoing& ongoing) noexcept {
     if (ongoing.told) transport_.control().in_collective.set("");
   }
 
-  /// Yields for a while; whether `reached()` came true.
+  /// Yields for a while. Returns whether `reached()` became true.
   template <typename Reached>
   static bool yield_until(const Reached& reached) {
     // On a busy machine one yield takes other processes' time slices, so the yields are bounded in time as well.
@@ -102,12 +102,12 @@ class Waiter {
     return false;
   }
 
-  /// Sleeps until the peer's counter is at `target`, at most `nanoseconds`. From several threads at once.
+  /// Sleeps until the peer's counter is at `target`, at most `nanoseconds`. Several threads may sleep at once.
   void sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept;
-  /// Whether a peer sleeps until this rank has gone on.
+  /// Whether a peer sleeps until this rank makes progress.
   bool is_awaited() const noexcept;
 
-  /// Throws if the wait ends otherwise, or its deadline has passed.
+  /// Throws if the wait cannot end well, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
   /// Publishes the error and remembers it for later calls. Returns its text, as this rank raises it.
@@ -118,7 +118,7 @@ class Waiter {
   /// Throws the error that poisoned the group, if one did.
   void raise_if_failed() const { failure_.raise_if_failed(); }
 
-  /// Outside of any wait: throws what a peer has told of an error, or that its process is gone.
+  /// Outside of any wait: throws if a peer has reported an error, or its process is gone.
   void poll_failures();
 
   bool failed() const { return failure_.failed(); }
@@ -129,12 +129,12 @@ class Waiter {
   /// Ends all waits of this rank with an error, from any thread.
   void abort(const std::string& reason);
 
-  /// Tells the peers in which message this rank has waited for long; "": in none.
+  /// Tells the peers in which message this rank has waited for a long time; "": in none.
   void tell_message(const std::string& context) noexcept { transport_.control().in_message.set(context); }
 
-  /// Tells the peers that this rank takes no part any more.
+  /// Tells the peers that this rank makes no more calls.
   void leave() noexcept;
-  /// The same for good, when all waits have ended: no region is looked at afterwards, whoever calls what (transport.h).
+  /// The same, after all waits have ended: from now on this object reads no region, whatever is called (transport.h).
   void depart() noexcept;
 
  private:
@@ -142,7 +142,7 @@ class Waiter {
   static constexpr auto kProcessCheckEvery = std::chrono::milliseconds(20);
   static constexpr int kSpins = 3000;          // about 100 us: longer than any round between running ranks takes
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
-  static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: whoever we wait for needs this one
+  static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: the awaited rank may need this processor
 
   bool has_left(int q) const;
   bool is_gone(int q) const;

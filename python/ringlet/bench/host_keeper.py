@@ -28,7 +28,7 @@ def furnish(name: str, names_file: str) -> None:
     """Sets up the differences between hosts besides their networks."""
     socket.sethostname(name)
     mount("ringlet", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV)
-    # /sys/class/net shows the network of whoever mounted it. The control groups stay the machine's.
+    # /sys/class/net shows the network of the process that mounted it. The control groups stay the machine's.
     groups = os.open("/sys/fs/cgroup", os.O_PATH) if os.path.isdir("/sys/fs/cgroup") else None
     mount("ringlet", "/sys", "sysfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     if groups is not None:

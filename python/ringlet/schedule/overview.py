@@ -1,4 +1,4 @@
-"""A picture of a schedule of many ranks: how full each rank is after each round, and who sends to whom.
+"""A picture of a schedule of many ranks: how full each rank is after each round, and which rank sends to which.
 
 `draw` shows every chunk, which takes rounds x ranks x chunks boxes: 92 MB for a ring of 64. Here a rank is one bar, and
 each round is one path.

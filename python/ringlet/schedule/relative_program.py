@@ -38,7 +38,7 @@ def _relative_round(schedule: Schedule, rank: int, round: Round) -> list[Action]
     for step in round.steps:
         # A copy's peer is a chunk, not a rank; where it goes follows from where it comes from.
         peer = 0 if step.verb == "copy" else (step.peer - rank) % world
-        # Blocks in and blocks out (all_to_all) both count from the rank; a single chunk is everybody's.
+        # Blocks in and blocks out (all_to_all) both count from the rank; a single chunk belongs to all ranks.
         found = {0} if schedule.parts == 1 else {(chunk - rank) % world for chunk in step.chunks}
         chunks.setdefault((step.verb, peer), set()).update(found if step.count else ())
     # Sends first, as the algorithms write them.

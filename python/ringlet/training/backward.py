@@ -31,7 +31,7 @@ class Backward:
 
     @property
     def open(self) -> bool:
-        """Whether a backward has begun that nobody has closed."""
+        """Whether a backward has begun and has not been closed."""
         return self._task is not None
 
     @property

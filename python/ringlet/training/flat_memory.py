@@ -9,7 +9,7 @@ from ringlet.backend import backend_of
 
 
 def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
-    """`count` zeros. The `ringlet` backend gives registered memory, which peers read where it lies."""
+    """`count` zeros. The `ringlet` backend gives registered memory, which peers read in place."""
     backend = backend_of(group, device)
     with torch.inference_mode(False):  # training may borrow a buffer that an evaluation has made
         if backend.supports_tensor_alloc(device):

@@ -20,7 +20,7 @@ _NOWHERE: Location = ("i", -1)
 _LOCAL = (-1, -1)
 _ORDER = {"send": 0, "copy": 1}  # in a round; then all that writes, in the order of the messages
 
-Peers = tuple[int, int]  # of a threadblock: whom it sends to, whom it receives from
+Peers = tuple[int, int]  # of a threadblock: the rank it sends to, the rank it receives from
 
 
 def to_xml(schedule: Schedule) -> str:
@@ -70,7 +70,7 @@ class _Gpu:
 
     def add_round(self, round: Round) -> None:
         steps = list(self.cut(round))
-        terms: dict[int, list[tuple[int, Location | None]]] = defaultdict(list)  # by chunk: (rank, where it is)
+        terms: dict[int, list[tuple[int, Location | None]]] = defaultdict(list)  # by chunk: (rank, its location)
         for step in steps:
             for chunk in step.chunks if step.verb == "reduce" else ():
                 terms[chunk].append((step.peer, None))

@@ -51,7 +51,7 @@ class XmlStep:
 
 @dataclass(frozen=True)
 class Block:
-    """A threadblock: whom it sends to and receives from (-1: nobody), on which channel, and its steps."""
+    """A threadblock: the ranks it sends to and receives from (-1: none), on which channel, and its steps."""
 
     id: int
     send: int
@@ -77,7 +77,7 @@ class Program:
 
 
 def read(text: str) -> Program:
-    """The program of a file. MscclError where it is not MSCCL-XML."""
+    """The program of a file. MscclError if it is not MSCCL-XML."""
     if len(text) > LARGEST_BYTES or "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise MscclError(f"a file of MSCCL-XML has at most {LARGEST_BYTES >> 20} MiB, and no entities")
     try:

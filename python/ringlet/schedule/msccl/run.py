@@ -47,8 +47,8 @@ class _Place:
 
 
 def run(program: Program) -> list[Operation]:
-    """The operations of all GPUs in an order in which they can happen. MscclError on a deadlock or a race, and where
-    messages do not match or chunks are used that nobody wrote."""
+    """The operations of all GPUs in an order in which they can happen. MscclError on a deadlock or a race, and if
+    messages do not match, or an operation uses a chunk that no operation wrote."""
     return _Run(program).run()
 
 
@@ -130,7 +130,7 @@ class _Run:
         if kind == "nop":
             return -1
         if kind == "rrs":
-            target = ("held", len(self.operations))  # by nobody else
+            target = ("held", len(self.operations))  # no other operation holds it
         if kind in READS:
             self.read(rank, source, by)
         if kind == "re":
@@ -170,7 +170,7 @@ class _Run:
         raise MscclError(text)
 
     def refuse_deadlock(self, number: int) -> None:
-        """Follows who waits for whom until a threadblock comes up again, or one that will never come."""
+        """Follows the chain of waits to a threadblock that is in it already, or that has no more steps."""
         path: list[int] = []
         while number >= 0 and number not in path:
             path.append(number)
@@ -194,7 +194,7 @@ class _Run:
         return waits is not None and (other is None or self.at[other] <= waits[1])
 
     def waits_for(self, number: int) -> int:
-        """The threadblock that this one waits for; -1 where there is none, or it has run out of steps."""
+        """The threadblock that this one waits for; -1 if there is none, or it has run out of steps."""
         rank, block = self.blocks[number]
         step = block.steps[self.at[number]]
         if self.at_dependency(number) and step.waits:

@@ -30,7 +30,7 @@ class FlatBucket:
     nbytes: int
     device: torch.device
     members: list[Gradient] = field(default_factory=list)
-    in_place: bool = False  # every gradient is reduced by itself, where it is
+    in_place: bool = False  # every gradient is reduced by itself, in place
     waiting: int = 0
     work: Any = None
     launched_ns: int = 0

@@ -76,7 +76,7 @@ class Reduction:
         self._timeline.begin_ns = now_ns()
 
     def _choose_place(self) -> None:
-        """Whether gradients are reduced where they are or in buckets: the same on all ranks."""
+        """Whether gradients are reduced in place or in buckets: the same on all ranks."""
         plain = not self.options.delay and not self.options.measured
         for bucket in self.flat.buckets:
             bucket.in_place = plain and self.channel.in_place(bucket.device)

@@ -299,7 +299,7 @@ class Residency:
         whole = self._whole[flat]
         if whole.uses or whole.awaited:
             return
-        whole.pending.wait()  # a gather that nobody used
+        whole.pending.wait()  # a gather whose parameters no module used
         del self._whole[flat], self._of_storage[storage_key(whole.buffer)]
         self.pools[flat.unit.dtype, flat.unit.device].give_back(whole.buffer)
         if self._files is not None:
