@@ -103,9 +103,9 @@ class C10dBackend final : public c10d::Backend {
 
  private:
   struct Issue;
-  Handle issue(Issue issue);
+  Handle issue(Issue&& issue);
   static std::vector<Call> calls_of(const Issue& issue);
-  Handle issue_on(const c10::Device& device, Issue issue);
+  Handle issue_on(const c10::Device& device, Issue&& issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
   struct CoalescedMessage {
     Message message;

@@ -62,7 +62,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   const auto bind = [&](const at::Tensor& tensor) -> std::byte* {
     if (!tensor.defined()) return nullptr;
     step.call.dtype = dtype_of(tensor);
-    keep.push_back(tensor);
+    if (keep.empty() || !keep.back().is_same(tensor)) keep.push_back(tensor);  // once if the call is in place
     return data_of(tensor);
   };
   step.call.input = bind(from);
@@ -164,9 +164,19 @@ std::byte* C10dBackend::Issue::writable(const at::Tensor& tensor, DType dtype) {
 }
 
 MemoryHold C10dBackend::Issue::hold() const {
-  Tensors tensors = staging.originals();
-  tensors.insert(tensors.end(), keep.begin(), keep.end());
-  return MemoryHold(tensors);
+  MemoryHold hold(keep);
+  for (const at::Tensor& original : staging.originals()) hold.add(original);
+  return hold;
+}
+
+bool C10dBackend::Issue::single() const { return steps.size() == 1 && !staging.collects(); }
+
+Communicator::Job C10dBackend::Issue::whole() const {
+  if (job) return job;
+  return [this](const std::function<void(Call)>& run) {
+    staging.collect();
+    for (const Step& step : steps) run(step.call);
+  };
 }
 
 std::vector<Call> C10dBackend::calls_of(const Issue& issue) {
@@ -175,7 +185,7 @@ std::vector<Call> C10dBackend::calls_of(const Issue& issue) {
   return calls;
 }
 
-C10dBackend::Handle C10dBackend::issue(Issue issue) {
+C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
   for (Issue::Step& step : issue.steps) {
     Call& call = step.call;
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
@@ -186,38 +196,31 @@ C10dBackend::Handle C10dBackend::issue(Issue issue) {
   if (!device.is_cpu()) return issue_on(device, std::move(issue));
   for (const Issue::Step& step : issue.steps) check_on_host(step.call);
   const Title title{issue.type, issue.title, group_->sequence()};
-  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, issue.results, issue.profiled);
-  const auto held = std::make_shared<Issue>(std::move(issue));
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, std::move(issue.results), issue.profiled);
   const auto profiled =
       profiling() ? std::make_shared<Profiled>(nullptr, Tensors{}) : nullptr;  // the handle's is around
-  for (Issue::Step& step : held->steps) step.call.observer = profiled.get();
-  const bool single = held->steps.size() == 1 && !held->staging.collects();
-  const bool plain = !held->job && !held->staging.collects();
-  if (!held->job) {
-    held->job = [issue = held.get()](const std::function<void(Call)>& run) {
-      issue->staging.collect();
-      for (const Issue::Step& step : issue->steps) run(step.call);
-    };
-  }
-  if (!held->async) {
-    const MemoryHold hold = held->hold();
-    single ? group_->run(held->steps[0].call) : group_->run(held->job);
+  for (Issue::Step& step : issue.steps) step.call.observer = profiled.get();
+  if (!issue.async) {
+    const MemoryHold hold = issue.hold();
+    issue.single() ? group_->run(issue.steps[0].call) : group_->run(issue.whole());
     if (profiled) profiled->end();
-    held->staging.deliver();
+    issue.staging.deliver();
     handle->complete(nullptr);
     return handle;
   }
+  const auto held = std::make_shared<Issue>(std::move(issue));
   auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
-  auto work = single  ? group_->start(held->steps[0].call, std::move(keep))
-              : plain ? group_->start(calls_of(*held), std::move(keep))
-                      : group_->start(held->job, std::move(keep));
+  const bool plain = !held->job && !held->staging.collects();
+  auto work = held->single() ? group_->start(held->steps[0].call, std::move(keep))
+              : plain        ? group_->start(calls_of(*held), std::move(keep))
+                             : group_->start(held->whole(), std::move(keep));
   if (profiled) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   C10dWork::follow(handle, std::move(work), [held] { held->staging.deliver(); });
   return remember(std::move(handle));
 }
 
 /// The host only puts the calls on a stream: what follows there is in order, whether or not it is asynchronous.
-C10dBackend::Handle C10dBackend::issue_on(const c10::Device& device, Issue issue) {
+C10dBackend::Handle C10dBackend::issue_on(const c10::Device& device, Issue&& issue) {
   DeviceCalls calls{.device = device, .tensors = issue.keep, .async = issue.async};
   for (const at::Tensor& original : issue.staging.originals()) calls.tensors.push_back(original);
   for (const Issue::Step& step : issue.steps) calls.calls.push_back(step.call);

@@ -42,6 +42,10 @@ struct C10dBackend::Issue {
   }
   /// Holds all memory that the calls use.
   MemoryHold hold() const;
+  /// Whether one call is all there is to do before the results are delivered.
+  bool single() const;
+  /// All calls, with what is to be done before and between them. The Issue must outlive it.
+  Communicator::Job whole() const;
   c10::Device device() const { return common_device(keep, call()); }
 
   c10d::OpType type;

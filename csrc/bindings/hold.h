@@ -29,8 +29,10 @@ class MemoryHold {
   MemoryHold(MemoryHold&&) = default;
   MemoryHold& operator=(MemoryHold&&) = delete;
 
- private:
+  /// A tensor on a device is ignored.
   void add(const at::Tensor& tensor);
+
+ private:
   struct Held {
     c10::Storage storage;
     const void* memory;
