@@ -188,17 +188,19 @@ GpuExecutors::~GpuExecutors() {
   if (pull_ && !host_.failure()) memory_->leave(kGoodbye);
 }
 
-/// The same on all ranks. In an all-to-all a rank does not know whether the others' blocks are equal.
+/// The same on all ranks. In an all-to-all a rank does not know how long the others' blocks are, so there none can go by
+/// that.
 bool GpuExecutors::through_peers(const Call& call) const {
   if (!pull_ || (message_ && is_nccls_own(call.algorithm))) return false;
   if (!message_) return true;
-  if (call.blocks != nullptr || call.collective == Collective::all_to_all) return false;
+  if (call.collective == Collective::all_to_all) return GpuPullExecutor::exchanges(call);
+  if (call.blocks != nullptr) return false;
   return buffer_bytes(call, host_.world()) <= parts_.peer_bytes;
 }
 
 void GpuExecutors::run(const Call& call, void* stream) {
   if (through_peers(call)) {
-    if (call.blocks != nullptr) {
+    if (call.blocks != nullptr && !GpuPullExecutor::exchanges(call)) {
       throw InvalidUsage(std::string(name(call.collective)) +
                          " on lists of tensors on a GPU needs NCCL, which this group cannot use" + no_nccl_);
     }

@@ -11,8 +11,9 @@
 #include "reduce/reduce.h"
 
 namespace ringlet::cuda {
-struct PullArgs;  // pull.h
-}
+struct PullArgs;      // pull.h
+struct ExchangeArgs;  // exchange.h
+}  // namespace ringlet::cuda
 
 extern "C" {
 
@@ -56,6 +57,9 @@ struct RingletCudaDevice {
   /// sums and what copies.
   int (*pull_together)(const ringlet::cuda::PullArgs* ranks, int count, ringlet::DType dtype, ringlet::ReduceOp op,
                        void* stream);
+
+  /// An all-to-all on peers' memory.
+  int (*exchange)(const ringlet::cuda::ExchangeArgs* args, void* stream);
 
   /// Brings all kernels to the device, so that none is loaded at its first launch, beside kernels that wait for it.
   int (*load)();

@@ -33,6 +33,10 @@ int pull(const PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   return launch == nullptr ? cudaErrorInvalidValue : launch(args, static_cast<cudaStream_t>(stream));
 }
 
+int exchange(const ExchangeArgs* args, void* stream) {
+  return launch_exchange(args, static_cast<cudaStream_t>(stream));
+}
+
 /// Some kernels serve several dtypes and operations, and are loaded once.
 int load() {
   for (int d = 0; d < kDTypes; ++d) {
@@ -46,7 +50,7 @@ int load() {
       if (refused != cudaSuccess) return refused;
     }
   }
-  return cudaSuccess;
+  return launch_exchange(nullptr, nullptr);
 }
 
 int create_stream(void** stream) {
@@ -168,6 +172,7 @@ constexpr RingletCudaDevice kDevice = {
     [](const PullArgs* ranks, int count, DType dtype, ReduceOp op, void* stream) -> int {
       return launch_pull_together(ranks, count, dtype, op, static_cast<cudaStream_t>(stream));
     },
+    exchange,
     load,
     upload,
     download,

@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "cuda/exchange.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
 
@@ -19,6 +20,8 @@ ReduceLaunch float_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch float8_launch(DType dtype, ReduceOp op) noexcept;
 ReduceLaunch other_launch(DType dtype, ReduceOp op) noexcept;
 PullLaunch pull_launch(DType dtype, ReduceOp op) noexcept;
+
+cudaError_t launch_exchange(const ExchangeArgs* args, cudaStream_t stream);
 
 constexpr int kMostPulledTogether = 3;
 cudaError_t launch_pull_together(const PullArgs* ranks, int count, DType dtype, ReduceOp op, cudaStream_t stream);

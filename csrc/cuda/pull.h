@@ -1,20 +1,12 @@
 // A pull plan (engine/pull/plan.h) as a GPU runs it: one kernel on every rank reads peers' memory, no host in between.
 //
-// A block runs the whole plan for every blocks-th piece of all chunks, and waits only for the blocks of its number on
-// other ranks. Its progress is one 64-bit word, as in transport/control.h: epoch << 16 | phase, one epoch a piece. Data
-// is pulled, progress is pushed: a block writes it into all ranks' regions, and a waiting block looks at its own. The
-// word lives on the device, so a replayed launch goes on from where the last one ended. Beside it lies the call: peers
-// compare it and learn where the tensors are. Every wait has a budget. A block whose wait is over, or whose peer calls
-// something else, writes that into its own region's first line, then into its peers', and ends; so do the others.
-// Ownership: none. Thread safety: one launch per rank at a time; in other ranks' memory a kernel writes only its part.
-// `Block` says what a block of threads is: on the device in pull.cu, on the host in tests/cpp/host_block.h.
+// A block runs the whole plan for every blocks-th piece of all chunks, and meets its peers as pull_meeting.h says.
+// Ownership and thread safety: as there.
 #pragma once
 
-#include "cuda/reduce.h"
+#include "cuda/pull_meeting.h"
 
 namespace ringlet::cuda {
-
-inline constexpr int kMostRanks = 32;
 
 /// What a block does at once of combines that touch different places: a warp of threads for each, or more.
 inline constexpr int kMostTogether = 8;
@@ -44,59 +36,6 @@ struct PullSource {
 // Spaces by number; all from staging_a on are staging buffers.
 inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStagingA = 3;
 
-/// What a rank calls, for peers to compare and to find its tensors: bytes from its heap's start, moved so that chunk 0
-/// would lie there.
-struct PullCall {
-  uint64_t signature;  // engine/call.h packs it
-  uint64_t count;
-  uint64_t sequence;
-  uint64_t input;
-  uint64_t output;
-  uint64_t in_heap;  // 1: peers can read them there
-  uint64_t skew;     // how far its tensors begin past a pack's start; what it stages lies as far past one
-};
-
-/// How a rank's calls came to their end: pull_failure()s, or 0.
-struct PullEnd {
-  uint64_t own;   // the first of its blocks' that gave up; the host's, too
-  uint64_t told;  // the last of its peers' that did
-};
-
-/// In the host's memory, which kernels reach: reading it takes the host no call to the device.
-struct PullHost {
-  PullEnd end;     // of the rank's calls, as far as its own kernels know
-  uint64_t ended;  // not 0: the host has ended the rank's calls
-};
-
-/// A region: its PullEnd, an incoming area for each block, then for each block two areas by the parity of the epoch, in
-/// which its staging buffers are. An incoming area has all ranks' progress, then what they call. Areas are the same for
-/// all calls: a peer may still read what the call before left in one.
-struct PullLayout {
-  static constexpr size_t kLine = 128;
-  int blocks;  // that a kernel has at most
-  int ranks;
-  size_t area_bytes;  // a multiple of what a pack has
-  size_t slot_bytes;  // of one chunk's piece in one staging buffer
-
-  RINGLET_BOTH constexpr size_t incoming(int block) const {
-    const size_t bytes = static_cast<size_t>(ranks) * (sizeof(uint64_t) + 2 * sizeof(PullCall));
-    return kLine + static_cast<size_t>(block) * ((bytes + kLine - 1) / kLine * kLine);
-  }
-  RINGLET_BOTH size_t progress(int block, int from) const {
-    return incoming(block) + static_cast<size_t>(from) * sizeof(uint64_t);
-  }
-  /// By the parity of the call's first epoch: a rank begins none before all have ended the one before the last.
-  RINGLET_BOTH size_t call(int block, int from, uint64_t epoch) const {
-    return progress(block, ranks) + (static_cast<size_t>(from) * 2 + (epoch & 1)) * sizeof(PullCall);
-  }
-  RINGLET_BOTH constexpr size_t staging() const { return incoming(blocks); }
-  /// An area has two staging buffers of `parts` slots.
-  RINGLET_BOTH size_t slot(int block, uint64_t epoch, int buffer, size_t chunk, size_t parts) const {
-    const size_t area = static_cast<size_t>(block) * 2 + (epoch & 1);
-    return staging() + area * area_bytes + (static_cast<size_t>(buffer) * parts + chunk) * slot_bytes;
-  }
-};
-
 /// A plan on the device; gpu/pull_program.h makes it.
 struct PullProgram {
   const PullStep* steps;
@@ -106,15 +45,9 @@ struct PullProgram {
   int body;  // steps from here on belong to a block's last piece only
 };
 
-struct PullArgs {
+struct PullArgs : PullRanks {
   PullProgram staged;
   PullProgram in_place;  // for when all ranks' tensors are in their heaps; no steps: this rank's are not
-  PullCall call;
-  int rank;
-  int world;
-  int blocks;  // of this kernel
-  PullLayout layout;
-  PullHost* host;
   size_t parts;
   size_t length;  // elements of a chunk ...
   size_t longer;  // ... of which the first so many have one more
@@ -124,57 +57,10 @@ struct PullArgs {
   double scale;   // premul_sum's, of this rank
   int divisor;    // of finished sums
   bool premul;
-  uint64_t budget;  // of a wait, in the block's unit of time
-  std::byte* regions[kMostRanks];
-  std::byte* heaps[kMostRanks];
   // This rank's own, moved so that chunk 0 would lie there.
   const std::byte* input;
   const std::byte* output;
 };
-
-/// The rank that gave up, and which block was waiting for which peer's phase then: 1 << 63 | kind << 62 | rank << 54 |
-/// peer << 46 | block << 32 | phase. The kind is 1 where the peer calls something else. A rank as its own peer: its
-/// host ended it.
-RINGLET_BOTH uint64_t pull_failure(int rank, int peer, int block, uint32_t phase) {
-  return uint64_t{1} << 63 | static_cast<uint64_t>(rank) << 54 | static_cast<uint64_t>(peer) << 46 |
-         static_cast<uint64_t>(block) << 32 | phase;
-}
-inline constexpr uint64_t kOtherCall = uint64_t{1} << 62;
-
-/// What a block was waiting for, since that rank gave up.
-RINGLET_BOTH uint64_t pull_failure_of(int rank, uint64_t waited) {
-  return (waited & ~(uint64_t{0xff} << 54)) | static_cast<uint64_t>(rank) << 54;
-}
-RINGLET_BOTH int rank_of(uint64_t failure) { return static_cast<int>(failure >> 54 & 0xff); }
-
-/// What one thread of a block waits for.
-struct PullWait {
-  const uint64_t* word;
-  uint64_t target;
-  const PullCall* call;  // to compare then; null: not now
-  uint8_t* skew;         // which the call tells
-  uint64_t failure;
-};
-
-/// What ends a wait otherwise.
-struct PullWatch {
-  const PullCall& own;
-  uint64_t budget;
-  PullEnd* end;
-  PullHost* host;
-};
-
-/// Of a peer that has come: false where it calls something else.
-RINGLET_BOTH bool calls_the_same(const PullWait& wait, const PullCall& own) {
-  if (wait.call == nullptr) return true;
-  *wait.skew = static_cast<uint8_t>(wait.call->skew);
-  return wait.call->signature == own.signature && wait.call->count == own.count;
-}
-
-template <class Block>
-RINGLET_BOTH void fail(const PullWatch& watch, uint64_t failure) {
-  if (Block::claim(&watch.end->own, failure)) Block::store(&watch.host->end.own, failure);
-}
 
 /// What a block's threads share.
 struct PullShared {
@@ -194,19 +80,15 @@ struct PullShared {
 };
 
 template <class E, class Op, class Block>
-class PullInterpreter {
+class PullInterpreter : PullMeeting<Block> {
+  using Meeting = PullMeeting<Block>;
+
  public:
-  RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : args_(args), block_(block) {}
+  RINGLET_BOTH PullInterpreter(const PullArgs& args, Block& block) : Meeting(args, block), args_(args) {}
 
   RINGLET_BOTH void run() {
+    if (!Meeting::begin()) return;
     const auto blocks = static_cast<size_t>(args_.blocks), mine = static_cast<size_t>(block_.index());
-    PullEnd* const end = end_of(args_.rank);
-    // Three ways to memory, side by side.
-    const uint64_t own = block_.peek(&end->own), told = block_.peek(&end->told);
-    const uint64_t before = block_.peek(progress(args_.rank, args_.rank));
-    // A call before did not end: its epochs are no longer its peers'.
-    if (block_.any((own | told) != 0)) return tell_host(own, told);
-    epoch_ = before >> 16;
     block_.one([&] {
       shared().inputs[args_.rank] = args_.input;
       shared().outputs[args_.rank] = args_.output;
@@ -214,25 +96,24 @@ class PullInterpreter {
     });
     for (size_t piece = mine; piece < args_.pieces; piece += blocks) {
       begin_ = piece * args_.width;
-      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return give_up();
+      if (!run_piece(piece == mine, piece + blocks >= args_.pieces)) return Meeting::give_up();
       ++epoch_;
     }
-    if (reads_in_place_) look_back();
+    if (reads_in_place_) Meeting::look_back();
   }
 
  private:
-  static constexpr uint32_t kSignatureReady = 1;
   static constexpr uint8_t kNowhere = 0xff;
 
-  // What has come from a rank, in another's incoming area or in this one's.
-  RINGLET_BOTH uint64_t* progress(int at, int from) const {
-    return reinterpret_cast<uint64_t*>(args_.regions[at] + args_.layout.progress(block_.index(), from));
-  }
-  RINGLET_BOTH PullCall* call(int at, int from) const {
-    return reinterpret_cast<PullCall*>(args_.regions[at] + args_.layout.call(block_.index(), from, epoch_));
-  }
-
-  RINGLET_BOTH PullEnd* end_of(int rank) const { return reinterpret_cast<PullEnd*>(args_.regions[rank]); }
+  using Meeting::block_;
+  using Meeting::call;
+  using Meeting::epoch_;
+  using Meeting::kSignatureReady;
+  using Meeting::publish;
+  using Meeting::shared;
+  using Meeting::to_compare_;
+  using Meeting::wait_for_all;
+  using Meeting::wait_together;
 
   // The same cut as base/partition.h; the host has divided.
   RINGLET_BOTH size_t offset(size_t chunk) const {
@@ -254,31 +135,6 @@ class PullInterpreter {
     return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStagingA, chunk, args_.parts);
   }
   RINGLET_BOTH static size_t past(size_t place, uint8_t skew) { return (place + skew) % kPackBytes; }
-
-  /// This rank's tensors are its caller's again when the kernel ends, though peers may still be reading them: they are
-  /// told before. Of calls that differ they find out themselves, before they read.
-  RINGLET_BOTH void give_up() {
-    const uint64_t why = block_.load(&end_of(args_.rank)->own);
-    if ((why & kOtherCall) == 0) {
-      block_.publish(args_.world, [&](int q) { return &end_of(q)->told; }, pull_failure_of(args_.rank, why));
-    }
-  }
-
-  RINGLET_BOTH void tell_host(uint64_t own, uint64_t told) {
-    block_.one([&] {
-      if (own != 0) block_.store(&args_.host->end.own, own);
-      if (told != 0) block_.store(&args_.host->end.told, told);
-    });
-  }
-
-  /// What this block has read of other ranks' tensors is right unless one had them back meanwhile; then it has told so.
-  RINGLET_BOTH void look_back() {
-    block_.one([&] {
-      block_.fence();
-      const uint64_t told = block_.peek(&end_of(args_.rank)->told);
-      if (told != 0) block_.store(&args_.host->end.told, told);
-    });
-  }
 
   RINGLET_BOTH bool run_piece(bool first, bool last) {
     to_compare_ = 0;
@@ -310,7 +166,8 @@ class PullInterpreter {
   /// Tells what is called, and finds out which program it is.
   RINGLET_BOTH bool begin_call() {
     to_compare_ = ~uint32_t{0};
-    tell_call();
+    const auto* told = reinterpret_cast<const uint64_t*>(&args_.call);
+    Meeting::tell_call([=](int, size_t i) { return told[i]; });
     const bool may_be_in_place = args_.in_place.steps != nullptr;
     if (may_be_in_place) {
       publish(kSignatureReady);
@@ -320,18 +177,6 @@ class PullInterpreter {
     reads_in_place_ = may_be_in_place && shared().in_place;
     take(reads_in_place_ ? args_.in_place : args_.staged);
     return true;
-  }
-
-  /// Before this epoch's first publication, which brings it about that peers see it.
-  RINGLET_BOTH void tell_call() {
-    constexpr size_t kWords = sizeof(PullCall) / sizeof(uint64_t);
-    static_assert(kWords * sizeof(uint64_t) == sizeof(PullCall));
-    const auto* told = reinterpret_cast<const uint64_t*>(&args_.call);
-    block_.each([&](size_t thread, size_t threads) {
-      for (size_t i = thread; i < static_cast<size_t>(args_.world) * kWords; i += threads) {
-        reinterpret_cast<uint64_t*>(call(static_cast<int>(i / kWords), args_.rank))[i % kWords] = told[i % kWords];
-      }
-    });
   }
 
   /// Brings a program to where the block's threads read it at once.
@@ -364,36 +209,6 @@ class PullInterpreter {
       }
     });
     block_.together();
-  }
-
-  RINGLET_BOTH PullShared& shared() const { return block_.shared(); }
-
-  RINGLET_BOTH void publish(uint32_t phase) {
-    const auto at = [&](int q) { return progress(q, args_.rank); };
-    block_.publish(args_.world, at, (epoch_ << 16) + phase);
-  }
-
-  RINGLET_BOTH bool wait_for_all(uint64_t epoch, uint32_t phase) {
-    return wait_together(args_.world, epoch, [=](int q) {
-      PullStep step{};
-      step.peer = q;
-      step.phase = phase;
-      return step;
-    });
-  }
-
-  /// For several peers, each by a thread of its own. At the first wait for a peer in a call: what it calls is compared.
-  template <class Steps>
-  RINGLET_BOTH bool wait_together(int count, uint64_t epoch, Steps steps) {
-    const auto wait = [&](int k) {
-      const PullStep step = steps(k);
-      const PullCall* theirs = to_compare_ >> step.peer & 1 ? call(args_.rank, step.peer) : nullptr;
-      return PullWait{progress(args_.rank, step.peer), (epoch << 16) + step.phase, theirs, &shared().skews[step.peer],
-                      pull_failure(args_.rank, step.peer, block_.index(), step.phase)};
-    };
-    if (!block_.wait(count, wait, PullWatch{args_.call, args_.budget, end_of(args_.rank), args_.host})) return false;
-    for (int k = 0; k < count; ++k) to_compare_ &= ~(uint32_t{1} << steps(k).peer);
-    return true;
   }
 
   /// Fills the works of the steps that are taken side by side, each by a warp, and each source by a lane of it; but for
@@ -485,10 +300,7 @@ class PullInterpreter {
   }
 
   const PullArgs& args_;
-  Block& block_;
   PullProgram program_{};
-  uint64_t epoch_ = 0;
-  uint32_t to_compare_ = 0;  // a bit for each peer
   bool reads_in_place_ = false;
   size_t begin_ = 0;
 };

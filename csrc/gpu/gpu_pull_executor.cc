@@ -20,7 +20,7 @@ using cuda::PullSource;
 using cuda::PullStep;
 
 static_assert(cuda::kMostRanks <= 32);  // bits of a word
-static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kSignatureReady == 1);
+static_assert(at(1, 0) == uint64_t{1} << 16 && kCompleted == 1u << 16 && kSignatureReady == 1 && ready(0) == 2);
 
 // Of a piece, in one chunk: at most, where no staging buffer limits it, and at least, if the message has as much.
 constexpr size_t kPieceBytes = size_t{64} << 10, kLeastBytes = size_t{4} << 10;
@@ -30,6 +30,8 @@ constexpr int kFewBlocks = 16;
 constexpr size_t kFewBytes = size_t{256} << 10;
 
 constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
+
+constexpr const char* kPairwise = "pairwise";
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
 
@@ -96,13 +98,21 @@ const GpuPullExecutor::Uploaded& GpuPullExecutor::plan_for(const Algorithm& algo
   return *known;
 }
 
+bool GpuPullExecutor::exchanges(const Call& call) noexcept {
+  if (call.collective != Collective::all_to_all) return false;
+  return call.algorithm == nullptr || std::string_view(call.algorithm->name) == kPairwise;
+}
+
 void GpuPullExecutor::check_call(const Call& call) const {
   const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
-  if (call.blocks != nullptr) refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  if (call.blocks != nullptr && !exchanges(call)) {
+    refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
+  }
   if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
   if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
     refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
   }
+  if (call.blocks != nullptr) return;
   if (input_elements(call, setup_.rank, setup_.world) != 0 && call.input == nullptr) refuse("this rank needs an input");
   if (output_elements(call, setup_.rank, setup_.world) != 0 && call.output == nullptr) {
     refuse("this rank needs an output");
@@ -145,24 +155,42 @@ void GpuPullExecutor::cut(const Plan& plan, const Call& call, PullArgs& args) co
   args.layout = cut;
 }
 
-/// Whether peers can read all that this rank gives and gets where it lies. A scaled input they must see scaled.
+/// Whether peers can read such memory of this rank's where it lies.
+bool GpuPullExecutor::inside_heap(const std::byte* tensor, size_t bytes) const {
+  if (bytes == 0) return true;
+  if (setup_.heaps.empty()) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(setup_.heaps[static_cast<size_t>(setup_.rank)]);
+  const auto at = reinterpret_cast<uintptr_t>(tensor);
+  return at >= begin && bytes <= setup_.heap_bytes && at - begin <= setup_.heap_bytes - bytes;
+}
+
+/// All that this rank gives and gets. A scaled input peers must see scaled.
 bool GpuPullExecutor::in_heap(const Call& call) const {
   if (setup_.heaps.empty() || call.op == ReduceOp::premul_sum || call.collective == Collective::barrier) return false;
-  const auto inside = [&](const std::byte* tensor, size_t elements) {
-    const auto begin = reinterpret_cast<uintptr_t>(setup_.heaps[static_cast<size_t>(setup_.rank)]);
-    const auto at = reinterpret_cast<uintptr_t>(tensor);
-    const size_t bytes = elements * element_size(call.dtype);
-    return elements == 0 || (at >= begin && bytes <= setup_.heap_bytes && at - begin <= setup_.heap_bytes - bytes);
-  };
-  return inside(call.input, input_elements(call, setup_.rank, setup_.world)) &&
-         inside(call.output, output_elements(call, setup_.rank, setup_.world));
+  const size_t size = element_size(call.dtype);
+  return inside_heap(call.input, input_elements(call, setup_.rank, setup_.world) * size) &&
+         inside_heap(call.output, output_elements(call, setup_.rank, setup_.world) * size);
+}
+
+/// What a kernel needs to meet its peers in this call. The budget is somewhat less than the timeout, so that who waits in
+/// vain says for whom before the host gives the call up.
+void GpuPullExecutor::fill(const Call& call, cuda::PullRanks& ranks) const {
+  ranks.call.signature = signature_of(call, /*registered=*/false, /*history=*/0);
+  ranks.call.count = signature_count(call);
+  ranks.call.sequence = call.sequence;
+  ranks.rank = setup_.rank;
+  ranks.world = setup_.world;
+  ranks.blocks = setup_.blocks;
+  ranks.layout = layout();
+  ranks.host = host_;
+  ranks.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
+  for (size_t q = 0; q < setup_.regions.size(); ++q) {
+    ranks.regions[q] = setup_.regions[q];
+    ranks.heaps[q] = setup_.heaps.empty() ? nullptr : setup_.heaps[q];
+  }
 }
 
 void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& args) const {
-  for (size_t q = 0; q < setup_.regions.size(); ++q) {
-    args.regions[q] = setup_.regions[q];
-    args.heaps[q] = setup_.heaps.empty() ? nullptr : setup_.heaps[q];
-  }
   args.input = layout.input_origin();
   args.output = layout.output_origin();
   const auto heap = reinterpret_cast<uintptr_t>(args.heaps[setup_.rank]);
@@ -171,12 +199,19 @@ void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& ar
   args.call.in_heap = in_heap ? 1 : 0;
   // Mostly both lie alike; where they do not, what is read of peers decides.
   args.call.skew = cuda::past_pack(layout.inputs().count != 0 ? args.input : args.output);
-  args.host = host_;
 }
 
-void GpuPullExecutor::run(const Call& given, void* stream) {
+void GpuPullExecutor::run(const Call& call, void* stream) {
   if (failure_.failed()) failure_.raise("");
-  check_call(given);
+  check_call(call);
+  if (exchanges(call)) {
+    exchange(call, stream);
+  } else {
+    run_plan(call, stream);
+  }
+}
+
+void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   Call call = given;
   const size_t whole = buffer_bytes(call, setup_.world);
   // The same on all ranks, which do not know yet where the others' tensors are.
@@ -188,13 +223,9 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
   const bool readable = in_heap(call);
   PullArgs args{};
+  fill(call, args);
   args.staged = staged.program;
   if (readable) args.in_place = plan_for(*call.algorithm, call.root, true).program;
-  args.call.signature = signature_of(call, /*registered=*/false, /*history=*/0);
-  args.call.count = signature_count(call);
-  args.call.sequence = call.sequence;
-  args.rank = setup_.rank;
-  args.world = setup_.world;
   args.parts = static_cast<size_t>(staged.plan.parts);
   const CallLayout layout(call, {setup_.rank, setup_.world, call.root}, staged.plan.parts);
   args.length = layout.length(staged.plan.parts - 1);  // the last chunk is the shortest
@@ -203,8 +234,6 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   args.scale = call.scale;
   args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
   args.premul = call.op == ReduceOp::premul_sum;
-  // Somewhat less than the timeout, so that who waits in vain says for whom before the host gives the call up.
-  args.budget = static_cast<uint64_t>(std::chrono::nanoseconds(std::min(call.timeout, kLongest)).count()) / 10 * 9;
   cut(staged.plan, call, args);
   place(layout, readable, args);
   last_ = describe(call);
@@ -213,6 +242,47 @@ void GpuPullExecutor::run(const Call& given, void* stream) {
   check_device(device_,
                device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
                "launching a pull kernel");
+}
+
+/// No rank knows how long the blocks between two others are: how all are cut the kernels find out together.
+void GpuPullExecutor::exchange(const Call& given, void* stream) {
+  Call call = given;  // as all ranks must make it: whether this rank's blocks are equal says nothing about the others'
+  call.algorithm = find_algorithm(Collective::all_to_all, kPairwise);
+  call.blocks = nullptr;
+  cuda::ExchangeArgs args{};
+  fill(call, args);
+  args.size = element_size(call.dtype);
+  lay_blocks(given, args);
+  cuda::PullLayout& cut = args.layout;
+  cut.slot_bytes = cut.area_bytes / static_cast<size_t>(setup_.world) / cuda::kPackBytes * cuda::kPackBytes;
+  if (cut.slot_bytes < 2 * cuda::kPackBytes) {
+    throw InvalidUsage(describe(given) + " on a GPU: regions of " + std::to_string(setup_.region_bytes) +
+                       " bytes have no room for a piece of every block");
+  }
+  args.most_bytes = std::min(kPieceBytes, cut.slot_bytes - cuda::kPackBytes);
+  args.least_bytes = std::min(kLeastBytes, args.most_bytes);
+  last_ = describe(given, call.algorithm);
+  check_device(device_, device_.exchange(&args, stream), "launching an exchange kernel");
+}
+
+void GpuPullExecutor::lay_blocks(const Call& call, cuda::ExchangeArgs& args) const {
+  const auto world = static_cast<size_t>(setup_.world), own = static_cast<size_t>(setup_.rank);
+  const CallLayout layout(call, {setup_.rank, setup_.world}, 2 * setup_.world);
+  bool all_in_heap = true;
+  for (size_t q = 0; q < world; ++q) {
+    const int to = static_cast<int>(q), from = static_cast<int>(world + q);
+    args.sent[q] = layout.length(to);
+    args.received[q] = layout.length(from);
+    args.inputs[q] = layout.input(to, 0);
+    args.outputs[q] = layout.output(from, 0);
+    args.longest = std::max<uint64_t>(args.longest, args.sent[q] * args.size);
+    all_in_heap = all_in_heap && inside_heap(args.inputs[q], args.sent[q] * args.size);
+  }
+  if (args.sent[own] != args.received[own]) {
+    throw InvalidUsage(describe(call) + " on a GPU: rank " + std::to_string(own) + " sends itself " +
+                       std::to_string(args.sent[own]) + " elements and expects " + std::to_string(args.received[own]));
+  }
+  args.call.in_heap = all_in_heap && !setup_.heaps.empty() ? 1 : 0;
 }
 
 void GpuPullExecutor::check(const std::string& in) const {
@@ -224,7 +294,7 @@ void GpuPullExecutor::check(const std::string& in) const {
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
   const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto phase = static_cast<uint32_t>(word);
-  if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block);
+  if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block, phase);
   const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
                            " in or before " + in + " on a GPU: ";
   const std::string other = "rank " + std::to_string(rank) + " gave its call up";
@@ -239,18 +309,25 @@ void GpuPullExecutor::check(const std::string& in) const {
                 "; that rank has not made the call, or its kernel does not run");
 }
 
-/// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end.
-void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block) const {
+/// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end; of two
+/// all-to-alls the lengths that differ.
+void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block, uint32_t expected) const {
   uint64_t progress = 0;
   read(&progress, layout().progress(block, setup_.rank), sizeof progress);
   const auto told = [&](int rank) {
     cuda::PullCall call{};
     read(&call, layout().call(block, rank, progress >> 16), sizeof call);
-    return describe({call.signature, call.count}, call.sequence);
+    return call;
   };
-  throw InvalidUsage("rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) + " in or before " +
-                     in + " on a GPU: calls do not match: rank " + std::to_string(setup_.rank) + " called " +
-                     told(setup_.rank) + ", rank " + std::to_string(peer) + " " + told(peer));
+  const cuda::PullCall own = told(setup_.rank), theirs = told(peer);
+  const auto words = [](const cuda::PullCall& call) { return describe({call.signature, call.count}, call.sequence); };
+  const std::string me = "rank " + std::to_string(setup_.rank), other = "rank " + std::to_string(peer);
+  const std::string what = me + " of " + std::to_string(setup_.world) + " in or before " + in + " on a GPU: ";
+  if (own.signature == theirs.signature && call_of({own.signature, 0}).collective == Collective::all_to_all) {
+    throw InvalidUsage(what + other + " sends " + me + " " + std::to_string(theirs.count) + " elements, and " + me +
+                       " expects " + std::to_string(expected));
+  }
+  throw InvalidUsage(what + "calls do not match: " + me + " called " + words(own) + ", " + other + " " + words(theirs));
 }
 
 void GpuPullExecutor::abort(ErrorKind kind, const std::string& reason) noexcept {

@@ -1,4 +1,4 @@
-// Runs pull plans (engine/pull/plan.h) on the GPU: one kernel per rank, which reads peers' memory itself.
+// Runs pull plans (engine/pull/plan.h) and all-to-alls on the GPU: one kernel per rank, which reads peers' memory itself.
 //
 // Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
 // order, one at a time (what they call is compared), and every rank's kernel must get to run beside its peers': with
@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "cuda/cuda.h"
+#include "cuda/exchange.h"
 #include "cuda/pull.h"
 #include "engine/call_layout.h"
 #include "engine/failure.h"
@@ -46,6 +47,10 @@ class GpuPullExecutor {
   GpuPullExecutor(const GpuPullExecutor&) = delete;
   GpuPullExecutor& operator=(const GpuPullExecutor&) = delete;
 
+  /// Whether the call is an all-to-all whose blocks may lie apart and differ in length; no rank need know those between
+  /// two others. Not one by another algorithm than pairwise.
+  static bool exchanges(const Call& call) noexcept;
+
   void run(const Call& call, void* stream);
 
   /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Where all is well it makes
@@ -66,13 +71,18 @@ class GpuPullExecutor {
   };
 
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  void run_plan(const Call& call, void* stream);
+  void exchange(const Call& call, void* stream);
+  void lay_blocks(const Call& call, cuda::ExchangeArgs& args) const;
+  void fill(const Call& call, cuda::PullRanks& ranks) const;
+  bool inside_heap(const std::byte* tensor, size_t bytes) const;
   bool in_heap(const Call& call) const;
   void reserve(size_t bytes);
   const std::byte* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
-  [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block) const;
+  [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block, uint32_t expected) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;
 

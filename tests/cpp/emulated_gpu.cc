@@ -130,7 +130,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0}, loads{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -167,6 +167,7 @@ void exchange(const std::vector<Part>& group) {
 int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
   auto* communicator = reinterpret_cast<Communicator*>(comm);
   if (open_groups == 0 || peer < 0 || peer >= communicator->world || stream == nullptr) return kInvalidUsage;
+  ++messages;
   parts[stream].push_back({sends, peer, static_cast<std::byte*>(const_cast<void*>(address)), bytes, communicator});
   return kNcclSuccess;
 }
@@ -226,6 +227,12 @@ int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, ReduceOp 
     for (const cuda::PullArgs& args : all) threads.emplace_back([&args, run] { host_block::run_blocks(args, run); });
     for (std::thread& thread : threads) thread.join();
   });
+  return 0;
+}
+
+int exchange(const cuda::ExchangeArgs* args, void* stream) {
+  if (args->call.in_heap != 0) ++in_place;
+  of(stream).put([args = *args] { host_block::run_blocks(args, host_block::run_exchange); });
   return 0;
 }
 
@@ -304,6 +311,7 @@ const RingletCudaDevice kDevice = {
     .copy = copy,
     .pull = pull,
     .pull_together = pull_together,
+    .exchange = exchange,
     .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,
@@ -351,6 +359,7 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED int emulated_gpu_messages() { return messages; }
 EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
 EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }

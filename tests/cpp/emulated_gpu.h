@@ -16,6 +16,8 @@ int emulated_gpu_opened();
 int emulated_gpu_allocations();
 /// How often all kernels were loaded.
 int emulated_gpu_loads();
+/// How many sends and receives NCCL was given.
+int emulated_gpu_messages();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
 /// How many of NCCL's own collectives were enqueued.

@@ -14,6 +14,7 @@
 #include "collective_cases.h"
 #include "emulated_gpu.h"
 #include "gpu_ranks.h"
+#include "uneven_blocks.h"
 
 using namespace gpu_ranks;
 using namespace collective_cases;
@@ -103,6 +104,43 @@ void nccls_own_collectives() {
     CHECK(message.find("the algorithm nccl needs NCCL, and there is none; rank 0: no NCCL: gone fishing") !=
           std::string::npos);
   }));
+}
+
+/// An all-to-all of blocks that differ in length goes through peers' memory, with and without NCCL, however long; without
+/// peers' memory through NCCL. A length that does not fit is named on all ranks.
+void uneven_all_to_all() {
+  constexpr int kWorld = 3;
+  const auto call_of = [](uneven_blocks::UnevenRank& rank) {
+    Call call;
+    call.collective = Collective::all_to_all;
+    call.dtype = DType::int32;
+    call.count = rank.blocks.longest;
+    call.blocks = &rank.blocks;
+    return call;
+  };
+  for (const size_t unit : {size_t{1}, size_t{100000}}) {
+    for (const GpuExecutors::Parts& mine : {parts(), without_nccl(), parts(kNever)}) {
+      const int messages = emulated_gpu_messages();
+      no_errors(run_ranks(kWorld, Between::one_memory, [&](Communicator& host) {
+        GpuGroup group(host, mine);
+        const StreamOwner own;
+        uneven_blocks::UnevenRank rank({Collective::all_to_all, unit}, host.rank(), kWorld);
+        for (int i = 0; i < 2; ++i) group.run(call_of(rank), own.stream)->wait(kLong);
+        CHECK(rank.out == rank.wanted);
+      }));
+      CHECK((emulated_gpu_messages() > messages) == (mine.peer_bytes == kNever));
+    }
+  }
+  std::atomic<int> told{0};
+  no_errors(run_ranks(kWorld, Between::one_memory, [&](Communicator& host) {
+    GpuGroup group(host, parts());
+    const StreamOwner own;
+    uneven_blocks::UnevenRank rank({Collective::all_to_all}, host.rank(), kWorld);
+    if (host.rank() == 0) rank.blocks.counts[kWorld + 2] -= 1;
+    const std::string message = CHECK_THROWS(InvalidUsage, group.run(call_of(rank), own.stream)->wait(kSoon));
+    told += message.find("rank 2 sends rank 0 300 elements, and rank 0 expects 299") != std::string::npos;
+  }));
+  CHECK_EQ(told.load(), kWorld);
 }
 
 /// A rank that lacks something is named on all, and the host's group goes on.
@@ -373,6 +411,7 @@ void refusals() {
 int main() {
   for (const size_t peer_bytes : {GpuExecutors::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
   nccls_own_collectives();
+  uneven_all_to_all();
   lacking();
   either();
   refused_by_nccl();

@@ -13,111 +13,13 @@
 #include "base/error.h"
 #include "check.h"
 #include "collective_cases.h"
-#include "gpu/gpu_pull_executor.h"
-#include "host_block.h"
-#include "team_block.h"
+#include "pull_ranks.h"
 
 using namespace ringlet;
 using namespace collective_cases;
-using namespace host_block;
+using namespace pull_ranks;
 
 namespace {
-
-constexpr int kBlocks = 2;
-
-/// What was launched, by rank: each rank's launches run one after another, all ranks' beside each other.
-std::map<int, std::vector<std::function<void()>>> launches;
-
-void execute() {
-  std::vector<std::thread> ranks;
-  for (auto& rank : launches) {
-    ranks.emplace_back([&rank] {
-      for (auto& launch : rank.second) launch();
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  launches.clear();
-}
-
-cuda::PullArgs last_args;  // of what was launched
-
-/// Whether blocks are teams of threads; then of int32's sums only, and of what only copies.
-bool in_teams = false;
-
-int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void*) {
-  last_args = *args;
-  if (in_teams) {
-    const auto run = dtype == DType::int32 ? team_block::run_blocks<cuda::Integer<int32_t>, cuda::Sum>
-                                           : team_block::run_blocks<cuda::Integer<uint8_t>, cuda::Or>;
-    launches[args->rank].push_back([args = *args, run] { run(args); });
-    return 0;
-  }
-  launches[args->rank].push_back([args = *args, run = find_pull(dtype, op)] { run_blocks(args, run); });
-  return 0;
-}
-
-int copy_now(void* dst, const void* src, size_t bytes, void*) {
-  if (bytes != 0) std::memcpy(dst, src, bytes);
-  return 0;
-}
-
-const RingletCudaDevice& host_device() {
-  static const RingletCudaDevice table = [] {
-    RingletCudaDevice device{};
-    device.bytes = sizeof device;
-    device.pull = pull;
-    device.upload = device.download = copy_now;
-    device.create_stream = [](void** stream) { return *stream = nullptr, 0; };
-    device.destroy_stream = [](void*) { return 0; };
-    device.allocate = [](void** memory, size_t bytes) { return *memory = std::malloc(bytes), 0; };
-    device.release = [](void* memory) { return std::free(memory), 0; };
-    device.allocate_mapped = [](void** memory, size_t bytes) { return *memory = std::calloc(1, bytes), 0; };
-    device.release_mapped = device.release;
-    device.explain = [](int) { return "said by the host"; };
-    return device;
-  }();
-  return table;
-}
-
-/// A group's regions, in one process: any address is good everywhere.
-class Regions {
- public:
-  Regions(int world, size_t bytes) : bytes_(bytes) {
-    for (int q = 0; q < world; ++q) {
-      storage_.emplace_back(bytes + 128);
-      const auto start = reinterpret_cast<uintptr_t>(storage_.back().data());
-      addresses_.push_back(storage_.back().data() + (-start % 128));
-    }
-  }
-  /// Whether a rank has put anything into its staging buffers.
-  bool staged(int rank) const {
-    const std::byte* region = addresses_[static_cast<size_t>(rank)];
-    const size_t stages = cuda::PullLayout{kBlocks, static_cast<int>(addresses_.size()), 0, 0}.staging();
-    return std::any_of(region + stages, region + bytes_, [](std::byte byte) { return byte != std::byte{0}; });
-  }
-
-  /// `registered`: everything is in a heap that begins at 0.
-  GpuPullExecutor::Setup setup(int rank, bool registered = false) const {
-    GpuPullExecutor::Setup setup{rank, static_cast<int>(addresses_.size()), addresses_, bytes_, kBlocks};
-    setup.heaps.assign(addresses_.size(), nullptr);
-    setup.heap_bytes = registered ? SIZE_MAX : 0;
-    return setup;
-  }
-
- private:
-  size_t bytes_;
-  std::vector<Bytes> storage_;
-  std::vector<std::byte*> addresses_;
-};
-
-struct Rank {
-  Rank(const Case& c, int rank, const Regions& regions, bool registered = false)
-      : tensors(c, rank), engine(host_device(), regions.setup(rank, registered)) {
-    tensors.write_input();
-  }
-  Tensors tensors;
-  GpuPullExecutor engine;
-};
 
 /// Which ranks' tensors are in their heaps.
 enum class Registered { none, some, all };

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/exchange.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
 
@@ -77,7 +78,7 @@ class HostBlock {
         return cuda::fail<HostBlock>(watch, failure), false;
       }
       if (!cuda::calls_the_same(one, watch.own)) {
-        return cuda::fail<HostBlock>(watch, one.failure | cuda::kOtherCall), false;
+        return cuda::fail<HostBlock>(watch, cuda::other_call(one)), false;
       }
     }
     return true;
@@ -116,7 +117,13 @@ inline RunPull::Function find_pull(DType dtype, ReduceOp op) {
   return cuda::find_other<RunPull>(dtype, op);
 }
 
-inline void run_blocks(const cuda::PullArgs& args, RunPull::Function run) {
+inline void run_exchange(const cuda::ExchangeArgs& args, int index) {
+  HostBlock block(index);
+  cuda::ExchangeInterpreter<HostBlock>(args, block).run();
+}
+
+template <class Args>
+void run_blocks(const Args& args, void (*run)(const Args&, int block)) {
   std::vector<std::thread> blocks;
   for (int b = 0; b < args.blocks; ++b) blocks.emplace_back([&args, run, b] { run(args, b); });
   for (std::thread& block : blocks) block.join();

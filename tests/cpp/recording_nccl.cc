@@ -131,6 +131,7 @@ const RingletCudaDevice& FakeMachine::device() {
       .copy = copy,
       .pull = nullptr,
       .pull_together = nullptr,
+      .exchange = nullptr,
       .load = nullptr,
       .upload = nullptr,
       .download = nullptr,

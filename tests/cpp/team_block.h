@@ -88,19 +88,30 @@ class TeamBlock {
   int turn_ = 0;
 };
 
-template <class E, class Op>
-void run_blocks(const cuda::PullArgs& args) {
+template <class Args, class Run>
+void run_blocks(const Args& args, Run run) {
   std::vector<Team> teams(static_cast<size_t>(args.blocks));
   std::vector<std::thread> threads;
   for (int block = 0; block < args.blocks; ++block) {
     for (int thread = 0; thread < kThreads; ++thread) {
-      threads.emplace_back([&args, &team = teams[static_cast<size_t>(block)], block, thread] {
+      threads.emplace_back([&args, &team = teams[static_cast<size_t>(block)], block, thread, run] {
         TeamBlock of_thread(team, block, thread);
-        cuda::PullInterpreter<E, Op, TeamBlock>(args, of_thread).run();
+        run(args, of_thread);
       });
     }
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+template <class E, class Op>
+void pull(const cuda::PullArgs& given) {
+  run_blocks(given,
+             [](const auto& args, TeamBlock& block) { cuda::PullInterpreter<E, Op, TeamBlock>(args, block).run(); });
+}
+
+inline void exchange(const cuda::ExchangeArgs& given) {
+  run_blocks(given,
+             [](const auto& args, TeamBlock& block) { cuda::ExchangeInterpreter<TeamBlock>(args, block).run(); });
 }
 
 }  // namespace team_block

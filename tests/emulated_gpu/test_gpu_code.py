@@ -104,19 +104,18 @@ def test_a_pull_kernel_waits_for_several_peers_memory_at_once(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_progress_is_acquired_and_released_across_devices(architecture):
     """An acquire: a strong load, and before anything depends on it the cache is emptied. A release: a fence, then a
-    strong store. What orders nothing: three looks at the start and one at the end, and three in each of three waits at
-    whether this rank, a peer or the host gave up."""
-    for name, body in machine_code(architecture).items():
-        if "pull_kernel" not in name:
-            continue
+    strong store. What orders nothing: three looks at the start and one at the end, and three in each wait at whether this
+    rank, a peer or the host gave up. A pull kernel has three waits in its code, the all-to-all's has five."""
+    kernels = {name: body for name, body in machine_code(architecture).items() if "reduce_kernel" not in name}
+    assert sum("exchange_kernel" in name for name in kernels) == 1
+    for name, body in kernels.items():
+        waits = 5 if "exchange_kernel" in name else 3
         used = " ".join(opcodes(body))
         strong = re.findall(r"LDG?\.E\.64\.STRONG\.SYS((?: (?!BRA|BSSY|LD|EXIT)\S+)*)", used)
         acquired = ["CCTL.IVALL" in until_next.split() for until_next in strong]
-        assert (acquired.count(True), acquired.count(False)) == (4, 13), named(name)
+        assert (acquired.count(True), acquired.count(False)) == (waits + 1, 4 + 3 * waits), named(name)
         stores = re.findall(r"((?:\S+ ){4})STG?\.E\.64\.STRONG\.SYS", used)
-        assert len(stores) in (10, 11) and all("MEMBAR" in before and ".SYS" in before for before in stores), named(
-            name
-        )
+        assert len(stores) >= 10 and all("MEMBAR" in before and ".SYS" in before for before in stores), named(name)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -165,7 +164,7 @@ class Table(ctypes.Structure):
         ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("copy", "pull", "pull_together", "load")),
+        *((name, ctypes.c_void_p) for name in ("copy", "pull", "pull_together", "exchange", "load")),
         *((name, ctypes.c_void_p) for name in ("upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
