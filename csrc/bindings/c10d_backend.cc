@@ -70,6 +70,7 @@ void C10dBackend::set_algorithm(const std::string& name) {
 c10::intrusive_ptr<c10d::Backend::Options> C10dBackend::getBackendOptions() {
   auto options = c10::make_intrusive<GroupOptions>(algorithm_);
   options->timeout = group_->timeout();
+  options->max_ctas = group_->max_ctas();
   return options;
 }
 
@@ -84,12 +85,15 @@ c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c1
   const std::string name = name_ + "/split/" + std::to_string(splits_++);
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
+  const auto* given = dynamic_cast<const GroupOptions*>(options.get());
+  const int64_t max_ctas = given != nullptr ? given->max_ctas : group_->max_ctas();
+  check_max_ctas(max_ctas);
   const auto timeout = options ? options->timeout : group_->timeout();
   const Member member{static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size())};
   const auto began = Deadline::Clock::now();
   auto part = make_backend(store, name, member, carrier_, timeout);
   part->group().tell_made(std::chrono::duration<double>(Deadline::Clock::now() - began).count());
-  const auto* given = dynamic_cast<const GroupOptions*>(options.get());
+  part->set_max_ctas(max_ctas);
   part->set_algorithm(given != nullptr ? given->algorithm : algorithm_);
   return part;
 }

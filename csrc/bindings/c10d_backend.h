@@ -30,10 +30,11 @@ class C10dBackend final : public c10d::Backend {
 
   /// What init_process_group(pg_options=...) and new_group take.
   struct GroupOptions final : Options {
-    explicit GroupOptions(std::string algorithm = "auto", std::string transport = "auto")
-        : Options("ringlet"), algorithm(std::move(algorithm)), transport(std::move(transport)) {}
+    explicit GroupOptions(std::string algorithm = "auto", std::string transport = "auto", int64_t max_ctas = 0)
+        : Options("ringlet"), algorithm(std::move(algorithm)), transport(std::move(transport)), max_ctas(max_ctas) {}
     std::string algorithm;  ///< of all-reduces
     std::string transport;  ///< comm/join.h
+    int64_t max_ctas;       ///< of a GPU (comm/communicator.h)
   };
 
   C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name, std::unique_ptr<Communicator> group,
@@ -98,6 +99,7 @@ class C10dBackend final : public c10d::Backend {
   /// The all-reduce algorithm, by name; "auto" lets the selector choose.
   std::string algorithm() const { return algorithm_; }
   void set_algorithm(const std::string& name);
+  void set_max_ctas(int64_t most) { group_->set_max_ctas(most); }
 
   const Communicator& group() const { return *group_; }
 

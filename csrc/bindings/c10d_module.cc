@@ -18,14 +18,18 @@ void bind_options(py::module_& m) {
   py::class_<Options, c10::intrusive_ptr<Options>, c10d::Backend::Options>(
       m, "BackendOptions",
       "What `pg_options=` of init_process_group and new_group takes. algorithm: of all-reduces, by name. transport: "
-      "\"auto\" (shared memory inside hosts, TCP between them), \"shared_memory\" or \"tcp\".")
-      .def(py::init<std::string, std::string>(), py::arg("algorithm") = "auto", py::arg("transport") = "auto")
+      "\"auto\" (shared memory inside hosts, TCP between them), \"shared_memory\" or \"tcp\". max_ctas: how many of a "
+      "GPU's "
+      "processors calls take at most; 0: no limit.")
+      .def(py::init<std::string, std::string, int64_t>(), py::arg("algorithm") = "auto", py::arg("transport") = "auto",
+           py::arg("max_ctas") = 0)
       .def_readwrite("algorithm", &Options::algorithm)
       .def_readwrite("transport", &Options::transport)
+      .def_readwrite("max_ctas", &Options::max_ctas)
       .def("__repr__",
            [](const Options& options) {
              return "<ringlet.BackendOptions: algorithm '" + options.algorithm + "', transport '" + options.transport +
-                    "'>";
+                    "', max_ctas " + std::to_string(options.max_ctas) + ">";
            })
       // split_group copies its parent's.
       .def("__deepcopy__",
@@ -40,6 +44,8 @@ void bind_c10d(py::module_& m) {
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")
+      .def_property(
+          "max_ctas", [](const C10dBackend& backend) { return backend.group().max_ctas(); }, &C10dBackend::set_max_ctas)
       .def_property_readonly("options", &C10dBackend::getBackendOptions)
       // If the default group is bound to a GPU, new_group calls this on the ranks outside the new group. The members
       // make the group without them.

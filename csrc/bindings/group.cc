@@ -138,6 +138,7 @@ void bind_group(py::module_& m) {
                                const std::optional<ErrorKind> kind = group.failure();
                                return kind ? std::optional<std::string>(name(*kind)) : std::nullopt;
                              })
+      .def_property("max_ctas", &Communicator::max_ctas, &Communicator::set_max_ctas)
       .def_property("timeout", &Communicator::timeout, &Communicator::set_timeout)
       .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
@@ -152,11 +153,13 @@ void bind_group(py::module_& m) {
       },
       py::arg("sizes"), py::arg("dtype"), py::arg("device"));
   m.def("is_registered", &is_registered);
+  m.def("has_registered", &has_registered);
   m.def("heap", [] {
     const auto& heap = Heap::process();
     heap->free_unused();
     return py::dict(py::arg("bytes") = heap->bytes(), py::arg("allocated_bytes") = heap->allocated_bytes());
   });
+  m.def("check_max_ctas", &check_max_ctas);
   m.def("cpu_kernels", &cpu_kernels);
 }
 

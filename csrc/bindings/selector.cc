@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/arguments.h"
 #include "bindings/module.h"
+#include "comm/gpu_executors.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_executor.h"
 #include "gpu/given_table.h"
@@ -33,9 +34,15 @@ std::string chosen(const std::string& collective, size_t bytes, int world, const
                       medium == "registered",
                       medium == "apart" || medium == "hosts",
                       medium == "hosts"};
+  const Selector selector(table, "the table");
+  if (medium == "gpus") {
+    const bool usual = bytes <= GpuExecutors::kPeerBytes || situation.collective == Collective::all_to_all;
+    const Way way = selector.way_for(situation.collective, bytes, world).value_or(usual ? Way::peers : Way::nccl);
+    return way == Way::peers ? "peers" : "nccl";
+  }
   if (medium == "peers") situation.way = Way::peers;
   if (medium == "nccl") situation.way = Way::nccl;
-  return Selector(table, "the table").choose(situation).name;
+  return selector.choose(situation).name;
 }
 
 }  // namespace
@@ -52,7 +59,7 @@ void bind_selector(py::module_& m) {
   m.def("chosen", &chosen, py::arg("collective"), py::arg("bytes"), py::arg("world"), py::arg("medium"),
         py::arg("table") = "",
         "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts, apart, peers or "
-        "nccl.");
+        "nccl; gpus: which way calls go, peers or nccl.");
   m.def("small_bytes", &PullExecutor::small_bytes, py::arg("world"),
         "Up to this size messages go through stages even if tensors are registered.");
   m.def("message_segments", &MessageEngine::segments_of, py::arg("bytes"),

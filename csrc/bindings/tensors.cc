@@ -1,14 +1,12 @@
 #include "bindings/tensors.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
 
 #include "base/error.h"
+#include "bindings/gpu_memory.h"
 #include "bindings/on_device.h"
-#include "gpu/gpu.h"
 #include "gpu/gpu_heap.h"
 #include "memory/heap.h"
 
@@ -120,57 +118,6 @@ std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(te
 void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
-
-namespace {
-
-/// Null if the device has no registered heap.
-GpuHeap* heap_of(const c10::Device& device) {
-  if (device.is_cpu() || !is_served(device)) return nullptr;
-  const c10::DeviceGuard current(device);
-  return GpuHeap::of(gpu_device(), c10::impl::VirtualGuardImpl(device.type()).getDevice().index());
-}
-
-/// Returns when the device has completed its work. False if a wait is impossible, because the current stream is being
-/// captured or the process ends.
-bool wait_for(const c10::Device& device) {
-  try {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    int captured = 0;
-    const int refused = gpu_device().capturing(guard.getStream(device).native_handle(), &captured);
-    if (refused != 0 || captured != 0) return false;
-    guard.synchronizeDevice(device.index());
-    return true;
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
-
-void give_back(GpuHeap& heap, const std::vector<std::byte*>& blocks, const c10::Device& device) {
-  if (blocks.empty()) return;
-  const bool through = wait_for(device);
-  for (std::byte* block : blocks) through ? heap.free(block) : heap.free_later(block);
-}
-
-at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options, size_t bytes) {
-  if (!is_served(options.device())) throw InvalidUsage("empty: no registered memory on " + options.device().str());
-  check_present(options.device());
-  const c10::impl::VirtualGuardImpl guard(options.device().type());
-  const c10::Device device = options.device().has_index() ? options.device() : guard.getDevice();
-  GpuHeap* heap = heap_of(device);
-  if (heap == nullptr) {
-    throw InvalidUsage("empty: no registered memory on " + device.str() +
-                       ": set RINGLET_GPU_HEAP_MIB before the first use of the GPU");
-  }
-  give_back(*heap, heap->take_freed_later(), device);
-  const auto release = [heap, device](void* pointer) { give_back(*heap, {static_cast<std::byte*>(pointer)}, device); };
-  return at::for_blob(heap->allocate(bytes), sizes)
-      .deleter(release)
-      .options(options.device(device))
-      .target_device(device)
-      .make_tensor();
-}
-
-}  // namespace
 
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device) {
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));

@@ -473,7 +473,9 @@ GpuGroup& Communicator::on_gpu(int device) {
   }
   std::unique_ptr<GpuGroup> made;
   try {
-    made = std::make_unique<GpuGroup>(*this, GpuExecutors::find(device));  // with all other ranks
+    GpuExecutors::Parts parts = GpuExecutors::find(device);
+    parts.max_ctas = max_ctas_;
+    made = std::make_unique<GpuGroup>(*this, parts);  // with all other ranks
   } catch (const Interrupted& interrupted) {
     poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in its first call on a GPU: interrupted (" + interrupted.by + ")"));

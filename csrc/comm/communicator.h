@@ -28,6 +28,9 @@ namespace ringlet {
 
 class GpuGroup;
 
+/// Throws InvalidUsage for what is no number of processors (comm/gpu_group.cc).
+void check_max_ctas(int64_t most);
+
 class Communicator {
  public:
   Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout);
@@ -78,6 +81,14 @@ class Communicator {
   /// The group's part for tensors on this GPU. All ranks make it together, when each first asks for its own. Throws
   /// DeviceError on all ranks if one lacks something; a later call looks again.
   GpuGroup& on_gpu(int device);
+
+  /// How many of a GPU's processors the group's kernels take at most, and NCCL's for it; 0: no limit. The same on all
+  /// ranks, and given before the first call on a GPU.
+  int max_ctas() const { return max_ctas_; }
+  void set_max_ctas(int64_t most) {
+    check_max_ctas(most);
+    max_ctas_ = static_cast<int>(most);
+  }
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   bool registered(const void* pointer, size_t bytes) const { return engine_->registered(pointer, bytes); }
@@ -146,6 +157,7 @@ class Communicator {
   const bool ranks_are_threads_;
   const int owner_;  // the process that made it: a forked child's copy must not touch threads and peers
   std::atomic<std::chrono::milliseconds> timeout_;
+  int max_ctas_ = 0;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> busy_{false};
   std::atomic<bool> closed_{false};

@@ -1,6 +1,7 @@
 #include "comm/gpu_executors.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/environment.h"
 #include "comm/communicator.h"
@@ -33,6 +34,7 @@ struct GpuExecutors::Offer {
   NcclUniqueId id{};  // of rank 0: the group's
   PeerMemory::Offer memory{};
   size_t peer_bytes = 0;
+  int max_ctas = 0, by_table = 0;
   Text no_device, no_nccl, no_peers;
 };
 
@@ -40,6 +42,8 @@ GpuExecutors::Parts GpuExecutors::find(int number) {
   Parts parts;
   parts.number = number;
   try {
+    const char* given = std::getenv(kVariable);
+    parts.by_table = given == nullptr || *given == '\0' ? 1 : 0;
     parts.peer_bytes = bytes_from_environment(kVariable, /*unit=*/1, /*least=*/0, kPeerBytes);
     parts.device = &gpu_device();
   } catch (const Error& error) {
@@ -65,6 +69,8 @@ GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host)
 GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   Offer mine;
   mine.peer_bytes = parts.peer_bytes;
+  mine.max_ctas = parts.max_ctas;
+  mine.by_table = parts.by_table;
   mine.no_device = parts.no_device;
   mine.no_nccl = parts.no_nccl;
   if (const int code = parts.device == nullptr ? 0 : parts.device->load(); code != 0) {
@@ -105,6 +111,7 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
           .id = all[0].id,
           .rank = host_.rank(),
           .world = host_.world(),
+          .max_ctas = parts_.max_ctas == 0 ? NcclCommunicator::Setup{}.max_ctas : parts_.max_ctas,
           .look =
               [this] {
                 if (made_) return;  // whoever watches over the calls looks at the peers, too
@@ -127,7 +134,8 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
       std::vector<PeerMemory::Offer> offers;
       for (const Offer& offer : all) offers.push_back(offer.memory);
       memory_->open(offers, host_.rank());
-      const int blocks = std::min(kMostBlocks, PeerMemory::processors(offers));
+      int blocks = std::min(kMostBlocks, PeerMemory::processors(offers));
+      if (parts_.max_ctas > 0) blocks = std::min(blocks, parts_.max_ctas);
       pull_ = std::make_unique<GpuPullExecutor>(
           device(), GpuPullExecutor::Setup{host_.rank(), host_.world(), memory_->regions(), PeerMemory::kBytes, blocks,
                                            memory_->heaps(), memory_->offer().heap_bytes, host_.selector()});
@@ -148,6 +156,23 @@ std::vector<GpuExecutors::Offer> GpuExecutors::exchange(const Offer& mine) {
   return all;
 }
 
+/// What must be the same on all ranks and is not, or "".
+std::string GpuExecutors::difference(const std::vector<Offer>& all) {
+  const auto of = [&](const char* what, auto Offer::* value) -> std::string {
+    for (size_t q = 0; q < all.size(); ++q) {
+      if (all[q].*value == all[0].*value) continue;
+      return what + (" is " + std::to_string(all[0].*value)) + " on rank 0 and " + std::to_string(all[q].*value) +
+             " on rank " + std::to_string(q);
+    }
+    return "";
+  };
+  std::string found = of(kVariable, &Offer::peer_bytes);
+  if (found.empty()) found = of("max_ctas", &Offer::max_ctas);
+  // It is set to the usual value on some ranks.
+  if (found.empty() && !of("", &Offer::by_table).empty()) found = std::string(kVariable) + " is set on some ranks only";
+  return found;
+}
+
 /// Drops the parts that some rank lacks. Throws if no part is left.
 void GpuExecutors::drop(const std::vector<Offer>& all) {
   const auto told = [&](Text Offer::* lacks) {
@@ -160,9 +185,8 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   const std::string no_device = told(&Offer::no_device);
   no_nccl_ = told(&Offer::no_nccl);
   no_peers_ = told(&Offer::no_peers);
-  const auto differs =
-      std::find_if(all.begin(), all.end(), [&](const Offer& offer) { return offer.peer_bytes != all[0].peer_bytes; });
-  if (!no_device.empty() || differs != all.end() || !no_peers_.empty()) {
+  const std::string differs = difference(all);
+  if (!no_device.empty() || !differs.empty() || !no_peers_.empty()) {
     pull_.reset();
     if (memory_) memory_->give_up();
     memory_.reset();
@@ -175,11 +199,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   const std::string who =
       "rank " + std::to_string(host_.rank()) + " of " + std::to_string(host_.world()) + ": no collectives on the GPU";
   if (!no_device.empty()) throw DeviceError(who + no_device);
-  if (differs != all.end()) {
-    throw InvalidUsage(who + ": " + kVariable + " is " + std::to_string(all[0].peer_bytes) + " on rank 0 and " +
-                       std::to_string(differs->peer_bytes) + " on rank " + std::to_string(differs - all.begin()) +
-                       ": set the same value on all ranks");
-  }
+  if (!differs.empty()) throw InvalidUsage(who + ": " + differs + ": set the same value on all ranks");
   if (!message_ && !pull_) throw DeviceError(who + ". NCCL" + no_nccl_ + ". Peers' memory" + no_peers_);
 }
 
@@ -193,9 +213,11 @@ GpuExecutors::~GpuExecutors() {
 bool GpuExecutors::through_peers(const Call& call) const {
   if (!pull_ || (message_ && is_nccls_own(call.algorithm))) return false;
   if (!message_) return true;
-  if (call.collective == Collective::all_to_all) return GpuPullExecutor::exchanges(call);
-  if (call.blocks != nullptr) return false;
-  return buffer_bytes(call, host_.world()) <= parts_.peer_bytes;
+  const bool exchange = call.collective == Collective::all_to_all;
+  if (exchange ? !GpuPullExecutor::exchanges(call) : call.blocks != nullptr) return false;
+  const size_t bytes = exchange ? 0 : buffer_bytes(call, host_.world());
+  const auto way = host_.selector().way_for(call.collective, bytes, host_.world());
+  return way && parts_.by_table != 0 ? *way == Way::peers : bytes <= parts_.peer_bytes;
 }
 
 void GpuExecutors::run(const Call& call, void* stream) {

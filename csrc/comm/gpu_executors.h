@@ -2,7 +2,7 @@
 //
 // Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and
-// reasons. Collectives of up to Parts::peer_bytes go through peers' memory, longer ones, messages and blocks of
+// reasons. Collectives go as the group's table says, or those of up to Parts::peer_bytes through peers' memory, longer ones, messages and blocks of
 // different sizes through NCCL, by its own collectives or by schedules; where there is only one of the two it serves
 // what it can, and the rest is InvalidUsage. check(), after work was found finished, throws what has ended it. Calls are
 // one at a time, in one order on all ranks.
@@ -34,7 +34,9 @@ class GpuExecutors {
     int number = 0;  ///< of the device, in this process
     const NcclApi* nccl = nullptr;
     size_t peer_bytes = kPeerBytes;  ///< RINGLET_PEER_MEMORY_BYTES; 0: peers' memory is not used; equal on all ranks
-    std::string no_device{};         ///< why not
+    int by_table = 0;                ///< 1: that is not set, and the table may say otherwise
+    int max_ctas = 0;  ///< processors at most for NCCL's kernels, and blocks for a pull kernel; 0: no limit; equal, too
+    std::string no_device{};  ///< why not
     std::string no_nccl{};
   };
   static Parts find(int number);
@@ -68,6 +70,7 @@ class GpuExecutors {
   Offer lay_out(const Parts& parts);
   void make(const std::vector<Offer>& all, Offer& mine);
   std::vector<Offer> exchange(const Offer& mine);
+  static std::string difference(const std::vector<Offer>& all);
   void drop(const std::vector<Offer>& all);
   bool through_peers(const Call& call) const;
   void run_through_nccl(const Call& call, void* stream);

@@ -17,6 +17,7 @@ constexpr std::pair<std::string_view, Medium> kMedia[] = {
     {"staged", Medium::staged}, {"network", Medium::network},
     {"hosts", Medium::hosts},   {"apart", Medium::apart},
     {"peers", Medium::peers},   {"nccl", Medium::nccl},
+    {"gpus", Medium::gpus},
 };
 constexpr std::pair<std::string_view, int> kUnits[] = {{"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
 
@@ -59,10 +60,10 @@ class Line {
     Rule rule{*collective};
     while (at_ + 1 < words_.size()) condition(rule);
     const std::string_view last = next("an algorithm");
-    rule.algorithm = last == "nccl" ? nccls_own(*collective) : find_any_algorithm(*collective, last);
-    if (rule.algorithm == nullptr) {
-      refuse(std::string(first) + ": algorithm must be one of " + algorithm_names(*collective) + ", got " +
-             quoted(last));
+    if (rule.medium == Medium::gpus) {
+      way(rule, last);
+    } else {
+      algorithm(rule, last);
     }
     if (rule.least_bytes > rule.most_bytes) refuse("the size range is empty: its lower limit is above its upper limit");
     rule.source = origin_ + ":";
@@ -72,6 +73,24 @@ class Line {
 
  private:
   static std::string quoted(std::string_view word) { return '"' + std::string(word) + '"'; }
+
+  void algorithm(Rule& rule, std::string_view last) const {
+    const Collective collective = rule.collective;
+    rule.algorithm = last == "nccl" ? nccls_own(collective) : find_any_algorithm(collective, last);
+    if (rule.algorithm != nullptr) return;
+    refuse(std::string(name(collective)) + ": algorithm must be one of " + algorithm_names(collective) + ", got " +
+           quoted(last));
+  }
+
+  void way(Rule& rule, std::string_view last) const {
+    if (last != "peers" && last != "nccl") {
+      refuse("a rule for gpus ends with the way that calls go, peers or nccl, got " + quoted(last));
+    }
+    if (rule.collective == Collective::all_to_all && (given_.contains("up") || given_.contains("above"))) {
+      refuse("all_to_all for gpus takes no size: no rank knows how long the blocks of the others are");
+    }
+    rule.way = last == "peers" ? Way::peers : Way::nccl;
+  }
 
   [[noreturn]] void refuse(const std::string& why) const { throw InvalidUsage(place_ + ": " + why); }
 
@@ -97,7 +116,7 @@ class Line {
       refuse(
           quoted(word) +
           " is not a condition: give one of above SIZE, up to SIZE, world N, world N-M, world N-, memory, registered, "
-          "staged, network, hosts, apart, peers, nccl");
+          "staged, network, hosts, apart, peers, nccl, gpus");
     }
   }
 
@@ -144,15 +163,20 @@ bool holds(Medium medium, const Situation& situation) noexcept {
     case Medium::apart: return situation.network && !situation.shared_hosts;
     case Medium::peers: return situation.way == Way::peers;
     case Medium::nccl: return situation.way == Way::nccl;
+    case Medium::gpus: return false;  // decides before there is a way
   }
   return false;
 }
 
 }  // namespace
 
+bool Rule::in_range(Collective which, size_t bytes, int world) const noexcept {
+  return which == collective && bytes >= least_bytes && bytes <= most_bytes && world >= least_world &&
+         world <= most_world;
+}
+
 bool Rule::fits(const Situation& situation) const noexcept {
-  return situation.collective == collective && situation.bytes >= least_bytes && situation.bytes <= most_bytes &&
-         situation.world >= least_world && situation.world <= most_world && holds(medium, situation) &&
+  return in_range(situation.collective, situation.bytes, situation.world) && holds(medium, situation) &&
          (situation.nccls_own || !is_nccls_own(algorithm));
 }
 

@@ -8,6 +8,7 @@
 //   registered  ... in tensors that are registered  hosts     ... and some share a host
 //   staged      ... through staging buffers                  apart     ... and none do
 //   peers       a GPU's kernel reads other GPUs'    nccl      NCCL carries messages between GPUs
+// With `gpus` a rule says how calls on GPUs go, where a group has both ways: its last word is `peers` or `nccl`.
 // Pure values. Thread safety: any.
 #pragma once
 
@@ -36,16 +37,18 @@ struct Situation {
   bool nccls_own = false;  ///< NCCL itself has this collective; if not, rules that name it do not match
 };
 
-enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart, peers, nccl };
+enum class Medium : unsigned char { anything, memory, registered, staged, network, hosts, apart, peers, nccl, gpus };
 
 struct Rule {
   Collective collective;
-  const Algorithm* algorithm = nullptr;
+  const Algorithm* algorithm = nullptr;  ///< null: the rule says which way
+  Way way = Way::host;
   size_t least_bytes = 0, most_bytes = std::numeric_limits<size_t>::max();
   int least_world = 1, most_world = std::numeric_limits<int>::max();
   Medium medium = Medium::anything;
   std::string source{};  ///< "the built-in rules: all_reduce network ring"
 
+  bool in_range(Collective which, size_t bytes, int world) const noexcept;
   bool fits(const Situation& situation) const noexcept;
 };
 

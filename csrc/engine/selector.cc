@@ -71,6 +71,10 @@ barrier                                            dissemination
 Selector::Selector(std::string_view table, const std::string& origin) : origin_(table.empty() ? "" : origin) {
   static const std::vector<Rule> built_in = parse_rules(kBuiltInRules, "the built-in rules");
   for (const Rule& rule : parse_rules(table, origin)) {
+    if (rule.algorithm == nullptr) {
+      ways_.push_back(rule);
+      continue;
+    }
     rules_[static_cast<size_t>(rule.collective)].push_back(rule);
     names_authored_ = names_authored_ || rule.algorithm->authored != nullptr;
   }
@@ -82,6 +86,12 @@ const Rule& Selector::rule_for(const Situation& situation) const {
     if (rule.fits(situation)) return rule;
   }
   throw SystemError(std::string("no rule of the selector fits ") + name(situation.collective));
+}
+
+std::optional<Way> Selector::way_for(Collective collective, size_t bytes, int world) const {
+  const auto fits = [&](const Rule& rule) { return rule.in_range(collective, bytes, world); };
+  const auto found = std::find_if(ways_.begin(), ways_.end(), fits);
+  return found == ways_.end() ? std::nullopt : std::optional(found->way);
 }
 
 std::vector<const Algorithm*> Selector::authored(Collective collective) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,9 @@ class Selector {
   const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
   const Rule& rule_for(const Situation& situation) const;
 
+  /// How the table says that such calls on GPUs go; nothing: it says nothing. bytes: of no account in an all-to-all.
+  std::optional<Way> way_for(Collective collective, size_t bytes, int world) const;
+
   /// The added algorithms that the rules of a collective name, whether or not those rules match.
   std::vector<const Algorithm*> authored(Collective collective) const;
   bool names_authored() const { return names_authored_; }
@@ -33,6 +37,7 @@ class Selector {
 
  private:
   std::array<std::vector<Rule>, kCollectives> rules_;
+  std::vector<Rule> ways_;
   bool names_authored_ = false;
   std::string origin_;
 };

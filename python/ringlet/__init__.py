@@ -27,7 +27,7 @@ from ringlet.collectives import (
 from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemError, Timeout
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
-from ringlet.memory import use_registered_allocator
+from ringlet.memory import registered_pool, use_registered_allocator
 from ringlet.schedule.author import algorithm
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero
@@ -73,6 +73,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "registered_pool",
     "ring_allreduce",
     "scatter",
     "schedule",

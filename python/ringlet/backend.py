@@ -18,9 +18,10 @@ NAME = "ringlet"
 
 
 def _make(options: Any, pg_options: Any) -> _C.Backend:
-    algorithm, transport = "auto", default_transport()
+    algorithm, transport, max_ctas = "auto", default_transport(), 0
     if isinstance(pg_options, _C.BackendOptions):
-        algorithm = pg_options.algorithm
+        algorithm, max_ctas = pg_options.algorithm, pg_options.max_ctas
+        _C.check_max_ctas(max_ctas)
         transport = transport if pg_options.transport == "auto" else pg_options.transport
     elif pg_options is not None:
         raise InvalidUsage(f"pg_options is a {type(pg_options).__name__}; pass ringlet.BackendOptions")
@@ -33,7 +34,7 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     read_given(rank)
     key = rendezvous_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
-    backend.algorithm = algorithm
+    backend.algorithm, backend.max_ctas = algorithm, max_ctas
     return log.made(backend, began)
 
 

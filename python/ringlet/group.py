@@ -163,6 +163,7 @@ def init(
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     transport: str | None = None,
     name: str = "default",
+    max_ctas: int = 0,
 ) -> Group:
     """Joins the default group.
 
@@ -172,6 +173,8 @@ def init(
     timeout: seconds or timedelta, for the rendezvous and for every call that sets no timeout of its own.
     transport: "auto" (shared memory inside hosts, TCP between them), "shared_memory" (ranks are processes of one host),
     "tcp" or "threads" (ranks are threads that use one `name`); by default RINGLET_TRANSPORT, or auto.
+    max_ctas: how many of a GPU's processors (NCCL's CTAs) calls on its tensors take at most; 0: no limit. The same on
+    all ranks.
 
     Raises InvalidUsage for a second init, a bad rank or a missing variable; Timeout, which names the missing ranks.
     """
@@ -183,17 +186,14 @@ def init(
         raise InvalidUsage(f"init: store is a {type(store).__name__}; pass a torch.distributed store, such as TCPStore")
     if (_of_thread.group if transport == "threads" else _of_process) is not None:
         raise InvalidUsage("ringlet.init() was called before: call ringlet.finalize() first")
-    if rank is None or world is None:
-        place = environment.find(wanted="rank" if rank is None else "world")
-        rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
-    rank, world = _whole(rank, "init: rank"), _whole(world, "init: world")
-    if not 0 <= rank < world:
-        raise InvalidUsage(f"rank {rank} of world {world} does not exist")
+    max_ctas = _ctas(max_ctas)
+    rank, world = _place(rank, world)
     limit = as_timedelta(timeout)
     began = log.configure(rank, world)
     read_given(rank)
     if transport == "threads":
         handle = log.made(_C.Group.threads(name, rank, world, limit), began)
+        handle.max_ctas = max_ctas
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
@@ -201,9 +201,21 @@ def init(
         store = from_environment(rank, world, limit)
     key = _met(store, name, Claim(rank, world, transport), limit)
     handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
+    handle.max_ctas = max_ctas
     _of_process = Group(handle, name, store, range(world), transport)
     _C.set_default(handle, False)
     return _of_process
+
+
+def _place(rank: int | None, world: int | None) -> tuple[int, int]:
+    """As given, or else as the launcher says."""
+    if rank is None or world is None:
+        place = environment.find(wanted="rank" if rank is None else "world")
+        rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
+    rank, world = _whole(rank, "init: rank"), _whole(world, "init: world")
+    if not 0 <= rank < world:
+        raise InvalidUsage(f"rank {rank} of world {world} does not exist")
+    return rank, world
 
 
 def finalize() -> None:
@@ -219,11 +231,14 @@ def finalize() -> None:
         group.close()
 
 
-def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None) -> Group | None:
+def new_group(
+    ranks: Sequence[int], *, timeout: timedelta | float | None = None, max_ctas: int | None = None
+) -> Group | None:
     """Makes a group of some ranks of the default group, in the given order. Every rank of the default group must call
     it, with the same ranks and in the same order of calls; the ranks outside get None.
 
-    ranks: distinct ranks of the default group. timeout: seconds or timedelta; by default that of the default group.
+    ranks: distinct ranks of the default group. timeout: seconds or timedelta. max_ctas: as for `init`. By default both
+    are those of the default group.
     """
     parent = current()
     try:
@@ -232,6 +247,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
         raise InvalidUsage(f"new_group: ranks is {ranks!r}; pass a list of ranks") from None
     if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
         raise InvalidUsage(f"new_group: ranks must be distinct ranks from 0 to {parent.world - 1}, got {members}")
+    most = parent.handle.max_ctas if max_ctas is None else _ctas(max_ctas)
     number = next(parent._children)
     if parent.rank not in members:
         return None
@@ -245,6 +261,7 @@ def new_group(ranks: Sequence[int], *, timeout: timedelta | float | None = None)
     else:
         key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
         handle = log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
+    handle.max_ctas = most
     return Group(handle, name, parent.store, members, parent.carrier)
 
 
@@ -285,13 +302,19 @@ def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
         raise Timeout(f'{late} (name="{name}"{others}; all ranks must agree)') from None
 
 
+def _ctas(most: Any) -> int:
+    most = _whole(most, "max_ctas")
+    _C.check_max_ctas(most)
+    return most
+
+
 def _whole(value: Any, what: str) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise InvalidUsage(f"{what} is {value!r}; pass a whole number") from None
     if abs(number) >= 1 << 31:
-        raise InvalidUsage(f"{what} is {number}, too large for a rank or a world")
+        raise InvalidUsage(f"{what} is {number}, which is too large")
     return number
 
 

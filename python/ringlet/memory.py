@@ -1,8 +1,14 @@
-"""Registered memory for all of a program's tensors."""
+"""Registered memory for tensors that torch makes: on the host for all of a program's, on a GPU for those of a pool."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import torch
+
 from ringlet import _C
+from ringlet.errors import InvalidUsage
 
 
 def use_registered_allocator(enabled: bool = True) -> None:
@@ -20,3 +26,33 @@ def use_registered_allocator(enabled: bool = True) -> None:
     child creates are its own.
     """
     _C.use_registered_allocator(enabled)
+
+
+def registered_pool() -> torch.cuda.MemPool:
+    """A pool of torch's allocator that takes its memory from the GPU's registered heap (RINGLET_GPU_HEAP_MIB).
+
+        pool = ringlet.registered_pool()
+        with torch.cuda.use_mem_pool(pool):
+            weights = torch.empty(1 << 20, device="cuda")  # peers read it where it lies
+
+    torch takes memory in segments of at least 2 MiB, 20 MiB for tensors of more than 1 MiB, and keeps them until the
+    pool ends. If the heap has no room for one, torch raises its OutOfMemoryError.
+
+    Raises InvalidUsage if the current GPU has no registered memory, or torch no CUDA.
+    """
+    if not torch.cuda.is_available():
+        raise InvalidUsage("registered_pool: torch has no CUDA here; run `ringlet doctor` to see why")
+    torch.cuda.init()
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not _C.has_registered(device):
+        raise InvalidUsage(
+            f"registered_pool: no registered memory on {device}: "
+            "set RINGLET_GPU_HEAP_MIB before the first use of the GPU"
+        )
+    return torch.cuda.MemPool(_allocator().allocator())
+
+
+@functools.cache
+def _allocator() -> Any:
+    """The process's own: pools use it as long as they live."""
+    return torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, "ringlet_gpu_heap_allocate", "ringlet_gpu_heap_free")

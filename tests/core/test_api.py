@@ -192,7 +192,7 @@ def what_handles_say(rank: int, world: int, store: str) -> None:
 def test_handles_tell_their_state(pool, tmp_path):
     pool.values(what_handles_say, 2, str(tmp_path / "store"))
     options = ringlet.BackendOptions(algorithm="ring")
-    assert repr(options) == "<ringlet.BackendOptions: algorithm 'ring', transport 'auto'>"
+    assert repr(options) == "<ringlet.BackendOptions: algorithm 'ring', transport 'auto', max_ctas 0>"
 
 
 def test_dir_shows_the_public_names_only():

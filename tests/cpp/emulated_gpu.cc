@@ -130,7 +130,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -215,7 +215,13 @@ int copy(void* dst, const void* src, size_t bytes, void* stream) {
   return of(stream).put([=] { std::memcpy(dst, src, bytes); }), 0;
 }
 
+void note_blocks(const cuda::PullRanks& args) {
+  for (int most = most_blocks; args.blocks > most && !most_blocks.compare_exchange_weak(most, args.blocks);) {
+  }
+}
+
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
+  note_blocks(*args);
   if (args->in_place.steps != nullptr) ++in_place;
   of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
   return 0;
@@ -231,6 +237,7 @@ int pull_together(const cuda::PullArgs* ranks, int count, DType dtype, ReduceOp 
 }
 
 int exchange(const cuda::ExchangeArgs* args, void* stream) {
+  note_blocks(*args);
   if (args->call.in_heap != 0) ++in_place;
   of(stream).put([args = *args] { host_block::run_blocks(args, host_block::run_exchange); });
   return 0;
@@ -359,6 +366,8 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }
+EXPORTED int emulated_gpu_max_ctas() { return max_ctas; }
 EXPORTED int emulated_gpu_messages() { return messages; }
 EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
@@ -373,8 +382,9 @@ EXPORTED int ncclGetUniqueId(NcclUniqueId* id) {
   return kNcclSuccess;
 }
 
-EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig*) {
+EXPORTED int ncclCommInitRankConfig(NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig* config) {
   std::unique_lock lock(mutex);
+  max_ctas = config->max_ctas;
   const std::string name(id.internal, sizeof id.internal);
   Communicator* made = communicators.emplace_back(new Communicator{name, rank, world}).get();
   present[made->id].insert(rank);

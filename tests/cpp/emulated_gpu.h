@@ -20,6 +20,10 @@ int emulated_gpu_loads();
 int emulated_gpu_messages();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
+/// The most blocks that a kernel on peers' memory had since this was asked last.
+int emulated_gpu_most_blocks();
+/// What the last communicator was told of processors.
+int emulated_gpu_max_ctas();
 /// How many of NCCL's own collectives were enqueued.
 int emulated_gpu_natives();
 /// Bits of the devices that were current where a call needs one, since this was asked last.

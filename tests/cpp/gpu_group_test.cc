@@ -168,6 +168,32 @@ void lacking() {
   CHECK_EQ(told.load(), 9);
 }
 
+/// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.
+void few_processors() {
+  for (const int limit : {0, 3}) {
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      GpuExecutors::Parts mine = parts();
+      mine.max_ctas = limit;
+      emulated_gpu_most_blocks();
+      host.run(Call{});
+      GpuGroup group(host, mine);
+      CHECK_EQ(emulated_gpu_max_ctas(), limit == 0 ? INT_MIN : limit);
+      Floats floats(host.rank(), 100000);
+      group.run(floats.call, nullptr)->wait(kLong);
+      CHECK_EQ(floats.values[99999], 3.0f);
+      host.run(Call{});
+      if (host.rank() == 0) CHECK_EQ(emulated_gpu_most_blocks(), limit == 0 ? 4 : limit);
+    }));
+  }
+  no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+    GpuExecutors::Parts mine = parts();
+    mine.max_ctas = 4 + host.rank();
+    const std::string message = CHECK_THROWS(InvalidUsage, GpuGroup(host, mine));
+    CHECK(message.find("max_ctas is 4 on rank 0 and 5 on rank 1: set the same value on all ranks") !=
+          std::string::npos);
+  }));
+}
+
 /// What one rank cannot use none does; what is left serves what it can, and says so.
 void either() {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
@@ -413,6 +439,7 @@ int main() {
   nccls_own_collectives();
   uneven_all_to_all();
   lacking();
+  few_processors();
   either();
   refused_by_nccl();
   on_its_device();

@@ -155,4 +155,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY(emulated_device, m) {
   m.def("use_own_stream() -> ()", [] { streams.current = streams.add(); });
   m.def("use_default_stream() -> ()", [] { streams.current = streams.usual; });
+  // Floats that lie at this address, as a pluggable allocator has given it.
+  m.def("floats_at(int address, int count) -> Tensor", [](int64_t address, int64_t count) {
+    const c10::Device where(kType, 0);
+    return at::for_blob(reinterpret_cast<void*>(address), {count})
+        .options(at::dtype(at::kFloat).device(where))
+        .target_device(where)
+        .make_tensor();
+  });
 }

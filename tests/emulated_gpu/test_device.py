@@ -3,6 +3,7 @@ streams, messages, what is refused, and what becomes of a call that is never don
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -213,6 +214,105 @@ def in_registered_memory(rank: int, world: int) -> None:
         assert meanwhile.data_ptr() != pointer
     assert ringlet.empty(1000, device=emulated_gpu.DEVICE).data_ptr() == pointer
     del meanwhile
+
+
+def allocator() -> ctypes.CDLL:
+    """The functions that torch.cuda.memory.CUDAPluggableAllocator finds by name."""
+    library = ctypes.CDLL(_C.__file__)
+    library.ringlet_gpu_heap_allocate.restype = ctypes.c_void_p
+    library.ringlet_gpu_heap_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    library.ringlet_gpu_heap_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    return library
+
+
+def in_a_pools_memory(rank: int, world: int) -> None:
+    """Ordinary tensors that torch lays into memory of the registered heap are read in place."""
+    emulated_gpu.load()
+    functions, mib = allocator(), 1 << 20
+    if rank == 0:
+        assert functions.ringlet_gpu_heap_allocate(mib, 0, None) is None  # there is no heap
+        assert not _C.has_registered(torch.device(emulated_gpu.DEVICE))
+        os.environ["RINGLET_GPU_HEAP_MIB"] = "4"
+    ringlet.barrier()
+    emulated_gpu.go(rank, world, "peer memory")
+    memory = functions.ringlet_gpu_heap_allocate(mib, 0, None)
+    tensor = torch.ops.emulated_device.floats_at(memory, mib // 4)
+    assert ringlet.is_registered(tensor) and _C.has_registered(torch.device(emulated_gpu.DEVICE))
+    tensor.fill_(rank + 1.0)
+    before = emulated_gpu.library().emulated_gpu_in_place()
+    ringlet.barrier()
+    assert ringlet.ring_allreduce(tensor).cpu().unique().tolist() == [world * (world + 1) / 2]
+    ringlet.barrier()
+    assert emulated_gpu.library().emulated_gpu_in_place() == before + world
+    if rank == 0:
+        more = [functions.ringlet_gpu_heap_allocate(mib, 0, None) for _ in range(4 - world)]
+        assert None not in more and functions.ringlet_gpu_heap_allocate(mib, 0, None) is None  # full
+        functions.ringlet_gpu_heap_free(more[0], mib, 0, None)
+        assert functions.ringlet_gpu_heap_allocate(mib, 0, None) == more[0]
+        with emulated_gpu.captured():  # nobody may wait for the device, so this memory is nobody's yet
+            functions.ringlet_gpu_heap_free(more[0], mib, 0, None)
+            assert functions.ringlet_gpu_heap_allocate(mib, 0, None) is None
+        assert functions.ringlet_gpu_heap_allocate(mib, 0, None) == more[0]
+        functions.ringlet_gpu_heap_free(None, 0, 0, None)
+    ringlet.barrier()
+
+
+def test_memory_for_a_pool_of_torchs(own_pool):
+    own_pool.values(in_a_pools_memory, 2, join="threads")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_pool_needs_cuda():
+    with pytest.raises(ringlet.InvalidUsage, match="torch has no CUDA here"):
+        ringlet.registered_pool()
+
+
+def by_a_table(rank: int, world: int, table: str) -> None:
+    """RINGLET_PEER_MEMORY_BYTES is not set, so the rules of the group count."""
+    emulated_gpu.load()
+    emulated_gpu.go(rank, world, "both")
+    os.environ["RINGLET_TABLE"] = table
+    ringlet.barrier()
+    group = ringlet.new_group(range(world), max_ctas=1)
+    for count, natives in ((1000, 0), (3000, world), (1 << 19, 0)):
+        before = emulated_gpu.library().emulated_gpu_natives()
+        ringlet.barrier()
+        tensor = filled(rank + 1.0, count)
+        ringlet.all_reduce(tensor, group=group)
+        assert tensor.cpu().unique().tolist() == [world * (world + 1) / 2]
+        ringlet.barrier()
+        assert emulated_gpu.library().emulated_gpu_natives() == before + natives, count
+        ringlet.barrier()
+
+
+def test_a_table_says_which_way_calls_go(own_pool, tmp_path):
+    table = tmp_path / "table"
+    table.write_text("all_reduce above 4KiB up to 1MiB world 2 gpus nccl\nall_reduce gpus peers\n")
+    own_pool.values(by_a_table, 2, str(table), join="threads")
+
+
+def few_processors(rank: int, world: int) -> None:
+    """Of a group made with a limit, and of one made of that."""
+    emulated_gpu.load()
+    emulated_gpu.go(rank, world, "both")
+    for given, blocks in ((None, 4), (2, 2)):  # the GPU of the host has 8 for two ranks
+        group = ringlet.new_group(range(world), max_ctas=given)
+        emulated_gpu.library().emulated_gpu_most_blocks()
+        ringlet.barrier()
+        tensor = filled(rank + 1.0, 100_000)
+        ringlet.all_reduce(tensor, group=group)
+        assert tensor.cpu().unique().tolist() == [3.0]
+        ringlet.barrier()
+        if rank == 0:
+            assert emulated_gpu.library().emulated_gpu_most_blocks() == blocks
+            assert emulated_gpu.library().emulated_gpu_max_ctas() == (given or -(1 << 31))
+        ringlet.barrier()
+    with pytest.raises(ringlet.InvalidUsage, match="max_ctas must be from 1 to 1024, or 0 for no limit, got -1"):
+        ringlet.new_group(range(world), max_ctas=-1)
+
+
+def test_a_limit_of_processors(device_pool):
+    device_pool.values(few_processors, 2, join="threads")
 
 
 @pytest.fixture

@@ -104,8 +104,8 @@ def test_a_pull_kernel_waits_for_several_peers_memory_at_once(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_progress_is_acquired_and_released_across_devices(architecture):
     """An acquire: a strong load, and before anything depends on it the cache is emptied. A release: a fence, then a
-    strong store. What orders nothing: three looks at the start and one at the end, and three in each wait at whether this
-    rank, a peer or the host gave up. A pull kernel has three waits in its code, the all-to-all's has five."""
+    strong store. What orders nothing: three looks at the start and one at the end, and three in each wait at whether
+    this rank, a peer or the host gave up. A pull kernel has three waits in its code, the all-to-all's has five."""
     kernels = {name: body for name, body in machine_code(architecture).items() if "reduce_kernel" not in name}
     assert sum("exchange_kernel" in name for name in kernels) == 1
     for name, body in kernels.items():

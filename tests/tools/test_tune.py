@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ringlet import _C
 from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
+from ringlet.cli import bench
 from ringlet.cli.main import main
 from ringlet.cli.tune import alternatives
+from ringlet.errors import InvalidUsage
 
 SIZES = (1024, 4096, 16384, 65536)
 
@@ -105,9 +109,85 @@ def test_a_real_run_writes_a_table_that_is_used(tmp_path, monkeypatch, capsys):
     assert table.with_name("table.before").read_text() == text
 
 
+def gpu_rows(sweep, speeds):
+    """Of three rounds: NCCL takes 1000 us, and `auto` as much less as peers' memory is faster at that size."""
+    return [
+        {"collective": collective, "transport": "cuda", "memory": "ordinary", "world": sweep.worlds[0], "bytes": size,
+         "algorithm": algorithm, "round": turn, "time_us_p50": 1000 / (speed if algorithm == "auto" else 1)}
+        for collective in sweep.collectives for turn in range(3) for size, speed in speeds.items()
+        for algorithm in sweep.algorithms
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def measured_on_gpus(monkeypatch):
+    """What `ringlet tune --device cuda` measures where there is no GPU; the sweeps, and what the ranks are told."""
+    seen = []
+    speeds = {1 << 10: 3.0, 1 << 20: 2.0, 2 << 20: 1.5, 4 << 20: 0.5, 16 << 20: 0.2}
+    meta = {
+        "command": "ringlet tune", "date": "now", "commit": "0", "machine": {"processor": "none", "cores": 2},
+        "versions": {"ringlet": "ringlet 1 through peer memory up to 9 bytes, NCCL 2.28.9 beyond"},
+    }  # fmt: skip
+
+    def measure(sweep):
+        seen.append((sweep, os.environ["RINGLET_PEER_MEMORY_BYTES"], os.environ["RINGLET_TABLE"]))
+        return gpu_rows(sweep, speeds), meta
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "require_device", lambda sweep: None)
+    return seen, meta
+
+
+def test_the_limit_between_peers_and_nccl_is_written_as_rules(tmp_path, monkeypatch, measured_on_gpus):
+    seen, _ = measured_on_gpus
+    monkeypatch.delenv("RINGLET_PEER_MEMORY_BYTES", raising=False)
+    table = tmp_path / "table"
+    words = ("tune", "--device", "cuda", "--world", "2,4", "--collective", "all_reduce,broadcast", "-o", str(table))
+    assert main(words) == 0
+    assert [(sweep.worlds, sweep.device, sweep.algorithms) for sweep, *_ in seen] == [
+        ((world,), "cuda", ("auto", "nccl")) for world in (2, 4)
+    ]
+    assert {told[1:] for told in seen} == {(str(1 << 60), "")} and "RINGLET_PEER_MEMORY_BYTES" not in os.environ
+    text = table.read_text()
+    rules = [line.partition("#")[0].split() for line in text.splitlines() if not line.startswith("#")]
+    assert rules == [
+        f"{collective} above 1MiB up to 2MiB world {world} gpus peers".split()
+        for world in (2, 4) for collective in ("all_reduce", "broadcast")
+    ]  # fmt: skip
+    for collective, world, size, way in (
+        ("all_reduce", 2, 1 << 20, "peers"), ("all_reduce", 2, 2 << 20, "peers"), ("all_reduce", 2, 3 << 20, "nccl"),
+        ("all_reduce", 3, 2 << 20, "nccl"), ("reduce", 2, 2 << 20, "nccl"), ("all_to_all", 2, 1 << 30, "peers"),
+    ):  # fmt: skip
+        assert _C.chosen(collective, size, world, "gpus", text) == way
+    assert _C.chosen("all_reduce", 2 << 20, 2, "peers", text) == _C.chosen("all_reduce", 2 << 20, 2, "peers")
+
+
+def test_without_both_ways_there_is_no_limit_to_measure(tmp_path, capsys, measured_on_gpus):
+    measured_on_gpus[1]["versions"]["ringlet"] = "ringlet 1 through NCCL 2.28.9; no peer memory; rank 0: far away"
+    assert main(("tune", "--device", "cuda", "-o", str(tmp_path / "table"))) == 2
+    assert "needs peers' memory and NCCL, and 2 ranks had ringlet 1 through NCCL" in capsys.readouterr().err
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    "rule, said",
+    [
+        ("all_reduce gpus ring", "a rule for gpus ends with the way that calls go, peers or nccl"),
+        ("all_to_all up to 1MiB gpus nccl", "no rank knows how long the blocks of the others are"),
+        ("all_reduce gpus peers peers", "twice"),
+    ],
+)
+def test_rules_for_gpus_that_cannot_be(rule, said):
+    with pytest.raises(InvalidUsage, match=said):
+        _C.chosen("all_reduce", 1, 2, "gpus", rule)
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
+        (("--device", "cuda", "--transport", "tcp"), "leave out --hosts, --transport and files"),
+        (("--device", "cuda", "--collective", "all_to_all"), "NCCL has no all_to_all of its own"),
+        (("--device", "cuda", "--world", "1"), "a single rank has no peers"),
         (("--world", "1"), "has no algorithm to choose"),
         (("-b", "4K", "-e", "1K"), "sizes"),
         ((), "give -o FILE"),

@@ -139,6 +139,11 @@ def split(rank: int, world: int) -> None:
     if part is not None and rank in (0, world - 1):
         part.allreduce([tensor]).wait()
         assert tensor.tolist() == [2] * 5
+        assert part._get_backend(torch.device("cpu")).max_ctas == 0
+    few = dist.new_group(pg_options=ringlet.BackendOptions(max_ctas=3))._get_backend(torch.device("cpu"))
+    assert few.max_ctas == few.options.max_ctas == 3
+    with pytest.raises(ringlet.InvalidUsage, match="max_ctas must be from 1 to 1024"):
+        few.max_ctas = 1025
     dist.all_reduce(tensor)
 
 

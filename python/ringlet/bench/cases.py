@@ -20,6 +20,7 @@ STREAM = "stream"  # one plain TCP connection that carries the bytes once: what 
 NCCL = "nccl"  # through torch.distributed
 PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL)
 DEVICES = ("cpu", "cuda")
+OWN_OF_NCCL = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")  # have the algorithm "nccl"
 
 
 @dataclass(frozen=True)

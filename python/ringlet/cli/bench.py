@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ringlet.bench import peers, report, results
-from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, PEERS, STREAM, Sweep, format_bytes
+from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
 from ringlet.bench.clusters import read_cluster, read_toml
 from ringlet.bench.errors import BenchError
 from ringlet.bench.hosts import why_not
@@ -215,6 +215,7 @@ def require_algorithms(sweep: Sweep) -> None:
     """BenchError if one of the algorithms is not one of a collective's."""
     for collective in sweep.collectives if "api" in sweep.via else ():
         known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
+        known += ["nccl"] if sweep.device != "cpu" and collective in OWN_OF_NCCL else []
         known += [own.name for own in algorithm_files.given() if own.collective == collective]
         for name in sweep.algorithms:
             if name not in known and collective not in ("barrier", "send_recv", *LISTS):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlet import _C
-from ringlet.bench.cases import Sweep
+from ringlet.bench.cases import DEVICES, OWN_OF_NCCL, Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.rules import MARGIN, Rule, Timing, derive, table_text
@@ -24,11 +24,13 @@ from ringlet.group import default_transport
 from ringlet.schedule import Algorithm
 from ringlet.schedule.collectives import COLLECTIVES
 
+_LIMIT = "RINGLET_PEER_MEMORY_BYTES"
 _EPILOG = """\
 examples:
   ringlet tune                            two ranks of this machine; groups use the table from then on
   ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
   ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
+  ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
   ringlet tune mine.py -o mine            is your own algorithm faster, and when?
   ringlet tune --show                     the table in force
 
@@ -43,7 +45,8 @@ def add_parsers(subparsers: Any) -> None:
         "tune",
         help="measure algorithms, and write the table of rules for `auto`",
         description="Measure all algorithms of each collective over sizes, interleaved, and write a rule for `auto` "
-        "for each range of sizes in which another algorithm than the built-in choice is faster.",
+        "for each range of sizes in which another algorithm than the built-in choice is faster. On GPUs: measure "
+        "peers' memory and NCCL, and write a rule for each range in which the other one is faster.",
         epilog=_EPILOG,
     )
     parser.set_defaults(run=tune_command)
@@ -54,6 +57,8 @@ def add_parsers(subparsers: Any) -> None:
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
     add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
         help=f"transport: {', '.join(bench.TRANSPORTS)} (default: RINGLET_TRANSPORT, or auto)")  # fmt: skip
+    add("--device", type=values.one_of(DEVICES), metavar="D", default="cpu",
+        help=f"of the buffers: {', '.join(DEVICES)} (default cpu)")  # fmt: skip
     parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
         help=f"measure the algorithms of these files too: {algorithm_files.FILES}")  # fmt: skip
     add("--collective", dest="collectives", type=values.names(COLLECTIVES), metavar="C,C",
@@ -79,12 +84,12 @@ def tune_command(args: argparse.Namespace) -> int:
         return 0
     try:
         cluster = read_cluster(bench.named_file("clusters", args.hosts)) if args.hosts else None
-        sweeps = list(_sweeps(args, cluster))
+        sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
         output = args.output or _usual_place()
         for sweep in sweeps:
             bench.require_able(sweep)
         outputs.check({"-o": output}, make_folders=True)
-        rows, meta = _measure(sweeps)
+        rows, meta = _measure(sweeps, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
     except (BenchError, InvalidUsage) as error:
         print(f"ringlet tune: {error}", file=sys.stderr)
         return 2
@@ -122,14 +127,22 @@ def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
         medium = _medium(row, cluster)
-        key = (row["collective"], medium, row["world"], row["bytes"], row["algorithm"])
+        told = _way(row) if medium == "gpus" else row["algorithm"]
+        key = (row["collective"], medium, row["world"], row["bytes"], told)
         # Small messages go through stages in both kinds of memory; once is enough.
         if medium != "registered" or row["bytes"] > _C.small_bytes(row["world"]):
             found[key][row["round"]] = row["time_us_p50"]
     return (Timing(*key, times) for key, times in found.items())
 
 
+def _way(row: Row) -> str:
+    """What `auto` goes through, as the ranks are told, and what NCCL's own collective does."""
+    return "nccl" if row["algorithm"] == "nccl" else "peers"
+
+
 def _medium(row: Row, cluster: Cluster | None) -> str:
+    if row["transport"].startswith("cuda"):
+        return "gpus"
     if row["transport"] == "shared_memory":
         return "registered" if row["memory"] == "registered" else "staged"
     return "hosts" if cluster is None or cluster.ranks_per_host > 1 else "apart"
@@ -156,20 +169,50 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
         )  # fmt: skip
 
 
-def _measure(sweeps: Iterable[Sweep]) -> tuple[list[Row], dict[str, Any]]:
+def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
+    """All calls through peers' memory, whatever their size, and NCCL's own collectives. One a world, whose ranks find
+    together what they have."""
+    if args.hosts or args.transport or args.files:
+        raise BenchError("--device cuda: peers' memory and NCCL are measured: leave out --hosts, --transport and files")
+    unknown = [one for one in args.collectives or () if one not in OWN_OF_NCCL]
+    if unknown:
+        raise BenchError(f"--collective: NCCL has no {unknown[0]} of its own; give one of {', '.join(OWN_OF_NCCL)}")
+    for world in args.worlds or (2,):
+        if world < 2:
+            raise BenchError("--world 1: a single rank has no peers: give 2 or more")
+        yield Sweep(
+            worlds=(world,), collectives=args.collectives or OWN_OF_NCCL, algorithms=("auto", "nccl"),
+            memory=("ordinary",), begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor,
+            rounds=args.rounds, sample_ms=args.sample_ms, device=args.device,
+        )  # fmt: skip
+
+
+def _measure(sweeps: Iterable[Sweep], told: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:
+    """told: variables of the ranks. RINGLET_TABLE is empty: one that is wrong must not keep a better one from being
+    measured."""
     rows: list[Row] = []
     meta: dict[str, Any] = {}
-    before = os.environ.get("RINGLET_TABLE")
-    os.environ["RINGLET_TABLE"] = ""  # of the ranks: one that is wrong must not keep a better one from being measured
+    told = {"RINGLET_TABLE": ""} | told
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
         for sweep in sweeps:
             measured, meta = bench.measure(sweep)
+            _check_ways(sweep, meta)
             rows += measured
     finally:
-        os.environ.pop("RINGLET_TABLE")
-        if before is not None:
-            os.environ["RINGLET_TABLE"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
     return rows, meta
+
+
+def _check_ways(sweep: Sweep, meta: dict[str, Any]) -> None:
+    """BenchError if GPUs had one of the two ways only: then there is no limit between them."""
+    used = meta["versions"]["ringlet"]
+    if sweep.device != "cpu" and "peer memory up to" not in used:
+        raise BenchError(f"--device: a limit needs peers' memory and NCCL, and {sweep.worlds[0]} ranks had {used}")
 
 
 def _usual_place() -> Path:
