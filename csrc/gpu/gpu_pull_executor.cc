@@ -294,19 +294,31 @@ void GpuPullExecutor::check(const std::string& in) const {
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
   const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto phase = static_cast<uint32_t>(word);
+  // It may have come from another host, with the numbers of ranks there (comm/gpu_across_hosts.h).
+  const std::string where = this_rank() + " in or before " + in + " on a GPU: ";
+  if (end.own == 0 && setup_.group_world > setup_.world) {
+    throw Timeout(where + "a rank gave its call up, on this host or another one");
+  }
   if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block, phase);
-  const std::string what = "rank " + std::to_string(setup_.rank) + " of " + std::to_string(setup_.world) +
-                           " in or before " + in + " on a GPU: ";
-  const std::string other = "rank " + std::to_string(rank) + " gave its call up";
-  if (rank == peer) throw Timeout(what + other);
+  const std::string other = named(rank) + " gave its call up";
+  if (rank == peer) throw Timeout(where + other);
   const std::string whom =
-      "for rank " + std::to_string(peer) + ", at " +
+      "for " + named(peer) + ", at " +
       (phase >= ready(0) && phase < kCompleted ? "round " + std::to_string(phase - ready(0)) : "the start of a piece");
   const std::string here = "block " + std::to_string(block);
-  if (end.own == 0) throw Timeout(what + other + ", whose " + here + " waited " + whom);
-  if (rank != setup_.rank) throw Timeout(what + other + " while " + here + " waited " + whom);
-  throw Timeout(what + here + " waited too long " + whom +
+  if (end.own == 0) throw Timeout(where + other + ", whose " + here + " waited " + whom);
+  if (rank != setup_.rank) throw Timeout(where + other + " while " + here + " waited " + whom);
+  throw Timeout(where + here + " waited too long " + whom +
                 "; that rank has not made the call, or its kernel does not run");
+}
+
+std::string GpuPullExecutor::named(int rank) const {
+  const bool part = !setup_.group_ranks.empty();
+  return "rank " + std::to_string(part ? setup_.group_ranks[static_cast<size_t>(rank)] : rank);
+}
+
+std::string GpuPullExecutor::this_rank() const {
+  return named(setup_.rank) + " of " + std::to_string(std::max(setup_.world, setup_.group_world));
 }
 
 /// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end; of two
@@ -321,8 +333,8 @@ void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int blo
   };
   const cuda::PullCall own = told(setup_.rank), theirs = told(peer);
   const auto words = [](const cuda::PullCall& call) { return describe({call.signature, call.count}, call.sequence); };
-  const std::string me = "rank " + std::to_string(setup_.rank), other = "rank " + std::to_string(peer);
-  const std::string what = me + " of " + std::to_string(setup_.world) + " in or before " + in + " on a GPU: ";
+  const std::string me = named(setup_.rank), other = named(peer);
+  const std::string what = this_rank() + " in or before " + in + " on a GPU: ";
   if (own.signature == theirs.signature && call_of({own.signature, 0}).collective == Collective::all_to_all) {
     throw InvalidUsage(what + other + " sends " + me + " " + std::to_string(theirs.count) + " elements, and " + me +
                        " expects " + std::to_string(expected));

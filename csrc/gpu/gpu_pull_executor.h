@@ -12,6 +12,7 @@
 // device must be current in the constructor and run().
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -40,6 +41,9 @@ class GpuPullExecutor {
     std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
     size_t heap_bytes = 0;              ///< of this rank's own
     Selector selector{};                ///< what `auto` means; the same on all ranks
+    /// Of a group that has more ranks: how many, and these ranks' numbers there, by which messages name them.
+    int group_world = 0;
+    std::vector<int> group_ranks{};
   };
 
   GpuPullExecutor(const RingletCudaDevice& device, Setup setup);
@@ -59,6 +63,11 @@ class GpuPullExecutor {
 
   /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
+
+  /// On the device, a word each: how the first of this rank's blocks gave up, and the last of its peers'; 0: none did.
+  /// Kernels that are launched later end at once if one of them is not 0.
+  std::byte* own_end() const { return setup_.regions[static_cast<size_t>(setup_.rank)]; }
+  std::byte* told_end() const { return own_end() + offsetof(cuda::PullEnd, told); }
 
   /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
   const std::string& last_call() const { return last_; }
@@ -82,6 +91,8 @@ class GpuPullExecutor {
   void check_call(const Call& call) const;
   void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
+  std::string named(int rank) const;
+  std::string this_rank() const;
   [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block, uint32_t expected) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;

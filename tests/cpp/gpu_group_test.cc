@@ -133,9 +133,9 @@ void uneven_all_to_all() {
   }
   std::atomic<int> told{0};
   no_errors(run_ranks(kWorld, Between::one_memory, [&](Communicator& host) {
-    GpuGroup group(host, parts());
-    const StreamOwner own;
     uneven_blocks::UnevenRank rank({Collective::all_to_all}, host.rank(), kWorld);
+    const StreamOwner own;
+    GpuGroup group(host, parts());
     if (host.rank() == 0) rank.blocks.counts[kWorld + 2] -= 1;
     const std::string message = CHECK_THROWS(InvalidUsage, group.run(call_of(rank), own.stream)->wait(kSoon));
     told += message.find("rank 2 sends rank 0 300 elements, and rank 0 expects 299") != std::string::npos;
@@ -304,18 +304,6 @@ void aborted_from_elsewhere() {
   CHECK_EQ(emulated_gpu_touched(), 1u << 3);
 }
 
-/// Ranks on several hosts have no memory in common.
-void across_hosts() {
-  no_errors(run_ranks(2, Between::tcp, [&](Communicator& host) {
-    const StreamOwner own;
-    GpuGroup group(host, parts());
-    CHECK(group.describe().find("no peer memory; rank 0: ranks on several hosts") != std::string::npos);
-    Floats floats(host.rank());
-    group.run(floats.call, own.stream)->wait(kLong);
-    CHECK_EQ(floats.values[0], 3.0f);
-  }));
-}
-
 /// Messages of a batch move together, both ways at once; what a GPU's cannot have is refused.
 void messages() {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
@@ -444,7 +432,6 @@ int main() {
   refused_by_nccl();
   on_its_device();
   aborted_from_elsewhere();
-  across_hosts();
   messages();
   captured();
   loaded_at_once();

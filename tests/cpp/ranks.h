@@ -13,8 +13,8 @@
 #include "engine/pull/pull_engine.h"
 #include "transport/threads.h"
 
-/// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host.
-enum class Between { one_memory, stages, tcp, eights };
+/// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host; so twos and threes.
+enum class Between { one_memory, stages, tcp, twos, threes, eights };
 
 inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int rank, int world, Between between,
                                                     const ringlet::Token& key) {
@@ -30,8 +30,9 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   setup.addresses.assign(static_cast<size_t>(world), Mesh::address());
   for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
   std::vector<int> hosts = setup.hosts;
-  if (between == Between::eights) {
-    for (int& host : hosts) host /= 8;
+  if (between != Between::tcp) {
+    const int on_a_host = between == Between::twos ? 2 : between == Between::threes ? 3 : 8;
+    for (int& host : hosts) host /= on_a_host;
   }
   Topology topology(hosts);
   return std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
