@@ -96,8 +96,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   } catch (const InvalidUsage&) {
     failed = std::current_exception();
   } catch (const Timeout& error) {
-    const std::string call = launched_behind();
-    const Timeout named(call.empty() ? error.what() : not_done(call));
+    const Timeout named(behind_oldest(error));
     host_.poison(named);
     failed = std::make_exception_ptr(named);
   } catch (const Error& error) {
@@ -220,11 +219,10 @@ std::string GpuGroup::late() const {
   return !pending_.empty() && pending_.front().deadline.passed() ? pending_.front().what : "";
 }
 
-/// The call behind which a launch waited in vain: the oldest, and not the one that was launched. "" if the group has
-/// ended.
-std::string GpuGroup::launched_behind() {
+/// A launch waited in vain: behind the oldest call, which need not be its own. What has ended the group says so itself.
+std::string GpuGroup::behind_oldest(const Timeout& error) {
   const std::lock_guard lock(mutex_);
-  return ended_ || !launch_ ? "" : oldest();
+  return ended_ ? error.what() : not_done(oldest());
 }
 
 std::string GpuGroup::not_done(const std::string& call) const {

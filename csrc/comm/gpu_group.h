@@ -82,7 +82,7 @@ class GpuGroup {
   void end_all(const Error& error, Ended& ended);
   std::string late() const;
   std::string oldest() const;
-  std::string launched_behind();
+  std::string behind_oldest(const Timeout& error);
   std::string not_done(const std::string& call) const;
   void check();
   void look_at_peers();
