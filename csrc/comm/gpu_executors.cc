@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
 constexpr int kMostBlocks = 32;  // of a pull kernel
+constexpr int kLowLatencyArchitecture = 70;
 constexpr std::chrono::seconds kGoodbye{2};
 static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.staging() <= PeerMemory::kZeroed);
 
@@ -190,6 +191,10 @@ void GpuExecutors::reach_peers(const std::vector<Offer>& all) {
                                memory_->heaps(),
                                memory_->offer().heap_bytes,
                                host_.selector()};
+  // From there on 8 bytes are stored and read as one, also on other devices.
+  setup.low_latency = std::all_of(offers.begin(), offers.end(), [](const PeerMemory::Offer& offer) {
+    return offer.device.architecture >= kLowLatencyArchitecture;
+  });
   setup.group_world = host_.world();
   setup.group_ranks.assign(ranks.begin(), ranks.end());
   pull_ = std::make_unique<GpuPullExecutor>(device(), std::move(setup));

@@ -13,6 +13,7 @@
 namespace ringlet::cuda {
 struct PullArgs;      // pull.h
 struct ExchangeArgs;  // exchange.h
+struct LowArgs;       // low_latency.h
 }  // namespace ringlet::cuda
 
 extern "C" {
@@ -32,8 +33,9 @@ void ringlet_cuda_facts(RingletCudaFacts* facts);
 /// Which device is current, and what it has.
 struct RingletCudaIdentity {
   unsigned char uuid[16];
-  int number;      ///< this process's own
-  int processors;  ///< a block of threads of a kernel needs one of them to run beside all others
+  int number;        ///< this process's own
+  int processors;    ///< a block of threads of a kernel needs one of them to run beside all others
+  int architecture;  ///< 90: compute capability 9.0
 };
 
 /// How another process of this host can reach memory of `allocate`.
@@ -60,6 +62,9 @@ struct RingletCudaDevice {
 
   /// An all-to-all on peers' memory.
   int (*exchange)(const ringlet::cuda::ExchangeArgs* args, void* stream);
+
+  /// A small all-reduce on peers' memory, of float32, float16 or bfloat16; `op` sum or avg. From architecture 70 on.
+  int (*low_latency)(const ringlet::cuda::LowArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
 
   /// Brings all kernels to the device, so that none is loaded at its first launch, beside kernels that wait for it.
   int (*load)();

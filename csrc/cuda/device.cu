@@ -3,6 +3,7 @@
 
 #include "cuda/cuda.h"
 #include "cuda/launch.cuh"
+#include "cuda/low_latency.cuh"
 
 namespace ringlet::cuda {
 namespace {
@@ -37,6 +38,11 @@ int exchange(const ExchangeArgs* args, void* stream) {
   return launch_exchange(args, static_cast<cudaStream_t>(stream));
 }
 
+int low_latency(const LowArgs* args, DType dtype, ReduceOp op, void* stream) {
+  if (op != ReduceOp::sum && op != ReduceOp::avg) return cudaErrorInvalidValue;
+  return launch_low_latency(args, dtype, static_cast<cudaStream_t>(stream));
+}
+
 /// Some kernels serve several dtypes and operations, and are loaded once.
 int load() {
   for (int d = 0; d < kDTypes; ++d) {
@@ -49,6 +55,9 @@ int load() {
       if (refused == cudaSuccess && pull != nullptr) refused = pull(nullptr, nullptr);
       if (refused != cudaSuccess) return refused;
     }
+  }
+  for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+    if (const cudaError_t refused = launch_low_latency(nullptr, dtype, nullptr); refused != cudaSuccess) return refused;
   }
   return launch_exchange(nullptr, nullptr);
 }
@@ -119,6 +128,7 @@ int identity(RingletCudaIdentity* identity) {
   if (refused == cudaSuccess) refused = cudaGetDeviceProperties(&properties, identity->number);
   if (refused != cudaSuccess) return refused;
   identity->processors = properties.multiProcessorCount;
+  identity->architecture = properties.major * 10 + properties.minor;
   static_assert(sizeof properties.uuid.bytes == sizeof identity->uuid);
   std::memcpy(identity->uuid, properties.uuid.bytes, sizeof identity->uuid);
   return cudaSuccess;
@@ -173,6 +183,7 @@ constexpr RingletCudaDevice kDevice = {
       return launch_pull_together(ranks, count, dtype, op, static_cast<cudaStream_t>(stream));
     },
     exchange,
+    low_latency,
     load,
     upload,
     download,

@@ -13,6 +13,7 @@
 namespace ringlet {
 namespace {
 
+using cuda::LowLayout;
 using cuda::PullArgs;
 using cuda::PullLayout;
 using cuda::PullProgram;
@@ -31,7 +32,7 @@ constexpr size_t kFewBytes = size_t{256} << 10;
 
 constexpr size_t kProgramBytes = size_t{256} << 10;  // of plans, at first
 
-constexpr const char* kPairwise = "pairwise";
+constexpr const char *kPairwise = "pairwise", *kOneShot = "one_shot";
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
 
@@ -43,7 +44,8 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
     throw InvalidUsage("peer memory serves up to " + std::to_string(cuda::kMostRanks) + " ranks, not " +
                        std::to_string(setup_.world) + "; use NCCL");
   }
-  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, setup_.world, 0, 0}.staging()) {
+  const size_t low = setup_.low_latency ? LowLayout::bytes() : 0;
+  if (setup_.blocks < 1 || setup_.region_bytes < PullLayout{setup_.blocks, setup_.world, 0, 0}.staging() + low) {
     throw InvalidUsage("a region of " + std::to_string(setup_.region_bytes) + " bytes has no room for " +
                        std::to_string(setup_.blocks) + " blocks");
   }
@@ -51,11 +53,20 @@ GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
   check_device(device_, device_.allocate_mapped(&mapped, sizeof(cuda::PullHost)), "allocating memory of the host's");
   host_ = static_cast<cuda::PullHost*>(mapped);
   try {
+    clear_flags();
     reserve(kProgramBytes);
   } catch (...) {
     device_.release_mapped(host_);
     throw;
   }
+}
+
+/// A group before may have left the same numbers in the region.
+void GpuPullExecutor::clear_flags() const {
+  if (!setup_.low_latency) return;
+  const std::vector<std::byte> zeros(LowLayout::bytes());
+  std::byte* start = setup_.regions[static_cast<size_t>(setup_.rank)] + low_layout().start;
+  check_device(device_, copies_.upload(start, zeros.data(), zeros.size()), "zeroing memory for peers");
 }
 
 GpuPullExecutor::~GpuPullExecutor() {
@@ -122,7 +133,8 @@ void GpuPullExecutor::check_call(const Call& call) const {
 PullLayout GpuPullExecutor::layout() const {
   PullLayout layout{setup_.blocks, setup_.world, 0, 0};
   const size_t areas = static_cast<size_t>(setup_.blocks) * 2;
-  layout.area_bytes = (setup_.region_bytes - layout.staging()) / areas / cuda::kPackBytes * cuda::kPackBytes;
+  const size_t room = setup_.low_latency ? low_layout().start : setup_.region_bytes;
+  layout.area_bytes = (room - layout.staging()) / areas / cuda::kPackBytes * cuda::kPackBytes;
   return layout;
 }
 
@@ -220,6 +232,7 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
     situation.way = Way::peers;
     call.algorithm = &setup_.selector.choose(situation);
   }
+  if (is_low_latency(call)) return run_low_latency(call, stream);
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
   const bool readable = in_heap(call);
   PullArgs args{};
@@ -242,6 +255,34 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   check_device(device_,
                device_.pull(&args, reduces ? call.dtype : DType::uint8, reduces ? call.op : ReduceOp::bor, stream),
                "launching a pull kernel");
+}
+
+/// At the end of a region.
+LowLayout GpuPullExecutor::low_layout() const {
+  const size_t start = (setup_.region_bytes - LowLayout::bytes()) / PullLayout::kLine * PullLayout::kLine;
+  return {start, LowLayout::blocks_for(setup_.blocks, setup_.world), setup_.world};
+}
+
+/// Of a call with an algorithm: the same on all ranks.
+bool GpuPullExecutor::is_low_latency(const Call& call) const {
+  if (!setup_.low_latency || call.algorithm != find_algorithm(Collective::all_reduce, kOneShot)) return false;
+  const bool served = call.dtype == DType::float32 || call.dtype == DType::float16 || call.dtype == DType::bfloat16;
+  const size_t bytes = call.count * element_size(call.dtype);
+  const auto most = static_cast<size_t>(low_layout().blocks) * LowLayout::kPieceBytes;
+  return served && (call.op == ReduceOp::sum || call.op == ReduceOp::avg) && bytes > 0 && bytes <= most;
+}
+
+void GpuPullExecutor::run_low_latency(const Call& call, void* stream) {
+  cuda::LowArgs args{};
+  fill(call, args);
+  args.low = low_layout();
+  args.input = call.input;
+  args.output = call.output;
+  args.bytes = call.count * element_size(call.dtype);
+  args.blocks = static_cast<int>(ceil_div(args.bytes, LowLayout::kPieceBytes));
+  args.divisor = call.op == ReduceOp::avg ? setup_.world : 1;
+  last_ = describe(call);
+  check_device(device_, device_.low_latency(&args, call.dtype, call.op, stream), "launching a low-latency kernel");
 }
 
 /// No rank knows how long the blocks between two others are: how all are cut the kernels find out together.
@@ -321,17 +362,30 @@ std::string GpuPullExecutor::this_rank() const {
   return named(setup_.rank) + " of " + std::to_string(std::max(setup_.world, setup_.group_world));
 }
 
-/// Names both calls, which are in this rank's incoming area, under the epoch in which its block came to an end; of two
-/// all-to-alls the lengths that differ.
-void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block, uint32_t expected) const {
-  uint64_t progress = 0;
-  read(&progress, layout().progress(block, setup_.rank), sizeof progress);
-  const auto told = [&](int rank) {
-    cuda::PullCall call{};
-    read(&call, layout().call(block, rank, progress >> 16), sizeof call);
+/// What a rank called is in this rank's incoming area, under the epoch in which its block came to an end, or at the
+/// start of a line of words.
+cuda::PullCall GpuPullExecutor::told_call(int rank, int block, bool low) const {
+  cuda::PullCall call{};
+  uint64_t number = 0;
+  if (!low) {
+    read(&number, layout().progress(block, setup_.rank), sizeof number);
+    read(&call, layout().call(block, rank, number >> 16), sizeof call);
     return call;
-  };
-  const cuda::PullCall own = told(setup_.rank), theirs = told(peer);
+  }
+  uint64_t head[LowLayout::kHead] = {};
+  read(&number, low_layout().number(block), sizeof number);
+  read(head, low_layout().line(block, number + 1, rank), sizeof head);
+  const auto whole = [&](size_t i) { return head[i + 1] << 32 | static_cast<uint32_t>(head[i]); };
+  call.signature = whole(0);
+  call.count = whole(2);
+  call.sequence = whole(4);
+  return call;
+}
+
+/// Names both calls; of two all-to-alls the lengths that differ.
+void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block, uint32_t expected) const {
+  const bool low = expected == cuda::kLowPhase;
+  const cuda::PullCall own = told_call(setup_.rank, block, low), theirs = told_call(peer, block, low);
   const auto words = [](const cuda::PullCall& call) { return describe({call.signature, call.count}, call.sequence); };
   const std::string me = named(setup_.rank), other = named(peer);
   const std::string what = this_rank() + " in or before " + in + " on a GPU: ";

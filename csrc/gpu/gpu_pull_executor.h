@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "cuda/exchange.h"
+#include "cuda/low_latency.h"
 #include "cuda/pull.h"
 #include "engine/call_layout.h"
 #include "engine/failure.h"
@@ -41,6 +42,7 @@ class GpuPullExecutor {
     std::vector<std::byte*> heaps{};    ///< by rank, where tensors can be read in place; empty: nowhere
     size_t heap_bytes = 0;              ///< of this rank's own
     Selector selector{};                ///< what `auto` means; the same on all ranks
+    bool low_latency = false;  ///< small all-reduces by cuda/low_latency.h, where one_shot is meant; all ranks alike
     /// Of a group that has more ranks: how many, and these ranks' numbers there, by which messages name them.
     int group_world = 0;
     std::vector<int> group_ranks{};
@@ -82,10 +84,14 @@ class GpuPullExecutor {
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
   void run_plan(const Call& call, void* stream);
   void exchange(const Call& call, void* stream);
+  cuda::LowLayout low_layout() const;
+  bool is_low_latency(const Call& call) const;
+  void run_low_latency(const Call& call, void* stream);
   void lay_blocks(const Call& call, cuda::ExchangeArgs& args) const;
   void fill(const Call& call, cuda::PullRanks& ranks) const;
   bool inside_heap(const std::byte* tensor, size_t bytes) const;
   bool in_heap(const Call& call) const;
+  void clear_flags() const;
   void reserve(size_t bytes);
   const std::byte* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;
@@ -93,6 +99,7 @@ class GpuPullExecutor {
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
   std::string named(int rank) const;
   std::string this_rank() const;
+  cuda::PullCall told_call(int rank, int block, bool low) const;
   [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block, uint32_t expected) const;
   cuda::PullLayout layout() const;
   void read(void* to, size_t offset, size_t bytes) const;

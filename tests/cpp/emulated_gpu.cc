@@ -130,7 +130,7 @@ std::map<std::string, std::set<int>> present;                                   
 std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -243,6 +243,13 @@ int exchange(const cuda::ExchangeArgs* args, void* stream) {
   return 0;
 }
 
+int low_latency(const cuda::LowArgs* args, DType dtype, ReduceOp, void* stream) {
+  note_blocks(*args);
+  ++low_latencies;
+  of(stream).put([args = *args, run = host_block::find_low_latency(dtype)] { host_block::run_blocks(args, run); });
+  return 0;
+}
+
 /// Atomic by words, as a kernel that runs meanwhile may read or write them.
 void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
   size_t i = 0;
@@ -284,9 +291,10 @@ int close_share(void* memory, int) {
 }
 
 thread_local int current = 0;
+std::atomic<int> architecture{90};
 
 int identity(RingletCudaIdentity* identity) {
-  return *identity = {{}, current, /*processors=*/8}, 0;  // so that ranks have few threads
+  return *identity = {{}, current, /*processors=*/8, architecture}, 0;  // so that ranks have few threads
 }
 
 std::atomic<unsigned> touched{0};
@@ -319,6 +327,7 @@ const RingletCudaDevice kDevice = {
     .pull = pull,
     .pull_together = pull_together,
     .exchange = exchange,
+    .low_latency = low_latency,
     .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,
@@ -366,6 +375,8 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED void emulated_gpu_architecture(int is) { architecture = is; }
+EXPORTED int emulated_gpu_low_latencies() { return low_latencies; }
 EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }
 EXPORTED int emulated_gpu_max_ctas() { return max_ctas; }
 EXPORTED int emulated_gpu_messages() { return messages; }

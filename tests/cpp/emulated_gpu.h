@@ -20,6 +20,9 @@ int emulated_gpu_loads();
 int emulated_gpu_messages();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
+/// What the devices are from now on; 90 unless told otherwise. How many kernels of small all-reduces were launched.
+void emulated_gpu_architecture(int is);
+int emulated_gpu_low_latencies();
 /// The most blocks that a kernel on peers' memory had since this was asked last.
 int emulated_gpu_most_blocks();
 /// What the last communicator was told of processors.

@@ -194,6 +194,25 @@ void few_processors() {
   }));
 }
 
+/// Words with flags are for devices that store 8 bytes as one.
+void small_all_reduces() {
+  for (const int architecture : {90, 61}) {
+    emulated_gpu_architecture(architecture);
+    const int before = emulated_gpu_low_latencies();
+    no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+      Floats floats(host.rank());
+      const StreamOwner own;
+      GpuGroup group(host, parts());
+      for (const float wanted : {6.0f, 18.0f}) {
+        group.run(floats.call, own.stream)->wait(kLong);
+        CHECK(floats.values[0] == wanted && floats.values[999] == wanted);
+      }
+    }));
+    CHECK_EQ(emulated_gpu_low_latencies() - before, architecture == 90 ? 6 : 0);
+  }
+  emulated_gpu_architecture(90);
+}
+
 /// What one rank cannot use none does; what is left serves what it can, and says so.
 void either() {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
@@ -428,6 +447,7 @@ int main() {
   uneven_all_to_all();
   lacking();
   few_processors();
+  small_all_reduces();
   either();
   refused_by_nccl();
   on_its_device();

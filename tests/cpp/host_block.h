@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/exchange.h"
+#include "cuda/low_latency.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
 
@@ -84,6 +85,22 @@ class HostBlock {
     return true;
   }
 
+  static void put(uint64_t* word, uint64_t value) { std::atomic_ref(*word).store(value, std::memory_order_relaxed); }
+  static bool flagged(const uint64_t* word, uint32_t flag, const cuda::PullWatch& watch, uint64_t failure,
+                      uint64_t* value) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(watch.budget);
+    while ((*value = peek(word)) >> 32 != flag) {
+      const uint64_t told = load(&watch.end->told);
+      const bool ended = (load(&watch.end->own) | told | load(&watch.host->ended)) != 0;
+      if (ended || std::chrono::steady_clock::now() > deadline) {
+        cuda::fail<HostBlock>(watch, told == 0 ? failure : cuda::pull_failure_of(cuda::rank_of(told), failure));
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
   /// Whether what is waited for has come.
   static bool arrives(const cuda::PullWait& one, const cuda::PullWatch& watch) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(watch.budget);
@@ -115,6 +132,17 @@ inline RunPull::Function find_pull(DType dtype, ReduceOp op) {
   if (const auto run = cuda::find_float<RunPull>(dtype, op)) return run;
   if (const auto run = cuda::find_float8<RunPull>(dtype, op)) return run;
   return cuda::find_other<RunPull>(dtype, op);
+}
+
+using LowRun = void (*)(const cuda::LowArgs&, int block);
+template <class E>
+void run_low_latency(const cuda::LowArgs& args, int index) {
+  HostBlock block(index);
+  cuda::LowInterpreter<E, cuda::Sum, HostBlock>(args, block).run();
+}
+inline LowRun find_low_latency(DType dtype) {
+  if (dtype == DType::float32) return run_low_latency<cuda::Float32>;
+  return dtype == DType::float16 ? run_low_latency<cuda::Float16> : run_low_latency<cuda::BFloat16>;
 }
 
 inline void run_exchange(const cuda::ExchangeArgs& args, int index) {

@@ -61,6 +61,17 @@ inline int exchange(const cuda::ExchangeArgs* args, void*) {
   return 0;
 }
 
+inline int low_launches = 0;
+inline int low_latency(const cuda::LowArgs* args, DType dtype, ReduceOp, void*) {
+  ++low_launches;
+  if (in_teams) {
+    launches[args->rank].push_back([args = *args] { team_block::low_latency(args); });
+  } else {
+    launches[args->rank].push_back([args = *args, run = find_low_latency(dtype)] { run_blocks(args, run); });
+  }
+  return 0;
+}
+
 inline int copy_now(void* dst, const void* src, size_t bytes, void*) {
   if (bytes != 0) std::memcpy(dst, src, bytes);
   return 0;
@@ -72,6 +83,7 @@ inline const RingletCudaDevice& host_device() {
     device.bytes = sizeof device;
     device.pull = pull;
     device.exchange = exchange;
+    device.low_latency = low_latency;
     device.upload = device.download = copy_now;
     device.create_stream = [](void** stream) { return *stream = nullptr, 0; };
     device.destroy_stream = [](void*) { return 0; };

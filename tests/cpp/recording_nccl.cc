@@ -132,6 +132,7 @@ const RingletCudaDevice& FakeMachine::device() {
       .pull = nullptr,
       .pull_together = nullptr,
       .exchange = nullptr,
+      .low_latency = nullptr,
       .load = nullptr,
       .upload = nullptr,
       .download = nullptr,

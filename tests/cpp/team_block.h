@@ -66,6 +66,11 @@ class TeamBlock {
   static void fence() { Words::fence(); }
   static void store(uint64_t* word, uint64_t value) { Words::store(word, value); }
   static bool claim(uint64_t* word, uint64_t value) { return Words::claim(word, value); }
+  static void put(uint64_t* word, uint64_t value) { Words::put(word, value); }
+  static bool flagged(const uint64_t* word, uint32_t flag, const cuda::PullWatch& watch, uint64_t failure,
+                      uint64_t* value) {
+    return Words::flagged(word, flag, watch, failure, value);
+  }
   template <class At>
   void publish(int count, At at, uint64_t value) {
     together();
@@ -107,6 +112,12 @@ template <class E, class Op>
 void pull(const cuda::PullArgs& given) {
   run_blocks(given,
              [](const auto& args, TeamBlock& block) { cuda::PullInterpreter<E, Op, TeamBlock>(args, block).run(); });
+}
+
+inline void low_latency(const cuda::LowArgs& given) {
+  run_blocks(given, [](const auto& args, TeamBlock& block) {
+    cuda::LowInterpreter<cuda::Float32, cuda::Sum, TeamBlock>(args, block).run();
+  });
 }
 
 inline void exchange(const cuda::ExchangeArgs& given) {
