@@ -44,16 +44,16 @@ MORE_PICTURES = [
 LIMITS = [
     (
         "kSmallBytes",
-        "engine/pull/pull_executor.h",
+        "engine/tuning.h",
         "up to this size every message is staged, also in registered memory",
     ),
-    ("kSmallBytesOfTwo", "engine/pull/pull_executor.h", "the same in a world of two"),
-    ("kStagedSegmentBytes", "engine/pull/pull_executor.cc", "a segment, with staging buffers"),
+    ("kSmallBytesOfTwo", "engine/tuning.h", "the same in a world of two"),
+    ("kStagedSegmentBytes", "engine/tuning.h", "a segment, with staging buffers"),
     ("kStagedSegmentBytesInTurns", "engine/pull/pull_executor.cc", "the same if ranks outnumber processors"),
-    ("kInPlaceSegmentBytes", "engine/pull/pull_executor.cc", "a segment in place, if no rank uses a staging buffer"),
+    ("kInPlaceSegmentBytes", "engine/tuning.h", "a segment in place, if no rank uses a staging buffer"),
     (
         "kStreamingBytes",
-        "engine/pull/pull_executor.cc",
+        "engine/tuning.h",
         "from this size on, results that nobody reads again bypass the cache",
     ),
     (

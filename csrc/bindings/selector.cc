@@ -7,11 +7,11 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "bindings/arguments.h"
 #include "bindings/module.h"
 #include "comm/gpu_executors.h"
 #include "engine/message/message_engine.h"
-#include "engine/pull/pull_executor.h"
 #include "gpu/given_table.h"
 
 namespace py = pybind11;
@@ -60,8 +60,16 @@ void bind_selector(py::module_& m) {
         py::arg("table") = "",
         "What `auto` means with that table: the algorithm's name. medium: registered, staged, hosts, apart, peers or "
         "nccl; gpus: which way calls go, peers or nccl.");
-  m.def("small_bytes", &PullExecutor::small_bytes, py::arg("world"),
-        "Up to this size messages go through stages even if tensors are registered.");
+  m.def(
+      "tuned",
+      [](const std::string& table, const std::string& processor) {
+        const Tuning tuning = parse_table(table, "the table", processor).tuning;
+        py::dict found;
+        for (const auto& [name, member] : kTuned) found[py::str(std::string(name))] = tuning.*member;
+        return found;
+      },
+      py::arg("table"), py::arg("processor"), "The sizes of the pull engine with that table on that processor.");
+  m.def("processor_model", &processor_model, "This processor, as a table names it.");
   m.def("message_segments", &MessageEngine::segments_of, py::arg("bytes"),
         "Into how many segments a message of so many bytes is cut where some ranks reach each other over a network "
         "only.");

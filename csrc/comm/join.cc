@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/processor.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
@@ -76,13 +77,13 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
   return numbers;
 }
 
-/// A rank's first answer: its host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY and its user's
-/// table.
+/// A rank's first answer: its host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its processor and
+/// its user's table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
   const GivenTable table = rank == 0 ? given_table() : GivenTable{};
   return own_host() + kPart + std::to_string(::geteuid()) + kPart + (wish != nullptr ? wish : "") + kPart +
-         table.origin + kPart + table.problem + kPart + table.text;
+         processor_model() + kPart + table.origin + kPart + table.problem + kPart + table.text;
 }
 
 /// Removes and returns the first part.
@@ -112,10 +113,11 @@ void check_users(const std::vector<int>& hosts, const std::vector<std::string>& 
 
 /// The parts of rank 0's answer after its host and user.
 Agreed agreed(std::string told) {
-  const std::string wish = take_part(told), origin = take_part(told), problem = take_part(told);
+  const std::string wish = take_part(told), processor = take_part(told), origin = take_part(told),
+                    problem = take_part(told);
   if (!wish.empty() && wish != "ignore") throw InvalidUsage("RINGLET_TOPOLOGY=\"" + wish + "\" is not \"ignore\"");
   if (!problem.empty()) throw InvalidUsage(problem);
-  return {!wish.empty(), Selector(told, origin)};
+  return {!wish.empty(), Selector(told, origin, processor)};
 }
 
 /// The group's name for people, without the part that makes each rendezvous unique (ringlet/rendezvous.py).

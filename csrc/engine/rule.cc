@@ -52,6 +52,28 @@ class Line {
   }
 
   bool empty() const { return words_.empty(); }
+  bool tunes() const { return !words_.empty() && words_[0] == "tuned"; }
+
+  /// Of a line that tunes.
+  void tune(Tuning& tuning, std::string_view processor) {
+    at_ = 1;
+    const std::string_view word = next("a name");
+    const auto member = find(kTuned, word);
+    if (!member) refuse(quoted(word) + " cannot be tuned: give one of " + tuned_names());
+    const size_t value = size();
+    if (word.find("_segment_") != word.npos && (value == 0 || value % kSegmentUnit != 0)) {
+      refuse(std::string(word) + " must be a multiple of 4KiB");
+    }
+    std::string_view whose = processor;
+    if (at_ < words_.size()) {
+      if (const auto condition = next("\"processor\""); condition != "processor") {
+        refuse(quoted(condition) + " is not a condition of a tuned size: give processor MODEL, or none");
+      }
+      whose = next("a processor");
+    }
+    if (at_ < words_.size()) refuse("nothing can follow the processor");
+    if (whose == processor) tuning.*(*member) = value;
+  }
 
   Rule rule() {
     const std::string_view first = next("a collective");
@@ -72,6 +94,12 @@ class Line {
   }
 
  private:
+  static std::string tuned_names() {
+    std::string names;
+    for (const auto& [name, member] : kTuned) names += (names.empty() ? "" : ", ") + std::string(name);
+    return names;
+  }
+
   static std::string quoted(std::string_view word) { return '"' + std::string(word) + '"'; }
 
   void algorithm(Rule& rule, std::string_view last) const {
@@ -180,15 +208,19 @@ bool Rule::fits(const Situation& situation) const noexcept {
          (situation.nccls_own || !is_nccls_own(algorithm));
 }
 
-std::vector<Rule> parse_rules(std::string_view table, const std::string& origin) {
-  std::vector<Rule> rules;
+Table parse_table(std::string_view table, const std::string& origin, std::string_view processor) {
+  Table parsed;
   for (size_t begin = 0, number = 1; begin < table.size(); ++number) {
     const size_t end = std::min(table.find('\n', begin), table.size());
     Line line(table.substr(begin, end - begin), origin, number);
-    if (!line.empty()) rules.push_back(line.rule());
+    if (line.tunes()) {
+      line.tune(parsed.tuning, processor);
+    } else if (!line.empty()) {
+      parsed.rules.push_back(line.rule());
+    }
     begin = end + 1;
   }
-  return rules;
+  return parsed;
 }
 
 }  // namespace ringlet

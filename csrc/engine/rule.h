@@ -9,6 +9,7 @@
 //   staged      ... through staging buffers                  apart     ... and none do
 //   peers       a GPU's kernel reads other GPUs'    nccl      NCCL carries messages between GPUs
 // With `gpus` a rule says how calls on GPUs go, where a group has both ways: its last word is `peers` or `nccl`.
+// A line that begins with "tuned" is not a rule but a size of the pull engine (engine/tuning.h).
 // Pure values. Thread safety: any.
 #pragma once
 
@@ -18,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/tuning.h"
 #include "schedule/registry.h"
 
 namespace ringlet {
@@ -52,7 +54,12 @@ struct Rule {
   bool fits(const Situation& situation) const noexcept;
 };
 
-/// Throws InvalidUsage that names `origin`, the line and what is wrong with it.
-std::vector<Rule> parse_rules(std::string_view table, const std::string& origin);
+struct Table {
+  std::vector<Rule> rules;
+  Tuning tuning;
+};
+
+/// `processor`: rank 0's (base/processor.h). Throws InvalidUsage that names `origin`, the line and what is wrong with it.
+Table parse_table(std::string_view table, const std::string& origin, std::string_view processor);
 
 }  // namespace ringlet

@@ -68,9 +68,12 @@ barrier                                            dissemination
 
 }  // namespace
 
-Selector::Selector(std::string_view table, const std::string& origin) : origin_(table.empty() ? "" : origin) {
-  static const std::vector<Rule> built_in = parse_rules(kBuiltInRules, "the built-in rules");
-  for (const Rule& rule : parse_rules(table, origin)) {
+Selector::Selector(std::string_view table, const std::string& origin, std::string_view processor)
+    : origin_(table.empty() ? "" : origin) {
+  static const std::vector<Rule> built_in = parse_table(kBuiltInRules, "the built-in rules", "").rules;
+  const Table given = parse_table(table, origin, processor);
+  tuning_ = given.tuning;
+  for (const Rule& rule : given.rules) {
     if (rule.algorithm == nullptr) {
       ways_.push_back(rule);
       continue;

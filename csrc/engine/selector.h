@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/processor.h"
 #include "engine/rule.h"
 
 namespace ringlet {
@@ -19,8 +20,8 @@ class Selector {
  public:
   /// The built-in rules alone.
   Selector() : Selector("", "") {}
-  /// The rules of `table`, then the built-in ones. Throws as parse_rules().
-  Selector(std::string_view table, const std::string& origin);
+  /// The rules of `table`, then the built-in ones. Throws as parse_table().
+  Selector(std::string_view table, const std::string& origin, std::string_view processor = processor_model());
 
   const Algorithm& choose(const Situation& situation) const { return *rule_for(situation).algorithm; }
   const Rule& rule_for(const Situation& situation) const;
@@ -32,12 +33,16 @@ class Selector {
   std::vector<const Algorithm*> authored(Collective collective) const;
   bool names_authored() const { return names_authored_; }
 
+  /// The sizes of the pull engine: of the table, or built in.
+  const Tuning& tuning() const { return tuning_; }
+
   /// The source of the table, for messages; empty: there is none.
   const std::string& origin() const { return origin_; }
 
  private:
   std::array<std::vector<Rule>, kCollectives> rules_;
   std::vector<Rule> ways_;
+  Tuning tuning_;
   bool names_authored_ = false;
   std::string origin_;
 };

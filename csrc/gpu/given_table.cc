@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "engine/rule.h"
 
 namespace ringlet {
@@ -52,7 +53,7 @@ GivenTable given_table() {
   if (place.empty()) return {};
   GivenTable table = read_table(place, false);
   try {
-    parse_rules(table.text, place);
+    parse_table(table.text, place, processor_model());
   } catch (const InvalidUsage& error) {
     table.problem = error.what();
   }

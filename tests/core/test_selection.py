@@ -113,6 +113,35 @@ def test_a_wrong_line_is_named(line, said):
     assert said in str(refused.value)
 
 
+def test_a_tuned_size_counts_on_its_processor():
+    table = "tuned streaming_bytes 4MiB processor A-1\nall_reduce ring\ntuned small_bytes 1KiB\n"
+    built_in = _C.tuned("", "A-1")
+    assert built_in["streaming_bytes"] == 8 << 20 and built_in["small_bytes_of_two"] == 1 << 20
+    assert _C.tuned(table, "A-1") == built_in | {"streaming_bytes": 4 << 20, "small_bytes": 1024}
+    assert _C.tuned(table, "A-2") == built_in | {"small_bytes": 1024}
+    assert chosen(table) == "ring"
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("tuned", "the line ends, but a name must follow"),
+        ("tuned spins 4KiB", '"spins" cannot be tuned: give one of small_bytes, small_bytes_of_two'),
+        ("tuned small_bytes", "the line ends, but a size must follow"),
+        ("tuned small_bytes 4K", '"4K" is not a size'),
+        ("tuned staged_segment_bytes 0B", "must be a multiple of 4KiB"),
+        ("tuned in_place_segment_bytes 5000B", "must be a multiple of 4KiB"),
+        ("tuned small_bytes 4KiB world 2", '"world" is not a condition of a tuned size'),
+        ("tuned small_bytes 4KiB processor", "the line ends, but a processor must follow"),
+        ("tuned small_bytes 4KiB processor A-1 B-2", "nothing can follow the processor"),
+    ],
+)
+def test_a_wrong_tuned_size_is_named(line, said):
+    with pytest.raises(ringlet.InvalidUsage, match="the table, line 2: ") as refused:
+        _C.tuned(f"all_reduce ring\n{line}\n", "A-1")
+    assert said in str(refused.value)
+
+
 # ---- the file
 
 
@@ -149,6 +178,39 @@ def test_rank_0s_table_counts_for_all(pool, tmp_path, transport):
     tables = [str(mine), str(theirs), None]
     told = pool.values(choose_everywhere, 3, str(tmp_path), transport, tables, join="nothing")
     assert told == [["star", "ring"]] * 3  # the second group's rank 0 is the first's rank 1
+
+
+def carry_out(rank: int, world: int, folder: str, tables: list[str | None]) -> list[tuple[bool, int]]:
+    """How this rank carries out registered calls of 16 KiB and 64 KiB and an ordinary one of 64 KiB."""
+    with table_of(rank, tables):
+        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
+    try:
+        for values in (ringlet.empty(4 << 10), ringlet.empty(16 << 10), torch.empty(16 << 10)):
+            ringlet.all_reduce(values.fill_(rank + 1.0), algorithm="two_shot")
+            assert values.eq(world * (world + 1) / 2).all()
+        return [(call["in_place"], call["segments"]) for call in group.calls()]
+    finally:
+        ringlet.finalize()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_have_the_sizes_of_rank_0s_processor(pool, tmp_path, world):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    sizes = (
+        "small_bytes 4KiB",
+        "small_bytes_of_two 16KiB",
+        "staged_segment_bytes 32KiB",
+        "in_place_segment_bytes 8KiB",
+    )
+    mine.write_text("".join(f"tuned {size} processor {_C.processor_model()}\n" for size in sizes))
+    theirs.write_text("tuned in_place_segment_bytes 4KiB\ntuned small_bytes 1MiB\ntuned small_bytes_of_two 1MiB\n")
+    tables = [str(mine), str(theirs), None]
+    told = pool.values(carry_out, world, str(tmp_path), tables, join="nothing")
+    small, registered, ordinary = told[0]
+    assert told == [[small, registered, ordinary]] * world
+    assert small[0] == (world == 3) and small[1] >= (1 if world == 2 else 2)
+    assert registered[0] and registered[1] >= 8 and not ordinary[0]
+    assert ordinary[1] >= 2 or world > len(os.sched_getaffinity(0))  # who takes turns has larger segments
 
 
 def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from ringlet.bench import peers, report, results
+import ringlet
+from ringlet import _C, cores
+from ringlet.bench import limit, peers, report, results
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
+from ringlet.bench.clusters import read_cluster
 from ringlet.bench.errors import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.plot import plot, quartiles
@@ -92,6 +96,8 @@ BAD: list[dict[str, object]] = [
     {"factor": 1},
     {"device": "tpu"},
     {"device": "cuda", "peers": ("mpich",)},
+    {"device": "cuda", "peers": ("limit",)},
+    {"hosts": read_cluster(ROOT / "benchmarks/clusters/2x1.toml"), "peers": ("limit",)},
     {"device": "cuda", "memory": ("allocator",)},
 ]
 
@@ -251,6 +257,77 @@ def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
         assert f"<!-- {text}" in drawn or text in drawn, text
     plot([row for row in rows if row["library"] == "gloo"], tmp_path / "alone.svg")
     assert "fastest peer" not in (tmp_path / "alone.svg").read_text()
+
+
+# ---- the limit
+
+FAST_CORES = cores.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0, add_gbps=50.0)
+
+
+@pytest.mark.parametrize(
+    "collective, world, size, least",
+    [
+        ("all_reduce", 2, 4, 0.25 + 4e-4),  # one way of a line
+        ("all_reduce", 2, 1_000_000, 0.25 + 100.0),  # a megabyte of the other's
+        ("all_reduce", 4, 1_000_000, 0.25 + 150.0),
+        ("reduce_scatter", 4, 1_000_000, 0.25 + 75.0),
+        ("all_gather_list", 4, 1_000_000, 0.25 + 75.0),
+        ("broadcast", 4, 1_000_000, 100.0),  # ranks do not wait for each other
+        ("barrier", 4, 0, 0.25),
+    ],
+)
+def test_the_least_time_of_a_call(collective: str, world: int, size: int, least: float) -> None:
+    case = Case(collective, "default", "ordinary", "threads", world, size, size // 4, "float32", "sum")
+    assert limit.least_us(case, FAST_CORES) == pytest.approx(least)
+
+
+def test_memory_is_the_limit_of_what_it_is_slower_for() -> None:
+    case = Case("all_reduce", "default", "ordinary", "threads", 2, 1_000_000, 250_000, "float32", "sum")
+    assert limit.least_us(case, replace(FAST_CORES, copy_gbps=4.0)) == pytest.approx(500.0)  # a megabyte in, one out
+    assert limit.least_us(replace(case, collective="broadcast"), replace(FAST_CORES, copy_gbps=4.0)) == 250.0
+
+
+def test_the_limit_is_paired_within_a_round() -> None:
+    rows = []
+    for round_, drift in enumerate((1.0, 10.0, 1.0)):
+        rows += [a_row("ringlet", 3 * drift, round_), a_row("limit", 2 * drift, round_)]
+        rows += [a_row("ringlet", 9.0, round_, size=16)]
+    (ours,) = (config for config in {results.config_of(row) for row in rows} if config.library == "ringlet")
+    assert results.over_limit(rows) == {(2, "all_reduce", 4, ours): 1.5}
+    (table,) = report.measurements(rows, {})
+    place = table.columns.index("p50/limit")
+    assert [row[place] for row in table.rows] == ["1.50", "", ""]  # ringlet's, the limit's, a size without one
+    assert results.compare(rows) == []  # the limit is no rival
+
+
+@pytest.mark.skipif(cores.processors() is None, reason="there is one processor")
+def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, usable = tmp_path / "all.jsonl", os.sched_getaffinity(0)
+    flags = ["--world", f"2,{len(usable) + 1}", "--collective", "all_reduce,barrier", "--peers", "limit"]
+    flags += ["--memory", "ordinary", "-b", "4", "-e", "64K", "-f", "16384", "--rounds", "2", "--ms", "1"]
+    assert bench(*flags, "--json", str(file), "--report", str(tmp_path / "report.md")) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {tuple(row) for row in rows} == {results.KEYS}
+    found = [row for row in rows if row["library"] == "limit"]
+    assert len(found) == 6 and {row["world"] for row in found} == {2}  # more ranks than processors have none
+    assert all(row["time_us_p50"] > 0 and row["wrong"] is None for row in found)
+    meta = json.loads(file.with_suffix(".meta.json").read_text())
+    assert meta["limit"]["memory_bytes"] == 65536 and all(value > 0 for value in meta["limit"].values())
+    assert list(meta["refused"]) == [f"limit, {len(usable) + 1} ranks"]
+    assert "p50/limit" in capsys.readouterr().out
+    assert "a line there and back" in (tmp_path / "report.md").read_text()
+    assert os.sched_getaffinity(0) == usable
+
+
+def test_a_limit_that_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ringlet.InvalidUsage, match="two different processors"):
+        _C.line_round_trip_ns((0, 0), 3)
+    with pytest.raises(ringlet.SystemError, match="processors 0 and 1000"):
+        _C.read_written_gbps((0, 1000), 4096, 3)
+    with pytest.raises(ringlet.InvalidUsage, match="multiple of 256"):
+        _C.read_written_gbps((0, 1), 100, 3)
+    with pytest.raises(ringlet.InvalidUsage, match="at least 1 byte"):
+        _C.memory_gbps((0, 1), 0, 3)
 
 
 # ---- end to end

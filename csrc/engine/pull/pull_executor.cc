@@ -8,14 +8,8 @@
 namespace ringlet {
 namespace {
 
-// Two staging buffers of a segment fit in a core's second-level cache. In place nothing is staged, and a segment should
-// be larger than that cache: a core reads a line faster when the line has left the cache of the core that wrote it.
-constexpr size_t kStagedSegmentBytes = size_t{256} << 10;
 // Ranks that share a processor pay for each wait with a round of context switches, so they use fewer, larger segments.
 constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
-constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
-// Results of messages from this size on have left the cache before the caller reads them.
-constexpr size_t kStreamingBytes = size_t{8} << 20;
 // Two epochs count as complete before the first epoch, so flow control has no special case at the start.
 constexpr uint64_t kFirstEpoch = 2;
 
@@ -25,6 +19,7 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
     : transport_(transport),
       waiter_(waiter),
       selector_(selector),
+      tuning_(selector.tuning()),
       rank_(transport.rank()),
       world_(transport.world()),
       epoch_(kFirstEpoch - 1),
@@ -67,8 +62,10 @@ void PullExecutor::begin(const Call& call) {
   plan_ = nullptr;
   held_up_.reset();
   const size_t whole = buffer_bytes(call, world_);
-  small_ = whole <= small_bytes(world_);
-  streaming_ = whole >= kStreamingBytes;
+  small_ = whole <= tuning_.small(world_);
+  streaming_ = whole >= tuning_.streaming_bytes;
+  // Ranks that share a processor share its cache, so no result needs to be moved to another core.
+  hands_over_ = whole <= tuning_.hand_over_bytes && !transport_.oversubscribed();
   agreed_ = !small_ && readable_in_place(call);  // this rank, so far
   previous_ = signature_;
   signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
@@ -240,8 +237,8 @@ void PullExecutor::bind() {
 
 size_t PullExecutor::segment_limit() const {
   const Plan& plan = *plan_;
-  if (plan.staging_buffers == 0) return kInPlaceSegmentBytes;
-  const size_t wanted = transport_.oversubscribed() ? kStagedSegmentBytesInTurns : kStagedSegmentBytes;
+  if (plan.staging_buffers == 0) return tuning_.in_place_segment_bytes;
+  const size_t wanted = transport_.oversubscribed() ? kStagedSegmentBytesInTurns : tuning_.staged_segment_bytes;
   return std::min(wanted, RegionLayout::kStagingBytes / (4 * static_cast<size_t>(plan.staging_buffers)));
 }
 
@@ -300,11 +297,10 @@ void PullExecutor::confirm_reads(size_t end) {
   }
 }
 
-/// Ranks that share a processor share its cache, so no result needs to be moved to another core.
 NextReader PullExecutor::next_reader(const PlanStep& step) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
-  return published && !transport_.oversubscribed() ? NextReader::peer : NextReader::self;
+  return published && hands_over_ ? NextReader::peer : NextReader::self;
 }
 
 void PullExecutor::combine(const PlanStep& step) {

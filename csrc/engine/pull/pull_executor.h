@@ -26,14 +26,6 @@ namespace ringlet {
 
 class PullExecutor {
  public:
-  /// Up to this many bytes (of the schedule's whole buffer) a message is staged even if registered: the ranks need no
-  /// agreement, and no wait for readers at the end. With two ranks staging pays for longer messages, too: only one rank
-  /// writes a staged line, but in place every line of both tensors moves between their caches again and again.
-  static constexpr size_t kSmallBytes = size_t{32} << 10;
-  static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
-
-  static constexpr size_t small_bytes(int world) { return world == 2 ? kSmallBytesOfTwo : kSmallBytes; }
-
   PullExecutor(Transport& transport, Waiter& waiter, const Selector& selector);
 
   /// `background`: this is a progress thread, which must not take the processor from the rank's own computation.
@@ -83,7 +75,7 @@ class PullExecutor {
   enum class Patience { unlimited, spin, none };
 
   Situation situation(Collective collective, size_t bytes, bool registered) const {
-    return {collective, bytes, world_, registered && bytes > small_bytes(world_)};
+    return {collective, bytes, world_, registered && bytes > tuning_.small(world_)};
   }
   const Plan& plan_for(const Algorithm& algorithm, int root, bool in_place);
   const Algorithm& chosen_for(const Call& call, bool in_place);
@@ -118,6 +110,7 @@ class PullExecutor {
   Transport& transport_;
   Waiter& waiter_;
   const Selector& selector_;
+  const Tuning& tuning_;  // the selector's
   const int rank_;
   const int world_;
   uint64_t epoch_ = 1;  // of the segment in progress
@@ -152,7 +145,7 @@ class PullExecutor {
          last_staging_ = 0;  // where the next segment's staging buffers start, and the last's; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
-  bool streaming_ = false;
+  bool streaming_ = false, hands_over_ = false;
   std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources
 };

@@ -18,7 +18,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
 STREAM = "stream"  # one plain TCP connection that carries the bytes once: what a link gives
 NCCL = "nccl"  # through torch.distributed
-PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL)
+LIMIT = "limit"  # no library: the least time that two cores of this machine allow
+PEERS = ("gloo", *MPI_PEERS, STREAM, NCCL, LIMIT)
 DEVICES = ("cpu", "cuda")
 OWN_OF_NCCL = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")  # have the algorithm "nccl"
 
@@ -91,6 +92,8 @@ class Sweep:
             raise BenchError(
                 "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"
             )
+        if self.hosts and LIMIT in self.peers:
+            raise BenchError("peers: the limit is that of one host's cores: leave out limit or --hosts")
         if not self.worlds or min(self.worlds) < 1:
             raise BenchError(f"world: give at least 1 rank, got {self.worlds}")
         if self.begin_bytes < 1 or self.end_bytes < self.begin_bytes or self.factor < 2:
@@ -127,7 +130,7 @@ class Sweep:
             for memory in self.memory
             for algorithm in (self.algorithms if via == "api" or not self.algorithms else ("auto",))
         ]
-        ways = {"gloo": "torch", NCCL: "torch", STREAM: "socket"}
+        ways = {"gloo": "torch", NCCL: "torch", STREAM: "socket", LIMIT: "threads"}
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
     def named(self, config: Config, collective: str) -> str:

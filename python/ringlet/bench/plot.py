@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cases import PEERS, STREAM, Config, format_bytes
+from .cases import LIMIT, PEERS, STREAM, Config, format_bytes
 from .errors import BenchError
 from .results import Comparison, Row, compare, config_of, median_rows
 
@@ -21,7 +21,7 @@ _MARKERS = "osD^vPX*"
 _PEERS = {
     "gloo": ("#111111", ":", "v"), "openmpi": ("#666666", "--", "s"), "mpich": ("#8A8A8A", "-.", "^"),
     "intelmpi": ("#3C3C3C", (0, (5, 1, 1, 1, 1, 1)), "D"), STREAM: ("#BBBBBB", "-", "x"),
-    "nccl": ("#444444", "--", "P"),
+    "nccl": ("#444444", "--", "P"), LIMIT: ("#B00000", (0, (1, 1)), ""),
 }  # fmt: skip
 _LOOK: dict[Any, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ringlet",
@@ -50,7 +50,7 @@ def plot(rows: list[Row], path: Path) -> None:
     if not kinds:
         raise BenchError("--plot: no measured call has a size: give a collective that moves data")
     styles = _styles([config_of(row) for row in median_rows(rows)])
-    fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer != STREAM]})
+    fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer not in (STREAM, LIMIT)]})
     panels = 3 if fastest else 2
     with plt.rc_context(_LOOK):
         figure, axes = plt.subplots(

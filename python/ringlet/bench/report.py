@@ -21,6 +21,7 @@ from .results import (
     config_of,
     geometric_mean,
     median_rows,
+    over_limit,
     stream_times,
     wrong_elements,
 )  # fmt: skip
@@ -39,16 +40,19 @@ class Table:
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per world and collective: a line per size and configuration."""
     merged, tables = median_rows(rows), []
+    limits = over_limit(rows)
     collectives = list(dict.fromkeys(row["collective"] for row in rows))
     for world, collective in itertools.product(sorted({row["world"] for row in merged}), collectives):
         lines, here = [], [row for row in merged if (row["world"], row["collective"]) == (world, collective)]
         for row in here:
+            times_limit = limits.get((world, collective, row["bytes"], config_of(row)))
             lines.append(
                 [
                     str(config_of(row)), row["transport"],
                     str(row["bytes"]), str(row["count"]), row["dtype"], row["op"],
                     _time(row["time_us_min"]), _time(row["time_us_p50"]), _time(row["time_us_p99"]),
                     f"{row['algbw_gbps']:.3g}", f"{row['busbw_gbps']:.3g}",
+                    *([] if not limits else ["" if times_limit is None else f"{times_limit:.2f}"]),
                     "n/a" if row["wrong"] is None else str(row["wrong"]),
                 ]
             )  # fmt: skip
@@ -57,7 +61,9 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
             continue
         where = f"{world} ranks{_oversubscribed(world, meta)}"
         title = f"{collective} of {here[0]['dtype']}, {where}, medians of {here[0]['round']} rounds"
-        tables.append(Table(title, [*columns, "algbw", "busbw", "#wrong"], lines, left=2))
+        tables.append(
+            Table(title, [*columns, "algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"], lines, left=2)
+        )
     return tables
 
 
@@ -170,6 +176,7 @@ def facts(meta: Meta, **more: str) -> list[str]:
         ("load average before", str(meta.get("load_before"))),
         ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
         *((f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()),
+        *_limit_facts(meta),
         *((f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()),
         *more.items(),
     ]  # fmt: skip
@@ -183,6 +190,18 @@ def _cluster_facts(meta: Meta) -> list[tuple[str, str]]:
         ("emulated cluster", f"{Cluster(**meta['cluster'])} (network namespaces of this machine, tbf)"),
         ("congestion control", str(meta.get("congestion_control"))),
     ]
+
+
+def _limit_facts(meta: Meta) -> list[tuple[str, str]]:
+    if not meta.get("limit"):
+        return []
+    found = meta["limit"]
+    told = (
+        f"a line there and back {1000 * found['line_round_trip_us']:.0f} ns; a core reads what the other has just "
+        f"written at {found['read_written_gbps']:.1f} GB/s; each core moves {found['copy_gbps']:.1f} GB/s in a copy of "
+        f"{format_bytes(found['memory_bytes'])}, {found['add_gbps']:.1f} GB/s in read + read + write"
+    )
+    return [("the limit's measurements", told)]
 
 
 def _print(table: Table) -> None:

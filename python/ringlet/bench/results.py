@@ -25,7 +25,7 @@ from typing import Any
 
 from ringlet.group import congestion_controls
 
-from .cases import MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of
+from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of
 from .clusters import Cluster
 from .errors import BenchError
 from .run import Outcome, Row
@@ -136,6 +136,23 @@ def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
     return {key: statistics.median(ratios) for key, ratios in found.items()}
 
 
+def over_limit(rows: Iterable[Row]) -> dict[tuple[int, str, int, Config], float]:
+    """(world, collective, bytes, configuration) -> its p50 over the limit: medians over rounds of ratios within a
+    round. Empty if the limit was not measured."""
+    rows = list(rows)
+    least = {
+        (row["world"], row["collective"], row["bytes"], row["round"]): row["time_us_p50"]
+        for row in rows
+        if row["library"] == LIMIT
+    }
+    found: dict[tuple[int, str, int, Config], list[float]] = defaultdict(list)
+    for row in rows:
+        place = (row["world"], row["collective"], row["bytes"])
+        if row["library"] != LIMIT and (*place, row["round"]) in least:
+            found[(*place, config_of(row))].append(row["time_us_p50"] / least[(*place, row["round"])])
+    return {key: statistics.median(ratios) for key, ratios in found.items()}
+
+
 def wrong_elements(rows: Iterable[Row]) -> int:
     return sum(row["wrong"] or 0 for row in rows)
 
@@ -184,7 +201,7 @@ def _fits(key: str, value: Any) -> bool:
 
 
 def _is_meta(meta: Any) -> bool:
-    parts = ("machine", "cluster", "versions", "settings", "refused")
+    parts = ("machine", "cluster", "versions", "settings", "refused", "limit")
     return isinstance(meta, dict) and all(isinstance(meta.get(part, {}), dict) for part in parts)
 
 
@@ -200,6 +217,7 @@ def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None)
         "versions": {"python": platform.python_version(), **outcome.versions},
         "settings": outcome.settings,
         "refused": outcome.refused,
+        **({"limit": _limit(outcome)} if outcome.limits else {}),
     }
 
 
@@ -231,6 +249,19 @@ def machine() -> dict[str, Any]:
         "cores": cores,
         "memory_gib": round(memory_gib),
         "kernel": platform.release().partition("-")[0],
+    }
+
+
+def _limit(outcome: Outcome) -> dict[str, float]:
+    """Medians of what the limit is made of; the rates of memory are of the largest size."""
+    most = max(measured.bytes for measured in outcome.limits)
+    largest = [measured for measured in outcome.limits if measured.bytes == most]
+    return {
+        "line_round_trip_us": round(statistics.median(one.line_us for one in outcome.limits), 4),
+        "read_written_gbps": round(statistics.median(one.foreign_gbps for one in outcome.limits), 2),
+        "memory_bytes": most,
+        "copy_gbps": round(statistics.median(one.copy_gbps for one in largest), 2),
+        "add_gbps": round(statistics.median(one.add_gbps for one in largest), 2),
     }
 
 

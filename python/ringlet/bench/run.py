@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from . import peers
-from .cases import MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
+from ringlet import cores
+
+from . import limit, peers
+from .cases import LIMIT, MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
 from .errors import BenchError
 from .hosts import Hosts, Traffic
 from .jobs import Job, Jobs
@@ -41,6 +43,7 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    limits: list[cores.Cores] = field(default_factory=list)
 
 
 # (row just measured or None if refused, measurements done, measurements in all)
@@ -56,7 +59,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
     for world in sweep.worlds:
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(Hosts(sweep.hosts)) if sweep.hosts else None
-            names = [config.job for config in configs]
+            names = [config.job for config in configs if config.library != LIMIT]
             jobs = stack.enter_context(
                 Jobs(
                     names,
@@ -72,13 +75,16 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
                 name = sweep.named(config, case.collective)
-                if name not in outcome.refused:
+                if config.library == LIMIT:
+                    row = _limit(outcome, case, round_)
+                elif name not in outcome.refused:
                     prepared = _prepare(sweep, jobs[config.job], case, turn)
                     if "refused" in prepared[0]:
                         outcome.refused[name] = prepared[0]["refused"]
                     else:
                         row = _measure(sweep, jobs[config.job], config, case, prepared) | {"round": round_}
-                        outcome.rows.append(row)
+                if row:
+                    outcome.rows.append(row)
                 done += 1
                 watch(row, done, total)
     return outcome
@@ -128,12 +134,22 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
     uplink = None if uplink is None else round(uplink / (batch * (samples + 1)))
     _refuse_what_went_around(sweep, config, case, uplink)
     least, median, high = (max(answer[key] for answer in timed) for key in ("min", "p50", "p99"))
+    return _row(config, case, (least, median, high)) | {
+        "transport": prepared[0]["transport"],
+        "wrong": None if prepared[0]["wrong"] is None else sum(answer["wrong"] for answer in prepared),
+        "uplink_bytes": uplink,
+    }
+
+
+def _row(config: Config, case: Case, times_us: tuple[float, float, float]) -> Row:
+    """A row, with its keys in their order. times_us: the least, the median and the 99th percentile."""
+    least, median, high = times_us
     algbw = case.bytes / median / 1000
     return {
         "library": config.library,
         "collective": case.collective,
         "algorithm": case.algorithm,
-        "transport": prepared[0]["transport"],
+        "transport": "none",
         "memory": case.memory,
         "via": case.via,
         "world": case.world,
@@ -146,9 +162,20 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
         "time_us_p99": round(high, 4),
         "algbw_gbps": float(f"{algbw:.5g}"),
         "busbw_gbps": float(f"{algbw * bus_factor_of(config.library, case.collective, case.world):.5g}"),
-        "wrong": None if prepared[0]["wrong"] is None else sum(answer["wrong"] for answer in prepared),
-        "uplink_bytes": uplink,
+        "wrong": None,
+        "uplink_bytes": None,
     }
+
+
+def _limit(outcome: Outcome, case: Case, round_: int) -> Row | None:
+    """What a call must take at least, measured in this process while the ranks wait for their turns."""
+    if why := limit.refusal(case.world):
+        outcome.refused[f"{LIMIT}, {case.world} ranks"] = why
+        return None
+    found = cores.measure(case.bytes)
+    outcome.limits.append(found)
+    least = limit.least_us(case, found)
+    return _row(Config(LIMIT, case.algorithm, case.memory, case.via), case, (least, least, least)) | {"round": round_}
 
 
 def _refuse_what_went_around(sweep: Sweep, config: Config, case: Case, uplink: int | None) -> None:

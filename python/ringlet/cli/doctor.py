@@ -29,6 +29,7 @@ from ringlet.bench import peers
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.cli import outputs
 from ringlet.cli.topology import topology_command
+from ringlet.cli.tune import calibrates
 from ringlet.cli.values import file
 from ringlet.cli.variables import VARIABLES, problems
 from ringlet.group import congestion_controls
@@ -110,7 +111,10 @@ def _variables(wrong: list[str]) -> Iterator[Finding]:
         wrong += [name] if known else []
         yield Finding("variables", name, "fails" if known else "poor", told, advice)
     if "RINGLET_TABLE" not in wrong:
-        yield _table()
+        table = _table()
+        yield table
+        if table.state == "ok":
+            yield _calibration()
 
 
 def _table() -> Finding:
@@ -123,6 +127,19 @@ def _table() -> Finding:
     return Finding(
         "variables", "table", "ok", f"rules of {file}" if text else "no table: ringlet uses the built-in rules"
     )
+
+
+def _calibration() -> Finding:
+    """Whether the table in force was calibrated on this processor."""
+    processor = _C.processor_model()
+    _, text = _C.given_table()
+    if any(calibrates(line, processor) for line in text.splitlines()):
+        built_in = _C.tuned("", processor)
+        differ = sum(value != built_in[name] for name, value in _C.tuned(text, processor).items())
+        told = f"{processor}: {differ} size{' differs' if differ == 1 else 's differ'} from the built-in ones"
+        return Finding("variables", "calibration", "ok", told)
+    advice = "`ringlet tune --calibrate` measures for 2 s which sizes suit this processor, and writes them to the table"
+    return Finding("variables", "calibration", "absent", f"not done for {processor}: built-in sizes", advice)
 
 
 def _transports(wrong: list[str]) -> Iterator[Finding]:

@@ -1,21 +1,25 @@
-"""`ringlet tune`: measures which algorithm is fastest when, and writes the table that `auto` then uses."""
+"""`ringlet tune`: measures which algorithm is fastest when, and which sizes of the pull engine suit this processor, and
+writes the table that groups then use."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ringlet import _C
+from ringlet.bench.calibrate import Found, calibrate, table_line
 from ringlet.bench.cases import DEVICES, OWN_OF_NCCL, Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.errors import BenchError
-from ringlet.bench.rules import MARGIN, Rule, Timing, derive, table_text
+from ringlet.bench.rules import MARGIN, Rule, Timing, derive, size_text, table_text
 from ringlet.bench.run import Row
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
@@ -32,6 +36,7 @@ examples:
   ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
   ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
   ringlet tune mine.py -o mine            is your own algorithm faster, and when?
+  ringlet tune --calibrate                2 seconds: only the sizes that suit this processor
   ringlet tune --show                     the table in force
 
 Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file. If it is empty, ringlet
@@ -45,13 +50,16 @@ def add_parsers(subparsers: Any) -> None:
         "tune",
         help="measure algorithms, and write the table of rules for `auto`",
         description="Measure all algorithms of each collective over sizes, interleaved, and write a rule for `auto` "
-        "for each range of sizes in which another algorithm than the built-in choice is faster. On GPUs: measure "
+        "for each range of sizes in which another algorithm than the built-in choice is faster. Before that, measure "
+        "for 2 seconds at which sizes the engine of one host should change its way on this processor. On GPUs: measure "
         "peers' memory and NCCL, and write a rule for each range in which the other one is faster.",
         epilog=_EPILOG,
     )
     parser.set_defaults(run=tune_command)
     add = functools.partial(add_option, parser)
     add("--show", action="store_true", help="print the table in force and its origin, measure nothing")
+    add("--calibrate", action="store_true",
+        help="measure only the sizes of this processor, and keep the rules of the table")  # fmt: skip
     add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
     add("--hosts", type=values.name, metavar="NAME",
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
@@ -89,17 +97,69 @@ def tune_command(args: argparse.Namespace) -> int:
         for sweep in sweeps:
             bench.require_able(sweep)
         outputs.check({"-o": output}, make_folders=True)
-        rows, meta = _measure(sweeps, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
+        before = output.read_text(encoding="utf-8") if output.exists() else ""
+        if args.calibrate:
+            text = calibration() + kept(before, _C.processor_model())
+            return _finish(output, text, "calibrated this processor")
+        on_one_host = args.device == "cpu" and cluster is None and (args.transport or default_transport()) != "tcp"
+        sizes = _sizes() if on_one_host else ""
+        rows, meta = _measure(sweeps, sizes, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
     except (BenchError, InvalidUsage) as error:
         print(f"ringlet tune: {error}", file=sys.stderr)
         return 2
-    rules = derive(timings(rows, cluster), _C.chosen, args.margin / 100)
+    rules = derive(timings(rows, cluster, sizes), _C.chosen, args.margin / 100)
     own = algorithm_files.comment(rule.algorithm for rule in rules)
-    text = _heading(meta, args.margin) + own + table_text(rules)
+    if sizes:
+        before = kept(before, _C.processor_model())
+    sizes += "".join(line for line in before.splitlines(keepends=True) if calibrates(line))
+    return _finish(output, _heading(meta, args.margin) + sizes + own + table_text(rules), _summary(rules))
+
+
+def _finish(output: Path, text: str, summary: str) -> int:
     _write(output, text)
     print(text, end="")
-    print(f"wrote {output}: {_summary(rules)}", file=sys.stderr)
+    print(f"wrote {output}: {summary}", file=sys.stderr)
     return 0
+
+
+def calibration() -> str:
+    """Measures the sizes of this processor: their lines of a table. BenchError as `calibrate`."""
+    built_in, processor = _C.tuned("", ""), _C.processor_model()
+    with _ranks_with({"RINGLET_TABLE": ""}):
+        found, seconds = calibrate(built_in)
+    print(f"calibrated {processor} in {seconds:.1f} s", file=sys.stderr)
+    what = "sizes that gain on the built-in ones" if found else "the built-in sizes are right wherever it was measured"
+    return f"# calibrated {processor}: {what}\n" + "".join(
+        table_line(one.name, one.value, processor, _told(one, built_in[one.name])) for one in found
+    )
+
+
+def _told(one: Found, built_in: int) -> str:
+    least, most = min(one.gains.values()), max(one.gains.values())
+    usual = size_text(built_in) if built_in < 1 << 40 else "no limit"
+    return f"built in {usual}; {least:.2f}x to {most:.2f}x the speed where they differ"
+
+
+def kept(table: str, processor: str) -> str:
+    """The table without the lines that calibrating this processor writes."""
+    mine = (line for line in table.splitlines(keepends=True) if not calibrates(line, processor))
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in mine)
+
+
+def calibrates(line: str, processor: str | None = None) -> bool:
+    """Whether calibrating writes such a line of a table; `processor`: if given, for this one."""
+    words = line.partition("  # ")[0].replace(":", " ").split()
+    ours = words[:1] == ["tuned"] or words[:2] == ["#", "calibrated"]
+    return ours and (processor is None or processor in words)
+
+
+def _sizes() -> str:
+    """The same, but nothing where it cannot be measured now: algorithms can."""
+    try:
+        return calibration()
+    except BenchError as error:
+        print(f"without a calibration: {error}", file=sys.stderr)
+        return ""
 
 
 def in_force() -> str:
@@ -122,15 +182,15 @@ def alternatives(own: Iterable[Algorithm] = ()) -> dict[str, tuple[str, ...]]:
     return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
 
 
-def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
-    """The measured times of each algorithm, by situation."""
+def timings(rows: Iterable[Row], cluster: Cluster | None, sizes: str = "") -> Iterator[Timing]:
+    """The measured times of each algorithm, by situation. sizes: the table with which they were measured."""
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
         medium = _medium(row, cluster)
         told = _way(row) if medium == "gpus" else row["algorithm"]
         key = (row["collective"], medium, row["world"], row["bytes"], told)
         # Small messages go through stages in both kinds of memory; once is enough.
-        if medium != "registered" or row["bytes"] > _C.small_bytes(row["world"]):
+        if medium != "registered" or row["bytes"] > small_bytes(row["world"], sizes):
             found[key][row["round"]] = row["time_us_p50"]
     return (Timing(*key, times) for key, times in found.items())
 
@@ -138,6 +198,11 @@ def timings(rows: Iterable[Row], cluster: Cluster | None) -> Iterator[Timing]:
 def _way(row: Row) -> str:
     """What `auto` goes through, as the ranks are told, and what NCCL's own collective does."""
     return "nccl" if row["algorithm"] == "nccl" else "peers"
+
+
+def small_bytes(world: int, table: str = "") -> int:
+    """Up to this size messages go through stages even if tensors are registered."""
+    return _C.tuned(table, _C.processor_model())["small_bytes_of_two" if world == 2 else "small_bytes"]
 
 
 def _medium(row: Row, cluster: Cluster | None) -> str:
@@ -154,7 +219,7 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
     if min(worlds) < 2:
         raise BenchError("--world 1: a single rank has no algorithm to choose: give 2 or more")
     transport = args.transport or default_transport()
-    in_place = args.end_bytes > min(map(_C.small_bytes, worlds)) and not cluster and transport != "tcp"
+    in_place = args.end_bytes > min(map(small_bytes, worlds)) and not cluster and transport != "tcp"
     memory = ("registered", "ordinary") if in_place else ("ordinary",)
     own = [one for made in args.files for one in made]
     known = alternatives(own)
@@ -187,25 +252,34 @@ def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
         )  # fmt: skip
 
 
-def _measure(sweeps: Iterable[Sweep], told: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:
-    """told: variables of the ranks. RINGLET_TABLE is empty: one that is wrong must not keep a better one from being
-    measured."""
+def _measure(sweeps: Iterable[Sweep], sizes: str, variables: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:
+    """sizes: lines of a table, with which the ranks are measured; variables: for them."""
     rows: list[Row] = []
     meta: dict[str, Any] = {}
-    told = {"RINGLET_TABLE": ""} | told
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    with tempfile.TemporaryDirectory(prefix="ringlet-tune-") as folder:
+        table = Path(folder) / "table"
+        table.write_text(sizes, encoding="utf-8")
+        with _ranks_with({"RINGLET_TABLE": str(table)} | variables):
+            for sweep in sweeps:
+                measured, meta = bench.measure(sweep)
+                _check_ways(sweep, meta)
+                rows += measured
+    return rows, meta
+
+
+@contextlib.contextmanager
+def _ranks_with(variables: dict[str, str]) -> Iterator[None]:
+    """Variables of ranks that are started meanwhile. Give RINGLET_TABLE: a wrong table of the user must not keep a
+    better one from being measured."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
-        for sweep in sweeps:
-            measured, meta = bench.measure(sweep)
-            _check_ways(sweep, meta)
-            rows += measured
+        yield
     finally:
         for name, value in before.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-    return rows, meta
 
 
 def _check_ways(sweep: Sweep, meta: dict[str, Any]) -> None:

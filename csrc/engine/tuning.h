@@ -1,0 +1,51 @@
+// The sizes at which the pull engine changes its way: the built-in values, and what a table has measured instead.
+//
+// What is best depends on the processor (docs/decisions/0052-sizes-are-measured-by-processor.md). A table's line is
+//   tuned  staged_segment_bytes  512KiB  processor GenuineIntel-6-207    # a comment
+// and counts if rank 0 runs on that processor, or the line names none. All ranks of a group have rank 0's table and
+// processor (comm/join.h), so all have the same values. Sizes are of the schedule's whole buffer.
+// Pure values. Thread safety: any.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+namespace ringlet {
+
+struct Tuning {
+  // With two ranks staging pays for longer messages: only one rank writes a staged line, but in place every line of both
+  // tensors moves between their caches again and again.
+  static constexpr size_t kSmallBytes = size_t{32} << 10;
+  static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
+  // Two staging buffers of a segment fit in a core's second-level cache. In place nothing is staged, and a segment should
+  // be larger than that cache: a core reads a line faster when the line has left the cache of the core that wrote it.
+  static constexpr size_t kStagedSegmentBytes = size_t{256} << 10;
+  static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
+  // Results of messages from this size on have left the cache before the caller reads them.
+  static constexpr size_t kStreamingBytes = size_t{8} << 20;
+
+  size_t small_bytes = kSmallBytes;  ///< up to this size a message is staged even if registered
+  size_t small_bytes_of_two = kSmallBytesOfTwo;
+  size_t staged_segment_bytes = kStagedSegmentBytes;
+  size_t in_place_segment_bytes = kInPlaceSegmentBytes;
+  size_t streaming_bytes =
+      kStreamingBytes;  ///< from this size on results go past the cache, if nobody reads them again
+  size_t hand_over_bytes = std::numeric_limits<size_t>::max();  ///< up to this size what a peer reads next is hinted
+
+  size_t small(int world) const { return world == 2 ? small_bytes_of_two : small_bytes; }
+};
+
+/// By the name that a table uses. A segment must be a multiple of kSegmentUnit.
+inline constexpr size_t kSegmentUnit = 4096;
+inline constexpr std::pair<std::string_view, size_t Tuning::*> kTuned[] = {
+    {"small_bytes", &Tuning::small_bytes},
+    {"small_bytes_of_two", &Tuning::small_bytes_of_two},
+    {"staged_segment_bytes", &Tuning::staged_segment_bytes},
+    {"in_place_segment_bytes", &Tuning::in_place_segment_bytes},
+    {"streaming_bytes", &Tuning::streaming_bytes},
+    {"hand_over_bytes", &Tuning::hand_over_bytes},
+};
+
+}  // namespace ringlet

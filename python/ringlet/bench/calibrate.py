@@ -1,0 +1,298 @@
+"""Measures the sizes at which the pull engine changes its way (csrc/engine/tuning.h), on two ranks of this machine.
+
+A variant is a group whose table has one value; the ranks make one group for each, and call them in turns, in an order
+drawn anew each round. So what is compared lies within a millisecond. A value replaces the built-in one only if it is
+clearly faster at one size at least and clearly slower at none, and if it is so a second time, on groups made anew.
+docs/decisions/0052-sizes-are-measured-by-processor.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import ringlet
+
+from .errors import BenchError
+
+MARGIN = 0.05  # the least gain
+LOSS = 0.01  # the most that may be lost anywhere
+LEAST_SHARE = 0.9  # of a processor, that each rank must have had: on a busy machine other sizes are best
+_K, _M = 1 << 10, 1 << 20
+_EVER = 1 << 40  # larger than any message
+_SAMPLE_S = 100e-6  # of calls, between two readings of the clock
+_BUDGET_S, _CONFIRM_S = 1.3, 0.5  # of the two passes
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 25
+
+Values = Mapping[str, int]
+Memory = str  # "registered" or "ordinary"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A size up to which one way is taken, and another above. below, above: values that take either way always.
+
+    first: the value is the first size above, not the last size below.
+    """
+
+    name: str
+    memory: tuple[Memory, ...]
+    sizes: tuple[int, ...]
+    below: int
+    above: int
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A size that is the same for all messages: the candidates, and messages to try them on."""
+
+    name: str
+    memory: tuple[Memory, ...]
+    sizes: tuple[int, ...]
+    candidates: tuple[int, ...]
+
+
+THRESHOLDS = (
+    Threshold("small_bytes_of_two", ("registered", "ordinary"), tuple(128 * _K << i for i in range(6)), _EVER, 0),
+    Threshold("streaming_bytes", ("registered", "ordinary"), (2 * _M, 4 * _M, 8 * _M, 16 * _M), _EVER, 1, first=True),
+    Threshold("hand_over_bytes", ("registered",), (_K, 8 * _K, 64 * _K, 512 * _K, 4 * _M, 16 * _M), _EVER, 0),
+)
+CHOICES = (
+    Choice("staged_segment_bytes", ("ordinary",), (2 * _M, 4 * _M, 16 * _M), tuple(64 * _K << i for i in range(5))),
+    Choice("in_place_segment_bytes", ("registered",), (8 * _M, 16 * _M), tuple(_M << i for i in range(5))),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A call: on a tensor in this memory, of so many bytes, in groups with these values of one size."""
+
+    name: str
+    memory: Memory
+    bytes: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """value: of the size `name`, better than the built-in one. gains: built-in time / its own, by message size."""
+
+    name: str
+    value: int
+    gains: dict[str, float]
+
+
+Times = dict[Point, list[list[float]]]  # by round, by value; the slower rank's
+
+
+def calibrate(built_in: Values) -> tuple[list[Found], float]:
+    """The sizes that differ from the built-in ones, and the seconds that measuring took, without the start of the
+    ranks. BenchError if there is no processor for each of two ranks: this process may use one only, or others keep them
+    busy."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise BenchError("calibrating needs two processors, and this process may use one only")
+    with tempfile.TemporaryDirectory(prefix="ringlet-calibrate-") as folder:
+        ringlet.spawn(_rank, 2, (folder, dict(built_in)), transport="shared_memory")
+        told = json.loads((Path(folder) / "found").read_text())
+    if told["share"] < LEAST_SHARE:
+        raise BenchError(
+            f"a rank had its processor for {told['share']:.0%} of the time only: calibrate while nothing else runs"
+        )
+    return [Found(**found) for found in told["found"]], told["seconds"]
+
+
+def _rank(rank: int, folder: str, built_in: Values) -> None:
+    began, busy = time.monotonic(), time.process_time()
+    bench = Bench(rank, Path(folder))
+    first = bench.measure(points(built_in), _BUDGET_S)
+    chosen = {name: value for name, value in choose(first, built_in).items() if value != built_in[name]}
+    again = bench.measure(differing(chosen, built_in), _CONFIRM_S)
+    found = confirmed(again, chosen, built_in)
+    seconds = time.monotonic() - began
+    share = -agreed([-(time.process_time() - busy) / seconds])[0]  # ranks that wait for a moment spin
+    if rank == 0:
+        told = {"found": [asdict(one) for one in found], "seconds": seconds, "share": share}
+        (Path(folder) / "found").write_text(json.dumps(told))
+
+
+class Bench:
+    """Groups by value, and tensors. Both ranks make the same calls in the same order."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self._rank, self._folder, self._shuffler = rank, folder, random.Random(0)
+        most = max(size for one in (*THRESHOLDS, *CHOICES) for size in one.sizes)
+        self._tensors = {"registered": ringlet.empty(most // 4), "ordinary": torch.empty(most // 4)}
+        for tensor in self._tensors.values():
+            tensor.fill_(1.0)
+
+    def measure(self, wanted: Sequence[Point], budget_s: float) -> Times:
+        """All points in turns, as often as the budget allows."""
+        keys = dict.fromkeys((point.name, value) for point in wanted for value in point.values)
+        groups = {key: self._group(*key) for key in keys}
+        try:
+            return self._measure(wanted, groups, budget_s)
+        finally:
+            for group in groups.values():
+                group.close()
+
+    def _measure(
+        self, wanted: Sequence[Point], groups: Mapping[tuple[str, int], ringlet.Group], budget_s: float
+    ) -> Times:
+        batches = {}
+        for point in wanted:
+            called = [self._time(point, groups[point.name, value], 2) for value in point.values]
+            batches[point] = max(1, round(_SAMPLE_S / agreed([min(called)])[0]))
+        times: Times = {point: [] for point in wanted}
+        rounds, spent = _MOST_ROUNDS, time.monotonic()
+        for turn in range(_MOST_ROUNDS):
+            for point in wanted:
+                order = list(range(len(point.values)))
+                self._shuffler.shuffle(order)
+                found = [0.0] * len(order)
+                for place in order:
+                    found[place] = self._time(point, groups[point.name, point.values[place]], batches[point])
+                times[point].append(found)
+            if turn == 1:  # the first has been a warm-up too
+                each = agreed([(time.monotonic() - spent) / 2])[0]
+                rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(budget_s / each)))
+            if turn + 1 >= rounds:
+                break
+        return {point: [agreed(found) for found in times[point]] for point in wanted}
+
+    def _group(self, name: str, value: int) -> ringlet.Group:
+        """A group of both ranks with this value. Rank 0's table counts."""
+        table = self._folder / f"{name}-{value}-{self._rank}"
+        table.write_text(table_line(name, value, ""))
+        os.environ["RINGLET_TABLE"] = str(table)
+        group = ringlet.new_group([0, 1])
+        assert group is not None
+        return group
+
+    def _time(self, point: Point, group: ringlet.Group, calls: int) -> float:
+        """Seconds of a call."""
+        tensor = self._tensors[point.memory][: point.bytes // 4]
+        ringlet.all_reduce(tensor, group=group)
+        start = time.perf_counter()
+        for _ in range(calls):
+            ringlet.all_reduce(tensor, group=group)
+        return (time.perf_counter() - start) / calls
+
+
+def agreed(mine: Sequence[float]) -> list[float]:
+    """Of each number the larger rank's."""
+    both = torch.tensor(mine, dtype=torch.float64)
+    ringlet.all_reduce(both, op="max")
+    return both.tolist()
+
+
+def points(built_in: Values) -> list[Point]:
+    """What the first pass measures; the built-in value, or the way that it takes, is among the values."""
+    found = []
+    for one in THRESHOLDS:
+        found += [Point(one.name, memory, size, (one.below, one.above)) for memory in one.memory for size in one.sizes]
+    for other in CHOICES:
+        values = tuple(sorted({*other.candidates, built_in[other.name]}))
+        found += [Point(other.name, memory, size, values) for memory in other.memory for size in other.sizes]
+    return found
+
+
+def gains(times: Sequence[Sequence[float]], usual: int, other: int) -> list[float]:
+    """By round: the time of the value at place `usual` over that at `other`."""
+    return [found[usual] / found[other] for found in times]
+
+
+def faster(ratios: Sequence[float]) -> bool:
+    """Clearly, so that noise cannot have made it: by the margin in the median, and in three rounds of four at all."""
+    return statistics.median(ratios) >= 1 + MARGIN and sorted(ratios)[len(ratios) // 4] > 1
+
+
+def slower(ratios: Sequence[float]) -> bool:
+    """Even by a little, if it is so in three rounds of four."""
+    return statistics.median(ratios) < 1 - LOSS and sorted(ratios)[-1 - len(ratios) // 4] < 1
+
+
+def better(all_ratios: Iterable[Sequence[float]]) -> bool:
+    """Faster somewhere, and slower nowhere."""
+    found = list(all_ratios)
+    return any(map(faster, found)) and not any(map(slower, found))
+
+
+def choose(times: Times, built_in: Values) -> dict[str, int]:
+    """The best value of each size; the built-in one where no other is clearly better."""
+    found = {one.name: _threshold(one, times, built_in[one.name]) for one in THRESHOLDS}
+    for one in CHOICES:
+        here = [point for point in times if point.name == one.name]
+        values = here[0].values
+        usual = values.index(built_in[one.name])
+        ratios = {place: [gains(times[point], usual, place) for point in here] for place in range(len(values))}
+        good = [place for place in ratios if place != usual and better(ratios[place])]
+        found[one.name] = values[max(good, key=lambda place: _mean(ratios[place]), default=usual)]
+    return found
+
+
+def _mean(all_ratios: Iterable[Sequence[float]]) -> float:
+    return statistics.geometric_mean(statistics.median(ratios) for ratios in all_ratios)
+
+
+def _threshold(one: Threshold, times: Times, usual: int) -> int:
+    """From the built-in value down while the way above is faster at the size next to it, or up while the one below."""
+    last = usual - 1 if one.first else usual  # the way below is taken up to here
+
+    def other_is_better(size: int, now: int) -> bool:
+        return better(gains(times[Point(one.name, m, size, (one.below, one.above))], now, 1 - now) for m in one.memory)
+
+    lower = [size for size in one.sizes if size <= last]
+    kept = len(lower)
+    while kept > 0 and other_is_better(lower[kept - 1], 0):
+        kept -= 1
+    if kept < len(lower):
+        below = lower[kept - 1] if kept else lower[0] // 2
+        return lower[kept] if one.first else below
+    moved = [size for size in one.sizes if size > last]
+    gone = 0
+    while gone < len(moved) and other_is_better(moved[gone], 1):
+        gone += 1
+    if gone == 0:
+        return usual
+    return 2 * moved[gone - 1] if one.first else moved[gone - 1]
+
+
+def differing(chosen: Values, built_in: Values) -> list[Point]:
+    """What the second pass measures: each chosen value against the built-in one, wherever they differ."""
+    found = []
+    for one in (*THRESHOLDS, *CHOICES):
+        if one.name not in chosen:
+            continue
+        pair = (built_in[one.name], chosen[one.name])
+        low, high = (min(pair), max(pair)) if isinstance(one, Threshold) else (0, _EVER)
+        edge = 1 if isinstance(one, Threshold) and one.first else 0  # sizes from low on, or above low
+        sizes = [size for size in one.sizes if low < size + edge <= high]
+        found += [Point(one.name, memory, size, pair) for memory in one.memory for size in sizes]
+    return found
+
+
+def confirmed(again: Times, chosen: Values, built_in: Values) -> list[Found]:
+    """The chosen values that are better a second time."""
+    found = []
+    for name, value in chosen.items():
+        ratios = {point: gains(times, 0, 1) for point, times in again.items() if point.name == name}
+        if better(ratios.values()):
+            told = {f"{point.memory}/{point.bytes}": statistics.median(ratios[point]) for point in ratios}
+            found.append(Found(name, value, told))
+    return found
+
+
+def table_line(name: str, value: int, processor: str, comment: str = "") -> str:
+    """A line of a table: csrc/engine/tuning.h."""
+    whose = f"  processor {processor}" if processor else ""
+    return f"tuned  {name}  {value}B{whose}" + (f"  # {comment}" if comment else "") + "\n"
