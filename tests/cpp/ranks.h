@@ -1,6 +1,7 @@
 // Runs a function on `world` threads as ranks of one group and gathers what they throw.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -11,10 +12,13 @@
 #include "comm/communicator.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
+#include "thread_store.h"
+#include "transport/shared_memory.h"
 #include "transport/threads.h"
 
-/// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host.
-enum class Between { one_memory, stages, tcp, eights };
+/// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host. `mixed`: ranks are on
+/// two hosts in turn, with shared memory inside and TCP between them.
+enum class Between { one_memory, stages, tcp, eights, mixed };
 
 inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int rank, int world, Between between,
                                                     const ringlet::Token& key) {
@@ -32,6 +36,17 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   std::vector<int> hosts = setup.hosts;
   if (between == Between::eights) {
     for (int& host : hosts) host /= 8;
+  }
+  if (between == Between::mixed) {
+    static ThreadStore store;
+    for (int& host : hosts) host %= 2;
+    const auto before = std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]);
+    const auto together = std::count(hosts.begin(), hosts.end(), hosts[rank]);
+    setup.hosts = hosts;
+    if (together > 1) {
+      setup.local = connect_with_wakeups(store, name + "/" + std::to_string(hosts[rank]), static_cast<int>(before),
+                                         static_cast<int>(together), Deadline::after(std::chrono::seconds(60)));
+    }
   }
   Topology topology(hosts);
   return std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
