@@ -13,9 +13,10 @@ namespace ringlet {
 namespace {
 
 // The word that a shorter message has been read costs more than the copies. In the last round the sender does nothing
-// but wait for it.
+// but wait for it, and a block in registered memory saves only one of two copies.
 constexpr size_t kLeastInPlace = size_t{16} << 10;
 constexpr size_t kLeastInLastRound = size_t{64} << 10;
+constexpr size_t kLeastInBlock = size_t{64} << 10;
 // Blocks for a peer that it has not read yet. While it reads one, the next is written; more would only leave the cache.
 constexpr auto kMostStaged = 4;
 
@@ -38,7 +39,7 @@ bool MessageEngine::give(Link& link, const MessageSegment& segment, const SentMe
   if (bytes < (sent.last ? kLeastInLastRound : kLeastInPlace)) return false;
   link.sent_places.resize(static_cast<size_t>(sent.count));
   if (sent.overwritten || !locate(*link.pipe, segment, sent, link.sent_places)) {
-    if (!sent.reduced) return false;
+    if (!sent.reduced || bytes < kLeastInBlock) return false;
     if (!(ready = stage(link, segment, sent))) return true;
   }
   link.header.detail = static_cast<int64_t>(bytes);
