@@ -94,10 +94,7 @@ void MessageEngine::run(const Call& call, bool background) {
   run.header.call = calls_;
   run.header.sequence = call.sequence;
   note(call, {&algorithm, "in messages", segments, whole, limit});
-  shared.outbox = [&](size_t segment, int message) {
-    link(plan.sent[message].peer).queue.push_back({segment, message});
-  };
-  shared.read_in_place = [&](size_t segment, int message) { return tell_taken(segment, message); };
+  attach_to_links(shared);
   run_ = &run;
   failures_.begin_call(run.header, call.timeout, Deadline::Clock::now());
   try {
@@ -114,6 +111,13 @@ void MessageEngine::run(const Call& call, bool background) {
   }
   run_ = nullptr;
   calls().end();
+}
+
+void MessageEngine::attach_to_links(MessageCall& shared) {
+  shared.outbox = [&](size_t segment, int message) {
+    link(shared.plan.sent[message].peer).queue.push_back({segment, message});
+  };
+  shared.read_in_place = [&](size_t segment, int message) { return tell_taken(segment, message); };
 }
 
 void MessageEngine::work_through() {

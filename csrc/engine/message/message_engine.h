@@ -88,6 +88,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
+  void attach_to_links(MessageCall& shared);
   void work_through();
   void abandon();
   bool turn(bool only_round);
