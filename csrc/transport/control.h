@@ -61,6 +61,7 @@ struct Control {
   alignas(64) std::atomic<uint32_t> sleeping_on;   // 1 + the rank whose progress this rank sleeps on; 0 = awake
   std::atomic<uint32_t> awaiting_messages;         // a thread of this rank sleeps until a segment is put out or taken
   std::atomic<uint32_t> asleep[kConnectionKinds];  // a thread of this rank sleeps until its wakeup is signalled
+  std::atomic<uint32_t> withdrawn;                 // in a group with a mesh: what this rank gave to read may change
   std::atomic<uint32_t> presence;
   std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
   char message[kMessageBytes];

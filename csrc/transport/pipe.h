@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ringlet {
@@ -38,6 +39,15 @@ class Pipe {
 
   /// Whether the peer has read all that was written, as far as this side can know, or will never read it.
   virtual bool delivered() noexcept = 0;
+
+  /// The address by which the peer reads that memory; none if it cannot.
+  virtual std::optional<uint64_t> locate(const void*, size_t) const noexcept { return std::nullopt; }
+  /// Where memory of the peer's lies here: the peer has located it. Null if this rank cannot read the peer's memory.
+  virtual const std::byte* peer_memory(uint64_t) const noexcept { return nullptr; }
+  bool reads_memory() const noexcept { return peer_memory(0) != nullptr; }
+  /// Tells all peers that read this rank's memory that it may change from now on. Whether the peer has told that.
+  virtual void withdraw() noexcept {}
+  virtual bool withdrawn() const noexcept { return false; }
 
   /// Closes the connection.
   virtual void close() noexcept = 0;

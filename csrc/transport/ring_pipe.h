@@ -2,7 +2,7 @@
 //
 // The sender owns the bytes and the count of bytes sent. The reader keeps the count of bytes read in its own region,
 // because a peer's memory is read-only. A rank that changes a count signals the peer's wakeup, if the peer has
-// announced that it sleeps.
+// announced that it sleeps. The two also read each other's registered memory, by the addresses that they send.
 // Ownership: the transport must outlive it. Thread safety: as Pipe; the counters from any thread.
 #pragma once
 
@@ -30,6 +30,16 @@ class RingPipe final : public Pipe {
   void finish() noexcept override;
   void close() noexcept override {}
   bool delivered() noexcept override;
+  std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept override {
+    return transport_.locate(pointer, bytes);
+  }
+  const std::byte* peer_memory(uint64_t address) const noexcept override {
+    return transport_.link(peer_).base + address;
+  }
+  void withdraw() noexcept override { transport_.control().withdrawn.store(1, std::memory_order_seq_cst); }
+  bool withdrawn() const noexcept override {
+    return transport_.control(peer_).withdrawn.load(std::memory_order_seq_cst) != 0;
+  }
   int descriptor() const noexcept override { return transport_.watch(peer_); }
   uint64_t bytes_written() const noexcept override { return written_.load(std::memory_order_relaxed); }
   uint64_t bytes_read() const noexcept override { return read_.load(std::memory_order_relaxed); }

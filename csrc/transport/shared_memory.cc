@@ -20,7 +20,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 3;
+constexpr uint32_t kRegionVersion = 4;
 
 /// What a rank publishes in the store.
 struct RegionInfo {

@@ -1,11 +1,14 @@
 // What every engine must do, against plain loops: all algorithms, several worlds and counts, in and out of place.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <vector>
 
 #include "check.h"
 #include "engine/selector.h"
+#include "memory/heap.h"
 #include "ranks.h"
 
 namespace contract {
@@ -37,12 +40,37 @@ inline int expected(const Call& call, int rank, int world, size_t i) {
   return 0;
 }
 
-inline void try_call(Communicator& group, Call call, bool in_place) {
+/// A tensor, in registered memory or not.
+class Numbers {
+ public:
+  Numbers(size_t count, int value, bool registered)
+      : count_(count), heap_(registered ? Heap::process() : nullptr), ordinary_(registered ? 0 : count) {
+    data_ = registered ? reinterpret_cast<int*>(heap_->allocate(count * sizeof(int))) : ordinary_.data();
+    std::fill_n(data_, count, value);
+  }
+  ~Numbers() {
+    if (heap_) heap_->free(reinterpret_cast<std::byte*>(data_));
+  }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  int& operator[](size_t i) { return data_[i]; }
+  int* data() { return data_; }
+  std::vector<int> values() const { return {data_, data_ + count_}; }
+
+ private:
+  size_t count_;
+  std::shared_ptr<Heap> heap_;
+  std::vector<int> ordinary_;
+  int* data_;
+};
+
+inline void try_call(Communicator& group, Call call, bool in_place, bool registered) {
   const int rank = group.rank(), world = group.world();
   const size_t inputs = input_elements(call, rank, world), outputs = output_elements(call, rank, world);
-  std::vector<int> input(inputs), output(outputs, -99);
+  Numbers input(inputs, 0, registered), output(outputs, -99, registered);
   for (size_t i = 0; i < inputs; ++i) input[i] = value(rank, i);
-  const std::vector<int> before = input;
+  const std::vector<int> before = input.values();
   const bool same = in_place && (is_divided(call.collective)) && inputs == outputs;
   int* out = same ? input.data() : output.data();
   call.dtype = DType::int32;
@@ -53,14 +81,14 @@ inline void try_call(Communicator& group, Call call, bool in_place) {
   size_t wrong = 0;
   for (size_t i = 0; i < outputs; ++i) wrong += out[i] != expected(call, rank, world, i);
   CHECK_EQ(wrong, size_t{0});
-  if (!same) CHECK(input == before);
+  if (!same) CHECK(input.values() == before);
   if (wrong != 0) {
     std::fprintf(stderr, "  %s %s world %d count %zu root %d\n", name(call.collective), call.algorithm->name, world,
                  call.count, call.root);
   }
 }
 
-inline void every_algorithm(int world, Between between) {
+inline void every_algorithm(int world, Between between, bool registered = false) {
   const auto errors = run_ranks(world, between, [&](Communicator& group) {
     const size_t w = static_cast<size_t>(world);
     for (const size_t count : {size_t{0}, size_t{1}, w - 1, w + 1, size_t{4100}, size_t{123567}}) {
@@ -72,8 +100,8 @@ inline void every_algorithm(int world, Between between) {
         if (algorithm.collective == Collective::barrier) call.count = 0;
         for (const int root : {0, world - 1}) {
           call.root = has_root(algorithm.collective) ? root : 0;
-          try_call(group, call, false);
-          try_call(group, call, true);
+          try_call(group, call, false, registered);
+          try_call(group, call, true, registered);
         }
       }
     }

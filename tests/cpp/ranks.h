@@ -1,6 +1,7 @@
 // Runs a function on `world` threads as ranks of one group and gathers what they throw.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -11,10 +12,13 @@
 #include "comm/communicator.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
+#include "thread_store.h"
+#include "transport/shared_memory.h"
 #include "transport/threads.h"
 
 /// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host; so twos and threes.
-enum class Between { one_memory, stages, tcp, twos, threes, eights };
+/// `mixed`: ranks are on two hosts in turn, with shared memory inside and TCP between them.
+enum class Between { one_memory, stages, tcp, twos, threes, eights, mixed };
 
 inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int rank, int world, Between between,
                                                     const ringlet::Token& key) {
@@ -33,6 +37,17 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   if (between != Between::tcp) {
     const int on_a_host = between == Between::twos ? 2 : between == Between::threes ? 3 : 8;
     for (int& host : hosts) host /= on_a_host;
+  }
+  if (between == Between::mixed) {
+    static ThreadStore store;
+    for (int& host : hosts) host %= 2;
+    const auto before = std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]);
+    const auto together = std::count(hosts.begin(), hosts.end(), hosts[rank]);
+    setup.hosts = hosts;
+    if (together > 1) {
+      setup.local = connect_with_wakeups(store, name + "/" + std::to_string(hosts[rank]), static_cast<int>(before),
+                                         static_cast<int>(together), Deadline::after(std::chrono::seconds(60)));
+    }
   }
   Topology topology(hosts);
   return std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),

@@ -58,6 +58,7 @@ void FailureProtocol::on_report(int peer, const FrameHeader& header, const std::
       sender.suspects = {static_cast<int>(header.detail), header.index != 0};
       return;
     case FrameKind::data:
+    case FrameKind::taken:
     case FrameKind::message: return;
   }
 }

@@ -15,16 +15,17 @@
 namespace ringlet {
 
 enum class FrameKind : uint32_t {
-  data,        ///< a step of a collective
+  data,        ///< a step of a collective; if `detail` is not 0, so long, and the payload says where its chunks lie
   message,     ///< a point-to-point message
   error,       ///< why rank `index` failed: `detail` is the ErrorKind, the payload its text
   goodbye,     ///< the sender left the group
   waiting,     ///< the sender has waited long: `detail` is the rank that it suspects; -1: it waits no longer
+  taken,       ///< the sender has read message `index` of `segment` in the receiver's memory
   in_message,  ///< the sender has waited long in the message that the payload names; empty: it waits no longer
 };
 
 struct FrameHeader {
-  static constexpr uint32_t kMagic = 0x524e4702;  // "RNG", version 2
+  static constexpr uint32_t kMagic = 0x524e4703;  // "RNG", version 3
   static constexpr size_t kMostText = 1536;       // bytes of an error
 
   uint32_t magic = kMagic;
@@ -34,7 +35,7 @@ struct FrameHeader {
   uint64_t count = 0;      ///< of elements: of the call, of the whole message
   uint64_t call = 0;       ///< data: how many collectives the sender ran before
   uint64_t sequence = 0;   ///< data: the call's number, for people
-  int64_t detail = 0;      ///< message: the tag
+  int64_t detail = 0;      ///< data: see FrameKind; message: the tag
   uint32_t segment = 0;
   uint32_t index = 0;  ///< how many messages of the segment the sender sent to this peer before
 };

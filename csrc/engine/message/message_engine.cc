@@ -17,6 +17,15 @@ constexpr size_t kMostSegmentsUnderWay = 64;
 // To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
 constexpr int kGlances = 8;
 
+/// Where peers on this host can read this rank's messages; null if no peer can.
+std::shared_ptr<Heap> heap_for(const Mesh& mesh) {
+  for (int peer = 0; peer < mesh.world(); ++peer) {
+    const Pipe* const pipe = peer == mesh.rank() ? nullptr : mesh.find(peer, ConnectionKind::collectives);
+    if (pipe != nullptr && pipe->reads_memory()) return Heap::process();
+  }
+  return nullptr;
+}
+
 size_t segment_bytes(size_t whole) { return std::clamp(whole / kSegmentsWanted, kLeastSegmentBytes, kSegmentBytes); }
 
 }  // namespace
@@ -31,7 +40,8 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
       rank_(mesh_->rank()),
       world_(mesh_->world()),
       failures_(rank_, world_, calls(), *this),
-      links_(static_cast<size_t>(world_)) {}
+      links_(static_cast<size_t>(world_)),
+      staging_(heap_for(*mesh_)) {}
 
 MessageEngine::~MessageEngine() = default;
 
@@ -62,13 +72,15 @@ void MessageEngine::run(const Call& call, bool background) {
       call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
   const MessagePlan& plan = plan_for(algorithm, call.root);
   const size_t limit = segment_bytes(whole);
-  MessageCall shared{call, plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr, world_,
-                     0,    {}};
+  MessageCall shared{call, plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr, world_, 0,
+                     {},   {}};
   if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
   shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
   const size_t segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
   if (segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
-  scratch_.resize(shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks)));
+  const size_t longest = shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks));
+  scratch_.resize(longest);
+  staging_.resize(longest);
   // The number of segments under way is the same on every rank. Otherwise a segment that only one rank of a pair has
   // begun would block the messages of earlier segments.
   const size_t of_segment = shared.width * size * static_cast<size_t>(plan.most_held);
@@ -82,9 +94,7 @@ void MessageEngine::run(const Call& call, bool background) {
   run.header.call = calls_;
   run.header.sequence = call.sequence;
   note(call, {&algorithm, "in messages", segments, whole, limit});
-  shared.outbox = [&](size_t segment, int message) {
-    link(plan.sent[message].peer).queue.push_back({segment, message});
-  };
+  attach_to_links(shared);
   run_ = &run;
   failures_.begin_call(run.header, call.timeout, Deadline::Clock::now());
   try {
@@ -101,6 +111,13 @@ void MessageEngine::run(const Call& call, bool background) {
   }
   run_ = nullptr;
   calls().end();
+}
+
+void MessageEngine::attach_to_links(MessageCall& shared) {
+  shared.outbox = [&](size_t segment, int message) {
+    link(shared.plan.sent[message].peer).queue.push_back({segment, message});
+  };
+  shared.read_in_place = [&](size_t segment, int message) { return tell_taken(segment, message); };
 }
 
 void MessageEngine::work_through() {
@@ -122,6 +139,7 @@ void MessageEngine::abandon() {
   }
   failures_.abandon_call();
   run_ = nullptr;
+  withdraw();
 }
 
 CallSignature MessageEngine::publish_signature(const Call& call) {
@@ -146,7 +164,7 @@ bool MessageEngine::turn(bool only_round) {
     Link& peers = link(peer);
     if (peers.pipe == nullptr && !reach(peers)) continue;
     moved |= write(peers);
-    if (!only_round || segments_[0].needs(peer)) moved |= read(peers);
+    if (!only_round || segments_[0].needs(peer) || !peers.given.empty()) moved |= read(peers);
   }
   return moved;
 }
@@ -187,34 +205,55 @@ MessageEngine::Link& MessageEngine::link(int peer) {
 }
 
 bool MessageEngine::write(Link& link) {
-  Run& run = *run_;
   bool moved = false;
   while (!link.queue.empty()) {
     const Link::Queued next = link.queue.front();
-    if (!next.word && !link.writer->midway()) fill_header(link, next.segment, next.message);
+    if (!next.word && !link.writer->midway() && !fill_header(link)) return moved;
     const size_t before = link.writer->done();
     if (!link.send()) return moved || link.writer->done() != before;
     moved = true;
     link.queue.pop_front();
-    if (next.word) continue;
-    bytes_sent_.fetch_add(link.header.bytes, std::memory_order_relaxed);
-    MessageSegment& segment = segments_[next.segment % run.window];
-    const bool was_complete = segment.complete();
-    segment.sent(next.message);
-    if (!was_complete && segment.complete()) finish_segment(next.segment);
+    if (next.taken) {
+      in_segment(next.segment, [](MessageSegment& segment) { segment.told(); });
+    } else if (!next.word) {
+      sent(link, next.segment, next.message);
+    }
   }
   return moved;
 }
 
-/// Sets header and payload of the message to be sent next.
-void MessageEngine::fill_header(Link& link, size_t index, int message) {
-  const SentMessage& sent = run_->shared.plan.sent[message];
-  const MessageSegment& segment = segments_[index % run_->window];
-  segment.pieces_of_sent(message, link.sending);
+/// A message is written: all of it, or where it lies.
+void MessageEngine::sent(Link& link, size_t index, int message) {
+  const bool in_place = link.header.detail != 0;
+  const auto bytes = in_place ? static_cast<uint64_t>(link.header.detail) : link.header.bytes;
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+  std::byte* const block = std::exchange(link.block, nullptr);
+  if (in_place) link.given.push_back({index, message, block});
+  if (in_place && block == nullptr) return;  // until the peer has read it
+  in_segment(index, [&](MessageSegment& segment) { in_place ? segment.copied(message) : segment.sent(message); });
+}
+
+/// Sets header and payload of the frame to be sent next. Returns false if that must wait.
+bool MessageEngine::fill_header(Link& link) {
+  const Link::Queued& next = link.queue.front();
+  const MessagePlan& plan = run_->shared.plan;
   link.header = run_->header;
+  link.header.segment = static_cast<uint32_t>(next.segment);
+  link.sending.clear();
+  if (next.taken) {
+    link.header.kind = FrameKind::taken;
+    link.header.index = plan.received[next.message].index;
+    return true;
+  }
+  const SentMessage& sent = plan.sent[next.message];
+  const MessageSegment& segment = segments_[next.segment % run_->window];
   link.header.bytes = segment.bytes(sent.first, sent.count);
-  link.header.segment = static_cast<uint32_t>(index);
   link.header.index = sent.index;
+  bool ready = true;
+  if (!link.pipe->reads_memory() || !give(link, segment, sent, ready)) {
+    segment.pieces_of_sent(next.message, link.sending);
+  }
+  return ready;
 }
 
 bool MessageEngine::read(Link& link) {
@@ -240,23 +279,24 @@ bool MessageEngine::read(Link& link) {
 
 /// Takes what has arrived of a message. Returns whether it is complete. `waits`: its segment has not begun.
 bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
-  Run& run = *run_;
+  const Run& run = *run_;
   if (link.receiving < 0) {
     compare(link, header);
     failures_.on_data(link.peer, header.call);
     waits = header.segment >= run.next && header.segment < run.segments;
     if (waits || !expect(link, header)) return false;
   }
-  const size_t index = header.segment, bytes = header.bytes;
+  const size_t index = header.segment;
+  const bool in_place = header.detail != 0;
+  const auto bytes = in_place ? static_cast<uint64_t>(header.detail) : header.bytes;
   if (!link.reader->payload(link.pieces)) return false;
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
   const int message = link.receiving;
   link.receiving = -1;
   failures_.on_message(link.peer);
-  MessageSegment& segment = segments_[index % run.window];
-  const bool was_complete = segment.complete();
-  segment.arrived(message);
-  if (!was_complete && segment.complete()) finish_segment(index);
+  in_segment(index, [&](MessageSegment& segment) {
+    in_place ? take_in_place(link, segment, message) : segment.arrived(message);
+  });
   return true;
 }
 
@@ -271,8 +311,15 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
     const int message = from->second[header.index];
     const ReceivedMessage& received = run.shared.plan.received[message];
     MessageSegment& segment = segments_[header.segment % run.window];
-    if (segment.expects(message) && header.bytes == segment.bytes(received.first, received.count)) {
-      segment.pieces_of_received(message, link.pieces);
+    const size_t bytes = segment.bytes(received.first, received.count);
+    const bool in_place = header.detail != 0 && link.pipe->reads_memory();
+    link.places.resize(in_place ? static_cast<size_t>(received.count) : 0);
+    const size_t of_places = link.places.size() * sizeof(uint64_t);
+    const bool fits = in_place ? header.detail == static_cast<int64_t>(bytes) && header.bytes == of_places
+                               : header.detail == 0 && header.bytes == bytes;
+    if (segment.expects(message) && fits) {
+      in_place ? link.pieces.assign(1, {link.places.data(), of_places})
+               : segment.pieces_of_received(message, link.pieces);
       link.receiving = message;
       return true;
     }

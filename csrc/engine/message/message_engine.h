@@ -88,13 +88,26 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
+  void attach_to_links(MessageCall& shared);
   void work_through();
   void abandon();
   bool turn(bool only_round);
   bool reach(Link& link);
   bool begin_segments();
   bool write(Link& link);
-  void fill_header(Link& link, size_t segment, int message);
+  bool fill_header(Link& link);
+  void sent(Link& link, size_t segment, int message);
+  template <typename Act>
+  void in_segment(size_t index, Act act);
+  // Messages that the peer reads in the sender's memory: message_in_place.cc.
+  bool give(Link& link, const MessageSegment& segment, const SentMessage& sent, bool& ready);
+  enum class Staged : unsigned char { yes, later, no_room };
+  Staged stage(Link& link, const MessageSegment& segment, const SentMessage& sent);
+  void take_in_place(Link& link, MessageSegment& segment, int message);
+  bool tell_taken(size_t index, int message);
+  void on_taken(Link& link, const FrameHeader& header);
+  void fetch();
+  void withdraw();
   bool read(Link& link);
   bool take(Link& link, const FrameHeader& header, bool& waits);
   bool expect(Link& link, const FrameHeader& header);
@@ -133,6 +146,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   std::recursive_mutex pipes_;                // held by the thread that moves bytes
   std::vector<std::unique_ptr<Link>> links_;  // by peer, null without a pipe; guarded by pipes_
   Scratch scratch_;
+  Scratch staging_;                       // of messages that a peer on this host is to read
   std::vector<MessageSegment> segments_;  // a ring of the segments under way
   uint64_t calls_ = 0;
   uint64_t history_ = 0;

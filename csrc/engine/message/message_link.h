@@ -25,8 +25,15 @@ struct MessageEngine::Word {
 struct MessageEngine::Link {
   struct Queued {
     size_t segment;
-    int message;                         // of plan.sent
+    int message;                         // of plan.sent; of plan.received, if `taken`
     std::shared_ptr<const Word> word{};  // instead
+    bool taken = false;                  // tells that the message has been read in the peer's memory
+  };
+  /// A message that the peer reads in this rank's memory.
+  struct Given {
+    size_t segment;
+    int message;       // of plan.sent
+    std::byte* block;  // that holds it; null: it lies in its place
   };
 
   explicit Link(int peer) : peer(peer) {}
@@ -43,15 +50,14 @@ struct MessageEngine::Link {
     }
   }
 
-  /// Whether a message of the call is still to be sent.
+  /// Whether a message of the call is still to be sent, or to be read by the peer.
   bool owes() const {
-    return std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
+    return !given.empty() || std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
   }
 
   /// Puts a report before all frames that are not partly written.
-  void say(const std::shared_ptr<const Word>& word) {
-    queue.insert(queue.begin() + (writer->midway() ? 1 : 0), {0, -1, word});
-  }
+  void say(const std::shared_ptr<const Word>& word) { put_first({0, -1, word}); }
+  void put_first(Queued next) { queue.insert(queue.begin() + (writer->midway() ? 1 : 0), std::move(next)); }
 
   /// Writes the first frame of the queue, whose header and payload are set. Returns whether it is complete.
   bool send() {
@@ -68,6 +74,8 @@ struct MessageEngine::Link {
   void drop() {
     mute = mute || (writer && writer->midway());
     queue.clear();
+    given.clear();
+    block = nullptr;
     receiving = -1;
   }
 
@@ -76,12 +84,17 @@ struct MessageEngine::Link {
   std::optional<FrameWriter> writer{};
   std::optional<FrameReader> reader{};
   std::deque<Queued> queue{};
-  FrameHeader header{};          // of the message being sent
-  std::vector<iovec> sending{};  // its payload
-  int receiving = -1;            // which of plan.received is being taken
-  std::vector<iovec> pieces{};   // the memory that it is read into
-  std::string text{};            // of an error being taken
-  bool mute = false;             // a frame was written in part and then dropped: no frame can follow it
+  FrameHeader header{};                    // of the message being sent
+  std::vector<iovec> sending{};            // its payload
+  std::vector<uint64_t> sent_places{};     // the payload, if the peer is to read its chunks here
+  std::byte* block = nullptr;              // of registered memory, that holds it
+  std::vector<Given> given{};              // and is not read yet, in the order of sending
+  int receiving = -1;                      // which of plan.received is being taken
+  std::vector<iovec> pieces{};             // the memory that it is read into
+  std::vector<uint64_t> places{};          // or the addresses of its chunks
+  std::vector<const std::byte*> chunks{};  // and where these lie here
+  std::string text{};                      // of an error being taken
+  bool mute = false;                       // a frame was written in part and then dropped: no frame can follow it
 
  private:
   bool attach(Pipe* found) {
@@ -111,5 +124,14 @@ struct MessageEngine::Run {
   std::optional<OutsideRuntime> outside{};
   std::vector<Mesh::Watch> watches{};
 };
+
+/// Does something that may complete a segment.
+template <typename Act>
+void MessageEngine::in_segment(size_t index, Act act) {
+  MessageSegment& segment = segments_[index % run_->window];
+  const bool was_complete = segment.complete();
+  act(segment);
+  if (!was_complete && segment.complete()) finish_segment(index);
+}
 
 }  // namespace ringlet

@@ -55,7 +55,9 @@ class MessagePlanner {
       plan_.peers.push_back(step.peer);
       plan_.most_chunks = std::max(plan_.most_chunks, step.count);
       if (step.verb == Verb::send) {
-        plan_.sent.push_back({step.peer, sent_to_[step.peer]++, step.first, step.count});
+        const bool last = r + 1 == static_cast<int>(schedule_.rounds.size());
+        plan_.sent.push_back(
+            {step.peer, sent_to_[step.peer]++, step.first, step.count, reduced_by_peer(step, r), last});
       } else {
         receive(round, r, step);
       }
@@ -64,6 +66,7 @@ class MessagePlanner {
     round.received = static_cast<int>(plan_.received.size()) - round.first_received;
     for (ChunkUpdate& one : round.updates) {
       order(one, r);
+      mark_overwritten(round, one.chunk);
       plan_.works |= !plan_.output.contains(one.chunk);
     }
     // Copies read the values from before the round.
@@ -77,9 +80,25 @@ class MessagePlanner {
     auto& from = plan_.from[step.peer];
     const bool reduces = step.verb == Verb::reduce;
     plan_.received.push_back({step.peer, static_cast<uint32_t>(from.size()), step.first, step.count, r, reduces,
-                              reduces ? r + 1 : direct_from(step, r)});
+                              plan_.all_received, reduces ? r + 1 : direct_from(step, r)});
+    plan_.all_received += step.count;
     from.push_back(message);
     for (int i = 0; i < step.count; ++i) update(round, step.first + i).parts.push_back({message, i});
+  }
+
+  bool reduced_by_peer(const Step& step, int r) const {
+    const Match& match = inputs_.matches[rank_][r][&step - schedule_.rounds[r].steps.data()];
+    const std::vector<Step>& theirs = inputs_.schedules[step.peer].rounds[match.peer_round].steps;
+    return std::any_of(theirs.begin(), theirs.end(), [&](const Step& each) {
+      return each.verb == Verb::reduce && each.peer == rank_ && each.first == match.peer_first;
+    });
+  }
+
+  void mark_overwritten(const MessageRound& round, int chunk) {
+    for (int m = round.first_sent; m < round.first_sent + round.sent; ++m) {
+      SentMessage& sent = plan_.sent[m];
+      sent.overwritten = sent.overwritten || Chunks{sent.first, sent.count}.contains(chunk);
+    }
   }
 
   int direct_from(const Step& step, int r) const {

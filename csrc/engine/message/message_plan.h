@@ -16,6 +16,9 @@ struct SentMessage {
   int peer;
   uint32_t index;  // among all messages to that peer
   int first, count;
+  bool reduced;              // by the peer, with other messages or its own chunks
+  bool last;                 // sent in the last round
+  bool overwritten = false;  // by its own round, so that a peer cannot read the chunks in their places
 };
 
 struct ReceivedMessage {
@@ -24,6 +27,7 @@ struct ReceivedMessage {
   int first, count;
   int round;
   bool reduces;
+  int place;        // of its first chunk among the chunks of all received messages
   int direct_from;  // from this round on no earlier step uses the chunks, so the payload may be read directly into them
 };
 
@@ -49,8 +53,9 @@ struct MessageRound {
 
 struct MessagePlan {
   int parts = 1;
-  int most_chunks = 0;  // of one message
-  int most_parts = 1;   // of one update
+  int most_chunks = 0;   // of one message
+  int most_parts = 1;    // of one update
+  int all_received = 0;  // chunks of all received messages
   int most_held =
       0;  // chunks of scratch and work that a segment may take, on the rank that takes most: the same on all ranks
   bool works = false;  // some written chunks are not part of the output

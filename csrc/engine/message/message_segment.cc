@@ -1,5 +1,7 @@
 #include "engine/message/message_segment.h"
 
+#include <algorithm>
+
 namespace ringlet {
 
 void MessageSegment::begin(const MessageCall& call, size_t index) {
@@ -13,7 +15,10 @@ void MessageSegment::begin(const MessageCall& call, size_t index) {
   homes_.assign(plan.parts, Home::none);
   readers_.assign(plan.parts, 0);
   scratch_.assign(plan.received.size(), nullptr);
+  places_.assign(plan.all_received, nullptr);
   arrived_.assign(plan.received.size(), 0);
+  in_place_.assign(plan.received.size(), 0);
+  copied_.assign(plan.sent.size(), 0);
   sources_.resize(plan.most_parts);
   for (int c = plan.input.first; c < plan.input.end(); ++c) homes_[c] = Home::input;
   const bool scaled = call.kernel != nullptr && call.call.op == ReduceOp::premul_sum;
@@ -59,21 +64,38 @@ void MessageSegment::pieces_of_sent(int message, std::vector<iovec>& pieces) con
 void MessageSegment::pieces_of_received(int message, std::vector<iovec>& pieces) {
   const ReceivedMessage& received = call_->plan.received[message];
   pieces.clear();
-  bool direct = !received.reduces && round_ >= received.direct_from;
-  for (int c = received.first; c < received.first + received.count; ++c) direct = direct && readers_[c] == 0;
-  if (direct) {
+  if (may_go_direct(received)) {
     for (int c = received.first; c < received.first + received.count; ++c) {
       add(pieces, at(c, target(c)), elements(c) * call_->layout.element_bytes());
     }
   } else {
     scratch_[message] = call_->scratch.take();
     add(pieces, scratch_[message], bytes(received.first, received.count));
+    const std::byte* place = scratch_[message];
+    for (int i = 0; i < received.count; place += bytes(received.first + i++, 1)) places_[received.place + i] = place;
   }
 }
 
-void MessageSegment::sent(int message) {
+bool MessageSegment::may_go_direct(const ReceivedMessage& received) const {
+  if (received.reduces || round_ < received.direct_from) return false;
+  const auto readers = readers_.begin() + received.first;
+  return std::all_of(readers, readers + received.count, [](int n) { return n == 0; });
+}
+
+void MessageSegment::copied(int message) {
   const SentMessage& sent = call_->plan.sent[message];
   for (int c = sent.first; c < sent.first + sent.count; ++c) --readers_[c];
+  copied_[message] = 1;
+  advance();
+}
+
+void MessageSegment::sent(int message) {
+  --sending_;
+  if (!copied_[message]) return copied(message);
+  advance();
+}
+
+void MessageSegment::told() {
   --sending_;
   advance();
 }
@@ -83,6 +105,46 @@ void MessageSegment::arrived(int message) {
   advance();
 }
 
+void MessageSegment::arrived_in_place(int message, const std::byte* const* places) {
+  const ReceivedMessage& received = call_->plan.received[message];
+  in_place_[message] = arrived_[message] = 1;
+  std::copy_n(places, received.count, places_.begin() + received.place);
+  if (may_go_direct(received)) {
+    for (int c = received.first, i = received.place; c < received.first + received.count; ++c, ++i) {
+      copy_bytes(at(c, target(c)), places_[i], bytes(c, 1));
+      places_[i] = nullptr;
+    }
+    settle(message);
+  }
+  advance();
+}
+
+void MessageSegment::fetch() {
+  for (size_t m = 0; m < in_place_.size(); ++m) {
+    if (!in_place_[m]) continue;
+    const ReceivedMessage& received = call_->plan.received[m];
+    scratch_[m] = call_->scratch.take();
+    std::byte* to = scratch_[m];
+    for (int i = 0; i < received.count; ++i) {
+      const size_t length = bytes(received.first + i, 1);
+      copy_bytes(to, places_[received.place + i], length);
+      places_[received.place + i] = to;
+      to += length;
+    }
+    settle(static_cast<int>(m));
+  }
+}
+
+/// All of the message has been read in its sender's memory.
+void MessageSegment::settle(int message) {
+  in_place_[message] = 0;
+  if (call_->read_in_place(index_, message)) {
+    ++sending_;
+  } else {
+    arrived_[message] = 0;
+  }
+}
+
 void MessageSegment::advance() {
   while (round_ < rounds_ && ready(call_->plan.rounds[round_])) {
     for (const ChunkUpdate& update : call_->plan.rounds[round_].updates) combine(update);
@@ -90,7 +152,9 @@ void MessageSegment::advance() {
     for (int m = round.first_received; m < round.first_received + round.received; ++m) {
       if (scratch_[m] != nullptr) call_->scratch.give(scratch_[m]);
       scratch_[m] = nullptr;
+      if (in_place_[m]) settle(m);
     }
+    if (!ready(round)) return;  // what was read may have changed meanwhile: nobody gets the result
     if (++round_ < rounds_) start_round();
   }
   if (complete()) deliver_input();
@@ -124,8 +188,8 @@ void MessageSegment::combine(const ChunkUpdate& update) {
   for (const ChunkUpdate::Part& part : update.parts) {
     if (part.message == ChunkUpdate::kOwn) {
       sources_[n++] = at(part.chunk, homes_[part.chunk]);
-    } else if (scratch_[part.message] != nullptr) {
-      sources_[n++] = scratch_[part.message] + bytes(call_->plan.received[part.message].first, part.chunk);
+    } else if (const std::byte* place = places_[call_->plan.received[part.message].place + part.chunk]) {
+      sources_[n++] = place;
     }
   }
   homes_[update.chunk] = home;

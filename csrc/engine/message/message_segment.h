@@ -29,6 +29,9 @@ struct MessageCall {
   int world;
   size_t width;                               ///< elements of every chunk in a segment
   std::function<void(size_t, int)> outbox{};  ///< takes (segment, which of plan.sent)
+  /// Tells the sender of (segment, which of plan.received) that its memory has been read. Returns false if that memory
+  /// may have changed meanwhile: then that message will never come.
+  std::function<bool(size_t, int)> read_in_place{};
 };
 
 class MessageSegment {
@@ -38,6 +41,7 @@ class MessageSegment {
   bool complete() const { return round_ == rounds_ && sending_ == 0; }
   int round() const { return round_; }
 
+  const std::byte* chunk(int chunk) const { return at(chunk, homes_[chunk]); }
   /// The pieces of a message; neighbours in memory are joined.
   void pieces_of_sent(int message, std::vector<iovec>& pieces) const;
   void pieces_of_received(int message, std::vector<iovec>& pieces);
@@ -46,6 +50,14 @@ class MessageSegment {
   bool expects(int message) const { return !arrived_[message]; }
   void sent(int message);
   void arrived(int message);
+  /// A message arrived whose chunks lie at `places`, in the sender's memory. They are read when they are combined.
+  void arrived_in_place(int message, const std::byte* const* places);
+  /// Reads all that is still in senders' memory: so a sender waits for no round of this rank.
+  void fetch();
+  /// The chunks of a message are copied, and it is still to be sent.
+  void copied(int message);
+  /// The word of read_in_place is on its way.
+  void told();
 
   /// A peer that this segment waits for; negative: none.
   int awaited() const;
@@ -61,6 +73,8 @@ class MessageSegment {
   std::byte* at(int chunk, Home home) const;
   Home target(int chunk) const { return call_->plan.output.contains(chunk) ? Home::output : Home::work; }
   size_t elements(int chunk) const { return call_->layout.elements(chunk, begin_, call_->width); }
+  bool may_go_direct(const ReceivedMessage& received) const;
+  void settle(int message);
   void add(std::vector<iovec>& pieces, std::byte* data, size_t bytes) const;
   void advance();
   bool ready(const MessageRound& round) const;
@@ -72,12 +86,15 @@ class MessageSegment {
   const MessageCall* call_ = nullptr;
   size_t index_ = 0, begin_ = 0;
   int round_ = 0, rounds_ = 0;
-  int sending_ = 0;                  // messages that are not sent yet
-  std::vector<Home> homes_;          // by chunk: the memory that holds its value
-  std::vector<int> readers_;         // by chunk: messages not sent yet that read it
-  std::vector<std::byte*> scratch_;  // by received message: its block, if it did not go directly to its place
-  std::vector<uint8_t> arrived_;     // by received message
-  std::vector<std::byte> work_;      // of chunks that have no place in the output
+  int sending_ = 0;                       // messages that are not sent yet
+  std::vector<Home> homes_;               // by chunk: the memory that holds its value
+  std::vector<int> readers_;              // by chunk: messages not sent yet that read it
+  std::vector<std::byte*> scratch_;       // by received message: its block, if it did not go directly to its place
+  std::vector<const std::byte*> places_;  // by received chunk: where it waits to be combined
+  std::vector<uint8_t> arrived_;          // by received message
+  std::vector<uint8_t> in_place_;         // by received message: it lies in its sender's memory
+  std::vector<uint8_t> copied_;           // by sent message
+  std::vector<std::byte> work_;           // of chunks that have no place in the output
   std::vector<const std::byte*> sources_;
 };
 

@@ -34,6 +34,7 @@ void MessageEngine::wait(int& idle) {
   } else if (idle == looks) {
     if (!run_->outside) run_->outside.emplace();
     check_for_interrupt();
+    fetch();
     failures_.on_idle(Deadline::Clock::now());  // before the last look: a header that it reads wakes no sleeper
     mesh_->about_to_sleep(ConnectionKind::collectives);  // the caller then looks once more
   } else {
@@ -122,6 +123,10 @@ bool MessageEngine::on_report(Link& link, const FrameHeader& header) {
   const iovec piece{link.text.data(), link.text.size()};
   const FrameHeader report = header;
   if (!link.reader->payload({&piece, 1})) return false;
+  if (report.kind == FrameKind::taken) {
+    on_taken(link, report);
+    return true;
+  }
   if (report.kind == FrameKind::waiting && run_ != nullptr && report.call <= calls_) compare(link, report);
   failures_.on_report(link.peer, report, link.text);
   return true;

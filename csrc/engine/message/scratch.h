@@ -1,22 +1,30 @@
-// A pool of memory blocks for messages that have arrived and are not combined yet. take() returns the block that was
-// returned last, because that block is still in the cache.
+// A pool of memory blocks: for messages that have arrived and are not combined yet, or, in registered memory, for
+// messages that a peer is to read. take() returns the block that was returned last, because that block is still in the
+// cache.
 //
-// Ownership: owns all blocks. Thread safety: one thread at a time.
+// Ownership: owns all blocks, and keeps the heap. Thread safety: one thread at a time.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
+
+#include "memory/heap.h"
 
 namespace ringlet {
 
 class Scratch {
  public:
+  /// The blocks lie in that heap; null: in memory of this process alone.
+  explicit Scratch(std::shared_ptr<Heap> heap = nullptr) : heap_(std::move(heap)) {}
+
   /// A block of the size that resize() has set.
   std::byte* take() {
     if (free_.empty()) {
-      blocks_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes_));
+      blocks_.push_back(make());
       return blocks_.back().get();
     }
     std::byte* block = free_.back();
@@ -34,8 +42,16 @@ class Scratch {
   }
 
  private:
+  using Block = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
+
+  Block make() const {
+    if (heap_ == nullptr) return {new std::byte[bytes_], std::default_delete<std::byte[]>()};
+    return {heap_->allocate(bytes_), [heap = heap_.get()](std::byte* block) { heap->free(block); }};
+  }
+
+  std::shared_ptr<Heap> heap_;
   size_t bytes_ = 0;
-  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+  std::vector<Block> blocks_;
   std::vector<std::byte*> free_;  // take() gives the last block
 };
 

@@ -1,0 +1,212 @@
+// Messages that ranks of one host read in each other's memory: the contract, what a message waits for, and ranks that
+// give up while a peer reads.
+#include <latch>
+
+#include "contract.h"
+#include "engine/message/message_segment.h"
+
+using namespace ringlet;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Call sum_of(contract::Numbers& tensor, size_t count, const char* algorithm) {
+  Call call;
+  call.collective = Collective::all_reduce;
+  call.algorithm = find_algorithm(Collective::all_reduce, algorithm);
+  call.dtype = DType::int32;
+  call.count = count;
+  call.input = reinterpret_cast<const std::byte*>(tensor.data());
+  call.output = reinterpret_cast<std::byte*>(tensor.data());
+  return call;
+}
+
+/// One segment of an all-reduce of rank 0 of 3, which combines both peers' tensors, here 1 and 2 everywhere, with its
+/// own 4.
+struct OneSegment {
+  static constexpr int kCount = 600;
+
+  OneSegment() {
+    call.collective = Collective::all_reduce;
+    call.dtype = DType::int32;
+    call.count = kCount;
+    call.output = reinterpret_cast<std::byte*>(own.data());
+    call.input = call.output;
+    shared.outbox = [](size_t, int) {};
+    shared.read_in_place = [&](size_t, int message) {
+      if (!valid) return false;
+      told.push_back(message);
+      return true;
+    };
+    segment.begin(shared, 0);
+    for (size_t m = 0; m < plan.sent.size(); ++m) segment.sent(static_cast<int>(m));
+  }
+
+  void arrive(int message) {
+    const ReceivedMessage& received = plan.received[message];
+    std::vector<const std::byte*> places;
+    for (int c = received.first; c < received.first + received.count; ++c) {
+      places.push_back(reinterpret_cast<const std::byte*>(peers[received.peer].data()) + layout.offset(c, 0));
+    }
+    segment.arrived_in_place(message, places.data());
+  }
+
+  std::vector<int> own = std::vector<int>(kCount, 4);
+  std::vector<std::vector<int>> peers{{}, std::vector<int>(kCount, 1), std::vector<int>(kCount, 2)};
+  Call call{};
+  MessagePlan plan = make_message_plan(*find_algorithm(Collective::all_reduce, "one_shot"), {0, 3, 0, nullptr});
+  CallLayout layout{call_of_count(), {0, 3, 0}, plan.parts};
+  Scratch scratch = [] {
+    Scratch made;
+    made.resize(kCount * sizeof(int));
+    return made;
+  }();
+  bool valid = true;
+  std::vector<int> told{};
+  MessageCall shared{call, plan, layout, scratch, reduce_kernel(DType::int32, ReduceOp::sum), 3, kCount, {}, {}};
+  MessageSegment segment{};
+
+ private:
+  Call call_of_count() {
+    Call made;
+    made.collective = Collective::all_reduce;
+    made.dtype = DType::int32;
+    made.count = kCount;
+    made.input = made.output = reinterpret_cast<std::byte*>(own.data());
+    return made;
+  }
+};
+
+/// Nothing is copied and nobody is told before all of a round's messages are there and combined.
+void messages_are_read_when_they_are_combined() {
+  OneSegment one;
+  one.arrive(0);
+  CHECK(one.told.empty());
+  one.peers[one.plan.received[0].peer].assign(OneSegment::kCount, 10);  // it is read later than this
+  one.arrive(1);
+  CHECK_EQ(one.told.size(), size_t{2});
+  CHECK(one.own == std::vector<int>(OneSegment::kCount, 10 + one.plan.received[1].peer + 4));
+  CHECK(!one.segment.complete());  // before its words are on their way
+  one.segment.told();
+  one.segment.told();
+  CHECK(one.segment.complete());
+}
+
+/// A rank that is about to sleep copies what it was given: the sender need not wait for the rest of the round.
+void fetched_messages_wait_here() {
+  OneSegment one;
+  one.arrive(0);
+  one.segment.fetch();
+  CHECK_EQ(one.told.size(), size_t{1});
+  one.peers[one.plan.received[0].peer].assign(OneSegment::kCount, -1000);
+  one.arrive(1);
+  CHECK_EQ(one.told.size(), size_t{2});
+  CHECK(one.own == std::vector<int>(OneSegment::kCount, 1 + 2 + 4));
+}
+
+/// What a sender that gave up had given may have changed: the segment never completes, and waits for that sender.
+void what_may_have_changed_is_no_result() {
+  for (const bool while_asleep : {false, true}) {
+    OneSegment one;
+    one.arrive(0);
+    one.valid = false;
+    if (while_asleep) one.segment.fetch();
+    one.arrive(1);
+    CHECK(one.told.empty() && !one.segment.complete());
+    CHECK(one.segment.awaits(one.plan.received[0].peer));
+    one.segment.fetch();
+    CHECK(!one.segment.complete());
+  }
+}
+
+constexpr size_t kCount = 300'000;  // several segments, whose messages are read in place
+
+/// The rank that is elsewhere is named by all: by its host's ranks, which wait for its words, too.
+void a_rank_that_does_not_come() {
+  for (const bool registered : {false, true}) {
+    std::latch others(4);
+    const auto errors = run_ranks(
+        5, Between::mixed,
+        [&](Communicator& group) {
+          contract::Numbers tensor(kCount, 1, registered);
+          group.run({.collective = Collective::barrier, .timeout = std::chrono::seconds(60)});
+          if (group.rank() == 2) return others.wait();  // stuck, until all others have found that out
+          try {
+            group.run(sum_of(tensor, kCount, "hierarchical"));
+          } catch (...) {
+            others.count_down();
+            throw;
+          }
+          others.count_down();
+        },
+        std::chrono::seconds(2));
+    for (int rank = 0; rank < 5; ++rank) {
+      if (rank != 2) CHECK(has(errors[rank], "Timeout: ") && has(errors[rank], "for rank 2"));
+    }
+  }
+}
+
+void calls_that_do_not_match() {
+  for (int i = 0; i < 20; ++i) {
+    const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
+      const size_t count = group.rank() == 2 ? kCount / 2 : kCount;
+      contract::Numbers tensor(count, 1, i % 2 == 0);
+      group.run(sum_of(tensor, count, "hierarchical"));
+    });
+    for (const std::string& error : errors) {
+      CHECK(has(error, "InvalidUsage: ") && has(error, "150000 elements") && has(error, "300000 elements"));
+    }
+  }
+}
+
+void a_rank_that_leaves() {
+  const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
+    contract::Numbers tensor(kCount, 1, true);
+    group.run(sum_of(tensor, kCount, "hierarchical"));
+    CHECK(tensor.values() == std::vector<int>(kCount, 4));
+    if (group.rank() != 1) group.run(sum_of(tensor, kCount, "hierarchical"));
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank != 1) CHECK(has(errors[rank], "PeerLost: ") && has(errors[rank], "rank 1 left the group"));
+  }
+  CHECK_EQ(errors[1], "");
+}
+
+/// Ordinary tensors then go through the ring.
+void a_full_heap() {
+  const std::shared_ptr<Heap> heap = Heap::process();
+  std::vector<std::byte*> taken;
+  for (size_t bytes = heap->bytes(); bytes >= (size_t{32} << 10);) {
+    try {
+      taken.push_back(heap->allocate(bytes));
+    } catch (const SystemError&) {
+      bytes /= 2;
+    }
+  }
+  const auto errors = run_ranks(4, Between::mixed, [](Communicator& group) {
+    contract::Numbers tensor(kCount, 1, false);
+    group.run(sum_of(tensor, kCount, "hierarchical"));
+    CHECK(tensor.values() == std::vector<int>(kCount, 4));
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, "");
+  for (std::byte* const each : taken) heap->free(each);
+}
+
+}  // namespace
+
+int main() {
+  messages_are_read_when_they_are_combined();
+  fetched_messages_wait_here();
+  what_may_have_changed_is_no_result();
+  for (const bool registered : {false, true}) {
+    for (const int world : {2, 4, 7}) contract::every_algorithm(world, Between::mixed, registered);
+  }
+  contract::scaled_sums_agree(5, Between::mixed);
+  contract::asynchronous(Between::mixed);
+  calls_that_do_not_match();
+  a_rank_that_does_not_come();
+  a_rank_that_leaves();
+  a_full_heap();
+  return check_result("message_in_place");
+}
