@@ -173,24 +173,33 @@ void a_rank_that_leaves() {
   CHECK_EQ(errors[1], "");
 }
 
-/// Ordinary tensors then go through the ring.
-void a_full_heap() {
-  const std::shared_ptr<Heap> heap = Heap::process();
+std::vector<std::byte*> fill(Heap& heap) {
   std::vector<std::byte*> taken;
-  for (size_t bytes = heap->bytes(); bytes >= (size_t{32} << 10);) {
+  for (size_t bytes = heap.bytes(); bytes >= (size_t{32} << 10);) {
     try {
-      taken.push_back(heap->allocate(bytes));
+      taken.push_back(heap.allocate(bytes));
     } catch (const SystemError&) {
       bytes /= 2;
     }
   }
-  const auto errors = run_ranks(4, Between::mixed, [](Communicator& group) {
+  return taken;
+}
+
+/// Ordinary tensors then go through the ring.
+void a_full_heap() {
+  const std::shared_ptr<Heap> heap = Heap::process();
+  const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
+    const Call barrier{.collective = Collective::barrier};
+    group.run(barrier);
+    std::vector<std::byte*> taken;
+    if (group.rank() == 0) taken = fill(*heap);
+    group.run(barrier);
     contract::Numbers tensor(kCount, 1, false);
     group.run(sum_of(tensor, kCount, "hierarchical"));
     CHECK(tensor.values() == std::vector<int>(kCount, 4));
+    for (std::byte* const each : taken) heap->free(each);
   });
   for (const std::string& error : errors) CHECK_EQ(error, "");
-  for (std::byte* const each : taken) heap->free(each);
 }
 
 }  // namespace
