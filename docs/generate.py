@@ -87,6 +87,18 @@ LIMITS = [
         "how often a waiting rank asks whether its peers' processes are there",
     ),
     (
+        "kLeastInPlace",
+        "engine/message/message_in_place.cc",
+        "the shortest message that a rank of the same host reads in registered memory",
+    ),
+    ("kLeastInLastRound", "engine/message/message_in_place.cc", "the same in a schedule's last round"),
+    (
+        "kLeastInBlock",
+        "engine/message/message_in_place.cc",
+        "the same of ordinary memory, which is copied into a block",
+    ),
+    ("kMostStaged", "engine/message/message_in_place.cc", "such blocks that a peer has not read yet"),
+    (
         "kGlances",
         "engine/message/message_engine.cc",
         "looks, of a call that is one segment, at the pipes of its round only",

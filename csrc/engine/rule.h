@@ -8,9 +8,8 @@
 //   registered  ... in tensors that are registered  hosts     ... and some share a host
 //   staged      ... through staging buffers                  apart     ... and none do
 //   peers       a GPU's kernel reads other GPUs'    nccl      NCCL carries messages between GPUs
-// With `gpus` a rule says how calls on GPUs go, where a group has both ways: its last word is `peers` or `nccl`.
-// A line that begins with "tuned" is not a rule but a size of the pull engine (engine/tuning.h).
-// Pure values. Thread safety: any.
+// With `gpus` a rule says how calls on GPUs go if a group has both ways: its last word is `peers` or `nccl`. A line
+// that begins with "tuned" is a size of the pull engine (engine/tuning.h). Pure values. Thread safety: any.
 #pragma once
 
 #include <cstddef>

@@ -16,9 +16,10 @@ namespace ringlet {
 
 struct Tuning {
   // With two ranks staging pays for longer messages: only one rank writes a staged line, but in place every line of both
-  // tensors moves between their caches again and again.
+  // tensors moves between their caches again and again. But at 1 MiB
+  // in place is faster (benchmarks/results/2026-11-24-intel-xeon-2-cores-calibrated.md).
   static constexpr size_t kSmallBytes = size_t{32} << 10;
-  static constexpr size_t kSmallBytesOfTwo = size_t{1} << 20;
+  static constexpr size_t kSmallBytesOfTwo = size_t{512} << 10;
   // Two staging buffers of a segment fit in a core's second-level cache. In place nothing is staged, and a segment should
   // be larger than that cache: a core reads a line faster when the line has left the cache of the core that wrote it.
   static constexpr size_t kStagedSegmentBytes = size_t{256} << 10;

@@ -314,7 +314,7 @@ def _whole(value: Any, what: str) -> int:
     except TypeError:
         raise InvalidUsage(f"{what} is {value!r}; pass a whole number") from None
     if abs(number) >= 1 << 31:
-        raise InvalidUsage(f"{what} is {number}, which is too large")
+        raise InvalidUsage(f"{what} is {number}, too large")
     return number
 
 

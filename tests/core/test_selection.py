@@ -116,7 +116,7 @@ def test_a_wrong_line_is_named(line, said):
 def test_a_tuned_size_counts_on_its_processor():
     table = "tuned streaming_bytes 4MiB processor A-1\nall_reduce ring\ntuned small_bytes 1KiB\n"
     built_in = _C.tuned("", "A-1")
-    assert built_in["streaming_bytes"] == 8 << 20 and built_in["small_bytes_of_two"] == 1 << 20
+    assert built_in["streaming_bytes"] == 8 << 20 and built_in["small_bytes_of_two"] == 1 << 19
     assert _C.tuned(table, "A-1") == built_in | {"streaming_bytes": 4 << 20, "small_bytes": 1024}
     assert _C.tuned(table, "A-2") == built_in | {"small_bytes": 1024}
     assert chosen(table) == "ring"

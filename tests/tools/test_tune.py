@@ -262,18 +262,18 @@ def test_a_size_that_is_slower_anywhere_is_not_chosen():
 
 
 def test_the_second_pass_measures_where_two_values_differ_and_decides():
-    chosen = {"small_bytes_of_two": 256 << 10, "streaming_bytes": 16 << 20, "staged_segment_bytes": 512 << 10}
+    chosen = {"small_bytes_of_two": 128 << 10, "streaming_bytes": 16 << 20, "staged_segment_bytes": 512 << 10}
     again = calibrate.differing(chosen, USUAL)
     sizes = {(point.name, point.bytes >> 10) for point in again}
-    assert {size for name, size in sizes if name == "small_bytes_of_two"} == {512, 1024}
+    assert {size for name, size in sizes if name == "small_bytes_of_two"} == {256, 512}
     assert {size for name, size in sizes if name == "streaming_bytes"} == {8 << 10}  # 16 MiB is streamed with both
     assert {size for name, size in sizes if name == "staged_segment_bytes"} == {2 << 10, 4 << 10, 16 << 10}
     gain = {"small_bytes_of_two": 1.5, "streaming_bytes": 0.9, "staged_segment_bytes": 1.02}
     times = {point: [[gain[point.name], 1.0]] * 8 for point in again}
     (found,) = calibrate.confirmed(times, chosen, USUAL)
-    assert (found.name, found.value) == ("small_bytes_of_two", 256 << 10)
+    assert (found.name, found.value) == ("small_bytes_of_two", 128 << 10)
     assert found.gains == {
-        f"{memory}/{size << 10}": 1.5 for memory in ("registered", "ordinary") for size in (512, 1024)
+        f"{memory}/{size << 10}": 1.5 for memory in ("registered", "ordinary") for size in (256, 512)
     }
 
 
