@@ -147,9 +147,10 @@ def over_limit(rows: Iterable[Row]) -> dict[tuple[int, str, int, Config], float]
     }
     found: dict[tuple[int, str, int, Config], list[float]] = defaultdict(list)
     for row in rows:
-        place = (row["world"], row["collective"], row["bytes"])
-        if row["library"] != LIMIT and (*place, row["round"]) in least:
-            found[(*place, config_of(row))].append(row["time_us_p50"] / least[(*place, row["round"])])
+        world, collective, size = row["world"], row["collective"], row["bytes"]
+        shortest = least.get((world, collective, size, row["round"]))
+        if row["library"] != LIMIT and shortest is not None:
+            found[world, collective, size, config_of(row)].append(row["time_us_p50"] / shortest)
     return {key: statistics.median(ratios) for key, ratios in found.items()}
 
 
