@@ -15,7 +15,6 @@ import os
 import random
 import statistics
 import tempfile
-import time
 from datetime import date
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch
 
 import ringlet
 from ringlet.bench import report, results
+from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 from ringlet.cli.tune import calibration
@@ -70,31 +70,9 @@ def measure(rank: int, folder: str, rounds: int, sample_s: float) -> None:
 def of_size(
     tensor: torch.Tensor, groups: list[ringlet.Group], rounds: int, sample_s: float, shuffler: random.Random
 ) -> list[list[float]]:
-    calls = max(1, round(sample_s / agreed([sample(tensor, groups[0], 3)])[0]))
-    found = []
-    for _ in range(rounds + 1):
-        order = list(range(len(groups)))
-        shuffler.shuffle(order)
-        spent = [0.0] * len(groups)
-        for place in order:
-            spent[place] = sample(tensor, groups[place], calls)
-        found.append(agreed(spent))
+    calls = max(1, round(sample_s / agreed([seconds_a_call(tensor, groups[0], 3)])[0]))
+    found = [agreed(in_turns(tensor, groups, calls, shuffler)) for _ in range(rounds + 1)]
     return found[1:]  # the first was a warm-up
-
-
-def sample(tensor: torch.Tensor, group: ringlet.Group, calls: int) -> float:
-    ringlet.all_reduce(tensor, group=group)
-    start = time.perf_counter()
-    for _ in range(calls):
-        ringlet.all_reduce(tensor, group=group)
-    return (time.perf_counter() - start) / calls
-
-
-def agreed(mine: list[float]) -> list[float]:
-    """Of each number the slower rank's."""
-    both = torch.tensor(mine, dtype=torch.float64)
-    ringlet.all_reduce(both, op="max")
-    return both.tolist()
 
 
 def line(memory: str, size: str, found: list[list[float]]) -> str:

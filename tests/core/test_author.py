@@ -122,6 +122,29 @@ def test_a_wrong_one_is_refused_on_all_ranks(pool, name, join):
     ]
 
 
+def renewed(rank: int, world: int) -> str:
+    def right(rank, world):
+        others = [p for p in range(world) if p != rank]
+        yield [*(send(p, 0, world) for p in others), *(reduce(p, 0, world) for p in others)]
+
+    def wrong(rank, world):
+        yield send((rank + 1) % world, 0), recv((rank - 1) % world, 0)
+
+    name = "renewed"
+    ringlet.algorithm("all_reduce", name=name)(right)
+    tensor = torch.ones(100)
+    for _ in range(2):
+        ringlet.all_reduce(tensor, algorithm=name)
+    assert (tensor == world**2).all()
+    ringlet.algorithm("all_reduce", name=name)(wrong)
+    return refused(rank, world, name)
+
+
+def test_a_name_stands_for_the_newest_function(pool):
+    (said,) = set(pool.values(renewed, 3))
+    assert '"renewed" is wrong' in said
+
+
 def with_functions_of_their_own(rank: int, world: int) -> str:
     def even(rank, world):
         yield [send(p, 0, world) for p in range(world) if p != rank], reduce((rank + 1) % world, 0)

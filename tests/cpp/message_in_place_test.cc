@@ -1,7 +1,5 @@
 // Messages that ranks of one host read in each other's memory: the contract, what a message waits for, and ranks that
 // give up while a peer reads.
-#include <latch>
-
 #include "contract.h"
 #include "engine/message/message_segment.h"
 
@@ -125,22 +123,10 @@ constexpr size_t kCount = 300'000;  // several segments, whose messages are read
 /// The rank that is elsewhere is named by all: by its host's ranks, which wait for its words, too.
 void a_rank_that_does_not_come() {
   for (const bool registered : {false, true}) {
-    std::latch others(4);
-    const auto errors = run_ranks(
-        5, Between::mixed,
-        [&](Communicator& group) {
-          contract::Numbers tensor(kCount, 1, registered);
-          group.run({.collective = Collective::barrier, .timeout = std::chrono::seconds(60)});
-          if (group.rank() == 2) return others.wait();  // stuck, until all others have found that out
-          try {
-            group.run(sum_of(tensor, kCount, "hierarchical"));
-          } catch (...) {
-            others.count_down();
-            throw;
-          }
-          others.count_down();
-        },
-        std::chrono::seconds(2));
+    const auto errors = run_ranks_but_one(2, 5, Between::mixed, [&](Communicator& group) {
+      contract::Numbers tensor(kCount, 1, registered);
+      group.run(sum_of(tensor, kCount, "hierarchical"));
+    });
     for (int rank = 0; rank < 5; ++rank) {
       if (rank != 2) CHECK(has(errors[rank], "Timeout: ") && has(errors[rank], "for rank 2"));
     }

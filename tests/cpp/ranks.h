@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -74,4 +75,22 @@ inline std::vector<std::string> run_ranks(int world, Between between,
   }
   for (std::thread& thread : threads) thread.join();
   return errors;
+}
+
+/// The same, with one rank that is stuck elsewhere until all others have found that out.
+inline std::vector<std::string> run_ranks_but_one(int stuck, int world, Between between,
+                                                  const std::function<void(ringlet::Communicator&)>& body) {
+  std::latch others(world - 1);
+  const auto rank_does = [&](ringlet::Communicator& group) {
+    group.run({.collective = ringlet::Collective::barrier, .timeout = std::chrono::seconds(60)});
+    if (group.rank() == stuck) return others.wait();
+    try {
+      body(group);
+    } catch (...) {
+      others.count_down();
+      throw;
+    }
+    others.count_down();
+  };
+  return run_ranks(world, between, rank_does, std::chrono::seconds(2));
 }

@@ -150,18 +150,14 @@ class Bench:
     ) -> Times:
         batches = {}
         for point in wanted:
-            called = [self._time(point, groups[point.name, value], 2) for value in point.values]
+            called = [seconds_a_call(self._tensor(point), groups[point.name, value], 2) for value in point.values]
             batches[point] = max(1, round(_SAMPLE_S / agreed([min(called)])[0]))
         times: Times = {point: [] for point in wanted}
         rounds, spent = _MOST_ROUNDS, time.monotonic()
         for turn in range(_MOST_ROUNDS):
             for point in wanted:
-                order = list(range(len(point.values)))
-                self._shuffler.shuffle(order)
-                found = [0.0] * len(order)
-                for place in order:
-                    found[place] = self._time(point, groups[point.name, point.values[place]], batches[point])
-                times[point].append(found)
+                mine = [groups[point.name, value] for value in point.values]
+                times[point].append(in_turns(self._tensor(point), mine, batches[point], self._shuffler))
             if turn == 1:  # the first has been a warm-up too
                 each = agreed([(time.monotonic() - spent) / 2])[0]
                 rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(budget_s / each)))
@@ -178,14 +174,24 @@ class Bench:
         assert group is not None
         return group
 
-    def _time(self, point: Point, group: ringlet.Group, calls: int) -> float:
-        """Seconds of a call."""
-        tensor = self._tensors[point.memory][: point.bytes // 4]
+    def _tensor(self, point: Point) -> torch.Tensor:
+        return self._tensors[point.memory][: point.bytes // 4]
+
+
+def seconds_a_call(tensor: torch.Tensor, group: ringlet.Group, calls: int) -> float:
+    ringlet.all_reduce(tensor, group=group)
+    start = time.perf_counter()
+    for _ in range(calls):
         ringlet.all_reduce(tensor, group=group)
-        start = time.perf_counter()
-        for _ in range(calls):
-            ringlet.all_reduce(tensor, group=group)
-        return (time.perf_counter() - start) / calls
+    return (time.perf_counter() - start) / calls
+
+
+def in_turns(tensor: torch.Tensor, groups: Sequence[ringlet.Group], calls: int, shuffler: random.Random) -> list[float]:
+    """Each group's seconds a call, measured in an order drawn anew, the same on both ranks."""
+    found = [0.0] * len(groups)
+    for place in shuffler.sample(range(len(groups)), len(groups)):
+        found[place] = seconds_a_call(tensor, groups[place], calls)
+    return found
 
 
 def agreed(mine: Sequence[float]) -> list[float]:
