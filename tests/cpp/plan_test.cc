@@ -222,9 +222,26 @@ void side_by_side() {
   CHECK(groups("two_shot", false) == (Groups{7, 1, 7, 1, 1, 7, 7, 1}));  // and wait, fetch, publish
 }
 
+bool runs_in_place(Collective collective, const char* algorithm, int world) {
+  return make_faster_plan(*find_algorithm(collective, algorithm), {0, world, 0}).in_place;
+}
+
+/// What copies every result in place as it would copy every input staged is staged.
+void in_place_if_that_saves_copies() {
+  for (int world = 2; world <= 9; ++world) {
+    CHECK(runs_in_place(Collective::all_reduce, "two_shot", world));
+    CHECK(runs_in_place(Collective::all_reduce, "ring", world));
+    CHECK(runs_in_place(Collective::all_reduce, "butterfly", world) == (world > 2));
+    CHECK(!runs_in_place(Collective::all_reduce, "one_shot", world));
+    CHECK(runs_in_place(Collective::all_gather, "ring", world));
+    CHECK(runs_in_place(Collective::reduce, "star", world));
+  }
+}
+
 }  // namespace
 
 int main() {
+  in_place_if_that_saves_copies();
   side_by_side();
   not_side_by_side();
   for (int world = 1; world <= 13; ++world) every_algorithm(Topology(std::vector<int>(world, 0)), "one host");

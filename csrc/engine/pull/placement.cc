@@ -107,6 +107,15 @@ class Placer {
 
 }  // namespace
 
+int copy_accesses(const Placement& placement) {
+  int accesses = 0;
+  for (const PlacedRound& round : placement.rounds) {
+    accesses += 2 * static_cast<int>(round.published.size());
+    for (const PlacedWrite& write : round.writes) accesses += 2 * write.later + write.tee;
+  }
+  return accesses;
+}
+
 Placement place_chunks(const Schedule& schedule, const Chunks& input, const Chunks& output, bool in_place) {
   Placer placer(schedule, input, output, in_place);
   Placement placement;

@@ -45,6 +45,9 @@ struct Placement {
   std::vector<ChunkState> after;
 };
 
+/// How often the rank reads or writes a chunk only to copy it to or from a staging buffer.
+int copy_accesses(const Placement& placement);
+
 /// Of the rank whose schedule, input and output these are.
 Placement place_chunks(const Schedule& schedule, const Chunks& input, const Chunks& output, bool in_place);
 

@@ -38,13 +38,30 @@ int staging_buffers(const Placement& placement) {
   return used;
 }
 
+std::vector<Placement> place_all(const PlanInputs& inputs, bool in_place) {
+  std::vector<Placement> placements;
+  for (int q = 0; q < inputs.world(); ++q) {
+    placements.push_back(place_chunks(inputs.schedules[q], inputs.inputs[q], inputs.outputs[q], in_place));
+  }
+  return placements;
+}
+
+int copy_accesses(const PlanInputs& inputs, bool in_place) {
+  int accesses = 0;
+  for (const Placement& placement : place_all(inputs, in_place)) accesses += copy_accesses(placement);
+  return accesses;
+}
+
 class Planner {
  public:
   Planner(const PlanInputs& inputs, int rank, bool in_place)
-      : inputs_(inputs), rank_(rank), rounds_(inputs.schedules[rank].rounds), matches_(inputs.matches[rank]) {
-    for (int q = 0; q < inputs.world(); ++q) {
-      placements_.push_back(place_chunks(inputs.schedules[q], inputs.inputs[q], inputs.outputs[q], in_place));
-      plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placements_[q]));
+      : inputs_(inputs),
+        rank_(rank),
+        rounds_(inputs.schedules[rank].rounds),
+        matches_(inputs.matches[rank]),
+        placements_(place_all(inputs, in_place)) {
+    for (const Placement& placement : placements_) {
+      plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placement));
     }
     plan_.parts = inputs.schedules[rank].parts;
     plan_.rounds = static_cast<int>(rounds_.size());
@@ -250,6 +267,12 @@ class Planner {
 
 Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place) {
   const PlanInputs inputs(algorithm, info);
+  return Planner(inputs, info.rank, in_place).make();
+}
+
+Plan make_faster_plan(const Algorithm& algorithm, const RankInfo& info) {
+  const PlanInputs inputs(algorithm, info);
+  const bool in_place = copy_accesses(inputs, true) < copy_accesses(inputs, false);
   return Planner(inputs, info.rank, in_place).make();
 }
 

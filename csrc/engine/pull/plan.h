@@ -59,4 +59,9 @@ struct Plan {
 /// The plan of info.rank. `in_place`: every rank's tensors are registered.
 Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place);
 
+/// The plan of info.rank if every rank's tensors are registered: in place, unless it copies as much as the staged plan,
+/// over all ranks. Then the staged plan is faster: in place each line of a tensor moves to the cache of the peer that
+/// reads it, and back to this rank, which writes it.
+Plan make_faster_plan(const Algorithm& algorithm, const RankInfo& info);
+
 }  // namespace ringlet

@@ -126,7 +126,7 @@ void PullExecutor::choose(bool in_place) {
   segment_->width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan_->parts)));
   segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment_->width));
   segment_->whole = layout.divided() && segments_ == 1;
-  waiter_.calls().chosen(algorithm, in_place, segments_);
+  waiter_.calls().chosen(algorithm, plan_->in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(algorithm, limit);
   take_stages();
@@ -206,7 +206,8 @@ const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in
   if (root == 0 && quick < quick_.size() && quick_[quick] != nullptr) return *quick_[quick];
   std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
   if (!plan) {
-    plan = std::make_unique<Plan>(make_plan(algorithm, {rank_, world_, root}, in_place));
+    const RankInfo info{rank_, world_, root};
+    plan = std::make_unique<Plan>(in_place ? make_faster_plan(algorithm, info) : make_plan(algorithm, info, false));
     pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
   }
   if (root != 0) return *plan;
