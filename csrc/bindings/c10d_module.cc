@@ -79,6 +79,8 @@ void bind_c10d(py::module_& m) {
       py::call_guard<py::gil_scoped_release>());
   m.def("close_backends", &close_backends, py::call_guard<py::gil_scoped_release>());
   m.def("use_registered_allocator", &use_registered_allocator, py::arg("enabled"));
+  m.def("begin_registered_tensors", &begin_registered_tensors);
+  m.def("end_registered_tensors", &end_registered_tensors);
   m.def("registered_allocator_cache_bytes", &registered_allocator_cache_bytes);
 }
 

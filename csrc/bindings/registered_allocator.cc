@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
 #include "base/partition.h"
 #include "memory/heap.h"
 
@@ -34,6 +35,10 @@ class RegisteredAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     return cached_;
   }
+  void use(bool enabled);
+  void begin();
+  void end();
+
   void lock_for_fork() { mutex_.lock(); }
   void unlock_after_fork(bool child) {
     if (child) forked_.store(true, std::memory_order_relaxed);
@@ -42,6 +47,7 @@ class RegisteredAllocator final : public c10::Allocator {
 
  private:
   static void release(void* pointer);
+  void* allocate_block(size_t bytes);
   std::byte* take(size_t bytes);
   void give_back(std::byte* pointer);
 
@@ -51,6 +57,9 @@ class RegisteredAllocator final : public c10::Allocator {
   std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size class; guarded by mutex_, like the rest
   std::unordered_map<std::byte*, size_t> used_;               // size class of blocks handed out
   size_t cached_ = 0;
+  int begun_ = 0;
+  c10::Allocator* before_ = nullptr;  // torch's at the first begin()
+  std::atomic<bool> wanted_{false};   // by the user: then a full heap is an error
 };
 
 RegisteredAllocator& instance() {
@@ -64,10 +73,38 @@ RegisteredAllocator& instance() {
 }
 
 c10::DataPtr RegisteredAllocator::allocate(size_t bytes) {
-  void* pointer = bytes < kLeastBytes || forked_.load(std::memory_order_relaxed)
-                      ? c10::GetDefaultCPUAllocator()->raw_allocate(bytes)
-                      : take(bytes);
+  void* pointer = allocate_block(bytes);
   return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
+}
+
+void* RegisteredAllocator::allocate_block(size_t bytes) {
+  if (bytes >= kLeastBytes && !forked_.load(std::memory_order_relaxed)) {
+    try {
+      return take(bytes);
+    } catch (const SystemError&) {
+      if (wanted_.load(std::memory_order_relaxed)) throw;
+    }
+  }
+  return c10::GetDefaultCPUAllocator()->raw_allocate(bytes);
+}
+
+void RegisteredAllocator::use(bool enabled) {
+  const std::lock_guard lock(mutex_);
+  wanted_.store(enabled, std::memory_order_relaxed);
+  before_ = enabled ? this : c10::GetDefaultCPUAllocator();
+  if (begun_ == 0) c10::SetCPUAllocator(before_);
+}
+
+void RegisteredAllocator::begin() {
+  const std::lock_guard lock(mutex_);
+  if (begun_++ > 0) return;
+  before_ = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(this);
+}
+
+void RegisteredAllocator::end() {
+  const std::lock_guard lock(mutex_);
+  if (--begun_ == 0) c10::SetCPUAllocator(before_);
 }
 
 std::byte* RegisteredAllocator::take(size_t bytes) {
@@ -129,9 +166,11 @@ void RegisteredAllocator::give_back(std::byte* pointer) {
 
 c10::Allocator& registered_allocator() { return instance(); }
 
-void use_registered_allocator(bool enabled) {
-  c10::SetCPUAllocator(enabled ? &registered_allocator() : c10::GetDefaultCPUAllocator());
-}
+void use_registered_allocator(bool enabled) { instance().use(enabled); }
+
+void begin_registered_tensors() { instance().begin(); }
+
+void end_registered_tensors() { instance().end(); }
 
 size_t registered_allocator_cache_bytes() { return instance().cached_bytes(); }
 

@@ -16,6 +16,11 @@ c10::Allocator& registered_allocator();
 /// Makes it, or torch's own again, the allocator of all CPU tensors created from now on.
 void use_registered_allocator(bool enabled);
 
+/// Between begin and end, which may nest, it is the allocator of all CPU tensors. If the heap is full, their memory then
+/// comes from torch's allocator, without an error.
+void begin_registered_tensors();
+void end_registered_tensors();
+
 /// Bytes of freed blocks that are kept.
 size_t registered_allocator_cache_bytes();
 

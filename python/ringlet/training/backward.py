@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ringlet import _C
+
 
 def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
@@ -44,6 +46,13 @@ class Backward:
         task = functools.partial(end)
         self._task = weakref.ref(task)
         torch.autograd.Variable._execution_engine.queue_callback(task)
+
+    def make_registered(self) -> None:
+        """Until this backward ends, also by raising, the CPU tensors that the process makes are registered memory, so
+        that peers can read gradients where autograd puts them. Without an effect if the heap is full."""
+        assert self._task is not None
+        _C.begin_registered_tensors()
+        weakref.finalize(self._task(), _C.end_registered_tensors).atexit = False
 
     def close(self) -> None:
         """Call it at the end of the backward, and when the gradients of a stopped one have been dropped."""

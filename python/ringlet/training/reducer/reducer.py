@@ -323,6 +323,8 @@ class GradientReducer(Joinable):
             self._check_module()
         self._backward.begin(self._on_backward_end)
         self._open()
+        if self._reduction.in_place:
+            self._backward.make_registered()
 
     def _open(self) -> None:
         self._reducing = self._sync if self._merge is None else self._merge.closes()

@@ -69,9 +69,7 @@ class Reduction:
         self._reducing = reducing
         self._choose_place()
         self.late = (
-            not self.stepping.active
-            and all(bucket.in_place for bucket in self.flat.buckets)
-            and not self.channel.overlaps(self.device)
+            not self.stepping.active and self.in_place and not self.channel.overlaps(self.device)
         )
         self._timeline.begin_ns = now_ns()
 
@@ -80,6 +78,11 @@ class Reduction:
         plain = not self.options.delay and not self.options.measured
         for bucket in self.flat.buckets:
             bucket.in_place = plain and self.channel.in_place(bucket.device)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the gradients of this backward are reduced where autograd puts them."""
+        return all(bucket.in_place for bucket in self.flat.buckets)
 
     def arm(self) -> None:
         """Lets hooks note the gradients of this backward that are reduced in place, until their bucket is full."""
