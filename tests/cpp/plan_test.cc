@@ -231,7 +231,8 @@ void in_place_if_that_saves_copies() {
   for (int world = 2; world <= 9; ++world) {
     CHECK(runs_in_place(Collective::all_reduce, "two_shot", world));
     CHECK(runs_in_place(Collective::all_reduce, "ring", world));
-    CHECK(runs_in_place(Collective::all_reduce, "butterfly", world) == (world > 2));
+    const bool copies_all = world == 2 || world == 8;  // after an odd number of exchanges, and nobody folds
+    CHECK(runs_in_place(Collective::all_reduce, "butterfly", world) == !copies_all);
     CHECK(!runs_in_place(Collective::all_reduce, "one_shot", world));
     CHECK(runs_in_place(Collective::all_gather, "ring", world));
     CHECK(runs_in_place(Collective::reduce, "star", world));
