@@ -303,7 +303,7 @@ def an_optimizer_in_backward_steps_where_works_tell_late(rank, world):
     reducer = GradientReducer(model, optimizer_in_backward=lambda p: torch.optim.SGD(p, lr=1.0), **SMALL)
     expected = expected_average(before, world)
     start = reducer._channel.start
-    reducer._channel.start = lambda *arguments: TellsLate(start(*arguments))
+    reducer._channel.start = lambda *arguments, **named: TellsLate(start(*arguments, **named))
     loss_of(model, rank).backward()
     for parameter, old, gradient in zip(model.parameters(), before.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), old.detach() - gradient)

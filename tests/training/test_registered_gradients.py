@@ -1,4 +1,4 @@
-"""Gradients that two ranks reduce where autograd puts them are registered memory; what a program makes besides is not."""
+"""Gradients that two ranks reduce where autograd puts them are registered memory; other tensors are not."""
 
 from __future__ import annotations
 

@@ -68,10 +68,11 @@ class Channel:
         """Whether the next bucket may start without waiting."""
         return self._under_way is None or self._under_way.is_completed()
 
-    def start(self, bucket: FlatBucket, place: int, last: bool) -> Any:
-        """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future()."""
+    def start(self, bucket: FlatBucket, place: int, last: bool, waits: bool = False) -> Any:
+        """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future(). If the gradients
+        are messages of their own, `waits` makes the calling thread run them at once, which is the shortest way."""
         if bucket.in_place:
-            return self._all_reduce_each(bucket.tensors())
+            return self._all_reduce_each(bucket.tensors(), waits)
         if self._hook is None:
             return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
         if self._under_way is not None:
@@ -82,11 +83,11 @@ class Channel:
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
 
-    def _all_reduce_each(self, tensors: list[torch.Tensor]) -> Any:
+    def _all_reduce_each(self, tensors: list[torch.Tensor], waits: bool) -> Any:
         backend = backend_of(self.group, tensors[0].device)
         options = dist.AllreduceCoalescedOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
-        options.asyncOp = True
+        options.asyncOp = not waits
         before = backend.algorithm
         try:
             if self.algorithm is not None:

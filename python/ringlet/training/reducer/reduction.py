@@ -68,9 +68,7 @@ class Reduction:
     def open(self, reducing: bool) -> None:
         self._reducing = reducing
         self._choose_place()
-        self.late = (
-            not self.stepping.active and self.in_place and not self.channel.overlaps(self.device)
-        )
+        self.late = not self.stepping.active and self.in_place and not self.channel.overlaps(self.device)
         self._timeline.begin_ns = now_ns()
 
     def _choose_place(self) -> None:
@@ -257,7 +255,7 @@ class Reduction:
         place = self._launched
         self._launched += 1
         bucket.launched_ns = now_ns()
-        bucket.work = self.channel.start(bucket, place, place == len(self.flat.buckets) - 1)
+        bucket.work = self.channel.start(bucket, place, place == len(self.flat.buckets) - 1, waits=self.late)
         if not bucket.in_place:  # a future would have another thread take the work out of this one's hands
             bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
 
