@@ -69,8 +69,10 @@ class Channel:
         return self._under_way is None or self._under_way.is_completed()
 
     def start(self, bucket: FlatBucket, place: int, last: bool, waits: bool = False) -> Any:
-        """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future(). With `waits` the
-        calling thread runs messages of single gradients at once, which is the shortest way."""
+        """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future().
+
+        With `waits` the calling thread runs messages of single gradients at once, which is the shortest way.
+        """
         if bucket.in_place:
             return self._all_reduce_each(bucket.tensors(), waits)
         if self._hook is None:
