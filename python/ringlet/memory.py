@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ def use_registered_allocator(enabled: bool = True) -> None:
     child creates are its own.
     """
     _C.use_registered_allocator(enabled)
+
+
+def registered_while_alive(owner: object) -> None:
+    """As use_registered_allocator(), until `owner` is freed. If the heap is full, tensors are ordinary, and nothing
+    raises. Owners may overlap. Then the allocator is torch's, or what use_registered_allocator() has last said."""
+    _C.begin_registered_tensors()
+    weakref.finalize(owner, _C.end_registered_tensors).atexit = False
 
 
 def registered_pool() -> torch.cuda.MemPool:

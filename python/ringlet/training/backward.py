@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ringlet import _C
+from ringlet.memory import registered_while_alive
 
 
 def in_backward() -> bool:
@@ -51,8 +51,7 @@ class Backward:
         """Until this backward ends, also by raising, the CPU tensors that the process makes are registered memory, so
         that peers can read gradients where autograd puts them. Without an effect if the heap is full."""
         assert self._task is not None
-        _C.begin_registered_tensors()
-        weakref.finalize(self._task(), _C.end_registered_tensors).atexit = False
+        registered_while_alive(self._task())
 
     def close(self) -> None:
         """Call it at the end of the backward, and when the gradients of a stopped one have been dropped."""
