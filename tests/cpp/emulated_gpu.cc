@@ -5,6 +5,7 @@
 // up.
 #include "emulated_gpu.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -144,24 +145,39 @@ struct Part {
 thread_local int open_groups = 0;
 thread_local std::map<void*, std::vector<Part>> parts;  // of the group being put together, by stream
 
-/// On a stream: everything is sent, then everything is waited for.
-void exchange(const std::vector<Part>& group) {
+/// Atomic by words, which a kernel or an abort may read or write meanwhile.
+void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
+  size_t i = 0;
+  for (; i + 8 <= bytes && (reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) % 8 == 0; i += 8) {
+    auto* from = reinterpret_cast<uint64_t*>(const_cast<std::byte*>(src + i));
+    const uint64_t word = std::atomic_ref(*from).load(std::memory_order_acquire);
+    std::atomic_ref(*reinterpret_cast<uint64_t*>(dst + i)).store(word, std::memory_order_release);
+  }
+  if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
+}
+
+/// On a stream: everything is sent, then everything is waited for. False if the communicator is aborted: then what is
+/// in the mailboxes may belong to a call that came before.
+bool exchange(const std::vector<Part>& group) {
   std::unique_lock lock(mutex);
+  const auto aborted = [](const Part& part) { return part.communicator->aborted; };
+  if (std::any_of(group.begin(), group.end(), aborted)) return false;
   for (const Part& part : group) {
     if (!part.sends) continue;
-    boxes[{part.communicator->id, part.communicator->rank, part.peer}].emplace_back(part.address,
-                                                                                    part.address + part.bytes);
+    auto& box = boxes[{part.communicator->id, part.communicator->rank, part.peer}];
+    copy_words(box.emplace_back(part.bytes).data(), part.address, part.bytes);
   }
   changed.notify_all();
   for (const Part& part : group) {
     if (part.sends) continue;
     auto& box = boxes[{part.communicator->id, part.peer, part.communicator->rank}];
-    changed.wait(lock, [&] { return !box.empty() || part.communicator->aborted; });
-    if (box.empty()) return;
+    changed.wait(lock, [&] { return !box.empty() || aborted(part); });
+    if (aborted(part)) return false;
     if (box.front().size() != part.bytes) std::abort();  // NCCL's behaviour is undefined: a test must not come here
-    std::memcpy(part.address, box.front().data(), part.bytes);
+    copy_words(part.address, box.front().data(), part.bytes);
     box.pop_front();
   }
+  return true;
 }
 
 int add(bool sends, const void* address, size_t bytes, int peer, NcclComm comm, NcclStream stream) {
@@ -248,17 +264,6 @@ int low_latency(const cuda::LowArgs* args, DType dtype, ReduceOp, void* stream) 
   ++low_latencies;
   of(stream).put([args = *args, run = host_block::find_low_latency(dtype)] { host_block::run_blocks(args, run); });
   return 0;
-}
-
-/// Atomic by words, as a kernel that runs meanwhile may read or write them.
-void copy_words(std::byte* dst, const std::byte* src, size_t bytes) {
-  size_t i = 0;
-  for (; i + 8 <= bytes && (reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) % 8 == 0; i += 8) {
-    auto* from = reinterpret_cast<uint64_t*>(const_cast<std::byte*>(src + i));
-    const uint64_t word = std::atomic_ref(*from).load(std::memory_order_acquire);
-    std::atomic_ref(*reinterpret_cast<uint64_t*>(dst + i)).store(word, std::memory_order_release);
-  }
-  if (i < bytes) std::memcpy(dst + i, src + i, bytes - i);
 }
 
 int copy_now(void* dst, const void* src, size_t bytes, void*) {
@@ -449,7 +454,7 @@ struct Native {
   bool apart = false;            // each rank gets a block of its own
   std::vector<std::byte> all{};  // what came, by rank
 
-  void run() {
+  bool run() {
     std::vector<Part> group;
     const bool receives = to < 0 || to == own->rank;
     all.resize(static_cast<size_t>(own->world) * bytes);
@@ -460,7 +465,7 @@ struct Native {
       }
       if (receives && (everyone || q == root)) group.push_back({false, q, all.data() + place, bytes, own});
     }
-    exchange(group);
+    return exchange(group);
   }
   void combine(std::byte* output, DType dtype, ReduceOp op) {
     if (to >= 0 && to != own->rank) return;
@@ -482,7 +487,7 @@ int enqueue(Native native, void* output, NcclStream stream, int type, int op) {
   if (stream == nullptr) return kInvalidUsage;
   ++natives;
   of(stream).put([native = std::move(native), to = static_cast<std::byte*>(output), type, op]() mutable {
-    native.run();
+    if (!native.run()) return;
     if (op >= 0) {
       native.combine(to, kTypes[type], kOps[op]);
     } else if (native.everyone) {
