@@ -1,12 +1,13 @@
 """Step time and exposed communication of the gradient reducer, beside DDP's; merging by measurement beside the default.
 
     python benchmarks/reducer_step.py --json out/reducer.jsonl --report out/reducer.md
+    python benchmarks/reducer_step.py --hosts benchmarks/clusters/2x1-gigabit.toml --report out/reducer-hosts.md
 
-Two comparisons on local ranks. Reducer: the demo's model under the reducer and under DDP on ringlet, and under DDP on
-gloo. Merging: three shapes of model with `bucket_mb="measured"` and with the default of 25 MiB. What is compared
-lives in the same processes and takes turns of a few steps, in another order each time; ratios are of medians within a
-turn. A step takes as long as its slowest rank's; exposed is the smaller of the ranks' waits after their own backwards,
-because a rank that is early also waits for the other's compute.
+Two comparisons on local ranks, or on emulated hosts. Reducer: the demo's model under the reducer and under DDP on
+ringlet, and under DDP on gloo. Merging: three shapes of model with `bucket_mb="measured"` and with the default of
+25 MiB. What is compared lives in the same processes and takes turns of a few steps, in another order each time; ratios
+are of medians within a turn. A step takes as long as its slowest rank's; exposed is the smaller of the ranks' waits
+after their own backwards, because a rank that is early also waits for the other's compute.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from ringlet.bench.clusters import Cluster, read_cluster
+from ringlet.bench.hosts import Hosts
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
@@ -177,13 +180,24 @@ def rows(comparison: str, model: str, backend: str, ways: list[Way]) -> list[dic
 
 def measure(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)
+    store = dist.FileStore(f"{folder}/store", world)  # a file of this machine, which its hosts see
     dist.init_process_group("ringlet", store=store, rank=rank, world_size=world)
     groups = {"ringlet": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     found = of_reducer(rank, options, groups) + of_merging(rank, options, groups)
     if rank == 0:
         Path(folder, "rows.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def measure_on_hosts(cluster: Cluster, folder: str) -> None:
+    """This program once more for each rank, on its host."""
+    with Hosts(cluster) as hosts:
+        ranks = []
+        for rank in range(cluster.world):
+            command = [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--folder", folder]
+            ranks.append(hosts.start(cluster.host_of(rank), command))
+        if any([rank.wait() for rank in ranks]):
+            sys.exit("a rank failed")
 
 
 # --- what is shown
@@ -212,10 +226,10 @@ def show(found: list[dict[str, Any]]) -> None:
             print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def markdown(found: list[dict[str, Any]], meta: dict[str, Any], world: int) -> str:
+def markdown(found: list[dict[str, Any]], meta: dict[str, Any], ranks: Cluster | int) -> str:
     lines = [f"# The gradient reducer on {meta['machine']['name']}, {meta['date'][:10]}", ""]
     lines += ["Written by `benchmarks/reducer_step.py --report`, which says what is measured.", ""]
-    lines += facts(meta, ranks=str(world))
+    lines += facts(meta, ranks=str(ranks))
     for comparison, title in TITLES.items():
         lines += ["", f"## {title}", "", *in_markdown(table(comparison, found), left=3)]
     lines += ["", "## What merging by measurement measured, predicted and kept", "", *in_markdown(told(found), left=2)]
@@ -246,6 +260,9 @@ def in_markdown(lines: list[list[str]], left: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=lambda path: read_cluster(Path(path)), help="emulated, as this file describes")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # of a rank on such a host
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32, help="of the models that are no transformer")
     parser.add_argument("--merging-backends", nargs="+", choices=("ringlet", "gloo"), default=["ringlet", "gloo"])
@@ -253,9 +270,16 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="a page in Markdown, to this file")
     parser.add_argument("--quick", action="store_true", help="tiny models, for tests")
     options = parser.parse_args()
+    if options.hosts:
+        options.ranks = options.hosts.world
+    if options.rank is not None:
+        return measure(options.rank, options.ranks, options, options.folder)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
+        if options.hosts:
+            measure_on_hosts(options.hosts, folder)
+        else:
+            torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
         found = json.loads(Path(folder, "rows.json").read_text())
     meta = circumstances(Outcome(versions={"torch": torch.__version__, "ringlet": ringlet.__version__}), load)
     show(found)
@@ -265,7 +289,7 @@ def main() -> None:
         options.json.with_suffix(".meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(markdown(found, meta, options.ranks))
+        options.report.write_text(markdown(found, meta, options.hosts or options.ranks))
 
 
 if __name__ == "__main__":
