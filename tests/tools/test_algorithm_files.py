@@ -97,6 +97,45 @@ def test_prove_tells_what_is_wrong(files, tmp_path, capsys):
     assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums (1+(0+2)), GPU 0 (2+(0+1))" in said.err
 
 
+def exchange(first, second):
+    """A program of two GPUs, each of which takes these steps on the one chunk."""
+    places = 'srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1"'
+    steps = "".join(f'<step type="{kind}" {places}/>' for kind in (first, second))
+    gpus = "".join(
+        f'<gpu id="{rank}" i_chunks="1"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">{steps}</tb></gpu>'
+        for rank in range(2)
+    )
+    return f'<algo nchunksperloop="1" ngpus="2" coll="allreduce" inplace="1">{gpus}</algo>'
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        (exchange("s", "rrc"), 0, ""),
+        (exchange("rrc", "s"), 1, "a deadlock: GPU 0, threadblock 0, step 0 (rrc) waits for a message of GPU 1"),
+        (exchange("re", "re"), 1, "adds"),
+        (exchange("s", "rrc").replace('"rrc"', '"sing"'), 1, "there is no step 'sing'"),
+        (exchange("s", "rrc").replace('i_chunks="1"', 'i_chunks="x"'), 1, "<gpu> has i_chunks='x'"),
+        (exchange("s", "rrc").replace("allreduce", "scan"), 1, "there is no collective for coll='scan'"),
+        ("<svg></svg>", 2, "not MSCCL-XML: it begins with <svg>"),
+        ("no XML", 2, "not XML"),
+        (None, 2, "cannot read the file"),
+    ],
+)
+def test_a_program_without_a_schedule_fails_its_proof(text, code, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    program, verdict = tmp_path / "program.xml", tmp_path / "verdict.json"
+    if text is not None:
+        program.write_text(text)
+    assert main(["prove", str(program), "--json", str(verdict)]) == code
+    said = capsys.readouterr().err
+    assert told in said and said.startswith({0: "", 1: "not proved: ", 2: "ringlet prove: "}[code])
+    assert verdict.exists() == (code != 2)
+    if code == 1:
+        said = json.loads(verdict.read_text())
+        assert not said["proved"] and told in said["error"]["message"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_draw_and_back(files, kind, tmp_path, capsys):
     assert main(["draw", files[kind], "--world", "8", "-o", str(tmp_path / "picture.svg")]) == 0
@@ -157,6 +196,28 @@ def test_search(files, capsys):
     assert int(capsys.readouterr().out.split()[0]) > before  # by itself, and in compositions
     assert main(["search", files["wrong"], *words]) == 2
     assert "wrong all_reduce, world 8" in capsys.readouterr().err
+
+
+def test_simulate(files, tmp_path, capsys):
+    rows = tmp_path / "rows.json"
+    words = ["--hosts", "4x2", "--machine", "slow-uplinks", "--sizes", "4K,1M"]
+    given = ["ring", f"{files['mine']},{files['of_json']}", files["of_xml"]]
+    assert main(["simulate", *given, *words, "--json", str(rows)]) == 0
+    found = [row | {"algorithm": ""} for row in json.loads(rows.read_text())["rows"]]
+    # The same schedule under four names, at two sizes.
+    assert len(found) == 8 and found == 4 * found[:2]
+    capsys.readouterr()
+    assert main(["simulate", files["wrong"], *words]) == 2
+    said = capsys.readouterr()
+    assert "wrong all_reduce, world 8: rank 1, round 1, chunk 0: adds" in said.err and said.out == ""
+    assert main(["simulate", files["pairs"], "--world", "5", *words[2:]]) == 2
+    assert "pairs: four or eight ranks" in capsys.readouterr().err
+    assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2
+    assert "of_commands is an algorithm of all_reduce, not of broadcast" in capsys.readouterr().err
+    # Without a name: all of the collective, and what RINGLET_ALGORITHMS names, except for other worlds.
+    assert main(["simulate", "--world", "5", *words[2:], "--json", str(rows)]) == 0
+    names = {row["algorithm"] for row in json.loads(rows.read_text())["rows"]}
+    assert {"ring", "butterfly", "of_commands"} < names and "pairs" not in names
 
 
 def test_measured_in_bench(files, tmp_path, capsys):
