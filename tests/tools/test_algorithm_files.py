@@ -209,7 +209,7 @@ def test_simulate(files, tmp_path, capsys):
     capsys.readouterr()
     assert main(["simulate", files["wrong"], *words]) == 2
     said = capsys.readouterr()
-    assert "wrong all_reduce, world 8: rank 1, round 1, chunk 0: adds" in said.err and said.out == ""
+    assert "wrong all_reduce, world 8, hosts 4x2: rank 5, round 7, chunk 4: adds" in said.err and said.out == ""
     assert main(["simulate", files["pairs"], "--world", "5", *words[2:]]) == 2
     assert "pairs: four or eight ranks" in capsys.readouterr().err
     assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2

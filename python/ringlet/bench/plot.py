@@ -84,9 +84,11 @@ def plot_times(times: Mapping[str, Mapping[int, float]], path: Path, title: str)
     with plt.rc_context(_LOOK):
         figure, axis = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
         for place, (name, by_size) in enumerate(times.items()):
-            look = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
-            dashes = "-" if place < len(_COLOURS) else (0, (4, 1.5))
-            axis.plot(list(by_size), list(by_size.values()), label=name, linestyle=dashes, markersize=5, **look)
+            look: dict[str, Any] = {
+                "color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5,
+                "linestyle": "-" if place < len(_COLOURS) else (0, (4, 1.5)),
+            }  # fmt: skip
+            axis.plot(list(by_size), list(by_size.values()), label=name, **look)
         _dress(axis, title, "time (less is better)", [{"bytes": size} for one in times.values() for size in one])
         _spread_ticks(axis, _duration)
         figure.legend(loc="outside right upper", frameon=False, fontsize=9)

@@ -228,4 +228,3 @@ def _heading(args: argparse.Namespace, machine: HostsMachine) -> str:
         f"# ringlet search --collective {args.collective}, {len(set(args.hosts))} hosts, {machine.name}: {how}\n"
         f"# Rules that gain at least {args.margin:g} % over the built-in choice.\n"
     )
-

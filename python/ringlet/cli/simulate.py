@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -35,15 +35,16 @@ examples:
 `ringlet search` looks for the fastest. docs/selection.md describes the model and the file of --machine.
 """
 _LEGEND = """\
-latency: before the first byte of a round. messages: a rank's time for each message. combining: sums of two chunks.
-The five columns add up to the time: they are those of the rounds that wait for each other until the last one ends.
-busiest: the share of the time in which the busiest link carries bytes.
+The five columns add up to the time. They are of the chain of rounds, each waiting for the one before, that ends last.
+latency: before a round's first byte. messages: a rank's work for each. combining: sums of what a rank has and receives.
+link busy: the share of the time in which the busiest link carries bytes.
 """
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A schedule with its times, by size in bytes, and the busiest links with what each carries, in units of S."""
+    """A schedule with its seconds by size in bytes, what they are spent on at some of the sizes, and the busiest links
+    with what each carries, in units of S."""
 
     schedule: Schedule
     seconds: dict[int, float]
@@ -85,7 +86,9 @@ def add_parsers(subparsers: Any) -> None:
         help="number of segments of each message (default: as the engine cuts the size)")  # fmt: skip
     parser.add_argument("--explain", type=values.size, metavar="BYTES",
         help="the size at which to show what the time is spent on (default: the middle one)")  # fmt: skip
-    parser.add_argument("--json", type=values.file(), metavar="FILE", help="also write everything to FILE, for programs")
+    parser.add_argument(
+        "--json", type=values.file(), metavar="FILE", help="also write everything to FILE, for programs"
+    )
     parser.add_argument("--plot", type=values.file(*FORMATS), metavar="FILE",
         help=f"also draw time over size ({', '.join(FORMATS)})")  # fmt: skip
 
@@ -104,7 +107,8 @@ def simulate_command(args: argparse.Namespace) -> int:
             require_matplotlib()
         schedules = list(_schedules(args, hosts))
         segments = {size: args.segments or _C.message_segments(size) for size in {*shown, explained}}
-        found = [_simulated(one, machine, segments) for one in schedules]
+        detailed = segments if args.json else [explained]
+        found = [_simulated(one, machine, segments, detailed) for one in schedules]
     except (BenchError, ScheduleError) as error:
         raise InvalidUsage(str(error)) from error
     _show(found, machine, {size: segments[size] for size in shown})
@@ -130,8 +134,9 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     wanted = list(dict.fromkeys(one for words in (*args.algorithms, args.named) for one in words))
     own = [one for one in wanted if isinstance(one, Algorithm)]
     collective = args.collective or (own[0].collective if own else "all_reduce")
-    if args.root >= (len(hosts) if collective in ROOTED else 1):
-        raise InvalidUsage(f"--root: a {collective} of {len(hosts)} ranks has no root {args.root}")
+    roots = len(hosts) if collective in ROOTED else 1
+    if args.root >= roots:
+        raise InvalidUsage(f"--root: {collective} takes a root from 0 to {roots - 1} here, got {args.root}")
     given = [one for one in algorithm_files.given() if one.collective == collective]
     built_in = [name for name, of, _ in algorithms() if of == collective]
     for one in wanted or [*built_in, *given]:
@@ -163,14 +168,13 @@ def _named(name: str, built_in: Sequence[str], place: tuple[str, Hosts, int]) ->
     try:
         return composed(name, collective, hosts, root)
     except ValueError as error:
-        known = f"{collective} has {', '.join(built_in)}{did_you_mean(name, built_in)}"
-        raise InvalidUsage(f"{values.shown(name)}: {error}; {known}") from error
+        raise InvalidUsage(f"{values.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
 
 
-def _simulated(made: Schedule, machine: HostsMachine, segments: dict[int, int]) -> Simulated:
+def _simulated(made: Schedule, machine: HostsMachine, segments: dict[int, int], detailed: Iterable[int]) -> Simulated:
     predictor = Predictor(made)
     seconds = {size: predictor.seconds(size, machine, count) for size, count in segments.items()}
-    times = {size: predictor.times(size, machine, count) for size, count in segments.items()}
+    times = {size: predictor.times(size, machine, segments[size]) for size in detailed}
     return Simulated(made, seconds, times, *predictor.busiest_links(machine))
 
 
@@ -185,14 +189,17 @@ def _show(found: Sequence[Simulated], machine: HostsMachine, segments: dict[int,
     if set(segments.values()) != {1}:
         rows.append(("(segments)", *(f"{count} " for count in segments.values()), "", "", ""))
     _print_columns(rows, left=(0, len(rows[0]) - 2))
-    print("S: the size of the message\n")
+    print("busiest link: the one that needs longest for the bytes it carries in all, in sizes S of the message")
+    if set(segments.values()) != {1}:
+        print("(segments): the pieces of a message that follow each other through the rounds, so that these overlap")
+    print()
 
 
 def _explain(found: Sequence[Simulated], machine: HostsMachine, size: int) -> None:
     """Prints what all spend their time on at one size, the fastest first."""
     print(f"where the time goes at {format_bytes(size)}, in us")
     titles = ("latency", "messages", "bytes inside hosts", "bytes between hosts", "combining")
-    rows = [("schedule", "time", *titles, "busiest")]
+    rows: list[tuple[str, ...]] = [("schedule", "time", *titles, "link busy")]
     for one in sorted(found, key=lambda one: one.seconds[size]):
         cells = (_micros(seconds) for seconds in one.times[size])
         rows.append(
@@ -220,13 +227,13 @@ def _micros(seconds: float) -> str:
 
 
 def _links(one: Simulated) -> str:
-    """ "host 0's uplink, out, and 7 more" """
+    """ "into host 0, and 2 more" """
     if not one.links:
         return "none"
     first, others = one.links[0], len(one.links) - 1
-    what = {"host": "uplink", "rank": "link"}[first.of]
-    way = {"out of": "out", "into": "in"}[first.way]
-    return f"{first.of} {first.number}'s {what}, {way}" + (f", and {others} like it" if others else "")
+    if len(one.links) == 2 * (len(set(one.schedule.hosts)) if first.of == "host" else one.schedule.world):
+        return f"each {first.of}'s, both ways"
+    return f"{first.way} {first.of} {first.number}" + (f", and {others} more" if others else "")
 
 
 def _plain(found: Sequence[Simulated], machine: HostsMachine, segments: dict[int, int]) -> dict[str, Any]:

@@ -100,9 +100,9 @@ class Predictor:
 
     def busiest_links(self, machine: HostsMachine) -> tuple[list[Link], Fraction]:
         """The links that need the longest for what they carry in all, and how much each of them carries, in units of S.
-        No link if there is no message."""
+        No link if nothing is carried."""
         beta = {"host": machine.uplink_beta, "rank": machine.inside_beta}
-        needs = {link: beta[link.of] * chunks for link, chunks in self._links.items()}
+        needs = {link: beta[link.of] * chunks for link, chunks in self._links.items() if chunks}
         found = sorted(link for link, seconds in needs.items() if seconds == max(needs.values()))
         return found, Fraction(max((self._links[link] for link in found), default=0), self._unit)
 
