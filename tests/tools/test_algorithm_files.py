@@ -198,7 +198,7 @@ def test_search(files, capsys):
     assert "wrong all_reduce, world 8" in capsys.readouterr().err
 
 
-def test_simulate(files, tmp_path, capsys):
+def test_simulate(files, tmp_path, monkeypatch, capsys):
     rows = tmp_path / "rows.json"
     words = ["--hosts", "4x2", "--machine", "slow-uplinks", "--sizes", "4K,1M"]
     given = ["ring", f"{files['mine']},{files['of_json']}", files["of_xml"]]
@@ -215,6 +215,7 @@ def test_simulate(files, tmp_path, capsys):
     assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2
     assert "of_commands is an algorithm of all_reduce, not of broadcast" in capsys.readouterr().err
     # Without a name: all of the collective, and what RINGLET_ALGORITHMS names, except for other worlds.
+    monkeypatch.setenv("RINGLET_ALGORITHMS", os.pathsep.join([files["mine"], files["pairs"]]))
     assert main(["simulate", "--world", "5", *words[2:], "--json", str(rows)]) == 0
     names = {row["algorithm"] for row in json.loads(rows.read_text())["rows"]}
     assert {"ring", "butterfly", "of_commands"} < names and "pairs" not in names

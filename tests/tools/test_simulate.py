@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 import xml.etree.ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,11 @@ def test_the_picture_has_a_line_for_each(simulate, tmp_path):
     assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
     assert "<!-- ring -->" in text and "<!-- butterfly -->" in text
     assert "<!-- all_reduce of 8 ranks, one host, made up: predicted time -->" in text
+
+
+def test_the_page_shows_what_is_printed(monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    page = (Path(__file__).parents[2] / "docs" / "selection.md").read_text(encoding="utf-8")
+    command, output = re.search(r"```\nringlet (simulate [^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL).groups()
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == output

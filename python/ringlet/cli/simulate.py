@@ -30,7 +30,7 @@ _EPILOG = """\
 examples:
   ringlet simulate --hosts 4x2 --machine slow-uplinks
   ringlet simulate ring mine.py --hosts 4x2 --machine my.machine --sizes 4K,1M,64M --explain 1M
-  ringlet simulate ring two_shot+ring chain.8 --world 8 --machine p5-hosts --json times.json --plot times.svg
+  ringlet simulate tree chain.8 --collective broadcast --world 8 --machine p5-hosts --plot times.svg --json times.json
 
 `ringlet search` looks for the fastest. docs/selection.md describes the model and the file of --machine.
 """
