@@ -36,14 +36,17 @@ def pairs(rank, world):
         yield ringlet.schedule.send(peer, 0), ringlet.schedule.reduce(peer, 0)
 """
 WRONG = MINE.replace("of_commands", "wrong").replace("recv(left", "reduce(left")
+FAILS = MINE.replace("of_commands", "fails").replace("(rank - 1) % world\n", "(rank - 1) % world // 0\n")
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """mine.py, two.py with two algorithms, pairs.py, wrong.py, and of_json.json and of_xml.xml for eight ranks."""
+    """mine.py, two.py with two algorithms, pairs.py, wrong.py, fails.py, and of_json.json and of_xml.xml for eight
+    ranks."""
     monkeypatch.setenv("RINGLET_ALGORITHMS", "")
-    for name, text in (("mine.py", MINE), ("two.py", SECOND), ("pairs.py", PAIRS), ("wrong.py", WRONG)):
-        (tmp_path / name).write_text(text)
+    texts = {"mine": MINE, "two": SECOND, "pairs": PAIRS, "wrong": WRONG, "fails": FAILS}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
     made = load(tmp_path / "mine.py")[0].schedule(8)
     (tmp_path / "of_json.json").write_text(made.json())
     (tmp_path / "of_xml.xml").write_text(made.xml())
@@ -148,6 +151,13 @@ def test_draw_and_back(files, kind, tmp_path, capsys):
     assert "MSCCL-XML has" in capsys.readouterr().err
 
 
+def test_draw_of_what_is_no_round(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "odd.py").write_text(MINE.replace("of_commands", "odd").replace("yield send", "yield 1, send"))
+    assert main(["draw", str(tmp_path / "odd.py")]) == 2
+    assert re.match(r"ringlet draw: .*rank 0, round 0: yields \(1, .* but a round is a send", capsys.readouterr().err)
+
+
 def test_one_of_several(files, capsys):
     assert main(["draw", f"{files['two']}:third", "--world", "3"]) == 0
     assert capsys.readouterr().out.startswith("third all_reduce, world 3")
@@ -210,6 +220,8 @@ def test_simulate(files, tmp_path, monkeypatch, capsys):
     assert main(["simulate", files["wrong"], *words]) == 2
     said = capsys.readouterr()
     assert "wrong all_reduce, world 8, hosts 4x2: rank 5, round 7, chunk 4: adds" in said.err and said.out == ""
+    assert main(["simulate", files["fails"], *words]) == 2
+    assert "ringlet simulate: fails (fails.py:4): ZeroDivisionError: " in capsys.readouterr().err
     assert main(["simulate", files["pairs"], "--world", "5", *words[2:]]) == 2
     assert "pairs: four or eight ranks" in capsys.readouterr().err
     assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2

@@ -160,8 +160,6 @@ def draw_command(args: argparse.Namespace) -> int:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
         if args.text or not args.output:
             print(text(drawn, relative_program=args.relative_program), end="")
-    except ScheduleError:
-        raise
     except (ValueError, NotImplementedError) as error:
         raise InvalidUsage(str(error)) from error
     return 0
