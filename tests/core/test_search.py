@@ -1,5 +1,6 @@
 """The search for a schedule: compositions and segments are proved, predictions follow the model."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ from ringlet import _C
 from ringlet import schedule as schedules
 from ringlet.cli.main import main
 from ringlet.errors import InvalidUsage
+from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.compose import Composition, compositions, segmented
 from ringlet.schedule.cost import Machine
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
-from ringlet.schedule.predict import Predictor
+from ringlet.schedule.predict import Link, Predictor, Times
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import best, schedules_of, search
-from ringlet.schedule.uplink import uplink_load
+from ringlet.schedule.search import best, composed, schedules_of, search
+from ringlet.schedule.uplink import uplink_load, uplink_totals
 
 MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
 HOSTS = parse_hosts("4x2")
@@ -95,6 +97,77 @@ def test_uplinks_alone_take_what_they_carry(name):
 def test_messages_cost_their_ranks_time():
     assert Predictor(ringlet.schedule("one_shot", world=5)).seconds(8, machine(message=1)) == 8  # 4 out, 4 in
     assert Predictor(ringlet.schedule("ring", world=5)).seconds(8, machine(message=1)) == 16  # 8 rounds of 2
+
+
+USUAL = {"inside_alpha": 7e-6, "inside_beta": 1e-9, "across_alpha": 5e-5, "uplink_beta": 4e-8, "message": 1e-6,
+         "gamma": 2e-10}  # fmt: skip
+
+
+def every_schedule():
+    for collective in COLLECTIVES:
+        for schedule, _ in schedules_of(collective, HOSTS):
+            yield schedule
+
+
+def test_a_ring_spends_what_one_computes_by_hand():
+    n, nbytes, usual = 5, 3000, machine(**USUAL)
+    alpha, beta, message, gamma = usual.inside_alpha, usual.inside_beta, usual.message, usual.gamma
+    ring = Predictor(ringlet.schedule("ring", world=n))
+    for segments in (1, 4):
+        chunk = nbytes / n / segments
+        by_hand = Times(
+            latency=2 * (n - 1) * alpha,  # of the first segment; the others follow it
+            messages=segments * 2 * (n - 1) * 2 * message,
+            inside=segments * 2 * (n - 1) * beta * chunk,
+            combining=segments * (n - 1) * gamma * chunk,
+        )
+        assert ring.times(nbytes, usual, segments) == pytest.approx(by_hand)
+        assert ring.seconds(nbytes, usual, segments) == pytest.approx(sum(by_hand))
+
+
+def test_what_time_is_spent_on_adds_up_to_it():
+    for schedule in every_schedule():
+        predictor = Predictor(schedule)
+        for nbytes, segments in ((8, 1), (1 << 20, 1), (1 << 20, 4)):
+            spent = predictor.times(nbytes, machine(**USUAL), segments)
+            assert sum(spent) == pytest.approx(predictor.seconds(nbytes, machine(**USUAL), segments)), schedule.name
+            assert min(spent) >= 0
+
+
+def test_a_better_machine_is_never_slower():
+    for schedule in every_schedule():
+        predictor = Predictor(schedule)
+        for nbytes, segments in ((8, 1), (1 << 20, 1), (1 << 20, 4)):
+            usual = predictor.seconds(nbytes, machine(**USUAL), segments)
+            assert predictor.seconds(2 * nbytes, machine(**USUAL), segments) >= usual
+            for number, value in USUAL.items():
+                better = predictor.seconds(nbytes, machine(**{**USUAL, number: value / 2}), segments)
+                assert usual / 2 <= better <= usual, (schedule.name, number)
+
+
+def test_the_busiest_link_is_the_one_that_needs_longest():
+    slow_uplinks = machine(inside_beta=1, uplink_beta=40)
+    for schedule in every_schedule():
+        links, carried = Predictor(schedule).busiest_links(slow_uplinks)
+        totals = uplink_totals(schedule)
+        if not totals:  # a barrier
+            assert (links, carried) == ([], 0)
+            continue
+        assert carried == max(totals.values()), schedule.name
+        assert links == sorted(Link("host", h, way) for (way, h), load in totals.items() if load == carried)
+    ring = Predictor(ringlet.schedule("ring", world=3))
+    every_rank = sorted(Link("rank", rank, way) for rank in range(3) for way in ("out of", "into"))
+    assert ring.busiest_links(slow_uplinks) == (every_rank, Fraction(4, 3))
+    star = Predictor(ringlet.schedule("star", "broadcast", world=3))
+    assert star.busiest_links(slow_uplinks) == ([Link("rank", 0, "out of")], 2)
+
+
+def test_names_of_candidates_lead_back_to_their_schedules():
+    for candidate in search(schedules_of("all_reduce", HOSTS), machine(), []):
+        assert composed(candidate.name, "all_reduce", HOSTS).ranks == candidate.schedule.ranks
+    for name in ("ring+nothing", "ring.x", ".2", "ring.0", "leader.ring+ring"):
+        with pytest.raises(ValueError):
+            composed(name, "all_reduce", HOSTS)
 
 
 def test_slow_uplinks_want_what_loads_them_least():

@@ -36,14 +36,17 @@ def pairs(rank, world):
         yield ringlet.schedule.send(peer, 0), ringlet.schedule.reduce(peer, 0)
 """
 WRONG = MINE.replace("of_commands", "wrong").replace("recv(left", "reduce(left")
+FAILS = MINE.replace("of_commands", "fails").replace("(rank - 1) % world\n", "(rank - 1) % world // 0\n")
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """mine.py, two.py with two algorithms, pairs.py, wrong.py, and of_json.json and of_xml.xml for eight ranks."""
+    """mine.py, two.py with two algorithms, pairs.py, wrong.py, fails.py, and of_json.json and of_xml.xml for eight
+    ranks."""
     monkeypatch.setenv("RINGLET_ALGORITHMS", "")
-    for name, text in (("mine.py", MINE), ("two.py", SECOND), ("pairs.py", PAIRS), ("wrong.py", WRONG)):
-        (tmp_path / name).write_text(text)
+    texts = {"mine": MINE, "two": SECOND, "pairs": PAIRS, "wrong": WRONG, "fails": FAILS}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
     made = load(tmp_path / "mine.py")[0].schedule(8)
     (tmp_path / "of_json.json").write_text(made.json())
     (tmp_path / "of_xml.xml").write_text(made.xml())
@@ -97,6 +100,45 @@ def test_prove_tells_what_is_wrong(files, tmp_path, capsys):
     assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums (1+(0+2)), GPU 0 (2+(0+1))" in said.err
 
 
+def exchange(first, second):
+    """A program of two GPUs, each of which takes these steps on the one chunk."""
+    places = 'srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1"'
+    steps = "".join(f'<step type="{kind}" {places}/>' for kind in (first, second))
+    gpus = "".join(
+        f'<gpu id="{rank}" i_chunks="1"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">{steps}</tb></gpu>'
+        for rank in range(2)
+    )
+    return f'<algo nchunksperloop="1" ngpus="2" coll="allreduce" inplace="1">{gpus}</algo>'
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        (exchange("s", "rrc"), 0, ""),
+        (exchange("rrc", "s"), 1, "a deadlock: GPU 0, threadblock 0, step 0 (rrc) waits for a message of GPU 1"),
+        (exchange("re", "re"), 1, "adds"),
+        (exchange("s", "rrc").replace('"rrc"', '"sing"'), 1, "there is no step 'sing'"),
+        (exchange("s", "rrc").replace('i_chunks="1"', 'i_chunks="x"'), 1, "<gpu> has i_chunks='x'"),
+        (exchange("s", "rrc").replace("allreduce", "scan"), 1, "there is no collective for coll='scan'"),
+        ("<svg></svg>", 2, "not MSCCL-XML: it begins with <svg>"),
+        ("no XML", 2, "not XML"),
+        (None, 2, "cannot read the file"),
+    ],
+)
+def test_a_program_without_a_schedule_fails_its_proof(text, code, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    program, verdict = tmp_path / "program.xml", tmp_path / "verdict.json"
+    if text is not None:
+        program.write_text(text)
+    assert main(["prove", str(program), "--json", str(verdict)]) == code
+    said = capsys.readouterr().err
+    assert told in said and said.startswith({0: "", 1: "not proved: ", 2: "ringlet prove: "}[code])
+    assert verdict.exists() == (code != 2)
+    if code == 1:
+        said = json.loads(verdict.read_text())
+        assert not said["proved"] and told in said["error"]["message"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_draw_and_back(files, kind, tmp_path, capsys):
     assert main(["draw", files[kind], "--world", "8", "-o", str(tmp_path / "picture.svg")]) == 0
@@ -107,6 +149,13 @@ def test_draw_and_back(files, kind, tmp_path, capsys):
         assert load(again)[0].schedule(8).ranks == load(files["mine"])[0].schedule(8).ranks
     assert main(["draw", "linear", "--collective", "gather", "-o", str(tmp_path / "gather.xml")]) == 2
     assert "MSCCL-XML has" in capsys.readouterr().err
+
+
+def test_draw_of_what_is_no_round(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    (tmp_path / "odd.py").write_text(MINE.replace("of_commands", "odd").replace("yield send", "yield 1, send"))
+    assert main(["draw", str(tmp_path / "odd.py")]) == 2
+    assert re.match(r"ringlet draw: .*rank 0, round 0: yields \(1, .* but a round is a send", capsys.readouterr().err)
 
 
 def test_one_of_several(files, capsys):
@@ -157,6 +206,31 @@ def test_search(files, capsys):
     assert int(capsys.readouterr().out.split()[0]) > before  # by itself, and in compositions
     assert main(["search", files["wrong"], *words]) == 2
     assert "wrong all_reduce, world 8" in capsys.readouterr().err
+
+
+def test_simulate(files, tmp_path, monkeypatch, capsys):
+    rows = tmp_path / "rows.json"
+    words = ["--hosts", "4x2", "--machine", "slow-uplinks", "--sizes", "4K,1M"]
+    given = ["ring", f"{files['mine']},{files['of_json']}", files["of_xml"]]
+    assert main(["simulate", *given, *words, "--json", str(rows)]) == 0
+    found = [row | {"algorithm": ""} for row in json.loads(rows.read_text())["rows"]]
+    # The same schedule under four names, at two sizes.
+    assert len(found) == 8 and found == 4 * found[:2]
+    capsys.readouterr()
+    assert main(["simulate", files["wrong"], *words]) == 2
+    said = capsys.readouterr()
+    assert "wrong all_reduce, world 8, hosts 4x2: rank 5, round 7, chunk 4: adds" in said.err and said.out == ""
+    assert main(["simulate", files["fails"], *words]) == 2
+    assert "ringlet simulate: fails (fails.py:4): ZeroDivisionError: " in capsys.readouterr().err
+    assert main(["simulate", files["pairs"], "--world", "5", *words[2:]]) == 2
+    assert "pairs: four or eight ranks" in capsys.readouterr().err
+    assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2
+    assert "of_commands is an algorithm of all_reduce, not of broadcast" in capsys.readouterr().err
+    # Without a name: all of the collective, and what RINGLET_ALGORITHMS names, except for other worlds.
+    monkeypatch.setenv("RINGLET_ALGORITHMS", os.pathsep.join([files["mine"], files["pairs"]]))
+    assert main(["simulate", "--world", "5", *words[2:], "--json", str(rows)]) == 0
+    names = {row["algorithm"] for row in json.loads(rows.read_text())["rows"]}
+    assert {"ring", "butterfly", "of_commands"} < names and "pairs" not in names
 
 
 def test_measured_in_bench(files, tmp_path, capsys):

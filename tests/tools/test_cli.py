@@ -15,7 +15,7 @@ from ringlet.cli import doctor, outputs, values, variables
 from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = ("bench", "tune", "search", "prove", "draw", "explore", "doctor", "version")
+COMMANDS = ("bench", "tune", "search", "simulate", "prove", "draw", "explore", "doctor", "version")
 
 
 def printed(capsys, *words):

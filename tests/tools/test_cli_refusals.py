@@ -50,6 +50,8 @@ NUMBERS = ("", "x", "nan", "inf", "-inf", "1e999")
 NAMES = ("", ",", "foo", "ring,foo", "Ring")
 FILES = ("", ".", "missing/x.svg", "/dev/null/x.svg", "x" * 300 + ".svg")
 
+SIMULATED = ("simulate", "--machine", "slow-uplinks", "--world", "4")
+
 FUZZ = [
     *[("bench", flag, value) for flag in ("--world", "--nproc", "--worlds") for value in WORLDS],
     *[("bench", flag, value) for flag in ("-b", "-e") for value in SIZES],
@@ -88,6 +90,17 @@ FUZZ = [
     ("draw",), ("draw", "ring", "--collective", "foo"), ("draw", "ring", "--root", "4"),
     ("draw", "ring", "--world", "257"),
     ("draw", "star", "--collective", "all_to_all"), ("draw", "ring", "butterfly"), ("draw", "ring", "--hosts", "200x2"),
+    *[(*SIMULATED[:-1], value) for value in (*WORLDS, "1", "257")],
+    *[(*SIMULATED[:-2], "--hosts", value) for value in ("", "x", "4x", "0x3", "1x1", "2x3:round", "200x2")],
+    *[(*SIMULATED, flag, value) for flag in ("-b", "-e", "--sizes", "--explain") for value in SIZES],
+    *[(*SIMULATED, "--segments", value) for value in (*WHOLES, "0")],
+    *[(*SIMULATED, "--root", value) for value in (*WHOLES, "1")],
+    *[(*SIMULATED, flag, value) for flag in ("--json", "--plot") for value in FILES],
+    *[(*SIMULATED, value) for value in (*NAMES, "ring.x", "ring.0", "ring+foo", "double_binary_tree.2", "missing.py")],
+    (*SIMULATED, "ring", "--collective", "foo"), (*SIMULATED, "ring", "--collective", "barrier"),
+    (*SIMULATED, "two_shot+ring", "--collective", "broadcast"), (*SIMULATED, "--collective", "reduce", "--root", "4"),
+    (*SIMULATED, "--hosts", "2x2"), (*SIMULATED, "-b", "2K", "-e", "1K"), (*SIMULATED, "--json", "x", "--plot", "x"),
+    SIMULATED[:3], ("simulate", "--world", "4"), ("simulate", "--world", "4", "--machine", "missing.toml"),
     *[("doctor", "--json", value) for value in FILES], ("doctor", "surplus"), ("doctor", "--jsom", "x"),
     ("sing",), ("benhc",), ("--nonsense",), ("Bench",), ("--world", "4"), ("",),
 ]  # fmt: skip
@@ -115,6 +128,10 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
         (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),
         (("prove", "--json", "missing/x"), "the folder missing is missing: make it first"),
+        ((*SIMULATED, "rung"), "did you mean ring?"),
+        ((*SIMULATED, "chain"), "'chain': all_reduce: algorithm must be one of ring, butterfly"),
+        ((*SIMULATED, "--root", "1"), "--root: all_reduce takes a root from 0 to 0 here, got 1"),
+        (SIMULATED[:3], "one of the arguments --world --hosts is required"),
         (("tune", "--world", "1"), "a single rank has no algorithm to choose"),
     ],
 )

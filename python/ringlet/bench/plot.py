@@ -6,7 +6,7 @@ import importlib.util
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,29 @@ def plot(rows: list[Row], path: Path) -> None:
         }
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
         # No date, no version: the same rows give the same bytes.
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        plt.close(figure)
+
+
+def plot_times(times: Mapping[str, Mapping[int, float]], path: Path, title: str) -> None:
+    """One panel: times[name] is a line, by size in bytes, in microseconds. `path` as in `plot`."""
+    require_matplotlib()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(_LOOK):
+        figure, axis = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
+        for place, (name, by_size) in enumerate(times.items()):
+            look: dict[str, Any] = {
+                "color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5,
+                "linestyle": "-" if place < len(_COLOURS) else (0, (4, 1.5)),
+            }  # fmt: skip
+            axis.plot(list(by_size), list(by_size.values()), label=name, **look)
+        _dress(axis, title, "time (less is better)", [{"bytes": size} for one in times.values() for size in one])
+        _spread_ticks(axis, _duration)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=9)
         figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         plt.close(figure)
 

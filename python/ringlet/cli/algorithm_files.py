@@ -19,18 +19,24 @@ from ringlet.schedule.named import ENDINGS, VARIABLE, load_given
 FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
 
 
-def of_file(text: str) -> list[Algorithm]:
-    """A type for argparse: all algorithms of a file, or the one whose name follows a colon."""
+def read(text: str) -> list[Algorithm]:
+    """All algorithms of a file, or the one whose name follows a colon. Raises InvalidUsage, as `load` does, and if
+    there is none of this name."""
     path, _, name = text.partition(":")
-    try:
-        made = load(path)
-    except InvalidUsage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    made = load(path)
     found = [one for one in made if not name or one.name == name]
     if not found:
-        raise argparse.ArgumentTypeError(f"{values.shown(text)} is none of {_listed(path, made)}")
+        raise InvalidUsage(f"{values.shown(text)} is none of {_listed(path, made)}")
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_paths(), str(Path(path).absolute())]))
     return found
+
+
+def of_file(text: str) -> list[Algorithm]:
+    """`read` as a type for argparse."""
+    try:
+        return read(text)
+    except InvalidUsage as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def one(known: Sequence[str]) -> Callable[[str], str | Algorithm]:

@@ -1,4 +1,4 @@
-"""The command line: `ringlet run | bench | tune | search | prove | draw | explore | doctor | version`."""
+"""The command line: `ringlet run | bench | tune | search | simulate | prove | draw | explore | doctor | version`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.cli import bench, doctor, explore, run, schedule, search, tune
+from ringlet.cli import bench, doctor, explore, run, schedule, search, simulate, tune
 from ringlet.cli.parser import Parser, did_you_mean
 
 # Each adds its commands; a command's default `run` takes the parsed arguments and returns the exit code.
-_PARTS = (run, doctor, schedule, explore, bench, tune, search)
+_PARTS = (run, doctor, schedule, explore, bench, tune, search, simulate)
 
 _EPILOG = """\
 examples:

@@ -17,7 +17,7 @@ from ringlet.schedule import Schedule, ScheduleError, algorithms, msccl, schedul
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
-from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
+from ringlet.schedule.hosts import SYNTAX
 from ringlet.schedule.overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.prove import Proof, prove_all
 
@@ -56,7 +56,7 @@ def _add_prove(subparsers: Any) -> None:
     sizes = proves.add_mutually_exclusive_group()
     add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
         help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")  # fmt: skip
-    sizes.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=SYNTAX)
+    sizes.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
     add_option(proves, "--algorithm", type=values.names(known), metavar="A,A", help="only these, e.g. ring,butterfly")
     add_option(proves, "--collective", type=values.names(COLLECTIVES), metavar="C,C",
@@ -84,7 +84,7 @@ def _add_draw(subparsers: Any) -> None:
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
     add_option(size, "--world", type=values.world, metavar="N", help="number of ranks (default 4)")
-    size.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=SYNTAX)
+    size.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
     draws.add_argument(
         "--root", type=values.whole(0), default=0, metavar="R", help="root rank of a rooted collective (default 0)"
     )
@@ -108,17 +108,18 @@ def prove_command(args: argparse.Namespace) -> int:
     try:
         with _progress() as progress:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
-            own = [one for file in args.files for one in algorithm_files.of_file(file)]
+            own = [one for file in args.files for one in algorithm_files.read(file)]
             names = (*(args.algorithm or ()), *(one.name for one in own))
             collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
             proofs = prove_all(worlds, progress, names, collectives, args.hosts)
-    except ScheduleError as error:
+    except (ScheduleError, InvalidUsage) as error:
+        if isinstance(error, InvalidUsage) and not _is_verdict(error):
+            raise
         print(f"not proved: {error}", file=sys.stderr)
         if args.json:
-            wrong = {"schedule": error.schedule, "rank": error.rank, "round": error.round, "chunk": error.chunk}
-            args.json.write_text(json.dumps({"proved": False, "error": {**wrong, "message": error.message}}) + "\n")
+            args.json.write_text(json.dumps({"proved": False, "error": _plain_error(error)}) + "\n")
         return 1
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except ValueError as error:
         raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
     _print_table(rows)
@@ -127,6 +128,18 @@ def prove_command(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps({"proved": True, "rows": rows, "proofs": [_plain(p) for p in proofs]}) + "\n")
     print(*written, sep="\n", end="\n" if written else "", file=sys.stderr)
     return 1 if written else 0
+
+
+def _is_verdict(error: InvalidUsage) -> bool:
+    """Whether a file is a program of MSCCL that is wrong or has no schedule, not a file that is no program at all."""
+    cause = error.__cause__
+    return isinstance(cause, msccl.MscclError) and not isinstance(cause, msccl.NotMscclError)
+
+
+def _plain_error(error: ScheduleError | InvalidUsage) -> dict[str, Any]:
+    if isinstance(error, ScheduleError):
+        return {key: getattr(error, key) for key in ("schedule", "rank", "round", "chunk", "message")}
+    return {"schedule": None, "rank": None, "round": None, "chunk": None, "message": str(error)}
 
 
 def draw_command(args: argparse.Namespace) -> int:
@@ -147,8 +160,6 @@ def draw_command(args: argparse.Namespace) -> int:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
         if args.text or not args.output:
             print(text(drawn, relative_program=args.relative_program), end="")
-    except ScheduleError:
-        raise
     except (ValueError, NotImplementedError) as error:
         raise InvalidUsage(str(error)) from error
     return 0
@@ -183,13 +194,6 @@ def _write(args: argparse.Namespace, drawn: Schedule) -> str:
         svg(drawn, relative_program=args.relative_program) if whole else picture(drawn), encoding="utf-8"
     )
     return "" if whole else ", one bar for each rank (--force draws every chunk)"
-
-
-def _hosts(words: str) -> Hosts:
-    try:
-        return parse_hosts(words)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rows(proofs: list[Proof]) -> list[dict[str, str]]:

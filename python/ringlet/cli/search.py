@@ -18,14 +18,16 @@ from ringlet.bench.rules import MARGIN, Timing, derive, table_text
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import ScheduleError, algorithms
-from ringlet.schedule.hosts import SYNTAX, Hosts, parse_hosts
+from ringlet.schedule import ScheduleError
+from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule.hosts import SYNTAX, Hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import Candidate, best, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
+MOVING = tuple(collective for collective in COLLECTIVES if collective != "barrier")
 
 _EPILOG = """\
 examples:
@@ -50,15 +52,10 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
         help=f"search also among the algorithms of these files: {algorithm_files.FILES}")  # fmt: skip
     add = functools.partial(add_option, parser)
-    known = tuple(dict.fromkeys(collective for _, collective, _ in algorithms() if collective != "barrier"))
-    add("--collective", type=values.one_of(known), default="all_reduce", metavar="C",
-        help=f"one of {', '.join(known)} (default all_reduce)")  # fmt: skip
-    add("--hosts", type=_hosts, required=True, metavar="HOSTS", help=SYNTAX)
-    add("--machine", required=True, metavar="FILE", help="cost of messages: a file, or a name in benchmarks/machines/")
-    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
-    add("-e", dest="end_bytes", type=values.size, default=16 << 20, metavar="BYTES", help="largest size (default 16M)")
-    add("-f", dest="factor", type=values.whole(2), default=16, metavar="F",
-        help="factor from one size to the next (default 16)")  # fmt: skip
+    add("--collective", type=values.one_of(MOVING), default="all_reduce", metavar="C",
+        help=f"one of {', '.join(MOVING)} (default all_reduce)")  # fmt: skip
+    add("--hosts", type=values.hosts, required=True, metavar="HOSTS", help=SYNTAX)
+    add_machine_and_sizes(parser)
     add(
         "-k",
         dest="kept",
@@ -75,12 +72,22 @@ def add_parsers(subparsers: Any) -> None:
         help="write rules to FILE, for RINGLET_TABLE, and the unregistered schedules to FILE.schedules/")  # fmt: skip
 
 
+def add_machine_and_sizes(parser: Any) -> None:
+    """The options that `machine_of` and `sizes_of` read."""
+    add = functools.partial(add_option, parser)
+    add("--machine", required=True, metavar="FILE", help="cost of messages: a file, or a name in benchmarks/machines/")
+    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
+    add("-e", dest="end_bytes", type=values.size, default=16 << 20, metavar="BYTES", help="largest size (default 16M)")
+    add("-f", dest="factor", type=values.whole(2), default=16, metavar="F",
+        help="factor from one size to the next (default 16)")  # fmt: skip
+
+
 def search_command(args: argparse.Namespace) -> int:
     """Returns 0. Raises InvalidUsage if it cannot run."""
-    sizes = _sizes(args)
+    sizes = sizes_of(args)
     if len(args.hosts) > MOST_RANKS or len(args.hosts) < 2:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
-    machine = read_machine(_machine_file(args.machine))
+    machine = machine_of(args)
     outputs.check({"-o": args.output})
     try:
         own = [one for made in args.files for one in made]
@@ -123,18 +130,20 @@ def _timings(
     return _predicted(args, [c for c in candidates if c.registered or c.name in files])
 
 
-def _sizes(args: argparse.Namespace) -> list[int]:
+def sizes_of(args: argparse.Namespace) -> list[int]:
+    """The sizes from -b to -e. InvalidUsage if there are none."""
+    if args.end_bytes < args.begin_bytes:
+        raise InvalidUsage("sizes: -e must be at least -b")
     sizes = [args.begin_bytes]
     while sizes[-1] * args.factor <= args.end_bytes:
         sizes.append(sizes[-1] * args.factor)
-    if args.begin_bytes < 1 or args.end_bytes < args.begin_bytes:
-        raise InvalidUsage("sizes: -b must be at least 1, and -e at least -b")
     return sizes
 
 
-def _machine_file(name: str) -> Path:
-    path = Path(name)
-    return path if path.exists() or path.suffix else bench.named_file("machines", name)
+def machine_of(args: argparse.Namespace) -> HostsMachine:
+    """The machine of --machine. InvalidUsage if there is none, or if it is wrong."""
+    path = Path(args.machine)
+    return read_machine(path if path.exists() or path.suffix else bench.named_file("machines", args.machine))
 
 
 def _medium(hosts: Hosts) -> str:
@@ -219,10 +228,3 @@ def _heading(args: argparse.Namespace, machine: HostsMachine) -> str:
         f"# ringlet search --collective {args.collective}, {len(set(args.hosts))} hosts, {machine.name}: {how}\n"
         f"# Rules that gain at least {args.margin:g} % over the built-in choice.\n"
     )
-
-
-def _hosts(words: str) -> Hosts:
-    try:
-        return parse_hosts(words)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

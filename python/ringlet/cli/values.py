@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ringlet.schedule.hosts import Hosts, parse_hosts
+
 MOST_WORLD = 1024
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 40
@@ -27,6 +29,19 @@ def size(text: str | int) -> int:
             f"{shown(str(text))} is not a size from 1 to 1024G: write 4, 64K, 256M or 1GiB"
         )
     return number
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """ "4K,1M" -> (4096, 1048576), ascending."""
+    return tuple(sorted({size(word) for word in text.split(",")}))
+
+
+def hosts(text: str) -> Hosts:
+    """Hosts of ranks: `4x2`, `4x2:cyclic` or `3,1,2`."""
+    try:
+        return parse_hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def whole(least: int, most: int = 10**9) -> Callable[[str], int]:

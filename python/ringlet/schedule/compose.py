@@ -19,6 +19,7 @@ from ringlet.schedule.execute import execute
 from ringlet.schedule.hosts import numbered, ranks_by_host
 from ringlet.schedule.messages import pair_messages
 
+MOST_PARTS = 16384  # of a schedule (csrc/engine/authored.h)
 _LEADER = "leader."
 _ON_HOSTS = ("hierarchical",)  # uses the hosts itself, so it is no part of a composition
 
@@ -80,8 +81,10 @@ def segmented(whole: Schedule, segments: int) -> Schedule:
     """The schedule as a pipeline of `segments` equal pieces, each a moment behind the one before it.
 
     ValueError if rounds cannot express that: the collective has blocks, or a rank's round takes longer than that of a
-    rank with which it exchanges messages in it.
+    rank with which it exchanges messages in it; or if the schedule would have too many parts.
     """
+    if not 1 <= segments <= MOST_PARTS // whole.parts:
+        raise ValueError(f"{whole.name}: can be cut into 1 to {MOST_PARTS // whole.parts} segments, got {segments}")
     if whole.collective not in DIVIDED:
         raise ValueError(f"{whole.collective} has blocks; only {', '.join(DIVIDED)} can be cut into segments")
     moments = _moments(whole)

@@ -79,3 +79,15 @@ def schedules_of(
         for composition in compositions(own):
             with contextlib.suppress(NotImplementedError):
                 yield composition.schedule(hosts), False
+
+
+def composed(name: str, collective: str, hosts: Sequence[int], root: int = 0) -> Schedule:
+    """The composition or segmentation that a `Candidate` names: "two_shot+ring", "leader.tree+ring", "chain.8".
+
+    Raises ValueError if the name is none, or if its algorithms cannot be composed.
+    """
+    whole, _, segments = name.rpartition(".")
+    if whole and segments.isdecimal():
+        return segmented(composed(whole, collective, hosts, root), int(segments))
+    found = next((one for one in compositions() if one.name == name), None) if collective == "all_reduce" else None
+    return found.schedule(hosts) if found else schedule(name, collective, hosts=hosts, root=root)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ringlet.schedule.msccl.check import check
 from ringlet.schedule.msccl.export import to_xml
-from ringlet.schedule.msccl.program import MscclError, read
+from ringlet.schedule.msccl.program import MscclError, NotMscclError, read
 from ringlet.schedule.msccl.translate import translated
 from ringlet.schedule.steps import Schedule
 
-__all__ = ["MscclError", "check", "from_xml", "read", "to_xml"]
+__all__ = ["MscclError", "NotMscclError", "check", "from_xml", "read", "to_xml"]
 
 
 def from_xml(text: str, name: str = "msccl") -> Schedule:
-    """The schedule of an MSCCL-XML file, not yet proved. Raises MscclError if the text is none, if its program is
-    wrong, or if it needs something that schedules do not have."""
+    """The schedule of an MSCCL-XML file, not yet proved. Raises NotMscclError if the text is none, MscclError if its
+    program is wrong, or needs something that schedules do not have."""
     return translated(read(text), name)

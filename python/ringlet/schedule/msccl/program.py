@@ -34,8 +34,11 @@ Location = tuple[str, int]  # buffer, chunk
 
 
 class MscclError(ValueError):
-    """A text that is not MSCCL-XML, or a program that does not do what its collective promises. Names GPU, threadblock
-    and step."""
+    """A program that does not do what its collective promises, or has no schedule. Names GPU, threadblock and step."""
+
+
+class NotMscclError(MscclError):
+    """A text that is not MSCCL-XML."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,15 @@ class Program:
 
 
 def read(text: str) -> Program:
-    """The program of a file. MscclError if it is not MSCCL-XML."""
+    """The program of a file. NotMscclError if it is not MSCCL-XML, MscclError if the program cannot be one."""
     if len(text) > LARGEST_BYTES or "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise MscclError(f"a file of MSCCL-XML has at most {LARGEST_BYTES >> 20} MiB, and no entities")
+        raise NotMscclError(f"a file of MSCCL-XML has at most {LARGEST_BYTES >> 20} MiB, and no entities")
     try:
         algo = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise MscclError(f"not XML: {error}") from error
+        raise NotMscclError(f"not XML: {error}") from error
     if algo.tag != "algo":
-        raise MscclError(f"not MSCCL-XML: it begins with <{algo.tag}>, not <algo>")
+        raise NotMscclError(f"not MSCCL-XML: it begins with <{algo.tag}>, not <algo>")
     collective = COLLECTIVES.get(algo.get("coll", ""))
     if collective is None:
         raise MscclError(f"there is no collective for coll={algo.get('coll', '')!r}; known: {', '.join(COLLECTIVES)}")
@@ -101,7 +104,7 @@ def read(text: str) -> Program:
 
 
 def _blocks(gpu: ElementTree.Element, rank: int, world: int) -> tuple[Block, ...]:
-    sizes = {buffer: int(gpu.get(f"{buffer}_chunks", "0")) for buffer in "ios"}
+    sizes = {buffer: _number(gpu, f"{buffer}_chunks", 0, "0") for buffer in "ios"}
     blocks: list[Block] = []
     for tb in sorted(gpu.findall("tb"), key=lambda tb: _number(tb, "id")):
         where = f"GPU {rank}, threadblock {_number(tb, 'id')}"
@@ -135,8 +138,8 @@ def _step(step: ElementTree.Element, where: str, sizes: dict[str, int], peers: t
     return XmlStep(kind, source, target, count, waits if waits[0] >= 0 else None)
 
 
-def _number(element: ElementTree.Element, name: str, least: int = -1) -> int:
-    text = element.get(name, "")
+def _number(element: ElementTree.Element, name: str, least: int = -1, default: str = "") -> int:
+    text = element.get(name, default)
     if not re.fullmatch(r"-?\d{1,9}", text) or int(text) < least:
         raise MscclError(f"<{element.tag}> has {name}={text!r}, which should be a number from {least} on")
     return int(text)
