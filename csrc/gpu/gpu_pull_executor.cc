@@ -223,15 +223,26 @@ void GpuPullExecutor::run(const Call& call, void* stream) {
   }
 }
 
-void GpuPullExecutor::run_plan(const Call& given, void* stream) {
+void GpuPullExecutor::begin(const Call& call, cuda::PullRanks& ranks) {
+  if (failure_.failed()) failure_.raise("");
+  check_call(call);
+  fill(call, ranks);
+  last_ = describe(call);
+}
+
+/// The same on all ranks, which do not know yet where the others' tensors are.
+Call GpuPullExecutor::with_algorithm(const Call& given) const {
   Call call = given;
-  const size_t whole = buffer_bytes(call, setup_.world);
-  // The same on all ranks, which do not know yet where the others' tensors are.
   if (call.algorithm == nullptr) {
-    Situation situation{call.collective, whole, setup_.world, /*in_place=*/false};
+    Situation situation{call.collective, buffer_bytes(call, setup_.world), setup_.world, /*in_place=*/false};
     situation.way = Way::peers;
     call.algorithm = &setup_.selector.choose(situation);
   }
+  return call;
+}
+
+void GpuPullExecutor::run_plan(const Call& given, void* stream) {
+  const Call call = with_algorithm(given);
   if (is_low_latency(call)) return run_low_latency(call, stream);
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
   const bool readable = in_heap(call);
@@ -384,6 +395,10 @@ cuda::PullCall GpuPullExecutor::told_call(int rank, int block, bool low) const {
 
 /// Names both calls; of two all-to-alls the lengths that differ.
 void GpuPullExecutor::refuse_other_call(const std::string& in, int peer, int block, uint32_t expected) const {
+  // A block that begins later may have told the host of the failure, and has not seen the calls. The block that gave up
+  // wrote this word after it had compared them.
+  uint64_t written_last = 0;
+  read(&written_last, offsetof(cuda::PullEnd, own), sizeof written_last);
   const bool low = expected == cuda::kLowPhase;
   const cuda::PullCall own = told_call(setup_.rank, block, low), theirs = told_call(peer, block, low);
   const auto words = [](const cuda::PullCall& call) { return describe({call.signature, call.count}, call.sequence); };

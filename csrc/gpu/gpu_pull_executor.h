@@ -59,6 +59,11 @@ class GpuPullExecutor {
 
   void run(const Call& call, void* stream);
 
+  /// For a kernel of another kind, which meets its peers as these do: checks the call, and fills in what that needs.
+  void begin(const Call& call, cuda::PullRanks& ranks);
+  /// Whether run() would carry the call out by cuda/low_latency.h.
+  bool chooses_low_latency(const Call& call) const { return is_low_latency(with_algorithm(call)); }
+
   /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Where all is well it makes
   /// no call to the device.
   void check(const std::string& what) const;
@@ -84,6 +89,7 @@ class GpuPullExecutor {
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);
   void run_plan(const Call& call, void* stream);
   void exchange(const Call& call, void* stream);
+  Call with_algorithm(const Call& call) const;
   cuda::LowLayout low_layout() const;
   bool is_low_latency(const Call& call) const;
   void run_low_latency(const Call& call, void* stream);

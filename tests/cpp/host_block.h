@@ -9,8 +9,10 @@
 
 #include "cuda/exchange.h"
 #include "cuda/low_latency.h"
+#include "cuda/multicast.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
+#include "emulated_multicast.h"
 
 namespace host_block {
 
@@ -101,6 +103,12 @@ class HostBlock {
     return true;
   }
 
+  template <class E>
+  static cuda::Pack load_sum(const std::byte* at) {
+    return emulated_multicast::load_sum<E>(at);
+  }
+  static void store_for_all(std::byte* at, const cuda::Pack& pack) { emulated_multicast::store_for_all(at, pack); }
+
   /// Whether what is waited for has come.
   static bool arrives(const cuda::PullWait& one, const cuda::PullWatch& watch) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(watch.budget);
@@ -143,6 +151,17 @@ void run_low_latency(const cuda::LowArgs& args, int index) {
 inline LowRun find_low_latency(DType dtype) {
   if (dtype == DType::float32) return run_low_latency<cuda::Float32>;
   return dtype == DType::float16 ? run_low_latency<cuda::Float16> : run_low_latency<cuda::BFloat16>;
+}
+
+using MulticastRun = void (*)(const cuda::MulticastArgs&, int block);
+template <class E>
+void run_multicast(const cuda::MulticastArgs& args, int index) {
+  HostBlock block(index);
+  cuda::MulticastInterpreter<E, HostBlock>(args, block).run();
+}
+inline MulticastRun find_multicast(DType dtype) {
+  if (dtype == DType::float32) return run_multicast<cuda::Float32>;
+  return dtype == DType::float16 ? run_multicast<cuda::Float16> : run_multicast<cuda::BFloat16>;
 }
 
 inline void run_exchange(const cuda::ExchangeArgs& args, int index) {
