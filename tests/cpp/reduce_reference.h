@@ -204,6 +204,9 @@ inline Bytes reference(DType dtype, ReduceOp op, const std::vector<Bytes>& srcs,
     }
     case DType::complex64: reference_as<std::complex<float>>(op, srcs, finish, out, combine_complex<float>); break;
     case DType::complex128: reference_as<std::complex<double>>(op, srcs, finish, out, combine_complex<double>); break;
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64: break;  // nothing reduces them
   }
   return out;
 }

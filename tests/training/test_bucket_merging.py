@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from reducer_checks import assert_gradients, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
-from ringlet.training.reducer.merging import Cost, cut, end_of, fit
+from ringlet.training.reducer.merging import LATER, Cost, cut, cut_with_few, end_of, fit
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 MEASURED = 7  # where the layouts are the same, that decides
@@ -69,6 +69,17 @@ def test_cuts_at_the_ends_of_the_scale():
     assert cut([], [], Cost(1, 1)) == []
     with pytest.raises(InvalidUsage, match="in the order in which they become ready"):
         cut([0.2, 0.1], [1, 1], Cost(1, 1))
+
+
+def test_fewer_cuts_end_nearly_as_early():
+    for ready_s, nbytes, cost in cases(400):
+        best, found = cut(ready_s, nbytes, cost), cut_with_few(ready_s, nbytes, cost)
+        assert [index for group in found for index in group] == list(range(len(ready_s)))
+        assert len(found) <= len(best)
+        assert end_of(found, ready_s, nbytes, cost) <= LATER * end_of(best, ready_s, nbytes, cost)
+    # Many small gradients, one after another: nearly as early with far fewer starts.
+    ready_s, nbytes, cost = [0.01 * i for i in range(1, 401)], [1000] * 400, Cost(0.005, 5e-6)
+    assert len(cut_with_few(ready_s, nbytes, cost)) < len(cut(ready_s, nbytes, cost)) / 5
 
 
 def test_end_of_is_the_papers_recursion():

@@ -108,7 +108,7 @@ class MeasuredMerging:
         return self._plans[name]
 
     def _merge(self) -> list[buckets.Bucket]:
-        """The plan whose buckets end earliest in the model. Each dtype and device has its own cuts."""
+        """The plan whose few buckets end early in the model. Each dtype and device has its own cuts."""
         count = len(self._entries)
         medians = [statistics.median(seen[i] for seen in self._ready) * 1e-9 for i in range(count)]
         ready = largest_over_ranks(medians, self._channel, self._device)
@@ -117,7 +117,7 @@ class MeasuredMerging:
         groups = []
         for kind in dict.fromkeys((self._entries[i].dtype, self._entries[i].device) for i in order):
             alike = [i for i in order if (self._entries[i].dtype, self._entries[i].device) == kind]
-            cuts = merging.cut([ready[i] for i in alike], [self._entries[i].nbytes for i in alike], cost)
+            cuts = merging.cut_with_few([ready[i] for i in alike], [self._entries[i].nbytes for i in alike], cost)
             groups += [[alike[place] for place in cut] for cut in cuts]
         plan = buckets.lay_out(self._entries, groups, order)
         nbytes = [entry.nbytes for entry in self._entries]
