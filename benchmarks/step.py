@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -150,6 +151,8 @@ def fsdp2(reshard: bool) -> Callable[[Setting], Step]:
 def deepspeed(stage: int) -> Callable[[Setting], Step]:
     def make(setting: Setting) -> Step:
         import deepspeed as library
+
+        os.environ["LOCAL_RANK"] = str(dist.get_rank())  # a launcher of its own would set it
 
         model, loss = setting.make()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
