@@ -228,6 +228,12 @@ def test_a_real_calibration_gives_values_that_a_table_takes(monkeypatch):
 USUAL = _C.tuned("", "")
 
 
+def test_built_in_sizes_without_a_limit_can_be_written():
+    text = "".join(calibrate.table_line(name, value, "A-1") for name, value in calibrate.writable(USUAL).items())
+    most = max(one.below for one in calibrate.THRESHOLDS)
+    assert _C.tuned(text, "A-1") == {name: min(value, most) for name, value in USUAL.items()}
+
+
 def calibrated(fast: dict[str, dict[int, float]], unsteady: bool = False) -> dict[str, int]:
     """What is chosen where some values are as many times as fast as the others, by name and value, in 8 rounds."""
     times = {}
