@@ -48,6 +48,7 @@ struct Parcel {
   Parcel(const Parcel&) = delete;
 };
 
+/// Does not wait for room, which other processes could take.
 bool send(int socket, const Token& to, int descriptor) {
   Parcel parcel(descriptor < 0 ? 0 : CMSG_SPACE(sizeof(int)));
   sockaddr_un address = address_of(to);
@@ -61,7 +62,7 @@ bool send(int socket, const Token& to, int descriptor) {
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
   }
-  return ::sendmsg(socket, &parcel.message, MSG_NOSIGNAL) == 1;
+  return ::sendmsg(socket, &parcel.message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
 struct Delivery {

@@ -37,7 +37,6 @@ class MulticastMemory {
 
   std::byte* own() const { return static_cast<std::byte*>(made_.own); }
   std::byte* all() const { return static_cast<std::byte*>(made_.all); }
-  size_t bytes() const { return made_.bytes; }
 
  private:
   void make(const std::vector<Token>& mailboxes);

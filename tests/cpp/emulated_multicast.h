@@ -39,7 +39,8 @@ struct Mapping {
 
 inline std::mutex
     mutex;  // guards the objects but for their atomics; kernels take no lock, which would order their words
-inline std::deque<Object> objects;
+/// Not destroyed at exit, where kernels of calls that were given up may still run.
+inline std::deque<Object>& objects = *new std::deque<Object>;
 inline std::array<Mapping, kMost> mappings;
 
 struct Place {

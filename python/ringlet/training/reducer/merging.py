@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ringlet.errors import InvalidUsage
 
-LATER = 1.05
+LATER = 1.05  # how much later than the earliest cut one with fewer groups may end
 
 
 @dataclass(frozen=True)
