@@ -208,6 +208,16 @@ def test_search(files, capsys):
     assert "wrong all_reduce, world 8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["prove", "draw", "simulate", "search", "explore"])
+def test_what_a_function_raises_is_told_in_one_line(files, tmp_path, capsys, command):
+    place = ["--hosts", "4x2", "--machine", "slow-uplinks", "--sizes", "4K"]
+    words = {"simulate": place, "search": place[:4], "explore": ["-o", str(tmp_path / "page.html")]}
+    assert main([command, files["fails"], *words.get(command, [])]) == (1 if command == "prove" else 2)
+    said = capsys.readouterr()
+    assert re.fullmatch(r".*: rank 0, round 0: raises ZeroDivisionError: .* \(fails.py:\d+\)\n", said.err)
+    assert said.out == ""
+
+
 def test_simulate(files, tmp_path, monkeypatch, capsys):
     rows = tmp_path / "rows.json"
     words = ["--hosts", "4x2", "--machine", "slow-uplinks", "--sizes", "4K,1M"]
@@ -220,8 +230,6 @@ def test_simulate(files, tmp_path, monkeypatch, capsys):
     assert main(["simulate", files["wrong"], *words]) == 2
     said = capsys.readouterr()
     assert "wrong all_reduce, world 8, hosts 4x2: rank 5, round 7, chunk 4: adds" in said.err and said.out == ""
-    assert main(["simulate", files["fails"], *words]) == 2
-    assert "ringlet simulate: fails (fails.py:4): ZeroDivisionError: " in capsys.readouterr().err
     assert main(["simulate", files["pairs"], "--world", "5", *words[2:]]) == 2
     assert "pairs: four or eight ranks" in capsys.readouterr().err
     assert main(["simulate", files["mine"], "--collective", "broadcast", *words]) == 2

@@ -155,12 +155,7 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
 def _proved(one: Algorithm, collective: str, hosts: Hosts, root: int) -> Schedule:
     if one.collective != collective:
         raise InvalidUsage(f"{one.name} is an algorithm of {one.collective}, not of {collective}: leave it out")
-    try:
-        made = one.schedule(len(hosts), root, hosts)
-    except (NotImplementedError, ScheduleError):
-        raise
-    except Exception as error:  # of the function itself
-        raise InvalidUsage(f"{one.name} ({one.origin}): {type(error).__name__}: {error}") from error
+    made = one.schedule(len(hosts), root, hosts)
     made.prove()
     return made
 

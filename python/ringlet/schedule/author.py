@@ -20,7 +20,8 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,15 @@ class Algorithm:
     def schedule(self, world: int, root: int = 0, hosts: Sequence[int] | None = None) -> Schedule:
         """The schedule of all ranks, not yet proved.
 
-        hosts[r]: any number for rank r's host (None: all share one). Raises ScheduleError if a rank yields something
-        that is no round, InvalidUsage for a wrong world, root or hosts, and whatever the function raises
-        (NotImplementedError: it does not cover this world).
+        hosts[r]: any number for rank r's host (None: all share one). Raises InvalidUsage for a wrong world, root or
+        hosts, NotImplementedError if the function does (it does not cover this world), and ScheduleError if the
+        function raises anything else or yields something that is no round.
         """
         _check_place(self.collective, world, root, hosts)
         on_hosts = numbered(hosts) if hosts is not None else (0,) * world
         if self.order != "none" and len(set(on_hosts)) > 1:
             return self._ordered(world, root, on_hosts)
-        ranks = tuple(tuple(self._rounds(rank, world, root, on_hosts)) for rank in range(world))
+        ranks = tuple(self._rounds(rank, world, root, on_hosts) for rank in range(world))
         return assembled(self, ranks, self.parts_of(world), root, on_hosts)
 
     def parts_of(self, world: int) -> int:
@@ -90,18 +91,23 @@ class Algorithm:
         needed = required_parts(self.collective, world)
         if needed is not None:
             return needed
-        return operator.index(self.parts(world) if callable(self.parts) else self.parts or world)
+        try:
+            return operator.index(self.parts(world) if callable(self.parts) else self.parts or world)
+        except Exception as error:
+            raise ScheduleError(0, None, None, f"parts {_raised(error)}") from error
 
-    def _rounds(self, rank: int, world: int, root: int, hosts: tuple[int, ...]) -> Iterator[Round]:
+    def _rounds(self, rank: int, world: int, root: int, hosts: tuple[int, ...]) -> tuple[Round, ...]:
         place = dict(zip(PLACE, (rank, world, root, hosts), strict=True))
         wanted = {name: place[name] for name in _asked_for(self.function)}
-        for index, yielded in enumerate(self.function(**wanted) or ()):
-            try:
-                steps = (yielded,) if isinstance(yielded, Step) else tuple(yielded)
-                yield Round(tuple(_whole(step) for step in steps))
-            except (TypeError, AttributeError):
-                text = f"yields {yielded!r:.80}, but a round is a send, recv, reduce or copy, or several of them"
-                raise ScheduleError(rank, index, None, text) from None
+        rounds: list[Round] = []
+        try:
+            for yielded in self.function(**wanted) or ():
+                rounds.append(_round(rank, len(rounds), yielded))
+        except (NotImplementedError, ScheduleError):
+            raise
+        except Exception as error:
+            raise ScheduleError(rank, len(rounds), None, _raised(error)) from error
+        return tuple(rounds)
 
     def _ordered(self, world: int, root: int, hosts: tuple[int, ...]) -> Schedule:
         """Makes the schedule for positions. Ranks take these host after host, or round robin, as in the built-in
@@ -195,6 +201,21 @@ def _asked_for(function: Callable[..., Any], what: str = "") -> tuple[str, ...]:
     if unknown:
         raise InvalidUsage(f"{what}: the function has a parameter {unknown[0]!r}; it may have {', '.join(PLACE)}")
     return asked
+
+
+def _round(rank: int, index: int, yielded: Any) -> Round:
+    try:
+        steps = (yielded,) if isinstance(yielded, Step) else tuple(yielded)
+        return Round(tuple(_whole(step) for step in steps))
+    except (TypeError, AttributeError):
+        text = f"yields {yielded!r:.80}, but a round is a send, recv, reduce or copy, or several of them"
+        raise ScheduleError(rank, index, None, text) from None
+
+
+def _raised(error: Exception) -> str:
+    """What a user's function raised, and in which line."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raises {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
 
 def _whole(step: Step) -> Step:
