@@ -35,7 +35,7 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
   setup.addresses.assign(static_cast<size_t>(world), Mesh::address());
   for (int q = 0; q < world; ++q) setup.hosts.push_back(q);
   std::vector<int> hosts = setup.hosts;
-  if (between != Between::tcp) {
+  if (between != Between::tcp && between != Between::mixed) {
     const int on_a_host = between == Between::twos ? 2 : between == Between::threes ? 3 : 8;
     for (int& host : hosts) host /= on_a_host;
   }
