@@ -345,7 +345,7 @@ bool GpuExecutors::through_peers(const Call& call) const {
   if (!message_) return true;
   const bool exchange = call.collective == Collective::all_to_all;
   if (exchange ? !GpuPullExecutor::exchanges(call) : call.blocks != nullptr) return false;
-  if (across_ && !GpuAcrossHosts::serves(call)) return false;
+  if (across_ && !across_->serves(call)) return false;
   const size_t bytes = exchange ? 0 : buffer_bytes(call, host_.world());
   const auto way = host_.selector().way_for(call.collective, bytes, host_.world());
   return way && parts_.by_table != 0 ? *way == Way::peers : bytes <= parts_.peer_bytes;
@@ -416,7 +416,8 @@ std::string GpuExecutors::describe() const {
   const std::string nccl = "NCCL " + parts_.nccl->dotted();
   if (!pull_) return nccl + "; no peer memory" + no_peers_ + describe_multicast();
   return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes" + (across_ ? " inside hosts, " : ", ") +
-         nccl + (across_ ? " between them and beyond" : " beyond") + describe_multicast();
+         nccl + (across_ ? " between them and beyond" + across_->limits(parts_.peer_bytes) : " beyond") +
+         describe_multicast();
 }
 
 }  // namespace ringlet

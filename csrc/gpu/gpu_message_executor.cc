@@ -344,7 +344,7 @@ void GpuMessageExecutor::order(const Bound& bound, void* event, NcclStream befor
 }
 
 void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout,
-                                  NcclStream stream) {
+                                  NcclStream stream, NcclCommunicator::Act also) {
   communicator_.check();
   last_ = describe(messages);
   try {
@@ -357,7 +357,7 @@ void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chr
         communicator_.recv(m.data, m.bytes(), m.peer, stream);
       }
     }
-    communicator_.close_group(Deadline::after(timeout));
+    communicator_.close_group(Deadline::after(timeout), std::move(also));
   } catch (const Error& error) {
     communicator_.abort();
     rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());

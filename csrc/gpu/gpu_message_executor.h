@@ -50,8 +50,10 @@ class GpuMessageExecutor {
   void run(const Call& call, NcclStream stream);
 
   /// Point-to-point messages, together: none of them waits for another to be done. Between two ranks sends and receives
-  /// meet in order. What they lack of being good calls is for the caller to see.
-  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream);
+  /// meet in order. What they lack of being good calls is for the caller to see. also: what goes with them in one NCCL
+  /// group, even if no message has elements.
+  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream,
+                NcclCommunicator::Act also = {});
 
   /// The call's, or what `auto` means for it. nccls_own: whether NCCL's own collective will do as well.
   const Algorithm& algorithm_for(const Call& call, bool nccls_own = false) const;

@@ -52,7 +52,8 @@ class NcclCommunicator {
   void open_group();
   void send(const void* from, size_t bytes, int peer, NcclStream stream);
   void recv(void* to, size_t bytes, int peer, NcclStream stream);
-  void close_group(const Deadline& deadline);
+  /// also: what goes with the messages, even if there are none.
+  void close_group(const Deadline& deadline, Act also = {});
 
   /// `act` calls the function of NCCL whose name is given, and holds all that it uses.
   void call(const char* function, Act act, const Deadline& deadline);

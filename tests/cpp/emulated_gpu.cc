@@ -132,7 +132,7 @@ std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> 
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
 std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0},
-    multicasts{0};
+    multicasts{0}, pulls{0}, groups{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -222,6 +222,12 @@ int wait(void* stream, void* event) {
 
 int reduce(const ReduceArgs* args, DType dtype, ReduceOp op, void* stream) {
   of(stream).put([args = *args, srcs = std::vector(args->srcs, args->srcs + args->n), dtype, op]() mutable {
+    std::vector<uint64_t> words(srcs.size());
+    for (size_t i = 0; i < srcs.size() && args.count * element_size(dtype) == sizeof(uint64_t); ++i) {
+      auto* word = reinterpret_cast<std::byte*>(&words[i]);  // which a peer's kernel may write meanwhile
+      copy_words(word, srcs[i], sizeof(uint64_t));
+      srcs[i] = word;
+    }
     args.srcs = srcs.data();
     reduce_kernel(dtype, op)(args);
   });
@@ -239,6 +245,7 @@ void note_blocks(const cuda::PullRanks& args) {
 
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   note_blocks(*args);
+  ++pulls;
   if (args->in_place.steps != nullptr) ++in_place;
   of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
   return 0;
@@ -422,6 +429,8 @@ EXPORTED void emulated_gpu_refuse_multicast(int step) { refused_multicast = step
 EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }
 EXPORTED int emulated_gpu_max_ctas() { return max_ctas; }
 EXPORTED int emulated_gpu_messages() { return messages; }
+EXPORTED int emulated_gpu_groups() { return groups; }
+EXPORTED int emulated_gpu_pulls() { return pulls; }
 EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
 EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }
@@ -465,6 +474,7 @@ EXPORTED int ncclGroupStart() { return ++open_groups, kNcclSuccess; }
 EXPORTED int ncclGroupEnd() {
   if (open_groups == 0) return kInvalidUsage;
   if (--open_groups > 0) return kNcclSuccess;
+  ++groups;
   for (auto& [stream, group] : parts) of(stream).put([group = std::move(group)] { exchange(group); });
   parts.clear();
   return kNcclSuccess;
@@ -508,9 +518,11 @@ struct Native {
     if (to >= 0 && to != own->rank) return;
     std::vector<const std::byte*> srcs;
     for (int q = 0; q < own->world; ++q) srcs.push_back(all.data() + static_cast<size_t>(q) * bytes);
-    ReduceArgs args{output, nullptr, srcs.data(), own->world, bytes / element_size(dtype)};
+    std::vector<std::byte> result(bytes);
+    ReduceArgs args{result.data(), nullptr, srcs.data(), own->world, bytes / element_size(dtype)};
     args.divisor = op == ReduceOp::avg ? own->world : 1;
     reduce_kernel(dtype, op)(args);
+    copy_words(output, result.data(), bytes);
   }
 };
 
@@ -523,6 +535,7 @@ std::atomic<int> natives{0};
 int enqueue(Native native, void* output, NcclStream stream, int type, int op) {
   if (stream == nullptr) return kInvalidUsage;
   ++natives;
+  if (open_groups == 0) ++groups;
   of(stream).put([native = std::move(native), to = static_cast<std::byte*>(output), type, op]() mutable {
     if (!native.run()) return;
     if (op >= 0) {
