@@ -25,11 +25,21 @@ MODELLED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
 LIKE_ANOTHER = "hierarchical"  # where hosts are left out of it, it is two_shot
 WORLDS, SIZES = (4, 8, 16), (1 << 10, 64 << 10, 4 << 20)
 
-# Of the table of winners: machines by file and hosts, and results by name, each with its words there.
+# Of the table of winners: machines by file and hosts; and of both tables: results by name, their words there, which
+# world of the file, and the condition of rules for it.
 MACHINES = (("slow-uplinks", "4x2"), ("slow-uplinks", "8x1"), ("p5-hosts", "2x8"))
-MEASURED = (("2026-11-24-intel-xeon-2-cores-algorithms-hosts", "4x1 over TCP"),)
+ON_EPYC = "2026-11-25-amd-epyc-2-cores-algorithms"
+MEASURED = (
+    (f"{ON_EPYC}-memory", "2 ranks", 2, "staged"),
+    (f"{ON_EPYC}-memory", "4 ranks on 2 cores", 4, "staged"),
+    (f"{ON_EPYC}-hosts", "4x1 at 200 Mbit/s", 4, "apart"),
+    ("2026-11-24-intel-xeon-2-cores-algorithms-hosts", "4x1 at 200 Mbit/s, Xeon", 4, "apart"),
+    (f"{ON_EPYC}-hosts", "8x1 at 200 Mbit/s", 8, "apart"),
+    (f"{ON_EPYC}-gigabit", "4x1 at 1 Gbit/s", 4, "apart"),
+)
 PREDICTED_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 MARGIN = 1.01  # less than 1 % is no win
+MARGIN_OF_RULES = 1.05
 
 Times = Mapping[str, float]  # by algorithm, in microseconds
 
@@ -113,11 +123,31 @@ def _predictions() -> Iterator[tuple[str, str, int, Times]]:
                 yield f"{file} {words}", collective, size, times
 
 
+def measured() -> list[list[str]]:
+    """A header, and a line for each collective and place: the fastest algorithm at each size, and how many times as
+    fast as auto's choice, if that is another by more than the margin."""
+    found: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    media = {words: (world, medium) for _, words, world, medium in MEASURED}
+    for words, collective, size, times in _measurements():
+        usual = _C.chosen(collective, size, *media[words])
+        best = min(times, key=lambda name: times[name])
+        gain = times[usual] / times[best]
+        found[collective, words][size] = f"`{usual}`" if gain < MARGIN_OF_RULES else f"**`{best}`** {gain:.2f}x"
+    sizes = sorted({size for cells in found.values() for size in cells})
+    lines = [["collective", "where", *map(format_bytes, sizes)]]
+    for collective in MODELLED:
+        for words in media:
+            if cells := found.get((collective, words)):
+                lines.append([f"`{collective}`", words, *(cells.get(size, "") for size in sizes)])
+    return lines
+
+
 def _measurements() -> Iterator[tuple[str, str, int, Times]]:
     """Medians over rounds."""
-    for name, words in MEASURED:
+    for name, words, world, _ in MEASURED:
         found: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in read(BENCHMARKS / "baselines" / f"{name}.jsonl")[0]:
-            found[row["collective"], row["bytes"]][row["algorithm"]].append(row["time_us_p50"])
-        for (collective, size), times in found.items():
+            if row["world"] == world:
+                found[row["collective"], row["bytes"]][row["algorithm"]].append(row["time_us_p50"])
+        for (collective, size), times in sorted(found.items(), key=lambda case: case[0][1]):
             yield words, collective, size, {one: statistics.median(values) for one, values in times.items()}

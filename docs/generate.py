@@ -142,6 +142,7 @@ def tables() -> dict[str, dict[str, str]]:
             "uplinks": _uplinks([algorithm for algorithm, _ in reductions]),
             "modelled": _table(fastest.modelled()),
             "winners": _table(fastest.winners()),
+            "measured": _table(fastest.measured()),
             "auto": _rules(),
         },
         "limits.md": {"limits": _limits()},

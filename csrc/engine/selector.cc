@@ -18,7 +18,8 @@ broadcast                                 nccl     nccl
 reduce                                    nccl     nccl
 
 # Between hosts a round costs more than everything else about a small message, and the bytes that a host sends more than
-# everything else about a large one; where hosts have several ranks, few of them need the network.
+# everything else about a large one; where hosts have several ranks, few of them need the network. In a chain every host
+# sends a message once, segment behind segment, while a tree's root sends it several times.
 all_reduce      up to 4KiB                network  butterfly
 all_reduce                                hosts    hierarchical
 all_reduce                    world 1-8   network  ring
@@ -28,7 +29,9 @@ reduce_scatter                            network  circulant
 all_gather                                hosts    hierarchical
 all_gather                                network  circulant
 broadcast                                 hosts    hierarchical
+broadcast       above 128KiB  world 1-8   network  chain
 broadcast                                 network  tree
+reduce          above 128KiB  world 1-8   network  chain
 reduce                                    network  tree
 
 # On GPUs that read each other's memory a round costs a kernel's way to another GPU and back, and whole messages pay while

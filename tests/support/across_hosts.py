@@ -32,14 +32,17 @@ def sums() -> None:
 
 
 def connections() -> None:
-    """One all-reduce, and how many connections it took."""
-    began = time.monotonic()
-    group = ringlet.init(timeout=timedelta(seconds=60))
-    tensor = torch.full((1 << 18,), float(group.rank + 1))
-    ringlet.all_reduce(tensor, algorithm=sys.argv[2])
-    right = bool((tensor == sum(range(1, group.world + 1))).all())
-    ringlet.barrier()
-    say(rank=group.rank, right=right, connections=group.connections, seconds=time.monotonic() - began)
+    """One all-reduce by each algorithm in a group of its own, and how many connections it took."""
+    world = ringlet.init(timeout=timedelta(seconds=60)).world
+    told = {}
+    for algorithm in sys.argv[2].split(","):
+        group = ringlet.new_group(range(world), timeout=timedelta(seconds=60))
+        tensor = torch.full((1 << 18,), float(group.rank + 1))
+        ringlet.all_reduce(tensor, algorithm=algorithm, group=group)
+        right = bool((tensor == sum(range(1, world + 1))).all())
+        ringlet.barrier(group=group)
+        told[algorithm] = {"right": right, "connections": group.connections}
+    say(**told)
 
 
 def until_it_fails() -> None:
