@@ -29,9 +29,9 @@ reduce_scatter                            network  circulant
 all_gather                                hosts    hierarchical
 all_gather                                network  circulant
 broadcast                                 hosts    hierarchical
-broadcast       above 128KiB  world 1-8   network  chain
+broadcast       above 128KiB  world 1-8   apart    chain
 broadcast                                 network  tree
-reduce          above 128KiB  world 1-8   network  chain
+reduce          above 128KiB  world 1-8   apart    chain
 reduce                                    network  tree
 
 # On GPUs that read each other's memory a round costs a kernel's way to another GPU and back, and whole messages pay while
