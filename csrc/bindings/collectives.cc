@@ -29,6 +29,12 @@
 
 namespace py = pybind11;
 
+/// Python sees every call's handle as a Work, so pybind11 need not look its own type up.
+template <>
+struct pybind11::polymorphic_type_hook<ringlet::Work> {
+  static const void* get(const ringlet::Work* work, const std::type_info*&) { return work; }
+};
+
 namespace ringlet {
 namespace {
 
@@ -425,35 +431,38 @@ struct DefaultGroup {
 DefaultGroup default_of_process;
 thread_local constinit DefaultGroup default_of_thread;
 
-/// The plain call, `all_reduce(tensor[, op][, algorithm=])` on the default group; false for any other call.
-bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
+/// The plain call, `all_reduce(tensor[, op][, algorithm=][, async_op=])` on the default group. Returns what it returns;
+/// null for any other call.
+PyObject* plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   const DefaultGroup chosen = default_of_thread.handle != nullptr ? default_of_thread : default_of_process;
-  if (chosen.handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return false;
+  if (chosen.handle == nullptr || positional < 1 || positional > 2 || !THPVariable_CheckExact(args[0])) return nullptr;
   PyObject* op = positional == 2 ? args[1] : nullptr;
-  PyObject* algorithm = nullptr;
+  PyObject *algorithm = nullptr, *async = Py_False;
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
   // Python interns the keywords of a program. Python's all_reduce takes those that are not.
   static PyObject* const op_keyword = PyUnicode_InternFromString("op");
   static PyObject* const algorithm_keyword = PyUnicode_InternFromString("algorithm");
+  static PyObject* const async_keyword = PyUnicode_InternFromString("async_op");
   for (Py_ssize_t i = 0; i < named; ++i) {
     PyObject* const keyword = PyTuple_GET_ITEM(keywords, i);
     if (keyword == algorithm_keyword) {
       algorithm = args[positional + i];
     } else if (keyword == op_keyword && op == nullptr) {
       op = args[positional + i];
+    } else if (keyword == async_keyword && PyBool_Check(args[positional + i])) {
+      async = args[positional + i];
     } else {
-      return false;
+      return nullptr;
     }
   }
   const at::Tensor& tensor = THPVariable_Unpack(args[0]);
   check_dense(tensor, "all_reduce", "given");
-  if (!tensor.is_cpu() || !tensor.is_contiguous()) return false;
-  if (tensor.requires_grad() && at::GradMode::is_enabled()) return false;
+  if (!tensor.is_cpu() || !tensor.is_contiguous()) return nullptr;
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) return nullptr;
   Call call;
   call.collective = Collective::all_reduce;
   call.op = op != nullptr ? parse_op(op, "all_reduce") : ReduceOp::sum;
   call.algorithm = algorithm != nullptr ? algorithm_of(algorithm, call.collective) : nullptr;
-  check_on_host(call);
   call.dtype = dtype_of(tensor);
   call.count = static_cast<size_t>(tensor.numel());
   call.input = call.output = data_of(tensor);
@@ -461,20 +470,20 @@ bool plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObject* ke
       py::reinterpret_borrow<py::object>(chosen.handle);  // another thread may end it while this one waits
   Communicator& group = *chosen.group;
   agree_on_added(group, call);
-  const auto profiled = profile(call, &tensor, &tensor);
-  run(group, call, {&tensor, &tensor});
+  PyObject* const work = issue(group, call, {&tensor, &tensor}, nullptr, async == Py_True);
   mark_written(tensor);
-  return true;
+  if (async == Py_True) return work;
+  Py_DECREF(work);  // None
+  return Py_NewRef(args[0]);
 }
 
 PyObject* general_all_reduce = nullptr;  // the Python function that takes every argument
 
 PyObject* all_reduce_shortcut(PyObject*, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   return guarded(0, 0, [&]() -> PyObject* {
-    if (!plain_all_reduce(args, positional, keywords)) {
-      return PyObject_Vectorcall(general_all_reduce, args, static_cast<size_t>(positional), keywords);
-    }
-    return Py_NewRef(args[0]);
+    PyObject* const result = plain_all_reduce(args, positional, keywords);
+    if (result != nullptr) return result;
+    return PyObject_Vectorcall(general_all_reduce, args, static_cast<size_t>(positional), keywords);
   });
 }
 

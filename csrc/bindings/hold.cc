@@ -54,7 +54,9 @@ class Holds {
 void MemoryHold::add(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage()) return;
   const c10::Storage& storage = tensor.storage();
-  held_.push_back({storage, storage.data(), Holds::of_process().take(*storage.unsafeGetStorageImpl())});
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  if (!held_.empty() && held_.back().storage.unsafeGetStorageImpl() == impl) return;  // input and output are one
+  held_.push_back({storage, storage.data(), Holds::of_process().take(*impl)});
 }
 
 MemoryHold::~MemoryHold() {

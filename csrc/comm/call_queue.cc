@@ -68,7 +68,7 @@ void CallQueue::end() {
   }
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return assistants_ == 0; });
+  changed_.wait(lock, [&] { return assistants_ == 0 && owner_.load(std::memory_order_relaxed) == std::thread::id{}; });
 }
 
 void CallQueue::make_ready() {
@@ -86,6 +86,7 @@ std::shared_ptr<Work> CallQueue::submit(Job job) {
   clockid_t giver{};
   ::pthread_getcpuclockid(::pthread_self(), &giver);
   entries_.push_back({std::move(job), work, now, giver});
+  if (first) first_.store(&entries_.front(), std::memory_order_release);
   ++submitted_;
   if (asleep_ || (whole && first)) {
     woken_ = asleep_ ? now : Clock::time_point{};
@@ -125,6 +126,10 @@ bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {
 /// Takes the turn if no other thread has it.
 bool CallQueue::take_turn() {
   const std::lock_guard lock(mutex_);
+  return take_turn_locked();
+}
+
+bool CallQueue::take_turn_locked() {
   if (owner_.load(std::memory_order_relaxed) == std::thread::id{}) {
     owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   } else if (!has_turn()) {
@@ -138,7 +143,7 @@ void CallQueue::leave_turn() {
   const std::lock_guard lock(mutex_);
   if (--depth_ > 0) return;
   owner_.store(std::thread::id{}, std::memory_order_relaxed);
-  if (waiting_for_turn_ > 0) changed_.notify_all();
+  if (waiting_for_turn_ > 0 || stop_) changed_.notify_all();
   if (stop_ || (!entries_.empty() && entries_.front().job.whole)) given_.notify_one();
 }
 
@@ -155,8 +160,8 @@ void CallQueue::progress(bool given) {
       given_.notify_one();  // it runs beside the caller's own computation
       return;
     }
+    if (!take_turn_locked()) return;
   }
-  if (!take_turn()) return;
   const Turn turn{*this};
   carry_on({.tells = false});
 }
@@ -169,7 +174,7 @@ void CallQueue::hurry() {
 }
 
 void CallQueue::await(const Work& work, const Deadline& deadline) {
-  const Assisting assisting(*this);
+  std::optional<Assisting> assisting;  // while this thread holds the turn, no other thread asks
   while (!work.done() && !deadline.passed()) {
     std::optional<Awaited> awaited;
     if (take_turn()) {
@@ -178,6 +183,7 @@ void CallQueue::await(const Work& work, const Deadline& deadline) {
       if (work.done()) return;
       if (begun_) awaited = engine_.held_up_at();
     }
+    if (!assisting) assisting.emplace(*this);
     if (awaited) {
       engine_.sleep(*awaited, std::min<std::chrono::nanoseconds>(kSleep, deadline.left()));
     } else {
@@ -213,12 +219,8 @@ bool CallQueue::is_whole() const {
 /// caller holds the turn.
 bool CallQueue::carry_on(const Effort& effort) {
   while (effort.until == nullptr || !effort.until->done()) {
-    Entry* entry = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      if (entries_.empty()) return true;
-      entry = &entries_.front();
-    }
+    Entry* const entry = first_.load(std::memory_order_acquire);
+    if (entry == nullptr) return true;
     if (!entry->carried_out && !carry_out(*entry, effort.spin)) return false;
     entry->carried_out = true;
     begun_ = false;
@@ -254,6 +256,7 @@ void CallQueue::finish() {
     const std::lock_guard lock(mutex_);
     entry = std::move(entries_.front());
     entries_.pop_front();
+    first_.store(entries_.empty() ? nullptr : &entries_.front(), std::memory_order_release);
     if (entries_.empty()) hurry_ = false;
   }
   complete(*entry.work, std::move(entry.job.keep), entry.error);

@@ -121,6 +121,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void hurry();
   void complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error);
   bool take_turn();
+  bool take_turn_locked();
   void leave_turn();
   bool is_whole() const;
   void tell_settled();
@@ -135,6 +136,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   std::condition_variable changed_;       // of the turn, of what is pending
   std::condition_variable given_;         // to the queue's own thread
   std::deque<Entry> entries_;             // guarded by mutex_; the first stays where it is until it is complete
+  std::atomic<Entry*> first_{nullptr};    // of them; written under mutex_; the owner of the turn alone follows it
   std::atomic<std::thread::id> owner_{};  // of the turn; written under mutex_
   int depth_ = 0;                         // of the turn: its owner may take it again
   std::atomic<bool> begun_{false};        // the first entry's call

@@ -22,19 +22,13 @@ std::function<void()> raising(const std::exception_ptr& error) {
 
 }  // namespace
 
-bool Work::done() const {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
 bool Work::test() {
   if (!done() && owner_ == this_process()) help();
   return done();
 }
 
 void Work::raise_if_failed() const {
-  const std::lock_guard lock(mutex_);
-  if (raise_) raise_();
+  if (done() && raise_) raise_();
 }
 
 bool Work::await(const Deadline& deadline) {
@@ -44,6 +38,7 @@ bool Work::await(const Deadline& deadline) {
                        std::to_string(this_process()) + ") cannot wait for it");
   }
   assist(deadline);
+  if (done()) return true;
   std::unique_lock lock(mutex_);
   while (!done_ && !deadline.passed()) {
     changed_.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
@@ -104,8 +99,8 @@ void Work::complete(const std::exception_ptr& error) {
   std::vector<Callback> notes, callbacks;
   {
     const std::lock_guard lock(mutex_);
-    done_ = true;
     raise_ = std::move(raise);
+    done_.store(true, std::memory_order_release);
     notes = std::move(notes_);
     callbacks = std::move(callbacks_);
     changed_.notify_all();

@@ -26,7 +26,7 @@ class Work {
   /// Several callbacks run in the order in which they were added.
   using Callback = std::function<void(const std::exception_ptr&)>;
 
-  bool done() const;
+  bool done() const { return done_.load(std::memory_order_acquire); }
   /// The same, after this thread has carried the call on as far as it can without a wait.
   bool test();
   /// Throws the error of the call, if it failed. The exception is a new object, which no other thread holds.
@@ -67,9 +67,9 @@ class Work {
   std::condition_variable changed_;
   const Deadline::Clock::time_point started_ = Deadline::Clock::now();
   std::function<std::string()> title_;
-  bool done_ = false;            // guarded by mutex_, like the rest
-  std::function<void()> raise_;  // throws the error; empty without one
-  std::vector<Callback> notes_, callbacks_;
+  std::atomic<bool> done_{false};            // written under mutex_
+  std::function<void()> raise_;              // throws the error; empty without one; does not change once done_ is true
+  std::vector<Callback> notes_, callbacks_;  // guarded by mutex_
   std::atomic<bool> exposed_{false};
 };
 

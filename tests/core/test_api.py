@@ -149,6 +149,12 @@ def world_of_one(rank: int, world: int) -> None:
     work = ringlet.all_reduce(values, async_op=True)
     assert isinstance(work, ringlet.Work)
     work.wait()
+    for named in ({"op": "max"}, {"algorithm": "ring", "op": "sum"}, {"timeout": 5}):
+        assert isinstance(ringlet.all_reduce(values, async_op=1, **named), ringlet.Work)
+        assert isinstance(ringlet.all_reduce(values, async_op=True, **named), ringlet.Work)
+        assert ringlet.all_reduce(values, async_op=False, **named) is values
+    ringlet.all_reduce(values, async_op=True).wait()
+    values.resize_(2)  # no call holds its memory any more
     for timeout in (5, 2.5, timedelta(seconds=1), None):
         work.wait(timeout)
         ringlet.all_reduce(values, timeout=timeout)

@@ -297,6 +297,27 @@ void an_end_lets_waiting_threads_out() {
   waiter.join();
 }
 
+void an_end_waits_for_what_follows_a_completion() {
+  std::atomic<bool> told{false};
+  std::latch began(1);
+  std::thread waiter;
+  {
+    Queue q;
+    const auto work = q.give(1);
+    work->then([&](const std::exception_ptr&) {
+      began.count_down();
+      std::this_thread::sleep_for(5ms);
+      told = true;
+    });
+    waiter = std::thread([work] { CHECK(comes(*work)); });
+    q.engine.peers = 1;
+    began.wait();
+    q.queue->end();
+    CHECK(told);
+  }
+  waiter.join();
+}
+
 }  // namespace
 
 int main() {
@@ -312,6 +333,7 @@ int main() {
     what_a_completion_gives_runs_ahead();
     a_completion_waits_for_the_next();
     an_end_lets_waiting_threads_out();
+    an_end_waits_for_what_follows_a_completion();
   }
   a_wait_has_a_deadline();
   an_error_ends_its_call_alone();
