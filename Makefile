@@ -279,4 +279,4 @@ asan tsan: $(STAMPS)/tools
 	$(SAY) "C++ tests under $@"
 	@$(INSIDE) cmake --preset $@ > /dev/null
 	@$(INSIDE) cmake --build --preset $@
-	@$(INSIDE) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ctest --preset $@
+	@$(INSIDE) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ctest --preset $@ -j $(JOBS)
