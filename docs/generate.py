@@ -52,6 +52,11 @@ LIMITS = [
     ("kStagedSegmentBytesInTurns", "engine/pull/pull_executor.cc", "the same if ranks outnumber processors"),
     ("kInPlaceSegmentBytes", "engine/tuning.h", "a segment in place, if no rank uses a staging buffer"),
     (
+        "kTimedCopyBytes",
+        "engine/tuning.h",
+        "from this size on, copies into staging buffers are timed, and go past the cache while they are slow",
+    ),
+    (
         "kStreamingBytes",
         "engine/tuning.h",
         "from this size on, results that nobody reads again bypass the cache",

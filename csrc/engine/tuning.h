@@ -26,6 +26,8 @@ struct Tuning {
   static constexpr size_t kInPlaceSegmentBytes = size_t{4} << 20;
   // Results of messages from this size on have left the cache before the caller reads them.
   static constexpr size_t kStreamingBytes = size_t{8} << 20;
+  // A copy of fewer bytes is over before it could be called slow (engine/pull/hand_over.h).
+  static constexpr size_t kTimedCopyBytes = size_t{16} << 10;
 
   size_t small_bytes = kSmallBytes;  ///< up to this size a message is staged even if registered
   size_t small_bytes_of_two = kSmallBytesOfTwo;
@@ -34,6 +36,7 @@ struct Tuning {
   size_t streaming_bytes =
       kStreamingBytes;  ///< from this size on results go past the cache, if nobody reads them again
   size_t hand_over_bytes = std::numeric_limits<size_t>::max();  ///< up to this size what a peer reads next is hinted
+  size_t timed_copy_bytes = kTimedCopyBytes;  ///< from this size on copies go past the cache while they are slow
 
   size_t small(int world) const { return world == 2 ? small_bytes_of_two : small_bytes; }
 };
@@ -47,6 +50,7 @@ inline constexpr std::pair<std::string_view, size_t Tuning::*> kTuned[] = {
     {"in_place_segment_bytes", &Tuning::in_place_segment_bytes},
     {"streaming_bytes", &Tuning::streaming_bytes},
     {"hand_over_bytes", &Tuning::hand_over_bytes},
+    {"timed_copy_bytes", &Tuning::timed_copy_bytes},
 };
 
 }  // namespace ringlet

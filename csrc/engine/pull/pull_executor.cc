@@ -25,6 +25,7 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       epoch_(kFirstEpoch - 1),
       seen_(world_, 0),
       quick_(2 * algorithms().size(), nullptr),
+      hand_over_(tuning_.timed_copy_bytes),
       inputs_(world_),
       outputs_(world_) {
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
@@ -298,10 +299,11 @@ void PullExecutor::confirm_reads(size_t end) {
   }
 }
 
-NextReader PullExecutor::next_reader(const PlanStep& step) const {
+NextReader PullExecutor::next_reader(const PlanStep& step, size_t bytes) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
-  return published && hands_over_ ? NextReader::peer : NextReader::self;
+  if (!published || !hands_over_) return NextReader::self;
+  return is_staging(step.to) && hand_over_.past_cache(bytes) ? NextReader::nobody : NextReader::peer;
 }
 
 void PullExecutor::combine(const PlanStep& step) {
@@ -331,7 +333,6 @@ void PullExecutor::combine(const PlanStep& step) {
     args.scaled_source = -1;
     args.scale = call_->scale;
     args.divisor = step.finish ? divisor_ : 1;
-    args.next = next_reader(step);
     size_t foreign = 0;
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
@@ -344,14 +345,19 @@ void PullExecutor::combine(const PlanStep& step) {
     // This thread is the only writer, so the addition need not be atomic as a whole.
     bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * size,
                       std::memory_order_relaxed);
+    const size_t bytes = elements * size;
     const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
+    const bool timed = plain && hands_over_ && is_staging(step.to) && hand_over_.times(bytes);
+    args.next = next_reader(step, bytes);
     if (!plain) {
       kernel_(args);
       continue;
     }
-    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], elements * size, args.next);
+    const auto began = timed ? HandOver::Clock::now() : HandOver::Clock::time_point{};
+    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], bytes, args.next);
+    if (timed) hand_over_.took(bytes, HandOver::Clock::now() - began);
     const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
-    if (step.tee) copy_bytes(args.dst2, args.dst, elements * size, second);
+    if (step.tee) copy_bytes(args.dst2, pointers_[0], bytes, second);  // args.dst may have left the cache
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "engine/call_layout.h"
 #include "engine/engine.h"
+#include "engine/pull/hand_over.h"
 #include "engine/pull/plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
@@ -94,7 +95,7 @@ class PullExecutor {
   void confirm_reads(size_t end);
   size_t segment_limit() const;
   void take_stages();
-  NextReader next_reader(const PlanStep& step) const;
+  NextReader next_reader(const PlanStep& step, size_t bytes) const;
   void combine(const PlanStep& step);
   void publish(uint64_t value);
   bool reach(int peer, uint64_t target);
@@ -145,6 +146,7 @@ class PullExecutor {
          last_staging_ = 0;  // where the next segment's staging buffers start, and the last's; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
+  HandOver hand_over_;
   bool streaming_ = false, hands_over_ = false;
   std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources

@@ -1,0 +1,114 @@
+"""All-reduce with slow copies past the caches (csrc/engine/pull/hand_over.h) against copies that stay in them.
+
+    python benchmarks/hand_over.py --report benchmarks/results/
+
+Starts two ranks --starts times, because a virtual machine may put its processors elsewhere each time. Each start has a
+group for each way and calls them in turns, in an order drawn anew, size by size, for --rounds rounds; a sample is as
+many calls as fill --ms. A time is that of the slower rank. The time of a line there and back tells how far the two
+cores were from each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import ringlet
+from ringlet import _C
+from ringlet.bench import report, results
+from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call, table_line
+from ringlet.bench.cases import format_bytes
+from ringlet.bench.run import Outcome
+
+SIZES = tuple(4096 << shift for shift in range(0, 15, 2))  # 4 KiB to 64 MiB
+TIMED = _C.tuned("", "")["timed_copy_bytes"]
+HEAD = (
+    "| start | a line there and back (ns) | memory | size | in the cache (us) | by time (us) | in the cache / by time |"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ms", type=float, default=3.0)
+    parser.add_argument("--report", type=Path, help="write a page to this folder")
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    lines = [HEAD, "|---:|---:|---|---:|---:|---:|---:|"]
+    print("\n".join(lines), flush=True)
+    for start in range(1, args.starts + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            ringlet.spawn(measure, 2, (folder, args.rounds, args.ms), transport="shared_memory")
+            found = json.loads(Path(folder, "times").read_text())
+        far = f"{found['before']:.0f}, {found['after']:.0f} after"
+        for key, rows in found["times"].items():
+            memory, _, size = key.partition("/")
+            cached, timed = (statistics.median(row[place] for row in rows) * 1e6 for place in (0, 1))
+            ratios = sorted(row[0] / row[1] for row in rows)
+            ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            cells = (start, far, memory, format_bytes(int(size)), f"{cached:.1f}", f"{timed:.1f}", ratio)
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+            print(lines[-1], flush=True)
+    if args.report:
+        write(args.report, lines, load, args.rounds)
+
+
+def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
+    torch.set_num_threads(1)
+    groups = [group(folder, rank, value) for value in (1 << 40, TIMED)]
+    shuffler = random.Random(0)  # the same on both ranks
+    before, times = distance(rank), {}
+    for memory in ("ordinary", "registered"):
+        for size in SIZES:
+            tensor = torch.ones(size // 4) if memory == "ordinary" else ringlet.empty(size // 4).fill_(1.0)
+            calls = max(1, round(ms / 1000 / agreed([seconds_a_call(tensor, groups[0], 5)])[0]))
+            in_turns(tensor, groups, max(calls, 100), shuffler)
+            found = [in_turns(tensor, groups, calls, shuffler) for _ in range(rounds)]
+            times[f"{memory}/{size}"] = [agreed(row) for row in found]
+    after = distance(rank)
+    if rank == 0:
+        Path(folder, "times").write_text(json.dumps({"before": before, "after": after, "times": times}))
+
+
+def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
+    """A group of both ranks. A copy that is not timed stays in the cache."""
+    table = Path(folder, f"{timed_copy_bytes}-{rank}")
+    table.write_text(table_line("timed_copy_bytes", timed_copy_bytes, ""))
+    os.environ["RINGLET_TABLE"] = str(table)
+    made = ringlet.new_group([0, 1])
+    assert made is not None
+    return made
+
+
+def distance(rank: int) -> float:
+    """Nanoseconds of a line between the two processors, there and back; rank 1 waits asleep."""
+    mine = _C.line_round_trip_ns(sorted(os.sched_getaffinity(0))[:2], 20000) if rank == 0 else 0.0
+    return agreed([mine])[0]
+
+
+def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
+    meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
+    name = meta["machine"]["name"]
+    text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
+    text += [
+        f"All-reduce of float32 with `auto`, 2 ranks, {rounds} rounds a start. Ratios are within a round: median",
+        "(least to most). `by time`: a rank whose copies into staging buffers are slow writes them past its caches.",
+        "",
+        *lines,
+    ]
+    path = folder / f"{date.today()}-{name}-hand-over.md"
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
