@@ -345,20 +345,24 @@ void PullExecutor::combine(const PlanStep& step) {
     // This thread is the only writer, so the addition need not be atomic as a whole.
     bytes_read_.store(bytes_read_.load(std::memory_order_relaxed) + foreign * elements * size,
                       std::memory_order_relaxed);
-    const size_t bytes = elements * size;
-    const bool plain = step.sources == 1 && args.scaled_source < 0 && args.divisor == 1;
-    const bool timed = plain && hands_over_ && is_staging(step.to) && hand_over_.times(bytes);
-    args.next = next_reader(step, bytes);
-    if (!plain) {
+    if (step.sources == 1 && args.scaled_source < 0 && args.divisor == 1) {
+      copy(step, args, elements * size);
+    } else {
+      args.next = next_reader(step, elements * size);
       kernel_(args);
-      continue;
     }
-    const auto began = timed ? HandOver::Clock::now() : HandOver::Clock::time_point{};
-    if (pointers_[0] != args.dst) copy_bytes(args.dst, pointers_[0], bytes, args.next);
-    if (timed) hand_over_.took(bytes, HandOver::Clock::now() - began);
-    const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
-    if (step.tee) copy_bytes(args.dst2, pointers_[0], bytes, second);  // args.dst may have left the cache
   }
+}
+
+/// A combination of one source, as it is.
+void PullExecutor::copy(const PlanStep& step, const ReduceArgs& args, size_t bytes) {
+  const std::byte* const source = args.srcs[0];
+  const bool timed = hands_over_ && is_staging(step.to) && hand_over_.times(bytes);
+  const auto began = timed ? HandOver::Clock::now() : HandOver::Clock::time_point{};
+  if (source != args.dst) copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
+  if (timed) hand_over_.took(bytes, HandOver::Clock::now() - began);
+  const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
+  if (step.tee) copy_bytes(args.dst2, source, bytes, second);  // args.dst may have left the cache
 }
 
 void PullExecutor::publish(uint64_t value) {

@@ -97,6 +97,7 @@ class PullExecutor {
   void take_stages();
   NextReader next_reader(const PlanStep& step, size_t bytes) const;
   void combine(const PlanStep& step);
+  void copy(const PlanStep& step, const ReduceArgs& args, size_t bytes);
   void publish(uint64_t value);
   bool reach(int peer, uint64_t target);
   bool pause(int peer, uint64_t target);
