@@ -174,16 +174,18 @@ void CallQueue::hurry() {
 }
 
 void CallQueue::await(const Work& work, const Deadline& deadline) {
-  std::optional<Assisting> assisting;  // while this thread holds the turn, no other thread asks
+  std::optional<Assisting> assisting;  // from before the turn is left: end() must not return while the engine is used
   while (!work.done() && !deadline.passed()) {
     std::optional<Awaited> awaited;
     if (take_turn()) {
       const Turn turn{*this};
       carry_on({.spin = true, .until = &work});
       if (work.done()) return;
+      if (!assisting) assisting.emplace(*this);
       if (begun_) awaited = engine_.held_up_at();
+    } else if (!assisting) {
+      assisting.emplace(*this);
     }
-    if (!assisting) assisting.emplace(*this);
     if (awaited) {
       engine_.sleep(*awaited, std::min<std::chrono::nanoseconds>(kSleep, deadline.left()));
     } else {
