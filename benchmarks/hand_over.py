@@ -1,4 +1,5 @@
-"""All-reduce with slow copies past the caches (csrc/engine/pull/hand_over.h) against copies that stay in them.
+"""All-reduce, and a message there and back, with slow copies past the caches (csrc/engine/pull/hand_over.h) against
+copies that stay in them.
 
     python benchmarks/hand_over.py --report benchmarks/results/
 
@@ -16,6 +17,8 @@ import os
 import random
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -24,15 +27,14 @@ import torch
 import ringlet
 from ringlet import _C
 from ringlet.bench import report, results
-from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call, table_line
+from ringlet.bench.calibrate import agreed, table_line
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 
 SIZES = tuple(4096 << shift for shift in range(0, 15, 2))  # 4 KiB to 64 MiB
-TIMED = _C.tuned("", "")["timed_copy_bytes"]
-HEAD = (
-    "| start | a line there and back (ns) | memory | size | in the cache (us) | by time (us) | in the cache / by time |"
-)
+BUILT_IN = _C.tuned("", "")
+WARM_UP = 500  # calls: of those that could be read in place one in 128 is staged and timed
+HEAD = "| start | a line there and back (ns) | call | size | cached (us) | by time (us) | cached / by time |"
 
 
 def main() -> None:
@@ -51,11 +53,11 @@ def main() -> None:
             found = json.loads(Path(folder, "times").read_text())
         far = f"{found['before']:.0f}, {found['after']:.0f} after"
         for key, rows in found["times"].items():
-            memory, _, size = key.partition("/")
+            what, _, size = key.partition("/")
             cached, timed = (statistics.median(row[place] for row in rows) * 1e6 for place in (0, 1))
             ratios = sorted(row[0] / row[1] for row in rows)
             ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            cells = (start, far, memory, format_bytes(int(size)), f"{cached:.1f}", f"{timed:.1f}", ratio)
+            cells = (start, far, what, format_bytes(int(size)), f"{cached:.1f}", f"{timed:.1f}", ratio)
             lines.append("| " + " | ".join(map(str, cells)) + " |")
             print(lines[-1], flush=True)
     if args.report:
@@ -64,19 +66,52 @@ def main() -> None:
 
 def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
     torch.set_num_threads(1)
-    groups = [group(folder, rank, value) for value in (1 << 40, TIMED)]
+    groups = [group(folder, rank, value) for value in (1 << 40, BUILT_IN["timed_copy_bytes"])]
     shuffler = random.Random(0)  # the same on both ranks
     before, times = distance(rank), {}
-    for memory in ("ordinary", "registered"):
+
+    def exchange(tensor: torch.Tensor, group: ringlet.Group) -> None:
+        for sends in (rank == 0, rank == 1):
+            (ringlet.send if sends else ringlet.recv)(tensor, 1 - rank, group=group)
+
+    def reduce(tensor: torch.Tensor, group: ringlet.Group) -> None:
+        ringlet.all_reduce(tensor, group=group)
+
+    for what, call, allocate in (
+        ("all-reduce, ordinary", reduce, torch.ones),
+        ("all-reduce, registered", reduce, lambda count: ringlet.empty(count).fill_(1.0)),
+        ("message, ordinary", exchange, torch.ones),
+    ):
         for size in SIZES:
-            tensor = torch.ones(size // 4) if memory == "ordinary" else ringlet.empty(size // 4).fill_(1.0)
-            calls = max(1, round(ms / 1000 / agreed([seconds_a_call(tensor, groups[0], 5)])[0]))
-            in_turns(tensor, groups, max(calls, 100), shuffler)
-            found = [in_turns(tensor, groups, calls, shuffler) for _ in range(rounds)]
-            times[f"{memory}/{size}"] = [agreed(row) for row in found]
+            tensor = allocate(size // 4)
+            calls = max(1, round(ms / 1000 / agreed([seconds_a_call(call, tensor, groups[0], 5)])[0]))
+            in_turns(call, tensor, groups, max(calls, WARM_UP if size < BUILT_IN["streaming_bytes"] else 20), shuffler)
+            found = [in_turns(call, tensor, groups, calls, shuffler) for _ in range(rounds)]
+            times[f"{what}/{size}"] = [agreed(row) for row in found]
     after = distance(rank)
     if rank == 0:
         Path(folder, "times").write_text(json.dumps({"before": before, "after": after, "times": times}))
+
+
+Call = Callable[[torch.Tensor, ringlet.Group], None]
+
+
+def seconds_a_call(call: Call, tensor: torch.Tensor, group: ringlet.Group, calls: int) -> float:
+    call(tensor, group)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call(tensor, group)
+    return (time.perf_counter() - start) / calls
+
+
+def in_turns(
+    call: Call, tensor: torch.Tensor, groups: list[ringlet.Group], calls: int, shuffler: random.Random
+) -> list[float]:
+    """Each group's seconds a call, measured in an order drawn anew."""
+    found = [0.0] * len(groups)
+    for place in shuffler.sample(range(len(groups)), len(groups)):
+        found[place] = seconds_a_call(call, tensor, groups[place], calls)
+    return found
 
 
 def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
@@ -100,8 +135,9 @@ def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
     name = meta["machine"]["name"]
     text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
     text += [
-        f"All-reduce of float32 with `auto`, 2 ranks, {rounds} rounds a start. Ratios are within a round: median",
-        "(least to most). `by time`: a rank whose copies into staging buffers are slow writes them past its caches.",
+        f"All-reduce of float32 with `auto`, and a message there and back, 2 ranks, {rounds} rounds a start. Ratios",
+        "are within a round: median (least to most). `by time`: a rank whose copies into staging buffers are slow",
+        "writes them past its caches, and stages messages that could be read in place.",
         "",
         *lines,
     ]

@@ -56,6 +56,7 @@ LIMITS = [
         "engine/tuning.h",
         "from this size on, copies into staging buffers are timed, and go past the cache while they are slow",
     ),
+    ("kFastCopyBytesPerUs", "engine/tuning.h", "a copy of fewer bytes a microsecond is slow"),
     (
         "kStreamingBytes",
         "engine/tuning.h",

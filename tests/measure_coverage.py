@@ -1,11 +1,12 @@
 """Line and branch coverage of csrc and python, for each suite of tests and for all of them: `make coverage`.
 
-    python tests/measure_coverage.py [--tree FOLDER] [--fast] [--results FILE] [pytest's arguments]
+    python tests/measure_coverage.py [--tree FOLDER] [--fast] [--again SUITE] [--results FILE] [pytest's arguments]
 
 Builds the tracked files of --tree (this repository) once more in out/coverage/tree, with gcov's counters. Runs there
 first the C++ tests, then each folder of tests/ that has Python tests; children of tests are measured, too. A process
 that a test kills does not write its counters of C++. --fast leaves out what `make test` leaves
-out. Tests that fail are counted and shown: the counters slow everything down, and some tests measure time.
+out. Tests that fail are counted and shown: the counters slow everything down, and some tests measure time. --again
+measures one suite anew in the tree that was built, and takes the others as they were measured.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ def must(result: subprocess.CompletedProcess[str]) -> str:
     return result.stdout
 
 
-def build(tree: pathlib.Path) -> None:
+def build(tree: pathlib.Path, targets: list[str]) -> None:
     TREE.mkdir(parents=True, exist_ok=True)
+    must(run("git", "init", "-q"))  # some tests ask git for the files
     names = must(subprocess.run(["git", "ls-files"], cwd=tree, text=True, capture_output=True, check=False)).split("\n")
     for name in filter(None, names):
         (TREE / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(tree / name, TREE / name)
+    must(run("git", "add", "-A"))
     (WORK / "counters.c").write_text(WRITES_COUNTERS)
     must(run("cc", "-fPIC", "-c", WORK / "counters.c", "-o", WORK / "counters.o"))
     counted = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": f"--coverage {WORK}/counters.o"}
@@ -86,7 +89,8 @@ def build(tree: pathlib.Path) -> None:
     with (TREE / "python" / "ringlet" / "__init__.py").open("a") as package:
         package.write(AT_EXIT)
     must(run("cmake", "-DRINGLET_TESTING=ON", BUILD))
-    must(run("cmake", "--build", BUILD))
+    for target in ("all", *targets):
+        must(run("cmake", "--build", BUILD, "--target", target))
 
 
 def failed_in(output: str) -> int:
@@ -122,7 +126,9 @@ def measure(suite: str, pytest: list[str]) -> Covered:
             "--json", data / "csrc.json", BUILD,
         )
     )  # fmt: skip
-    return covered(suite, failed, [data])
+    row = covered(suite, failed, [data])
+    (data / "row.json").write_text(json.dumps(asdict(row)))
+    return row
 
 
 def covered(suite: str, failed: int, folders: list[pathlib.Path]) -> Covered:
@@ -157,17 +163,22 @@ def covered(suite: str, failed: int, folders: list[pathlib.Path]) -> Covered:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--tree", type=pathlib.Path, default=ROOT, help="another checkout to measure")
+    parser.add_argument("--targets", nargs="*", default=["emulated_device"], help="what its Python tests need built")
+    parser.add_argument("--again", action="append", help="a suite to measure anew")
     parser.add_argument("--fast", action="store_true", help="only what `make test` runs")
     parser.add_argument("--results", type=pathlib.Path, help="JSON lines, one a suite")
     args, rest = parser.parse_known_args()
-    shutil.rmtree(WORK, ignore_errors=True)
-    build(args.tree.resolve())
+    if not args.again:
+        shutil.rmtree(WORK, ignore_errors=True)
+        build(args.tree.resolve(), args.targets)
     python = {file.parent.name for file in (TREE / "tests").glob("*/test_*.py")} - NOT_HERE
     rows = []
     print("suite               failed  csrc lines  branches  python lines  branches")
     for suite in ["cpp", *sorted(python), "all"]:
         if suite == "all":
             row = covered("all", sum(row.failed for row in rows), [WORK / row.suite for row in rows])
+        elif args.again and suite not in args.again:
+            row = Covered(**json.loads((WORK / suite / "row.json").read_text()))
         else:
             row = measure(suite, ["not slow" if args.fast else "", *rest])
         rows.append(row)

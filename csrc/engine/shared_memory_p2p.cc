@@ -31,8 +31,13 @@ void SharedMemoryP2p::put(const Message& message, MessageProgress& progress, uin
   std::byte* slot = transport_.region() + transport_.layout().message(message.peer, static_cast<int>(sent % kSlots));
   auto& header = *reinterpret_cast<StagingHeader*>(slot);
   header = {static_cast<uint64_t>(message.dtype), message.count, progress.in_place ? 1u : 0u, address, message.tag};
-  const NextReader next = transport_.oversubscribed() ? NextReader::self : NextReader::peer;
-  if (piece > 0) copy_bytes(slot + sizeof(StagingHeader), message.data + progress.bytes, piece, next);
+  std::byte* const to = slot + sizeof(StagingHeader);
+  const std::byte* const from = message.data + progress.bytes;
+  if (transport_.oversubscribed()) {
+    copy_bytes(to, from, piece);
+  } else if (piece > 0) {
+    hand_over_.copy(to, from, piece);
+  }
   progress.started = true;
   progress.bytes += piece;
   publish(transport_, message.peer, mine.sent, sent + 1);

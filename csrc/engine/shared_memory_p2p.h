@@ -4,13 +4,15 @@
 #pragma once
 
 #include "engine/p2p_transport.h"
+#include "engine/pull/hand_over.h"
 #include "transport/transport.h"
 
 namespace ringlet {
 
 class SharedMemoryP2p final : public P2pTransport {
  public:
-  SharedMemoryP2p(Transport& transport, Waiter& waiter) : transport_(transport), waiter_(waiter) {}
+  SharedMemoryP2p(Transport& transport, Waiter& waiter, const Tuning& tuning)
+      : transport_(transport), waiter_(waiter), hand_over_(tuning) {}
 
   int rank() const override { return transport_.rank(); }
   int world() const override { return transport_.world(); }
@@ -38,6 +40,7 @@ class SharedMemoryP2p final : public P2pTransport {
 
   Transport& transport_;
   Waiter& waiter_;
+  HandOver hand_over_;
 };
 
 }  // namespace ringlet

@@ -213,6 +213,42 @@ def test_all_ranks_have_the_sizes_of_rank_0s_processor(pool, tmp_path, world):
     assert ordinary[1] >= 2 or world > len(os.sched_getaffinity(0))  # who takes turns has larger segments
 
 
+def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) -> bool:
+    """Checks results when many copies were slow. Returns whether registered memory is read in place then."""
+    with table_of(rank, tables):
+        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
+    try:
+        registered, ordinary = ringlet.empty((1 << 18) + 37), torch.empty((1 << 18) + 37)
+        for size in (8 << 10, *[8 << 10, 5003] * 32, 1 << 18, 1 << 18):
+            for memory, start in ((ordinary, 0), (ordinary, 3), (registered, 5), (registered, 0)):
+                values = memory[start : start + size]
+                ringlet.all_reduce(torch.arange(size, out=values).mul_(rank + 1))
+                assert values.equal(torch.arange(size) * (world * (world + 1) / 2)), (size, start)
+        in_place = group.calls()[-1]["in_place"]
+        for source in (1, 0):
+            message = registered.copy_(torch.arange(len(registered)) + source) if rank == source else ordinary.zero_()
+            ringlet.broadcast(message, source)
+            assert message.equal(torch.arange(len(registered)) + source)
+        for _ in range(20):
+            if rank == 0:
+                ringlet.send(ordinary, 1)
+            else:
+                ringlet.recv(ordinary.zero_(), 0)
+        assert rank == 0 or ordinary[-1] == len(ordinary) - 1 + 1
+        return in_place
+    finally:
+        ringlet.finalize()
+
+
+@pytest.mark.parametrize("fast", ["0B", "1GiB"])
+def test_slow_copies_go_past_the_cache(pool, tmp_path, fast):
+    table = tmp_path / "table"
+    table.write_text(f"tuned fast_copy_bytes_per_us {fast}\n")
+    in_place = pool.values(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
+    with_a_processor_each = len(os.sched_getaffinity(0)) >= 2
+    assert in_place == [fast == "0B" or not with_a_processor_each] * 2
+
+
 def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:
     """What crosses in a call with `auto`, and in one with the named algorithm."""
     with table_of(rank, [table, None, None]):

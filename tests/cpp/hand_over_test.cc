@@ -1,6 +1,8 @@
 // When a rank writes past its caches: the times of its copies are the test's.
 #include "engine/pull/hand_over.h"
 
+#include <cstring>
+
 #include "check.h"
 
 using namespace ringlet;
@@ -23,7 +25,7 @@ int copy_until_timed(HandOver& hand_over, HandOver::Clock::duration time) {
 }
 
 void fast_copies_stay_in_the_cache() {
-  HandOver hand_over(16384);
+  HandOver hand_over{Tuning{}};
   for (int i = 0; i < 100; ++i) {
     CHECK_EQ(copy_until_timed(hand_over, kFast), 8);
     CHECK(!hand_over.past_cache(kBytes));
@@ -31,7 +33,7 @@ void fast_copies_stay_in_the_cache() {
 }
 
 void a_few_slow_copies_change_nothing() {
-  HandOver hand_over(16384);
+  HandOver hand_over{Tuning{}};
   for (int i = 0; i < 100; ++i) {
     copy_until_timed(hand_over, i % 4 == 3 ? kFast : kSlow);
     CHECK(!hand_over.past_cache(kBytes));
@@ -39,7 +41,7 @@ void a_few_slow_copies_change_nothing() {
 }
 
 void slow_copies_go_past_the_cache_and_are_tried_again() {
-  HandOver hand_over(16384);
+  HandOver hand_over{Tuning{}};
   for (int i = 0; i < 4; ++i) copy_until_timed(hand_over, kSlow);
   CHECK(hand_over.past_cache(kBytes));
   CHECK(!hand_over.past_cache(4096));
@@ -53,8 +55,51 @@ void slow_copies_go_past_the_cache_and_are_tried_again() {
 }
 
 void short_copies_are_not_timed() {
-  HandOver hand_over(16384);
+  HandOver hand_over{Tuning{}};
   for (int i = 0; i < 100; ++i) CHECK(!hand_over.times(16383));
+}
+
+void slow_copies_stage_calls_as_well() {
+  HandOver hand_over{Tuning{}};
+  const auto staged = [&] {
+    int calls = 0;
+    for (int i = 0; i < 1280; ++i) calls += hand_over.stages(kBytes);
+    return calls;
+  };
+  CHECK_EQ(staged(), 10);  // now and then, so that copies are timed
+  for (int i = 0; i < 4; ++i) copy_until_timed(hand_over, kSlow);
+  CHECK_EQ(staged(), 1280);
+  copy_until_timed(hand_over, kFast);
+  CHECK_EQ(staged(), 10);
+  Tuning off;
+  off.timed_copy_bytes = 2 * kBytes;
+  HandOver idle(off);
+  for (int i = 0; i < 1000; ++i) CHECK(!idle.stages(kBytes));
+}
+
+void a_table_says_what_is_slow() {
+  Tuning tuning;
+  tuning.fast_copy_bytes_per_us = 1 << 10;
+  HandOver never(tuning);
+  for (int i = 0; i < 100; ++i) copy_until_timed(never, kSlow);
+  CHECK(!never.past_cache(kBytes));
+  tuning.fast_copy_bytes_per_us = size_t{1} << 40;
+  HandOver always(tuning);
+  for (int i = 0; i < 4; ++i) copy_until_timed(always, kFast);
+  CHECK(always.past_cache(kBytes));
+}
+
+void bytes_are_copied_both_ways() {
+  Tuning tuning;
+  tuning.fast_copy_bytes_per_us = size_t{1} << 40;
+  HandOver hand_over(tuning);
+  alignas(64) static std::byte from[kBytes], to[kBytes];
+  for (int copies = 0, past = 0; past < 100; ++copies) {
+    past += hand_over.past_cache(kBytes);
+    for (size_t i = 0; i < kBytes; ++i) from[i] = static_cast<std::byte>(i * 7 + static_cast<size_t>(copies));
+    hand_over.copy(to, from, kBytes);
+    CHECK(std::memcmp(to, from, kBytes) == 0);
+  }
 }
 
 }  // namespace
@@ -64,5 +109,8 @@ int main() {
   a_few_slow_copies_change_nothing();
   slow_copies_go_past_the_cache_and_are_tried_again();
   short_copies_are_not_timed();
+  slow_copies_stage_calls_as_well();
+  a_table_says_what_is_slow();
+  bytes_are_copied_both_ways();
   return check_result("hand_over");
 }

@@ -6,6 +6,8 @@
 // depends on where the ranks run, and a virtual machine's processors move. So a rank times some of its copies into
 // staging buffers. Once they are slow, it writes past the caches, and now and then it tries whether they still are. Each
 // rank decides for itself; the bits are the same (docs/decisions/0058-slow-stores-go-past-the-cache.md).
+// A call that is read in place writes to lines which peers have read, too, and cannot write past the caches: its results
+// go to lines that the rank has just read. So while stores are slow, two ranks stage such calls as well.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -13,16 +15,31 @@
 #include <chrono>
 #include <cstddef>
 
+#include "engine/tuning.h"
+#include "reduce/reduce.h"
+
 namespace ringlet {
 
 class HandOver {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Copies of fewer bytes stay in the cache and are not timed.
-  explicit HandOver(size_t least_bytes) : least_bytes_(least_bytes) {}
+  explicit HandOver(const Tuning& tuning)
+      : least_bytes_(tuning.timed_copy_bytes), fast_(tuning.fast_copy_bytes_per_us) {}
+
+  /// Copies what a peer reads next.
+  void copy(std::byte* to, const std::byte* from, size_t bytes) {
+    const bool timed = times(bytes);
+    const auto began = timed ? Clock::now() : Clock::time_point{};
+    copy_bytes(to, from, bytes, past_cache(bytes) ? NextReader::nobody : NextReader::peer);
+    if (timed) took(bytes, Clock::now() - began);
+  }
 
   bool past_cache(size_t bytes) const { return past_cache_ && bytes >= least_bytes_; }
+
+  /// Whether the next call of so many bytes, which could be read in place, is to be staged. Without calls that are
+  /// staged nothing is timed, so now and then one is.
+  bool stages(size_t bytes) { return bytes >= least_bytes_ && (past_cache_ || ++calls_ % kStagedOneOf == 0); }
 
   /// Whether the next copy of so many bytes is to be timed. Such a copy goes into the cache.
   bool times(size_t bytes) {
@@ -35,7 +52,8 @@ class HandOver {
 
   /// A copy that was to be timed took so long.
   void took(size_t bytes, Clock::duration time) {
-    const bool slow = time > std::chrono::nanoseconds(bytes / kSlowBytesPerNanosecond);
+    const double microseconds = std::chrono::duration<double, std::micro>(time).count();
+    const bool slow = microseconds * static_cast<double>(fast_) > static_cast<double>(bytes);
     const bool trial = slow_ == kSlowInARow;
     if (!slow) {
       slow_ = 0;
@@ -49,16 +67,14 @@ class HandOver {
   }
 
  private:
-  // A copy into the cache at fewer is slow: benchmarks/results/2026-11-25-amd-epyc-2-cores-hand-over.md.
-  static constexpr size_t kSlowBytesPerNanosecond = 4;
   static constexpr int kSlowInARow = 4;  // one alone may be an interrupt's or a page fault's fault
-  static constexpr unsigned kOneOf = 8;
+  static constexpr unsigned kOneOf = 8, kStagedOneOf = 128;
   static constexpr int kLeastPause = 16, kMostPause = 1024;  // copies between two trials
 
-  const size_t least_bytes_;
+  const size_t least_bytes_, fast_;  // bytes, and bytes a microsecond
   bool past_cache_ = false;
   int slow_ = 0;  // in a row
-  unsigned copies_ = 0;
+  unsigned copies_ = 0, calls_ = 0;
   int pause_ = kLeastPause, until_trial_ = 0;
 };
 

@@ -22,7 +22,7 @@ class PullEngine final : public Engine {
         selector_(std::move(selector)),
         waiter_(*transport_, calls()),
         pull_(*transport_, waiter_, selector_),
-        p2p_(*transport_, waiter_),
+        p2p_(*transport_, waiter_, selector_.tuning()),
         hosts_(static_cast<size_t>(transport_->world()), 0) {}
 
   const char* transport() const noexcept override { return transport_->name(); }

@@ -25,7 +25,7 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       epoch_(kFirstEpoch - 1),
       seen_(world_, 0),
       quick_(2 * algorithms().size(), nullptr),
-      hand_over_(tuning_.timed_copy_bytes),
+      hand_over_(tuning_),
       inputs_(world_),
       outputs_(world_) {
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
@@ -67,13 +67,19 @@ void PullExecutor::begin(const Call& call) {
   streaming_ = whole >= tuning_.streaming_bytes;
   // Ranks that share a processor share its cache, so no result needs to be moved to another core.
   hands_over_ = whole <= tuning_.hand_over_bytes && !transport_.oversubscribed();
-  agreed_ = !small_ && readable_in_place(call);  // this rank, so far
+  agreed_ = !small_ && !rather_staged(whole) && readable_in_place(call);  // this rank, so far
   previous_ = signature_;
   signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
   history_ = history_after(history_, signature_);
   waiter_.calls().begin(signature_, call.sequence);
   begin_epoch(Phase::first_epoch);
   first_epoch_ = epoch_;
+}
+
+/// Whether this rank wants peers to read the call through staging buffers even if they could read it in place. Longer
+/// results go past the caches in place, too. Of more than two ranks it is not known what is better.
+bool PullExecutor::rather_staged(size_t bytes) {
+  return world_ == 2 && hands_over_ && !streaming_ && hand_over_.stages(bytes);
 }
 
 /// Continues the call in progress. Returns false if it must wait for a peer and patience_ does not allow the wait.
@@ -357,10 +363,11 @@ void PullExecutor::combine(const PlanStep& step) {
 /// A combination of one source, as it is.
 void PullExecutor::copy(const PlanStep& step, const ReduceArgs& args, size_t bytes) {
   const std::byte* const source = args.srcs[0];
-  const bool timed = hands_over_ && is_staging(step.to) && hand_over_.times(bytes);
-  const auto began = timed ? HandOver::Clock::now() : HandOver::Clock::time_point{};
-  if (source != args.dst) copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
-  if (timed) hand_over_.took(bytes, HandOver::Clock::now() - began);
+  if (hands_over_ && is_staging(step.to)) {
+    hand_over_.copy(args.dst, source, bytes);
+  } else if (source != args.dst) {
+    copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
+  }
   const NextReader second = streaming_ ? NextReader::nobody : NextReader::self;
   if (step.tee) copy_bytes(args.dst2, source, bytes, second);  // args.dst may have left the cache
 }

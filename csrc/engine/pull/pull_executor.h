@@ -83,6 +83,7 @@ class PullExecutor {
   void tell(const Algorithm& algorithm, size_t limit);
   bool carry_on(const Call& call, bool first);
   void begin(const Call& call);
+  bool rather_staged(size_t bytes);
   bool proceed();
   void begin_epoch(Phase phase);
   bool peers_completed();
