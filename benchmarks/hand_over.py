@@ -17,8 +17,6 @@ import os
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -27,7 +25,7 @@ import torch
 import ringlet
 from ringlet import _C
 from ringlet.bench import report, results
-from ringlet.bench.calibrate import agreed, table_line
+from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call, table_line
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 
@@ -74,44 +72,21 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
         for sends in (rank == 0, rank == 1):
             (ringlet.send if sends else ringlet.recv)(tensor, 1 - rank, group=group)
 
-    def reduce(tensor: torch.Tensor, group: ringlet.Group) -> None:
-        ringlet.all_reduce(tensor, group=group)
-
     for what, call, allocate in (
-        ("all-reduce, ordinary", reduce, torch.ones),
-        ("all-reduce, registered", reduce, lambda count: ringlet.empty(count).fill_(1.0)),
+        ("all-reduce, ordinary", ringlet.all_reduce, torch.ones),
+        ("all-reduce, registered", ringlet.all_reduce, lambda count: ringlet.empty(count).fill_(1.0)),
         ("message, ordinary", exchange, torch.ones),
     ):
         for size in SIZES:
             tensor = allocate(size // 4)
-            calls = max(1, round(ms / 1000 / agreed([seconds_a_call(call, tensor, groups[0], 5)])[0]))
-            in_turns(call, tensor, groups, max(calls, WARM_UP if size < BUILT_IN["streaming_bytes"] else 20), shuffler)
-            found = [in_turns(call, tensor, groups, calls, shuffler) for _ in range(rounds)]
+            calls = max(1, round(ms / 1000 / agreed([seconds_a_call(tensor, groups[0], 5, call)])[0]))
+            warm_up = WARM_UP if size < BUILT_IN["streaming_bytes"] else 20
+            in_turns(tensor, groups, max(calls, warm_up), shuffler, call)
+            found = [in_turns(tensor, groups, calls, shuffler, call) for _ in range(rounds)]
             times[f"{what}/{size}"] = [agreed(row) for row in found]
     after = distance(rank)
     if rank == 0:
         Path(folder, "times").write_text(json.dumps({"before": before, "after": after, "times": times}))
-
-
-Call = Callable[[torch.Tensor, ringlet.Group], None]
-
-
-def seconds_a_call(call: Call, tensor: torch.Tensor, group: ringlet.Group, calls: int) -> float:
-    call(tensor, group)
-    start = time.perf_counter()
-    for _ in range(calls):
-        call(tensor, group)
-    return (time.perf_counter() - start) / calls
-
-
-def in_turns(
-    call: Call, tensor: torch.Tensor, groups: list[ringlet.Group], calls: int, shuffler: random.Random
-) -> list[float]:
-    """Each group's seconds a call, measured in an order drawn anew."""
-    found = [0.0] * len(groups)
-    for place in shuffler.sample(range(len(groups)), len(groups)):
-        found[place] = seconds_a_call(call, tensor, groups[place], calls)
-    return found
 
 
 def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:

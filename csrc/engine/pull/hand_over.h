@@ -68,7 +68,8 @@ class HandOver {
 
  private:
   static constexpr int kSlowInARow = 4;  // one alone may be an interrupt's or a page fault's fault
-  static constexpr unsigned kOneOf = 8, kStagedOneOf = 128;
+  static constexpr unsigned kOneOf = 8;
+  static constexpr unsigned kStagedOneOf = 128;  // costs 1 % at most where a staged call takes twice as long
   static constexpr int kLeastPause = 16, kMostPause = 1024;  // copies between two trials
 
   const size_t least_bytes_, fast_;  // bytes, and bytes a microsecond

@@ -14,9 +14,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -183,19 +184,27 @@ class Bench:
         return self._tensors[point.memory][: point.bytes // 4]
 
 
-def seconds_a_call(tensor: torch.Tensor, group: ringlet.Group, calls: int) -> float:
-    ringlet.all_reduce(tensor, group=group)
+def seconds_a_call(
+    tensor: torch.Tensor, group: ringlet.Group, calls: int, call: Callable[..., Any] = ringlet.all_reduce
+) -> float:
+    call(tensor, group=group)
     start = time.perf_counter()
     for _ in range(calls):
-        ringlet.all_reduce(tensor, group=group)
+        call(tensor, group=group)
     return (time.perf_counter() - start) / calls
 
 
-def in_turns(tensor: torch.Tensor, groups: Sequence[ringlet.Group], calls: int, shuffler: random.Random) -> list[float]:
+def in_turns(
+    tensor: torch.Tensor,
+    groups: Sequence[ringlet.Group],
+    calls: int,
+    shuffler: random.Random,
+    call: Callable[..., Any] = ringlet.all_reduce,
+) -> list[float]:
     """Each group's seconds a call, measured in an order drawn anew, the same on both ranks."""
     found = [0.0] * len(groups)
     for place in shuffler.sample(range(len(groups)), len(groups)):
-        found[place] = seconds_a_call(tensor, groups[place], calls)
+        found[place] = seconds_a_call(tensor, groups[place], calls, call)
     return found
 
 
