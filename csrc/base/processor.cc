@@ -22,11 +22,46 @@ std::string read_model() {
   return model.empty() ? "unknown" : model;
 }
 
+/// A step of Kuhn's algorithm for bipartite matching: gives `who` a processor, and other owners another one if they must
+/// give theirs up.
+bool give_processor(const std::vector<cpu_set_t>& usable, size_t who, std::vector<int>& owners, cpu_set_t& tried) {
+  for (size_t p = 0; p < owners.size(); ++p) {
+    if (!CPU_ISSET(p, &usable[who]) || owners[p] >= 0) continue;
+    owners[p] = static_cast<int>(who);
+    return true;
+  }
+  for (size_t p = 0; p < owners.size(); ++p) {
+    if (!CPU_ISSET(p, &usable[who]) || CPU_ISSET(p, &tried)) continue;
+    CPU_SET(p, &tried);
+    if (!give_processor(usable, static_cast<size_t>(owners[p]), owners, tried)) continue;
+    owners[p] = static_cast<int>(who);
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 const std::string& processor_model() {
   static const std::string model = read_model();
   return model;
+}
+
+cpu_set_t usable_processors() noexcept {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  if (::sched_getaffinity(0, sizeof usable, &usable) != 0) CPU_ZERO(&usable);
+  return usable;
+}
+
+bool one_processor_each(const std::vector<cpu_set_t>& usable) {
+  std::vector<int> owners(CPU_SETSIZE, -1);
+  for (size_t who = 0; who < usable.size(); ++who) {
+    cpu_set_t tried;
+    CPU_ZERO(&tried);
+    if (!give_processor(usable, who, owners, tried)) return false;
+  }
+  return true;
 }
 
 }  // namespace ringlet

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "memory/heap.h"
 #include "transport/address.h"
 #include "transport/handshake.h"
@@ -20,7 +21,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 4;
+constexpr uint32_t kRegionVersion = 5;
 
 /// What a rank publishes in the store.
 struct RegionInfo {
@@ -29,8 +30,9 @@ struct RegionInfo {
   uint64_t heap_id;
   uint64_t heap_bytes;
   uint64_t region;
-  uint64_t presence;  // the offset of the counter by which this rank departs
-  uint64_t present;   // its value until then
+  uint64_t presence;     // the offset of the counter by which this rank departs
+  uint64_t present;      // its value until then
+  cpu_set_t processors;  // that the rank may use
   Token token;
   char socket_name[64];
 };
@@ -91,7 +93,9 @@ class SharedMemory final : public Transport {
     for (int q = 0; q < world_; ++q) infos[q] = q == rank_ ? mine : read_info(told[q], q, mine.host);
     exchange(handshake, infos, deadline);
     store.forget(own_key);  // every rank that joined this one has read all infos
-    count_processors();
+    std::vector<cpu_set_t> processors;
+    for (const RegionInfo& info : infos) processors.push_back(info.processors);
+    count_processors(processors);
   }
 
   const char* name() const noexcept override { return "shared_memory"; }
@@ -155,6 +159,7 @@ class SharedMemory final : public Transport {
     mine.region = *heap_->locate(region_, 1);
     mine.presence = *heap_->locate(presence_, sizeof *presence_);
     mine.present = presence_->load(std::memory_order_relaxed);
+    mine.processors = usable_processors();
     mine.token = handshake.token();
     std::strncpy(mine.socket_name, handshake.name().c_str(), sizeof mine.socket_name - 1);
     return mine;

@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "base/runtime.h"
 
 namespace ringlet {
 namespace {
 
 struct Hub {
-  Hub(int world, size_t region_bytes) : world(world), region_bytes(region_bytes), joined(world, false) {
+  Hub(int world, size_t region_bytes)
+      : world(world), region_bytes(region_bytes), joined(world, false), processors(world) {
     bytes = region_bytes * static_cast<size_t>(world);
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw_errno("cannot map the regions of a threads group");
@@ -28,6 +30,7 @@ struct Hub {
   size_t bytes;
   std::byte* regions;
   std::vector<bool> joined;
+  std::vector<cpu_set_t> processors;  // that the ranks may use
   int count = 0;
 };
 
@@ -43,7 +46,7 @@ class Threads final : public Transport {
   Threads(std::shared_ptr<Hub> hub, int rank, bool share_addresses)
       : Transport(rank, hub->world), hub_(std::move(hub)), share_addresses_(share_addresses) {
     for (int q = 0; q < world_; ++q) links_[q].region = hub_->regions + static_cast<size_t>(q) * hub_->region_bytes;
-    count_processors();
+    count_processors(hub_->processors);
   }
 
   const char* name() const noexcept override { return "threads"; }
@@ -92,6 +95,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
                        std::to_string(hub->world) + (hub->world == world ? " and that rank already" : ""));
   }
   hub->joined[rank] = true;
+  hub->processors[rank] = usable_processors();
   ++hub->count;
   if (hub->count == world) hubs().erase(name);  // the name is free for the next group; the transports keep this hub
   hubs_changed.notify_all();

@@ -6,6 +6,8 @@
 // Ownership: the transport keeps all mappings alive. Thread safety: const calls from any thread.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -80,9 +82,10 @@ class Transport {
   /// region. Its own region stays until all peers have departed or their processes are gone.
   virtual void depart() noexcept { links_.assign(links_.size(), Link{}); }
 
-  /// Whether there are more ranks than processors: then a waiting rank yields at once.
+  /// Whether ranks must share processors: then a waiting rank yields at once. The same on all ranks, because it decides
+  /// where their staging buffers are.
   bool oversubscribed() const { return oversubscribed_; }
-  /// There are at least two processors for each rank.
+  /// There are at least two processors for each rank, and this rank may use two.
   bool has_spare_processor() const { return spare_; }
 
   int rank() const { return rank_; }
@@ -98,7 +101,8 @@ class Transport {
   }
 
  protected:
-  void count_processors();  // after world_ is known
+  /// By rank, what each may use when the group is made.
+  void count_processors(const std::vector<cpu_set_t>& usable);
 
   RegionLayout layout_;
   int rank_;

@@ -6,12 +6,14 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/processor.h"
 #include "check.h"
 #include "comm/communicator.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
 #include "memory/heap.h"
 #include "mesh_group.h"
+#include "transport/threads.h"
 
 using namespace ringlet;
 
@@ -118,6 +120,59 @@ void a_rank_that_stays_keeps_what_it_reads() {
   CHECK(heap->allocated_bytes() <= both - 2 * region);
 }
 
+cpu_set_t processors(std::initializer_list<int> numbers) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int number : numbers) CPU_SET(number, &set);
+  return set;
+}
+
+void who_has_a_processor_of_its_own() {
+  CHECK(one_processor_each({processors({5}), processors({3})}));
+  CHECK(!one_processor_each({processors({5}), processors({5})}));
+  CHECK(one_processor_each({processors({0, 1}), processors({0})}));
+  CHECK(one_processor_each({processors({0, 1}), processors({1, 2}), processors({0, 1}), processors({2, 3})}));
+  CHECK(!one_processor_each({processors({0}), processors({0}), processors({1, 2, 3})}));  // though there are enough
+  CHECK(!one_processor_each({processors({0, 1}), processors({0, 1}), processors({0, 1})}));
+}
+
+/// Where staging buffers are depends on whether ranks share processors. Rank 0 may use all, rank 1 only one.
+void ranks_that_may_use_different_processors(bool threads) {
+  const cpu_set_t all = usable_processors();
+  int first = 0;
+  while (!CPU_ISSET(first, &all)) ++first;
+  ThreadStore store;
+  const auto body = [&](int rank) {
+    try {
+      const cpu_set_t one = processors({first});
+      if (rank == 1) CHECK_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+      const Deadline soon = Deadline::after(kSoon);
+      auto transport =
+          threads ? join_threads("pinned", rank, 2, soon) : connect_shared_memory(store, "pinned", rank, 2, soon);
+      CHECK_EQ(transport->oversubscribed(), CPU_COUNT(&all) == 1);
+      Communicator group(std::make_unique<PullEngine>(std::move(transport)), kSoon);
+      for (const size_t count : {1'000, 16'384, 100, 40'000, 300'000, 7}) {
+        for (int times = 0; times < 20; ++times) {
+          std::vector<float> data(count, static_cast<float>(rank + times));
+          auto* bytes = reinterpret_cast<std::byte*>(data.data());
+          group.run(Call{.collective = Collective::all_reduce,
+                         .dtype = DType::float32,
+                         .count = count,
+                         .input = bytes,
+                         .output = bytes});
+          CHECK(data == std::vector<float>(count, static_cast<float>(2 * times + 1)));
+        }
+      }
+    } catch (const std::exception& error) {
+      check_report(false, __FILE__, __LINE__, error.what());
+      std::_Exit(1);  // the other would wait for this one
+    }
+  };
+  std::thread other(body, 1);
+  body(0);
+  other.join();
+}
+
 /// A group that was closed holds nothing, although somebody still holds it; and does nothing to what is there now.
 void closed_groups_that_are_kept() {
   std::vector<std::unique_ptr<Communicator>> kept[2];
@@ -149,6 +204,9 @@ void closed_groups_that_are_kept() {
 
 int main() {
   ::setenv("RINGLET_HEAP_MIB", "64", 1);
+  who_has_a_processor_of_its_own();
+  ranks_that_may_use_different_processors(false);
+  ranks_that_may_use_different_processors(true);
   closed_groups_make_room(false);
   closed_groups_make_room(true);
   a_rank_that_stays_keeps_what_it_reads();
