@@ -145,7 +145,8 @@ def covered(suite: str, failed: int, folders: list[pathlib.Path]) -> Covered:
     data = [folder / "python" for folder in folders if (folder / "python").exists()]
     if data:
         settings = WORK / "settings"
-        settings.write_text(SETTINGS.format(tree=TREE, data=WORK))
+        settings.write_text(SETTINGS.format(tree=TREE, data=WORK / "combined"))  # a suite may be called "python"
+        (WORK / "combined").mkdir(exist_ok=True)
         run(sys.executable, "-m", "coverage", "combine", "--keep", f"--rcfile={settings}", *data)
         report = WORK / f"{suite}.python.json"
         must(run(sys.executable, "-m", "coverage", "json", "-q", f"--rcfile={settings}", "-o", report))

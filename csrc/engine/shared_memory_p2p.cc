@@ -8,9 +8,12 @@
 namespace ringlet {
 namespace {
 
-constexpr size_t kPayload = RegionLayout::kMessageBytes - sizeof(StagingHeader);
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kPayload = size_t{64} << 10;       // of a segment, at most
 constexpr size_t kInPlaceBytes = size_t{64} << 10;  // from this size on a registered tensor is read in place
-constexpr uint32_t kSlots = 2;
+
+bool is_short(size_t bytes) { return bytes <= RegionLayout::kShortBytes; }
 
 /// Publishes a counter, and wakes the peer if it sleeps. Sender and sleeper each write their own word, then read the
 /// other's, so no wake-up is missed.
@@ -19,28 +22,65 @@ void publish(const Transport& transport, int peer, std::atomic<uint32_t>& counte
   if (transport.control(peer).awaiting_messages.load(std::memory_order_seq_cst) != 0) wake_all(counter);
 }
 
-const std::byte* slot_of(const Transport& transport, int peer, uint32_t index) {
-  return transport.link(peer).region + transport.layout().message(transport.rank(), static_cast<int>(index % kSlots));
+}  // namespace
+
+/// The place that follows a segment of so many bytes. No segment goes beyond the area's end.
+uint64_t SharedMemoryP2p::after(uint64_t place, size_t bytes) const {
+  const uint64_t next = place + (is_short(bytes) ? 0 : (bytes + 63) / 64 * 64), left = area_ - next % area_;
+  return left < kPayload ? next + left : next;
 }
 
-}  // namespace
+/// Whether no segment that `peer` has not taken is in the way of the next.
+bool SharedMemoryP2p::has_room(int peer) const {
+  const uint32_t sent = transport_.channel(peer).sent.load(std::memory_order_relaxed);
+  const uint32_t taken = transport_.channel_of(peer, rank()).received.load(std::memory_order_acquire);
+  if (sent == taken) return true;
+  const Outgoing& out = outgoing_[static_cast<size_t>(peer)];
+  return sent - taken < RegionLayout::kSegments &&
+         out.place + kPayload <= out.places[taken % RegionLayout::kSegments] + area_;
+}
+
+/// Copies into segment `index` for `peer`. Returns whether the peer is to time its copy.
+bool SharedMemoryP2p::copy(int peer, uint32_t index, std::byte* to, const std::byte* from, size_t bytes) {
+  const bool shared_cache = transport_.oversubscribed();
+  if (shared_cache || bytes < timed_bytes_) {
+    copy_bytes(to, from, bytes, shared_cache ? NextReader::self : NextReader::peer);
+    return false;
+  }
+  Outgoing& out = outgoing_[static_cast<size_t>(peer)];
+  const Channel& theirs = transport_.channel_of(peer, rank());
+  const uint32_t not_taken = index - theirs.received.load(std::memory_order_acquire);
+  if (out.timing && not_taken < index - out.segment) {
+    out.timing = false;
+    out.way.took(out.bytes, out.time + std::chrono::nanoseconds(theirs.copy_time.load(std::memory_order_relaxed)));
+  }
+  const bool timed = !out.timing && out.way.times();
+  const auto began = timed ? Clock::now() : Clock::time_point{};
+  copy_bytes(to, from, bytes, out.way.past_cache() ? NextReader::nobody : NextReader::peer);
+  if (timed) {
+    out.timing = true;
+    out.segment = index;
+    out.bytes = bytes;
+    out.time = Clock::now() - began;
+  }
+  return timed;
+}
 
 void SharedMemoryP2p::put(const Message& message, MessageProgress& progress, uint64_t address, size_t piece) {
   Channel& mine = transport_.channel(message.peer);
-  const uint32_t sent = mine.sent.load(std::memory_order_relaxed);
-  std::byte* slot = transport_.region() + transport_.layout().message(message.peer, static_cast<int>(sent % kSlots));
-  auto& header = *reinterpret_cast<StagingHeader*>(slot);
-  header = {static_cast<uint64_t>(message.dtype), message.count, progress.in_place ? 1u : 0u, address, message.tag};
-  std::byte* const to = slot + sizeof(StagingHeader);
-  const std::byte* const from = message.data + progress.bytes;
-  if (transport_.oversubscribed()) {
-    copy_bytes(to, from, piece);
-  } else if (piece > 0) {
-    hand_over_.copy(to, from, piece);
-  }
+  const uint32_t index = mine.sent.load(std::memory_order_relaxed);
+  Outgoing& out = outgoing_[static_cast<size_t>(message.peer)];
+  std::byte* const segment = transport_.region() + transport_.layout().segment(message.peer, index);
+  std::byte* const area = transport_.region() + transport_.layout().messages(message.peer);
+  std::byte* const to = is_short(piece) ? segment + sizeof(StagingHeader) : area + out.place % area_;
+  const bool timed = copy(message.peer, index, to, message.data + progress.bytes, piece);
+  *reinterpret_cast<StagingHeader*>(segment) = {
+      static_cast<uint64_t>(message.dtype), message.count, progress.in_place, address, message.tag, timed};
+  out.places[index % RegionLayout::kSegments] = out.place;
+  out.place = after(out.place, piece);
   progress.started = true;
   progress.bytes += piece;
-  publish(transport_, message.peer, mine.sent, sent + 1);
+  publish(transport_, message.peer, mine.sent, index + 1);
 }
 
 bool SharedMemoryP2p::send(const Message& message, MessageProgress& progress) {
@@ -49,7 +89,7 @@ bool SharedMemoryP2p::send(const Message& message, MessageProgress& progress) {
   const size_t bytes = message.bytes(), enough = progress.bytes + kAtOnce;
   while (!progress.in_place && (!progress.started || progress.bytes < bytes)) {
     if (progress.bytes >= enough) return false;
-    if (sent.load(std::memory_order_relaxed) - taken.load(std::memory_order_acquire) >= kSlots) return false;
+    if (!has_room(message.peer)) return false;
     const auto address = bytes >= kInPlaceBytes ? transport_.locate(message.data, bytes) : std::nullopt;
     progress.in_place = address.has_value();
     put(message, progress, address.value_or(0), progress.in_place ? 0 : std::min(kPayload, bytes - progress.bytes));
@@ -63,7 +103,8 @@ bool SharedMemoryP2p::send(const Message& message, MessageProgress& progress) {
 const StagingHeader* SharedMemoryP2p::header(int peer) const {
   const uint32_t received = transport_.channel(peer).received.load(std::memory_order_relaxed);
   if (transport_.channel_of(peer, rank()).sent.load(std::memory_order_acquire) == received) return nullptr;
-  return reinterpret_cast<const StagingHeader*>(slot_of(transport_, peer, received));
+  return reinterpret_cast<const StagingHeader*>(transport_.link(peer).region +
+                                                transport_.layout().segment(rank(), received));
 }
 
 std::optional<Envelope> SharedMemoryP2p::next(int peer) {
@@ -73,7 +114,10 @@ std::optional<Envelope> SharedMemoryP2p::next(int peer) {
 }
 
 bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProgress& progress) {
-  std::atomic<uint32_t>& received = transport_.channel(peer).received;
+  Channel& mine = transport_.channel(peer);
+  std::atomic<uint32_t>& received = mine.received;
+  const std::byte* const area = transport_.link(peer).region + transport_.layout().messages(rank());
+  uint64_t& place = incoming_[static_cast<size_t>(peer)];
   const size_t enough = progress.bytes + kAtOnce;
   while (!progress.started || progress.bytes < bytes) {
     if (progress.bytes >= enough) return false;
@@ -82,13 +126,17 @@ bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProg
     progress.started = true;
     const bool in_place = segment->in_place != 0;
     const size_t piece = std::min(in_place ? kAtOnce : kPayload, bytes - progress.bytes);
-    const auto* from = in_place ? transport_.link(peer).base + segment->address + progress.bytes
-                                : reinterpret_cast<const std::byte*>(segment) + sizeof(StagingHeader);
+    const std::byte* const from = in_place          ? transport_.link(peer).base + segment->address + progress.bytes
+                                  : is_short(piece) ? reinterpret_cast<const std::byte*>(segment + 1)
+                                                    : area + place % area_;
+    const auto began = segment->timed != 0 ? Clock::now() : Clock::time_point{};
     if (piece > 0) copy_bytes(to + progress.bytes, from, piece);
+    if (segment->timed != 0) mine.copy_time.store(static_cast<uint32_t>((Clock::now() - began).count()));
     progress.bytes += piece;
     if (in_place) confirm(transport_, waiter_, peer, [&] { return context(peer, *segment, progress.bytes); });
     if (in_place && progress.bytes < bytes)
       continue;  // the segment is the whole message: the sender keeps it until all is read
+    if (!in_place) place = after(place, piece);
     publish(transport_, peer, received, received.load(std::memory_order_relaxed) + 1);
   }
   return true;

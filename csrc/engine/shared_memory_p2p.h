@@ -3,8 +3,12 @@
 // Ownership: transport and waiter outlive it. Thread safety: p2p_transport.h.
 #pragma once
 
+#include <chrono>
+#include <vector>
+
 #include "engine/p2p_transport.h"
-#include "engine/pull/hand_over.h"
+#include "engine/quicker_way.h"
+#include "engine/tuning.h"
 #include "transport/transport.h"
 
 namespace ringlet {
@@ -12,7 +16,12 @@ namespace ringlet {
 class SharedMemoryP2p final : public P2pTransport {
  public:
   SharedMemoryP2p(Transport& transport, Waiter& waiter, const Tuning& tuning)
-      : transport_(transport), waiter_(waiter), hand_over_(tuning) {}
+      : transport_(transport),
+        waiter_(waiter),
+        timed_bytes_(tuning.timed_copy_bytes),
+        area_(transport.oversubscribed() ? kAreaInTurns : transport.layout().messages_bytes()),
+        outgoing_(static_cast<size_t>(transport.world())),
+        incoming_(static_cast<size_t>(transport.world())) {}
 
   int rank() const override { return transport_.rank(); }
   int world() const override { return transport_.world(); }
@@ -34,13 +43,33 @@ class SharedMemoryP2p final : public P2pTransport {
   bool all_taken() const;
 
  private:
+  /// Segments to a peer. Places are bytes since the group was made, those that were left out at an area's end included.
+  struct Outgoing {
+    uint64_t place = 0;                              // of the next segment that is not short
+    uint64_t places[RegionLayout::kSegments] = {0};  // the same before each of the last segments
+    QuickerWay way;
+    bool timing = false;  // a copy of these:
+    uint32_t segment = 0;
+    size_t bytes = 0;
+    std::chrono::nanoseconds time{0};
+  };
+
+  // Ranks that share a processor share its cache, too: all segments for a peer should stay in that cache.
+  static constexpr size_t kAreaInTurns = size_t{256} << 10;
+
+  uint64_t after(uint64_t place, size_t bytes) const;
+  bool has_room(int peer) const;
   const StagingHeader* header(int peer) const;
   std::string context(int peer, const StagingHeader& segment, size_t done) const;
+  bool copy(int peer, uint32_t index, std::byte* to, const std::byte* from, size_t bytes);
   void put(const Message& message, MessageProgress& progress, uint64_t address, size_t piece);
 
   Transport& transport_;
   Waiter& waiter_;
-  HandOver hand_over_;
+  const size_t timed_bytes_;
+  const size_t area_;               // bytes of all segments for a peer
+  std::vector<Outgoing> outgoing_;  // by peer
+  std::vector<uint64_t> incoming_;  // by peer: the place of the next segment that is not short
 };
 
 }  // namespace ringlet

@@ -85,6 +85,7 @@ struct RingCounters {
 struct Channel {
   alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer since the group was made
   std::atomic<uint32_t> received;          // segments taken from the peer since the group was made
+  std::atomic<uint32_t> copy_time;         // nanoseconds, of the last segment taken that was to be timed
   RingCounters rings[2];                   // in place of segments, if the group has a mesh: of collectives, of messages
 };
 static_assert(sizeof(Channel) == 64);
@@ -96,6 +97,7 @@ struct alignas(64) StagingHeader {
   uint64_t in_place;  // 1: the message lies at the registered `address`, whole
   uint64_t address;
   int64_t tag;
+  uint64_t timed;  // 1: the receiver tells how long its copy took
 };
 
 // Sleeping on a word of shared memory (futex); `word` may be mapped read-only.

@@ -31,22 +31,35 @@ struct RegionLayout {
   // buffer that is soon overwritten is still in its readers' caches. To take lines back from there costs twice as much
   // as to take them from a shared cache.
   static constexpr size_t kStagingBytes = size_t{4} << 20;
-  static constexpr size_t kMessageBytes = size_t{128} << 10;  // one point-to-point segment; two per peer
+  // So do the segments of messages to one peer, in an area of their own. The header of a segment, and its bytes if they
+  // are few, are in one of few places, which stay in both caches.
+  static constexpr size_t kMessagesBytes = size_t{2} << 20;
+  static constexpr size_t kAllMessagesBytes = size_t{16} << 20;
+  static constexpr uint32_t kSegments = 32;  // to one peer, at the same time
+  static constexpr size_t kShortBytes = size_t{2} << 10;
   static constexpr size_t kControlBytes = 4096;
 
   explicit RegionLayout(int world) : world(world) {}
   size_t channel(int peer) const { return kControlBytes + static_cast<size_t>(peer) * sizeof(Channel); }
   size_t staging() const { return (channel(world) + 4095) / 4096 * 4096; }
-  size_t message(int peer, int parity) const { return staging() + kStagingBytes + (2 * peer + parity) * kMessageBytes; }
-  size_t bytes() const { return message(world, 0); }
+  /// A power of two.
+  size_t messages_bytes() const {
+    return std::clamp(std::bit_floor(kAllMessagesBytes / static_cast<size_t>(world)), kRingBytes, kMessagesBytes);
+  }
+  size_t messages(int peer) const { return staging() + kStagingBytes + static_cast<size_t>(peer) * messages_bytes(); }
+  size_t segment(int peer, uint32_t index) const {
+    const size_t before = static_cast<size_t>(peer) * kSegments + index % kSegments;
+    return messages(world) + before * (sizeof(StagingHeader) + kShortBytes);
+  }
+  size_t bytes() const { return segment(world, 0); }
 
   // A group with a mesh has its rings in place of segments and staging buffers. Both sizes are powers of two.
-  static constexpr size_t kRingBytes = 2 * kMessageBytes;
+  static constexpr size_t kRingBytes = size_t{256} << 10;
   size_t ring_bytes(int index) const {
     return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStagingBytes / static_cast<size_t>(world)));
   }
   size_t ring(int peer, int index) const {
-    return index == 0 ? message(peer, 0) : staging() + static_cast<size_t>(peer) * ring_bytes(index);
+    return index == 0 ? messages(peer) : staging() + static_cast<size_t>(peer) * ring_bytes(index);
   }
 
   int world;
