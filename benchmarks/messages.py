@@ -4,9 +4,9 @@
     python benchmarks/messages.py /tmp/other/python --report benchmarks/results/
 
 Starts two ranks of each build --turns times. There and back: both ranks send and receive in turns. One way: rank 0
-sends all, and the time ends with a barrier. A virtual machine may put its processors elsewhere at any time, and the time
-of a line there and back tells how far they are from each other. So rows are by that: near is up to 200 ns. A size during
-which they moved is left out.
+sends all, and the time ends with a barrier. A virtual machine may put its processors elsewhere at any time, and the
+time of a line there and back tells how far they are from each other. So rows are by that: near is up to 200 ns. A size
+during which they moved is left out.
 """
 
 from __future__ import annotations
