@@ -31,7 +31,7 @@ from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 
-SIZES = (8, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+SIZES = (8, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 BYTES = 32 << 20  # of a sample, if that takes no more than MOST calls
 LEAST, MOST = 20, 2000
 NEAR_NS = 200

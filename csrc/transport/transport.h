@@ -35,8 +35,8 @@ struct RegionLayout {
   // are few, are in one of few places, which stay in both caches.
   static constexpr size_t kMessagesBytes = size_t{2} << 20;
   static constexpr size_t kAllMessagesBytes = size_t{16} << 20;
-  static constexpr uint32_t kSegments = 32;  // to one peer, at the same time
-  static constexpr size_t kShortBytes = size_t{2} << 10;
+  static constexpr uint32_t kSegments = 8;  // to one peer, at the same time
+  static constexpr size_t kShortBytes = size_t{1} << 10;
   static constexpr size_t kControlBytes = 4096;
 
   explicit RegionLayout(int world) : world(world) {}
