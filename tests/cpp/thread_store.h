@@ -42,6 +42,11 @@ class ThreadStore final : public ringlet::Store {
     const std::lock_guard lock(mutex_);
     values_.erase(key);
   }
+  /// How many values are kept.
+  size_t size() {
+    const std::lock_guard lock(mutex_);
+    return values_.size();
+  }
 
  private:
   std::mutex mutex_;

@@ -1,0 +1,186 @@
+// How groups come together: what the ranks tell each other decides what they become, or why they do not.
+#include "comm/join.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "comm/communicator.h"
+#include "schedule/topology.h"
+#include "thread_store.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr auto kSoon = std::chrono::seconds(60);
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Ranks are threads here. So that they seem to be elsewhere, this store rewrites what a rank says of itself first.
+class RewritingStore final : public Store {
+ public:
+  std::map<int, std::string> hosts, users;  // by rank; a rank that is in neither says what is so
+
+  void set(const std::string& key, const std::string& value) override { store_.set(key, rewritten(key, value)); }
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, const Deadline& deadline) override {
+    return store_.get_all(keys, deadline);
+  }
+  bool has(const std::string& key) override { return store_.has(key); }
+  int64_t add(const std::string& key, int64_t more) override { return store_.add(key, more); }
+  void forget(const std::string& key) override { store_.forget(key); }
+  size_t size() { return store_.size(); }
+
+ private:
+  std::string rewritten(const std::string& key, const std::string& value) const {
+    const size_t found = key.find("/introduction/");
+    if (found == key.npos || key.ends_with("/read")) return value;
+    const int rank = std::stoi(key.substr(found + std::strlen("/introduction/")));
+    const size_t host_ends = value.find('\0'), user_ends = value.find('\0', host_ends + 1);
+    std::string text = hosts.contains(rank) ? hosts.at(rank) : value.substr(0, host_ends);
+    text += '\0';
+    text += users.contains(rank) ? users.at(rank) : value.substr(host_ends + 1, user_ends - host_ends - 1);
+    return text += value.substr(user_ends);
+  }
+
+  ThreadStore store_;
+};
+
+/// What each rank's join() threw; "" where it made a group, with which `body` is called.
+std::vector<std::string> join_all(Store& store, int world, Carrier carrier,
+                                  const std::function<void(Communicator&)>& body) {
+  static int made = 0;
+  const std::string name = "ringlet/0123456789abcdef0123456789abcdef/team-" + std::to_string(++made) + "/[0, 1]";
+  std::vector<std::string> errors(static_cast<size_t>(world));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] {
+      try {
+        Communicator group(join(store, name, {rank, world}, carrier, Deadline::after(kSoon)), kSoon);
+        body(group);
+        group.run({.collective = Collective::barrier});
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(rank)] = std::string(ringlet::name(error.kind())) + ": " + error.what();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return errors;
+}
+
+void add_up(Communicator& group) {
+  std::vector<float> data(1000, static_cast<float>(group.rank() + 1));
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  group.run(Call{.collective = Collective::all_reduce,
+                 .dtype = DType::float32,
+                 .count = data.size(),
+                 .input = bytes,
+                 .output = bytes});
+  CHECK_EQ(data[999], static_cast<float>(group.world() * (group.world() + 1)) / 2);
+}
+
+void all_make_a_group(RewritingStore& store, int world, Carrier carrier, const std::string& transport,
+                      const std::vector<int>& hosts) {
+  const auto errors = join_all(store, world, carrier, [&](Communicator& group) {
+    CHECK_EQ(std::string(group.transport()), transport);
+    CHECK(group.hosts() == hosts);
+    add_up(group);
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, std::string());
+}
+
+void hosts_decide_what_carries_the_bytes() {
+  RewritingStore together;
+  all_make_a_group(together, 3, Carrier::automatic, "shared_memory", {0, 0, 0});
+  all_make_a_group(together, 2, Carrier::shared_memory, "shared_memory", {0, 0});
+  all_make_a_group(together, 2, Carrier::tcp, "tcp", {0, 0});
+  RewritingStore apart;
+  apart.hosts = {{0, "a"}, {1, "b"}, {2, "a"}, {3, "b"}};
+  all_make_a_group(apart, 4, Carrier::automatic, "shared_memory+tcp", {0, 1, 0, 1});
+  all_make_a_group(apart, 2, Carrier::automatic, "shared_memory+tcp", {0, 1});
+}
+
+/// With it each rank counts as a host of its own where schedules are chosen, and still shares memory.
+void a_topology_can_be_ignored() {
+  ::setenv("RINGLET_TOPOLOGY", "ignore", 1);
+  RewritingStore apart;
+  apart.hosts = {{0, "a"}, {1, "a"}, {2, "b"}, {3, "b"}};
+  join_all(apart, 4, Carrier::automatic, [](Communicator& group) {
+    CHECK(group.topology() != nullptr && group.topology()->hosts() == 4);
+    add_up(group);
+  });
+  ::unsetenv("RINGLET_TOPOLOGY");
+}
+
+/// Rank 0 alone has said it, and every rank must learn it.
+void what_is_wrong_is_told_to_all(const std::string& variable, const std::string& value, const std::string& said) {
+  RewritingStore store;
+  ::setenv(variable.c_str(), value.c_str(), 1);
+  for (const Carrier carrier : {Carrier::automatic, Carrier::tcp}) {
+    for (const std::string& error : join_all(store, 3, carrier, [](Communicator&) { CHECK(false); })) {
+      CHECK(error.starts_with("InvalidUsage: "));
+      CHECK(contains(error, said));
+    }
+    CHECK_EQ(store.size(), 0u);
+  }
+  ::unsetenv(variable.c_str());
+}
+
+void ranks_of_several_users_share_no_memory() {
+  RewritingStore store;
+  store.users = {{2, "12345"}};
+  for (const std::string& error : join_all(store, 3, Carrier::automatic, [](Communicator&) { CHECK(false); })) {
+    CHECK(contains(error, "rank 2 runs as user 12345, rank 0 as user "));
+  }
+  all_make_a_group(store, 3, Carrier::tcp, "tcp", {0, 0, 0});
+  store.hosts = {{2, "elsewhere"}};
+  all_make_a_group(store, 3, Carrier::automatic, "shared_memory+tcp", {0, 0, 1});
+}
+
+void a_rank_that_does_not_come_is_named() {
+  RewritingStore store;
+  const auto two_of_three = [&](int rank) {
+    return CHECK_THROWS(Timeout, join(store, "g", {rank, 3}, Carrier::automatic,
+                                      Deadline::after(std::chrono::milliseconds(rank == 0 ? 300 : 400))));
+  };
+  std::string other;
+  std::thread second([&] { other = two_of_three(2); });
+  CHECK(contains(two_of_three(0), "1"));
+  second.join();
+  CHECK(contains(other, "1"));
+}
+
+void carriers_have_names() {
+  CHECK(parse_carrier("auto") == Carrier::automatic);
+  CHECK(parse_carrier("tcp") == Carrier::tcp);
+  CHECK(contains(CHECK_THROWS(InvalidUsage, parse_carrier("udp")), "got \"udp\""));
+}
+
+}  // namespace
+
+int main() {
+  const auto folder = std::filesystem::temp_directory_path() / ("ringlet-join-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  const std::string table = (folder / "table").string();
+  std::ofstream(table) << "all_reduce ring\nall_reduce wring\n";
+  ::setenv("RINGLET_TABLE", "", 1);
+  hosts_decide_what_carries_the_bytes();
+  a_topology_can_be_ignored();
+  what_is_wrong_is_told_to_all("RINGLET_TOPOLOGY", "ring", "RINGLET_TOPOLOGY=\"ring\" is not \"ignore\"");
+  what_is_wrong_is_told_to_all("RINGLET_TABLE", table, table + ", line 2: all_reduce: algorithm must be one of");
+  what_is_wrong_is_told_to_all("RINGLET_TABLE", table + "s", "RINGLET_TABLE names a table that cannot be read: ");
+  ::setenv("RINGLET_TABLE", "", 1);
+  ranks_of_several_users_share_no_memory();
+  a_rank_that_does_not_come_is_named();
+  carriers_have_names();
+  std::filesystem::remove_all(folder);
+  return check_result("join");
+}
