@@ -69,7 +69,7 @@ LIMITS = [
     ),
     ("kSideBySideBytes", "reduce/level.h", "from this size on, a reduction or copy goes over several parts at once"),
     ("kStagingBytes", "transport/transport.h", "room for the staging buffers of one rank of one group"),
-    ("kPayload", "engine/shared_memory_p2p.cc", "a point-to-point segment"),
+    ("kPayloadBytes", "engine/shared_memory_p2p.cc", "a point-to-point segment"),
     ("kMessagesBytes", "transport/transport.h", "room for segments that a peer has not taken"),
     ("kAllMessagesBytes", "transport/transport.h", "the same for all peers, if it is less (but 256 KiB for each)"),
     ("kShortBytes", "transport/transport.h", "up to this size a segment's bytes stand behind its header"),

@@ -10,7 +10,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kPayload = size_t{64} << 10;       // of a segment, at most
+constexpr size_t kPayloadBytes = size_t{64} << 10;  // of a segment, at most
 constexpr size_t kInPlaceBytes = size_t{64} << 10;  // from this size on a registered tensor is read in place
 
 bool is_short(size_t bytes) { return bytes <= RegionLayout::kShortBytes; }
@@ -27,7 +27,7 @@ void publish(const Transport& transport, int peer, std::atomic<uint32_t>& counte
 /// The place that follows a segment of so many bytes. No segment goes beyond the area's end.
 uint64_t SharedMemoryP2p::after(uint64_t place, size_t bytes) const {
   const uint64_t next = place + (is_short(bytes) ? 0 : (bytes + 63) / 64 * 64), left = area_ - next % area_;
-  return left < kPayload ? next + left : next;
+  return left < kPayloadBytes ? next + left : next;
 }
 
 /// Whether no segment that `peer` has not taken is in the way of the next.
@@ -37,7 +37,7 @@ bool SharedMemoryP2p::has_room(int peer) const {
   if (sent == taken) return true;
   const Outgoing& out = outgoing_[static_cast<size_t>(peer)];
   return sent - taken < RegionLayout::kSegments &&
-         out.place + kPayload <= out.places[taken % RegionLayout::kSegments] + area_;
+         out.place + kPayloadBytes <= out.places[taken % RegionLayout::kSegments] + area_;
 }
 
 /// Copies into segment `index` for `peer`. Returns whether the peer is to time its copy.
@@ -92,7 +92,8 @@ bool SharedMemoryP2p::send(const Message& message, MessageProgress& progress) {
     if (!has_room(message.peer)) return false;
     const auto address = bytes >= kInPlaceBytes ? transport_.locate(message.data, bytes) : std::nullopt;
     progress.in_place = address.has_value();
-    put(message, progress, address.value_or(0), progress.in_place ? 0 : std::min(kPayload, bytes - progress.bytes));
+    put(message, progress, address.value_or(0),
+        progress.in_place ? 0 : std::min(kPayloadBytes, bytes - progress.bytes));
   }
   if (!progress.in_place) return true;
   if (taken.load(std::memory_order_acquire) != sent.load(std::memory_order_relaxed)) return false;
@@ -125,7 +126,7 @@ bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProg
     if (segment == nullptr) return false;
     progress.started = true;
     const bool in_place = segment->in_place != 0;
-    const size_t piece = std::min(in_place ? kAtOnce : kPayload, bytes - progress.bytes);
+    const size_t piece = std::min(in_place ? kAtOnce : kPayloadBytes, bytes - progress.bytes);
     const std::byte* const from = in_place          ? transport_.link(peer).base + segment->address + progress.bytes
                                   : is_short(piece) ? reinterpret_cast<const std::byte*>(segment + 1)
                                                     : area + place % area_;
