@@ -150,6 +150,10 @@ void C10dBackend::Issue::check_outputs(const Tensors& outputs) const {
   check_apart(outputs, call());
 }
 
+void C10dBackend::Issue::check_results() const {
+  if (steps.size() > 1) check_apart(results, call());
+}
+
 std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
   check_dense(tensor, call(), "input");
   check_dtype(tensor, dtype, call());
@@ -186,6 +190,7 @@ std::vector<Call> C10dBackend::calls_of(const Issue& issue) {
 }
 
 C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
+  issue.check_results();
   for (Issue::Step& step : issue.steps) {
     Call& call = step.call;
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);

@@ -23,12 +23,16 @@ namespace {
 
 namespace py = pybind11;
 
+/// How many tensors have the memory. Autograd takes a gradient as it is, even if it is a view of one that still flows
+/// through the backward, or of another parameter's gradient: such memory must not be reduced in place.
+size_t storage_owners(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().use_count() : 0; }
+
 class GradientArrivals {
  public:
   /// Of each gradient its index, its time in nanoseconds and the tensor, in order.
   using Noted = std::tuple<std::vector<int>, std::vector<int64_t>, std::vector<at::Tensor>>;
 
-  explicit GradientArrivals(const std::vector<at::Tensor>& expected) {
+  GradientArrivals(const std::vector<at::Tensor>& expected, size_t owners) : owners_(owners) {
     for (const at::Tensor& one : expected) {
       parameters_.push_back(
           {.shape = c10::DimVector(one.sizes()), .strides = c10::DimVector(one.strides()), .dtype = one.scalar_type()});
@@ -66,13 +70,15 @@ class GradientArrivals {
 
   /// Whether nothing but the note is to be done for the gradient now.
   bool note(size_t index, const at::Tensor& gradient) {
-    // A nested backward (reentrant checkpoints), or one after a backward that raised, is Python's.
-    if (backward_ == kNone || backward_ != torch::autograd::get_current_graph_task_id()) return false;
+    if (backward_ == kNone) return false;
     Parameter& one = parameters_[index];
     if (one.arrived) return false;
     one.arrived = true;
+    // A nested backward (reentrant checkpoints), or one after a backward that raised, is Python's. It counts here, too:
+    // a gradient may arrive in it first, and then again in the outer one.
+    const bool nested = backward_ != torch::autograd::get_current_graph_task_id();
     int& missing = missing_[one.bucket];
-    if (--missing < 1 || !fits(one, gradient)) return false;
+    if (--missing < 1 || nested || !fits(one, gradient)) return false;
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     auto& [indices, times, tensors] = noted_;
@@ -93,13 +99,15 @@ class GradientArrivals {
   };
   static constexpr int kNone = -1;
 
-  static bool fits(const Parameter& one, const at::Tensor& gradient) {
+  bool fits(const Parameter& one, const at::Tensor& gradient) const {
     return gradient.defined() && gradient.layout() == at::kStrided && gradient.is_cpu() &&
            gradient.scalar_type() == one.dtype && gradient.sizes() == at::IntArrayRef(one.shape) &&
            gradient.strides() == at::IntArrayRef(one.strides) && gradient.const_data_ptr() != one.view &&
-           !gradient.requires_grad() && !gradient.is_conj() && !gradient.is_neg();
+           !gradient.requires_grad() && !gradient.is_conj() && !gradient.is_neg() &&
+           storage_owners(gradient) <= owners_;
   }
 
+  const size_t owners_;  // of a gradient's memory that nothing else uses
   std::vector<Parameter> parameters_;
   std::vector<int> missing_;  // of each bucket; below 1: Python's
   Noted noted_;
@@ -149,8 +157,9 @@ py::object fallback_of(const py::handle& function) {
 
 void bind_gradients(py::module_& m) {
   py::class_<GradientArrivals, std::shared_ptr<GradientArrivals>>(m, "GradientArrivals")
-      .def(py::init<const std::vector<at::Tensor>&>(), py::arg("expected"),
-           "expected: tensors with the shapes, strides and dtypes of the parameters' gradients, on any device")
+      .def(py::init<const std::vector<at::Tensor>&, size_t>(), py::arg("expected"), py::arg("owners"),
+           "expected: tensors with the shapes, strides and dtypes of the parameters' gradients, on any device. owners: "
+           "storage_owners() of a gradient whose memory nothing else uses.")
       .def("place", &GradientArrivals::place, py::arg("places"),
            "The bucket of each parameter, and the address of its part of the bucket's buffer (0: there is none).")
       .def(
@@ -161,6 +170,7 @@ void bind_gradients(py::module_& m) {
       .def_property_readonly("armed", &GradientArrivals::armed)
       .def("take", &GradientArrivals::take, "What was noted since, in order: indices, times in ns, gradients.")
       .def("hook", &make_hook, py::arg("index"), py::arg("otherwise"));
+  m.def("storage_owners", &storage_owners, py::arg("tensor"), "How many tensors have the tensor's memory.");
   m.def("hook_fallback", &fallback_of, py::arg("function"));
 }
 

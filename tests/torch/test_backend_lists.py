@@ -180,6 +180,8 @@ def refused(rank: int, world: int) -> None:
     refuses("a list must have one entry for each", dist.all_to_all, full[1:], full)
     refuses("add up to", dist.all_to_all_single, torch.empty(world), torch.empty(world), [2] * world, [1] * world)
     refuses("overlap", dist.all_to_all_single, (x := torch.empty(world)), x, [1] * world, [1] * world)
+    for both in ([x, x], [x, x[:1]]):
+        refuses("overlap", dist.group.WORLD.allreduce_coalesced, both)
     uneven = [torch.empty(3 + q) for q in range(world)]
     if rank == 0:
         refuses("all tensors must have the same number of elements", dist.gather, torch.empty(3), uneven)

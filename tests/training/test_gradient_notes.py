@@ -8,7 +8,7 @@ from torch import nn
 
 from reducer_checks import assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
-from ringlet.training.gradient_hooks import GradientArrivals, owner_of
+from ringlet.training.gradient_hooks import GradientArrivals, own_memory, owner_of
 
 
 def in_backward(arrivals: GradientArrivals, missing: list[int], parameters: list[nn.Parameter]) -> list[int]:
@@ -28,7 +28,7 @@ def in_backward(arrivals: GradientArrivals, missing: list[int], parameters: list
 
 def fresh(*shapes: tuple[int, ...]) -> tuple[GradientArrivals, list[nn.Parameter]]:
     parameters = [nn.Parameter(torch.ones(shape)) for shape in shapes]
-    arrivals = GradientArrivals([torch.empty(shape, device="meta") for shape in shapes])
+    arrivals = GradientArrivals([torch.empty(shape, device="meta") for shape in shapes], own_memory())
     arrivals.place([(0, 0)] * len(shapes))
     return arrivals, parameters
 
@@ -54,7 +54,7 @@ def test_what_is_left_to_python():
     arrivals.place([(0, 0), (1, 0), (1, 0)])
     assert in_backward(arrivals, [0, 9], parameters).count(0) == 1  # of a bucket that is not reduced in place
     arrivals.disarm()
-    arrivals = GradientArrivals([torch.empty(n, device="meta") for n in (2, 5, 4)])
+    arrivals = GradientArrivals([torch.empty(n, device="meta") for n in (2, 5, 4)], own_memory())
     arrivals.place([(0, 0)] * 3)
     assert in_backward(arrivals, [9], parameters) == [1]  # of another shape
     assert not arrivals.disarm() and not arrivals.armed

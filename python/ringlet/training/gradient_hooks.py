@@ -14,10 +14,19 @@ from typing import Any
 
 import torch
 
-from ringlet._C import GradientArrivals, hook_fallback
+from ringlet._C import GradientArrivals, hook_fallback, storage_owners
 from ringlet.errors import InvalidUsage
 
-__all__ = ["ForwardHook", "GradientArrivals", "on_gradient", "owner_of", "untraced"]
+__all__ = [
+    "ForwardHook",
+    "GradientArrivals",
+    "HooksLast",
+    "has_own_memory",
+    "on_gradient",
+    "own_memory",
+    "owner_of",
+    "untraced",
+]
 
 
 def on_gradient(
@@ -45,6 +54,42 @@ def on_gradient(
 
     arrived.owner = owner  # type: ignore[attr-defined]
     return parameter.register_post_accumulate_grad_hook(arrived if wrapped is None else wrapped(arrived))
+
+
+class HooksLast:
+    """Keeps hooks of `on_gradient` behind all others of their parameters: what another hook does to a gradient belongs
+    to it, whenever that hook was registered."""
+
+    def __init__(self) -> None:
+        self._hooks: list[tuple[dict[int, Any], int]] = []
+
+    def add(self, parameter: torch.Tensor, handle: Any) -> None:
+        hooks = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        self._hooks.append((hooks, handle.id))
+
+    def keep(self) -> None:
+        """Call it before gradients arrive."""
+        for hooks, ours in self._hooks:
+            if len(hooks) > 1 and next(reversed(hooks)) != ours and ours in hooks:
+                hooks[ours] = hooks.pop(ours)  # autograd goes by the dict's own order, which move_to_end() leaves
+
+
+@functools.cache
+def own_memory() -> int:
+    """The number of tensors that have a gradient's memory, in a hook of `on_gradient`, if nothing else uses it. It
+    depends on the version of torch."""
+    found: list[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(2, device="cpu", requires_grad=True)
+        leaf.register_post_accumulate_grad_hook(lambda leaf: found.append(storage_owners(leaf.grad)))
+        (leaf * 2).sum().backward()
+    return found[0]
+
+
+def has_own_memory(gradient: torch.Tensor) -> bool:
+    """Whether nothing else uses the memory of a gradient that arrives. Autograd takes a gradient as it is, even if it
+    is a view of one that still flows through the backward, or of another parameter's gradient."""
+    return storage_owners(gradient) <= own_memory()
 
 
 def owner_of(parameter: torch.Tensor) -> Any:

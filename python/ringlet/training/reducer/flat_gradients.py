@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.training.flat_memory import allocate
+from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
 
@@ -109,8 +110,9 @@ class Gradient:
 
     def can_own(self, arrived: torch.Tensor) -> bool:
         """Whether `arrived` may be reduced in place: it has the layout that all ranks' gradients of this parameter
-        have, and no graph of higher derivatives (create_graph=True) needs its values."""
-        return arrived.stride() == self.layout and not (arrived.requires_grad or arrived.is_conj() or arrived.is_neg())
+        have, and neither a graph of higher derivatives (create_graph=True) nor another tensor needs its values."""
+        plain = not (arrived.requires_grad or arrived.is_conj() or arrived.is_neg())
+        return arrived.stride() == self.layout and plain and has_own_memory(arrived)
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ringlet.errors import InvalidUsage
 from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable
-from ringlet.training.gradient_hooks import ForwardHook, on_gradient
+from ringlet.training.gradient_hooks import ForwardHook, HooksLast, on_gradient
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
 
@@ -151,9 +151,11 @@ class GradientReducer(Joinable):
             module.register_forward_pre_hook(ForwardHook(self._before_forward)),
             module.register_forward_hook(ForwardHook(self._after_forward)),
         ]
+        self._last = HooksLast()
         for index, (_, parameter) in enumerate(self._named):
             wrapped = functools.partial(self._reduction.noted.hook, index)
             self._hooks.append(on_gradient(parameter, self._on_gradient, index, wrapped=wrapped))
+            self._last.add(parameter, self._hooks[-1])
 
     # -- what a training loop calls --
 
@@ -327,6 +329,7 @@ class GradientReducer(Joinable):
             self._backward.make_registered()
 
     def _open(self) -> None:
+        self._last.keep()
         self._reducing = self._sync if self._merge is None else self._merge.closes()
         self._reduction.open(self._reducing)
         if self._join_config.enable and not self._divide_by_initial_world_size:

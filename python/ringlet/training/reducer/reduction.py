@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import GradientArrivals
+from ringlet.training.gradient_hooks import GradientArrivals, own_memory
 from ringlet.training.refusals import refuse_again, refuse_layout
 
 from . import events
@@ -58,7 +58,7 @@ class Reduction:
         self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
         self._reducing = False
         self.late = False  # all buckets of the backward are sent at its end
-        self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients])
+        self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients], own_memory())
         self._noted_places: Any = None  # the buckets, and those that have buffers, of which `noted` knows
         events.tell_layout(self.flat.plan, channel.group, "by size")
         self.rearm()

@@ -53,7 +53,7 @@ class GradientMerge:
         self._counts: tuple[list[torch.Tensor], Any] | None = None
         watcher = weakref.WeakMethod(self._check_step)
         self._guard = register_optimizer_step_pre_hook(
-            lambda optimizer, _args, _kwargs: (watcher() or _nobody)(optimizer)
+            lambda optimizer, args, kwargs: (watcher() or _nobody)(optimizer, args, kwargs)
         )
 
     def __repr__(self) -> str:
@@ -147,11 +147,24 @@ class GradientMerge:
     def remove(self) -> None:
         self._guard.remove()
 
-    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.seen or self.gathering:  # gathering: an optimizer in backward steps as the window closes
-            return
-        if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
+    def _check_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Before an optimizer's step: refuses one on gradients that are not reduced, also if its closure makes them."""
+        if not any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
+            return None
+        if not self.gathering:  # else an optimizer in backward steps as the window closes
             self.check_closed("optimizer.step()")
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+
+        def checked() -> Any:
+            loss = closure()
+            self.check_closed("the closure of optimizer.step()")
+            return loss
+
+        return args[:1], {**kwargs, "closure": checked}
 
     def _wait_for_counts(self) -> list[int]:
         assert self._counts is not None
@@ -160,5 +173,5 @@ class GradientMerge:
         return [int(count) for count in counts]
 
 
-def _nobody(_optimizer: torch.optim.Optimizer) -> None:
+def _nobody(*_arguments: Any) -> None:
     pass

@@ -10,7 +10,7 @@ from torch import nn
 from ringlet.training import replicas
 
 from .memory import MappedFiles
-from .optimizer import MakeOptimizer, OptionsBy, ShardedOptimizer
+from .optimizer import MakeOptimizer, OptionsBy, ShardedOptimizer, key_of
 from .options import Options
 from .shards import FlatUnit
 from .traffic import Traffic
@@ -44,7 +44,8 @@ def build(
 ) -> Parts:
     """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
     device = next(module.parameters()).device
-    replicas.check_agreement([*options.lines(), *replicas.describe(module)], traffic.group, device)
+    given = [f"options of {name}: {key_of(options_by[p])}" for name, p in module.named_parameters() if p in options_by]
+    replicas.check_agreement([*options.lines(), *replicas.describe(module), *given], traffic.group, device)
     replicas.broadcast_state(module, traffic.group)
     values = {id(p): p.data for p in module.parameters()}
     if options.dtype is not None:

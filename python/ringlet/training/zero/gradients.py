@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.training.flat_memory import allocate
-from ringlet.training.gradient_hooks import on_gradient
+from ringlet.training.gradient_hooks import HooksLast, on_gradient
 from ringlet.training.refusals import refuse_again, refuse_layout
 
 from .memory import Pool
@@ -26,7 +26,8 @@ from .units import Slot
 
 class UnitGradient:
     """The gradient of one unit. `shard`: this rank's part, complete after a reduced backward. `holds`: `shard` has a
-    value of this window. `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet."""
+    value of this window. `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet.
+    `sent`: in this backward."""
 
     def __init__(self, flat: FlatUnit, keeps_whole: bool, pool: Pool, group: dist.ProcessGroup) -> None:
         unit = flat.unit
@@ -41,13 +42,14 @@ class UnitGradient:
         self.holds = False
         self.arrived: set[int] = set()
         self.seen: set[int] = set()
+        self.sent = False
         self.pending: Pending | None = None
         self._beside: torch.Tensor | None = None  # a value of this window, or the output, that is not in `shard` yet
 
     @torch.no_grad()
     def take(self, index: int, slot: Slot) -> None:
         """Moves the gradient from the parameter into the unit's buffer."""
-        if self.pending is not None:
+        if self.sent:
             refuse_again(slot.name, "unit")
         if self.buffer is None:
             self.buffer = self.pool.borrow(self.flat.unit.count)
@@ -83,6 +85,7 @@ class UnitGradient:
         out = self.shard
         if self.holds and not self.keeps_whole:
             out = self._beside = self.pool.borrow(unit.shard_count)
+        self.sent = True
         self.pending = traffic.reduce_scatter(out, self.buffer)
 
     @torch.no_grad()
@@ -150,14 +153,21 @@ class Gradients:
         self._launched = 0
         self._ordered = False
         self.reducing = True  # whether the backward under way is reduced
+        self._last = HooksLast()
 
     def attach(self) -> list[Any]:
         """Hooks on every parameter; returns their handles."""
-        return [
-            on_gradient(slot.parameter, self._on_gradient, number, index)
-            for number, unit in enumerate(self.units)
-            for index, slot in enumerate(unit.flat.unit.slots)
-        ]
+        handles = []
+        for number, unit in enumerate(self.units):
+            for index, slot in enumerate(unit.flat.unit.slots):
+                handles.append(on_gradient(slot.parameter, self._on_gradient, number, index))
+                self._last.add(slot.parameter, handles[-1])
+        return handles
+
+    def open(self, reducing: bool) -> None:
+        """A backward begins. `reducing`: its gradients are reduced."""
+        self.reducing = reducing
+        self._last.keep()
 
     @property
     def launched(self) -> int:
@@ -187,6 +197,7 @@ class Gradients:
         self._filled, self._launched = [], 0
         for unit in self.units:
             unit.arrived.clear()
+            unit.sent = False
 
     def abandon(self, late: bool) -> bool:
         """Drops the gradients of a backward that raised, and returns borrowed buffers. False: the window is wrong."""

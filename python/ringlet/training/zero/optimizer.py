@@ -85,16 +85,16 @@ class ShardedOptimizer:
         self._offload, self._files = offload
         self._make = make
         self.pieces: list[Piece] = []
-        groups: dict[str, dict[str, Any]] = {_key(given): {"params": [], **given} for given in options.values()}
+        groups: dict[str, dict[str, Any]] = {key_of(given): {"params": [], **given} for given in options.values()}
         for flat in flats:
             for given, start, stop in _runs(flat, options):
                 for first in range(start, stop, sub_group_elements):
                     piece = self._piece(flat, first, min(first + sub_group_elements, stop))
                     self.pieces.append(piece)
-                    groups[_key(given)]["params"].append(piece.tensor)
+                    groups[key_of(given)]["params"].append(piece.tensor)
         self.optimizer = make(list(groups.values()))
         slots = [slot for flat in flats for slot in flat.unit.slots]
-        self.group_names = [sorted(s.name for s in slots if _key(options[s.parameter]) == key) for key in groups]
+        self.group_names = [sorted(s.name for s in slots if key_of(options[s.parameter]) == key) for key in groups]
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
         self.scratch_peak_bytes = 0
@@ -225,18 +225,30 @@ class ShardedOptimizer:
             self._files.release_pages([piece.tensor, *self.elementwise_states(piece).values()])
 
 
-def _key(options: dict[str, Any]) -> str:
-    return repr(sorted(options.items()))
+def key_of(options: dict[str, Any]) -> str:
+    """Equal if the options are: what ranks compare, and what tells parameter groups apart."""
+    return repr(sorted((name, _plain(value)) for name, value in options.items()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):  # its repr has four digits
+        return ["tensor", str(value.dtype), value.tolist()]
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    return type(value).__qualname__  # a repr may have an address, which differs between ranks
 
 
 def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Ranges of the shard with equal options; a gap belongs to the slot before it."""
     unit = flat.unit
     options = [options_by[slot.parameter] for slot in unit.slots]
+    keys = [key_of(given) for given in options]
     ends = [*(slot.start for slot in unit.slots[1:]), unit.count]
     start, shard = 0, (flat.start, flat.stop)
     for index, end in enumerate(ends):
-        if index + 1 < len(ends) and options[index + 1] == options[index]:
+        if index + 1 < len(ends) and keys[index + 1] == keys[index]:
             continue
         first, last = max(start, shard[0]), min(end, shard[1])
         if first < last:

@@ -13,7 +13,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.training.refusals import device_of, refuse_owned, refuse_sparse, without_values, wrapped
 from ringlet.training.replicas import refuse_together
 
-from .optimizer import MakeOptimizer, OptionsBy, OptionsOf
+from .optimizer import MakeOptimizer, OptionsBy, OptionsOf, key_of
 from .options import COMPUTE, Options
 
 WHO = "Zero"
@@ -73,7 +73,7 @@ def options_by_parameter(module: nn.Module, options_of: OptionsOf | None, make: 
     for name, p in named:
         if not isinstance(by[p], dict):
             raise InvalidUsage(f"options_of must return a dict of optimizer options, got {by[p]!r} for {name}")
-    different = {repr(given): given for given in by.values()}.values()
+    different = {key_of(given): given for given in by.values()}.values()
     try:
         make([{"params": [torch.zeros(1, device=named[0][1].device)], **given} for given in different])
     except (TypeError, ValueError, RuntimeError) as error:

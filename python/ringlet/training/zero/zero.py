@@ -155,6 +155,8 @@ class Zero:
         self._changes.refuse_frozen()
         with self._clock.phase("step"):
             self._complete_window()
+            if self.options.accumulate > 1:
+                self._compare_windows()
             if self.options.max_norm is not None and self._factor is None:
                 self._clip(self.options.max_norm)
             self._update()
@@ -327,7 +329,7 @@ class Zero:
         self._clock.start("backward")
         if self._residency is not None:
             self._residency.begin_backward()
-        self._gradients.reducing = self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate
+        self._gradients.open(self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate)
 
     def _on_gradient(self) -> None:
         self._open_backward(late=True)
@@ -376,6 +378,19 @@ class Zero:
     def _scale(self) -> float:
         # backwards of one micro-batch add up, as without a Zero
         return 1.0 / min(self._micro_batches, self.options.accumulate) if self.options.average else 1.0
+
+    def _compare_windows(self) -> None:
+        """Each rank scales its own shard by its own number of micro-batches."""
+        own = torch.tensor([self._micro_batches], device=self._parts.flats[0].unit.device)
+        counts = [torch.empty_like(own) for _ in range(self._traffic.world)]
+        dist.all_gather(counts, own, group=self._group)
+        seen = [int(count) for count in counts]
+        if len(set(seen)) > 1:
+            told = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(seen))
+            raise InvalidUsage(
+                f"ranks ended a window with different numbers of micro-batches: {told}. Nothing was updated: call "
+                "zero_grad() on every rank, and give every rank the same number of micro-batches"
+            )
 
     def _complete_window(self) -> None:
         """Reduces the rest of a window that ends early."""

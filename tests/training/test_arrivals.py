@@ -1,0 +1,293 @@
+"""Gradients that arrive as torch allows and few models do it: with memory that others use, in nested backwards before
+the outer one, changed by hooks of the user's. Each rank compares with all ranks' gradients, which it makes alone."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ringlet
+from ringlet import InvalidUsage
+
+STEPS = 3
+
+
+class Summands(nn.Module):
+    """Two parameters reach an addition through views: autograd gives both the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.ones(4, 8)), nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor, uses: bool = True) -> torch.Tensor:
+        return self.c((self.a.view(-1) + self.b.view(-1)) * x if uses else x)
+
+
+class Positions(nn.Module):
+    """The gradient of `positions` is the memory of the gradient that flows on into the layers before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+        self.positions = nn.Parameter(torch.randn(16, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        return self.head((x + self.layers(x)) + self.positions.unsqueeze(0))
+
+
+class Nested(nn.Module):
+    """`twice` is in a reentrant checkpoint, and before one: its gradient arrives in both. With `late`, that of `first`
+    and `between` come only after the second time."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.late = late
+        self.first, self.twice, self.between, self.last = [nn.Linear(16, 16, bias=False) for _ in range(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def inner(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda t: nn.Sequential(*layers)(t).tanh()
+
+        x = self.first(x)
+        if self.late:
+            x = self.twice(checkpoint(inner(self.between), x, use_reentrant=True))
+            return self.last(checkpoint(inner(self.twice), x, use_reentrant=True))
+        x = checkpoint(inner(self.between), self.twice(x), use_reentrant=True)
+        return self.last(checkpoint(inner(self.twice), x, use_reentrant=True))
+
+
+def inputs(rank: int, step: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def average_alone(model: nn.Module, world: int, backward: Callable[[nn.Module, int], None]) -> list[torch.Tensor]:
+    """The average of all ranks' gradients."""
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for rank in range(world):
+        model.zero_grad()
+        backward(model, rank)
+        for total, p in zip(sums, model.parameters(), strict=True):
+            if p.grad is not None:
+                total.add_(p.grad)
+    return [total / world for total in sums]
+
+
+def is_average(model: nn.Module, averages: list[torch.Tensor]) -> bool:
+    found = zip(model.parameters(), averages, strict=True)
+    return all(p.grad is not None and torch.allclose(p.grad, a, rtol=1e-4, atol=1e-6) for p, a in found)
+
+
+def reduced(model: nn.Module, overlaps: bool, **options: object) -> ringlet.GradientReducer:
+    """A reducer that sends buckets during the backward, as where each rank has a processor to spare; or at its end."""
+    reducer = ringlet.GradientReducer(model, **options)
+    reducer._reduction.channel.overlaps = lambda _device: overlaps
+    return reducer
+
+
+def shared_by_parameters(rank: int, world: int, overlaps: bool) -> list[bool]:
+    def backward(model: nn.Module, rank: int) -> None:
+        model(torch.full((32,), rank + 1.0), rank == 0).sum().backward()
+
+    torch.manual_seed(0)
+    model = Summands()
+    averages = average_alone(copy.deepcopy(model), world, backward)
+    reduced(model, overlaps, find_unused_parameters=True)
+    right = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        backward(model, rank)
+        right.append(is_average(model, averages))
+    return right
+
+
+def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> list[bool]:
+    def backward(model: nn.Module, rank: int) -> None:
+        model(inputs(rank, 0, 1, 16, 64)).square().mean().backward()
+
+    torch.manual_seed(0)
+    model = Positions()
+    averages = average_alone(copy.deepcopy(model), world, backward)
+    reduced(model, overlaps, bucket_mb=0.004, first_bucket_mb=0.004)
+    # the reduction of the positions, which are first, is over before the layers' gradients are made
+    model.layers[2].register_full_backward_hook(lambda *_: time.sleep(0.1))
+    right = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        backward(model, rank)
+        right.append(is_average(model, averages))
+    return right
+
+
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
+@pytest.mark.parametrize("check", [shared_by_parameters, shared_with_the_backward])
+def test_memory_that_others_use_is_not_reduced_in_place(pool, check, overlaps):
+    assert pool.values(check, 2, overlaps, join="dist:ringlet") == [[True] * STEPS] * 2
+
+
+def arrives_twice(rank: int, world: int, overlaps: bool, late: bool) -> list[object]:
+    def backward(model: nn.Module, rank: int) -> None:
+        model(inputs(rank, 0, 8, 16)).square().mean().backward()
+
+    torch.manual_seed(0)
+    model = Nested(late)
+    averages = average_alone(copy.deepcopy(model), world, backward)
+    kib = 16 * 16 * 4 / 2**20
+    reduced(model, overlaps, bucket_mb=(3 if late else 2) * kib, first_bucket_mb=kib)
+    seen: list[object] = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        try:
+            backward(model, rank)
+        except InvalidUsage as error:
+            return [*seen, str(error).partition(" sent")[0]]
+        seen.append(is_average(model, averages))
+    return seen
+
+
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
+def test_a_gradient_counts_once_that_arrives_in_a_nested_backward_first(pool, overlaps):
+    assert pool.values(arrives_twice, 2, overlaps, True, join="dist:ringlet") == [[True] * STEPS] * 2
+
+
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
+def test_a_gradient_that_arrives_again_after_its_bucket_was_sent_is_refused(pool, overlaps):
+    for seen in pool.values(arrives_twice, 2, overlaps, False, join="dist:ringlet"):
+        # in the first backward all but `last` are in one bucket, before the buckets are in the order of arrival
+        assert seen[-1] == "the gradient of twice.weight arrived again after its bucket was"
+        assert all(right is True for right in seen[:-1])
+
+
+def again_in_a_zero(rank: int, world: int, stage: int) -> str:
+    torch.manual_seed(0)
+    model = Nested(late=False)
+    zero = ringlet.Zero(model, torch.optim.SGD, stage=stage, lr=0.1, bucket_elements=256, persistence_elements=0)
+    with pytest.raises(InvalidUsage) as refused:
+        for step in range(2):
+            model(inputs(rank, step, 8, 16)).square().mean().backward()
+            zero.step()
+    return str(refused.value).partition(" sent")[0]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_gradient_that_arrives_again_after_its_unit_was_sent_is_refused(pool, stage):
+    said = "the gradient of twice.weight arrived again after its unit was"
+    assert pool.values(again_in_a_zero, 2, stage, join="dist:ringlet") == [said] * 2
+
+
+def halve_in_place(p: torch.Tensor) -> None:
+    p.grad.mul_(0.5)
+
+
+def replace_by_half(p: torch.Tensor) -> None:
+    p.grad = p.grad * 0.5
+
+
+def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None], overlaps: bool) -> list[bool]:
+    def backward(model: nn.Module, rank: int) -> None:
+        model(inputs(rank, 0, 8, 64)).square().mean().backward()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    averages = [a / 2 for a in average_alone(copy.deepcopy(model), world, backward)]
+    reduced(model, overlaps, bucket_mb=0.02, first_bucket_mb=0.02)
+    handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters()]
+    right = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        backward(model, rank)
+        right.append(is_average(model, averages))
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    backward(model, rank)
+    return [*right, is_average(model, [a * 2 for a in averages])]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
+@pytest.mark.parametrize("hook", [halve_in_place, replace_by_half])
+def test_what_hooks_do_to_a_gradient_is_done_before_it_is_reduced(pool, hook, overlaps, world):
+    right = pool.values(changed_by_hooks, world, hook, overlaps, join="dist:ringlet")
+    assert right == [[True] * (STEPS + 1)] * world
+
+
+def changed_by_hooks_of_a_zero(rank: int, world: int, stage: int) -> list[float]:
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.zeros_(model.weight)
+    zero = ringlet.Zero(model, torch.optim.SGD, stage=stage, lr=1.0)
+    model.weight.register_post_accumulate_grad_hook(halve_in_place)
+    for _ in range(2):
+        model(torch.full((1, 4), rank + 1.0)).sum().backward()
+        zero.step()
+    with zero.gathered():
+        return model.weight.detach().unique().tolist()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_hooks_do_to_a_gradient_is_done_before_a_zero_takes_it(pool, stage):
+    assert pool.values(changed_by_hooks_of_a_zero, 2, stage, join="dist:ringlet") == [[-1.5]] * 2
+
+
+def uneven_windows(rank: int, world: int, stage: int) -> str:
+    model = nn.Linear(4, 4)
+    zero = ringlet.Zero(model, torch.optim.SGD, stage=stage, lr=1.0, accumulate=3)
+    with pytest.raises(InvalidUsage) as refused:
+        for _ in range(3 - rank):
+            model(torch.ones(1, 4)).sum().backward()
+            zero.step(partial=rank == 1 and zero._micro_batches == 2)
+    return str(refused.value).partition(". ")[0]
+
+
+def test_a_zero_refuses_windows_of_different_lengths(pool):
+    said = "ranks ended a window with different numbers of micro-batches: rank 0 3, rank 1 2"
+    assert pool.values(uneven_windows, 2, 1, join="dist:ringlet") == [said] * 2
+
+
+def options_of_ranks(rank: int, world: int) -> tuple[list[float], str]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    rates = {"0": 1.4e-4, "1": 1.2e-4}
+    zero = ringlet.Zero(model, torch.optim.Adam, options_of=lambda name, _p: {"lr": torch.tensor(rates[name[0]])})
+    kept = [round(float(group["lr"]), 6) for group in zero.optimizer.param_groups]
+    with pytest.raises(InvalidUsage) as refused:
+        ringlet.Zero(nn.Linear(4, 4), torch.optim.Adam, options_of=lambda _name, _p: {"lr": 0.1 * (rank + 1)})
+    return kept, str(refused.value)
+
+
+def test_options_of_parameters_are_told_apart_and_compared(pool):
+    for kept, said in pool.values(options_of_ranks, 2, join="dist:ringlet"):
+        assert kept == [1.4e-4, 1.2e-4]
+        assert "rank 0 has 'options of weight: [('lr', 0.1)]', rank 1 has 'options of weight: [('lr', 0.2)]'" in said
+
+
+def closures(rank: int, world: int, backwards: int) -> list[object]:
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    reducer = ringlet.GradientReducer(model)
+    reducer.accumulate(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def closure() -> torch.Tensor:
+        for _ in range(backwards):
+            loss = model(torch.full((1, 4), rank + 1.0)).sum()
+            loss.backward()
+        return loss
+
+    try:
+        optimizer.step(closure)
+    except InvalidUsage as error:
+        return [model.weight.unique().item(), str(error).partition(":")[0]]
+    return [model.weight.unique().item()]
+
+
+def test_a_closure_that_leaves_a_window_open_updates_nothing(pool):
+    said = "the closure of optimizer.step() after 1 of 2 micro-batches"
+    assert pool.values(closures, 2, 1, join="dist:ringlet") == [[0.0, said]] * 2
+    assert pool.values(closures, 2, 2, join="dist:ringlet") == [[-1.5]] * 2
