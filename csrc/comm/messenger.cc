@@ -80,6 +80,7 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
   {
     const std::lock_guard lock(mutex_);
     if (ended_) refuse_closed(message.sending ? "send" : "recv");
+    p2p_.raise_if_failed();  // under the lock: the messages that the failure ended may be half-way
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});
@@ -139,9 +140,39 @@ bool Messenger::look(bool closely) {
   try {
     return move() || (closely && examine());
   } catch (...) {
-    give_up(std::current_exception());
+    give_up(end_group(std::current_exception()));
     return true;
   }
+}
+
+/// Messages that are given up may be half-way, and the next one would be taken for the rest of them. So an error ends the
+/// group, if it has not done so already. Returns the error for those messages.
+std::exception_ptr Messenger::end_group(const std::exception_ptr& error) {
+  try {
+    p2p_.raise_if_failed();
+  } catch (...) {
+    return error;
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return failed(known.kind(), known.what());
+  } catch (const std::exception& other) {
+    return failed(ErrorKind::system_error, self() + " in its messages: " + other.what());
+  } catch (...) {
+    return failed(ErrorKind::system_error, self() + " in its messages");
+  }
+}
+
+/// Fails the group. Returns the error.
+std::exception_ptr Messenger::failed(ErrorKind kind, const std::string& message) {
+  std::exception_ptr error;
+  try {
+    p2p_.fail(kind, message);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  return error;
 }
 
 bool Messenger::move() {
@@ -221,10 +252,14 @@ void Messenger::check(const Pending& pending, int peer, const Envelope& envelope
                 ", rank " + std::to_string(p2p_.rank()) + " receives " + elements(message.dtype, message.count));
 }
 
+std::string Messenger::self() const {
+  return "rank " + std::to_string(p2p_.rank()) + " of " + std::to_string(p2p_.world());
+}
+
 std::string Messenger::context(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
-  return "rank " + std::to_string(p2p_.rank()) + " of " + std::to_string(p2p_.world()) + " in " + describe(message) +
-         ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) + " bytes done";
+  return self() + " in " + describe(message) + ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) +
+         " bytes done";
 }
 
 /// A peer may have sent a message and left since the last look, so a wait looks once more before it fails. Returns
@@ -401,6 +436,9 @@ void Messenger::end() {
     auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
     try {
       p2p_.raise_if_failed();
+      if (moving_ > 0) {  // posted as the end began; a peer may be reading its tensor
+        error = failed(ErrorKind::peer_lost, self() + " closed the group while a message was pending");
+      }
     } catch (...) {
       error = std::current_exception();
     }

@@ -83,11 +83,14 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   bool examine(const Pending& pending, size_t moved, bool look_at_process);
   void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error);
   void give_up(const std::exception_ptr& error);
+  std::exception_ptr end_group(const std::exception_ptr& error);
+  std::exception_ptr failed(ErrorKind kind, const std::string& message);
   void finish();
   Watchlist watched();
   void assist(const Request& request, const Deadline& deadline);
   bool begin_assisting();
   void end_assisting();
+  std::string self() const;
   std::string context(const Pending& pending, size_t moved) const;
   void loop();
 

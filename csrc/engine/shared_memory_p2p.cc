@@ -156,6 +156,7 @@ void SharedMemoryP2p::examine(const Waiting& waiting, const Deadline& deadline, 
 }
 
 void SharedMemoryP2p::raise_if_failed() {
+  if (!waiter_.failed()) return;
   const FailureFence told;
   waiter_.raise_if_failed();
 }

@@ -23,7 +23,7 @@ constexpr size_t kReturnBytes = size_t{32} << 20;  // freed ranges from this siz
 
 size_t default_heap_bytes() {
   const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes_from_environment("RINGLET_HEAP_MIB", /*unit=*/size_t{1} << 20, /*least=*/16,
+  return bytes_from_environment("RINGLET_HEAP_MIB", /*unit=*/size_t{1} << 20, /*least=*/32,
                                 round_up(memory, kHugePage));
 }
 

@@ -66,9 +66,11 @@ void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexce
     waiters[i].uaddr = reinterpret_cast<uintptr_t>(words[i].word);
     waiters[i].flags = FUTEX_32;
   }
-  if (n > 0 && (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS)) return;
+  if (n > 0 &&
+      (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM)))
+    return;
 #endif
-  // Before Linux 5.16 a thread cannot sleep on several words, nor on an empty list: it sleeps briefly and looks again.
+  // Before Linux 5.16, or where a container's filter forbids it, a thread cannot sleep on several words, nor on an empty list: it sleeps briefly and looks again.
   constexpr int64_t kGlance = 100'000;
   const timespec glance{0, std::min(nanoseconds, kGlance)};
   ::nanosleep(&glance, nullptr);

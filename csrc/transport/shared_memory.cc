@@ -21,7 +21,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 5;
+constexpr uint32_t kRegionVersion = 6;
 
 /// What a rank publishes in the store.
 struct RegionInfo {

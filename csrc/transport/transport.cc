@@ -1,5 +1,7 @@
 #include "transport/transport.h"
 
+#include <algorithm>
+
 #include "base/processor.h"
 
 namespace ringlet {
@@ -12,7 +14,9 @@ void Transport::count_processors(const std::vector<cpu_set_t>& usable) {
     CPU_OR(&all, &all, &each);
   }
   oversubscribed_ = !one_processor_each(usable);
-  spare_ = CPU_COUNT(&all) >= 2 * world_ && CPU_COUNT(&usable[static_cast<size_t>(rank_)]) >= 2;
+  const bool all_have_two =
+      std::all_of(usable.begin(), usable.end(), [](const cpu_set_t& each) { return CPU_COUNT(&each) >= 2; });
+  spare_ = CPU_COUNT(&all) >= 2 * world_ && all_have_two;
 }
 
 }  // namespace ringlet

@@ -98,7 +98,8 @@ class Transport {
   /// Whether ranks must share processors: then a waiting rank yields at once. The same on all ranks, because it decides
   /// where their staging buffers are.
   bool oversubscribed() const { return oversubscribed_; }
-  /// There are at least two processors for each rank, and this rank may use two.
+  /// There are at least two processors for each rank, and each may use two. The same on all ranks, because the reducer
+  /// decides by it when it sends.
   bool has_spare_processor() const { return spare_; }
 
   int rank() const { return rank_; }

@@ -1,5 +1,9 @@
 // Random point-to-point traffic between ranks that are threads: every message arrives, whole, where its tag says.
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <latch>
+#include <new>
 #include <random>
 #include <thread>
 
@@ -7,6 +11,16 @@
 #include "ranks.h"
 
 using namespace ringlet;
+
+/// More than this cannot be allocated.
+static std::atomic<size_t> most_allocated{SIZE_MAX};
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const memory = bytes > most_allocated.load() ? nullptr : std::malloc(bytes);
+  return memory != nullptr ? memory : throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -131,9 +145,43 @@ void waits_of_many_threads(Communicator& group) {
   }
 }
 
+/// Rank 0 has no memory for a message that it did not expect, while another that it sends is half-way. That must not be
+/// completed by the bytes of a later one.
+void an_allocation_that_fails_ends_the_group(Between between) {
+  std::latch failed(1);
+  const auto errors = run_ranks(3, between, [&](Communicator& group) {
+    const int rank = group.rank();
+    std::vector<int> data(size_t{1} << 20, rank), later(data.size(), 77), few(10);
+    const auto message = [](int peer, bool sending, std::vector<int>& of, int64_t tag) {
+      return Message{peer, sending, DType::int32, of.size(), reinterpret_cast<std::byte*>(of.data()), {}, tag};
+    };
+    group.run({.collective = Collective::barrier});
+    if (rank == 0) {
+      most_allocated = size_t{1} << 20;
+      const auto sent = group.start(message(2, true, data, 0), nullptr);
+      const std::string first = CHECK_THROWS(SystemError, group.run(message(1, false, few, 6)));
+      CHECK(first.find("rank 0 of 3 in its messages: std::bad_alloc") != std::string::npos);
+      CHECK_THROWS(Error, group.start(message(2, true, later, 0), nullptr)->wait(std::chrono::seconds(10)));
+      CHECK_THROWS(Error, sent->wait(std::chrono::seconds(10)));
+      most_allocated = SIZE_MAX;
+      failed.count_down();
+    } else if (rank == 1) {
+      CHECK_THROWS(Error, group.run(message(0, true, data, 5)));
+    } else {
+      failed.wait();
+      CHECK_THROWS(Error, group.run(message(0, false, data, 0)));
+      CHECK_EQ(std::count(data.begin(), data.end(), 77), 0);
+    }
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, std::string());
+}
+
 }  // namespace
 
 int main() {
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
+    an_allocation_that_fails_ends_the_group(between);
+  }
   for (const int world : {2, 3, 5}) {
     for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
       for (uint32_t seed = 1; seed <= 4; ++seed) {

@@ -159,7 +159,7 @@ def untried(monkeypatch):
 
 WRONG = {
     "RINGLET_ALGORITHMS": ("/missing/mine.py", "cannot read the file"),
-    "RINGLET_HEAP_MIB": ("lots", "a number of MiB from 16 up"),
+    "RINGLET_HEAP_MIB": ("lots", "a number of MiB from 32 up"),
     "RINGLET_CPU_KERNELS": ("none-such", "one of the kernels"),
     "RINGLET_TABLE": ("/missing/table", "No such file"),
     "RINGLET_TRANSPORT": ("pigeon", "one of auto, shared_memory, tcp, threads"),
@@ -197,7 +197,7 @@ def test_doctor_names_each_variable_that_is_wrong_and_what_it_takes(untried, mon
 def test_variables_that_are_right_are_no_problem():
     assert set(WRONG) | {"RINGLET_HOST_ID"} == set(variables.VARIABLES)
     right = {
-        "RINGLET_HEAP_MIB": "16",
+        "RINGLET_HEAP_MIB": "32",
         "RINGLET_CPU_KERNELS": "portable",
         "RINGLET_TOPOLOGY": "ignore",
         "RINGLET_TABLE": "",

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "engine/pull/in_place.h"
+
 namespace ringlet {
 
 namespace {
@@ -73,13 +75,15 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   for (int q = 0; q < transport_.world(); ++q) {
     if (q == waiting.peer || (waiting.peer < 0 && q != transport_.rank())) left = left && has_left(q);
   }
-  if (left && !waiting.reached()) {
+  if (left) {
+    if (waiting.reached()) return;
     fail(ErrorKind::peer_lost,
          waiting.context() + ": " + peer + " left the group: it finished early, or failed outside ringlet");
   }
   if (look_at_process) {
     for (int q = 0; q < transport_.world(); ++q) {
-      if (!is_gone(q) || waiting.reached()) continue;
+      if (!is_gone(q)) continue;
+      if (waiting.reached()) return;
       fail(ErrorKind::peer_lost, waiting.context() + ": the process of rank " + std::to_string(q) +
                                      " is gone; look at that rank's own output for the cause");
     }
@@ -152,9 +156,11 @@ std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
 std::string Waiter::poison(ErrorKind kind, const std::string& message) {
   std::string told = calls_.with_last_calls(kind, message);
   const std::lock_guard lock(mutex_);
-  if (failure_.set(kind, told)) calls_.failed(kind, told);
-  // Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
+  // The peers first: when other threads of this rank see the failure, they return tensors that peers may still read
+  // (in_place.h). Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
   if (!departed_) transport_.control().fail(kind, message.c_str());
+  fence(std::memory_order_seq_cst);
+  if (failure_.set(kind, told)) calls_.failed(kind, told);
   return told;
 }
 
