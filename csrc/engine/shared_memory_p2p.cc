@@ -130,11 +130,15 @@ bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProg
     const std::byte* const from = in_place          ? transport_.link(peer).base + segment->address + progress.bytes
                                   : is_short(piece) ? reinterpret_cast<const std::byte*>(segment + 1)
                                                     : area + place % area_;
+    const auto unchanged = [&] {
+      confirm(transport_, waiter_, peer, [&] { return context(peer, *segment, progress.bytes); });
+    };
+    if (in_place) unchanged();  // the peer may have failed long ago, and its tensor may be no memory any more
     const auto began = segment->timed != 0 ? Clock::now() : Clock::time_point{};
     if (piece > 0) copy_bytes(to + progress.bytes, from, piece);
     if (segment->timed != 0) mine.copy_time.store(static_cast<uint32_t>((Clock::now() - began).count()));
     progress.bytes += piece;
-    if (in_place) confirm(transport_, waiter_, peer, [&] { return context(peer, *segment, progress.bytes); });
+    if (in_place) unchanged();
     if (in_place && progress.bytes < bytes)
       continue;  // the segment is the whole message: the sender keeps it until all is read
     if (!in_place) place = after(place, piece);
