@@ -51,8 +51,11 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   at::Tensor from = input, to = output;
   if (!dense(output) || !dense(input)) {
     const at::NoGradGuard no_grad;
-    if (output.defined()) check_apart({output}, call());
-    if (output.defined() && input.defined() && output.is_same(input)) {
+    const bool only_reads = collective == Collective::broadcast && input.defined();  // at the root
+    if (output.defined() && !only_reads) check_apart({output}, call());
+    if (only_reads) {
+      from = to = staging.readable(input);
+    } else if (output.defined() && input.defined() && output.is_same(input)) {
       from = to = staging.in_place(output);
     } else {
       if (input.defined()) from = staging.readable(input);
@@ -150,8 +153,22 @@ void C10dBackend::Issue::check_outputs(const Tensors& outputs) const {
   check_apart(outputs, call());
 }
 
-void C10dBackend::Issue::check_results() const {
-  if (steps.size() > 1) check_apart(results, call());
+void C10dBackend::Issue::check_results(int rank, int world) const {
+  if (steps.size() < 2) return;
+  check_apart(results, call());
+  for (size_t later = 1; later < steps.size(); ++later) {
+    const Call& reads = steps[later].call;
+    if (reads.input == nullptr || reads.input == reads.output) continue;  // what it writes is apart from all else
+    const std::byte* const end = reads.input + input_elements(reads, rank, world) * element_size(reads.dtype);
+    for (size_t i = 0; i < later; ++i) {
+      const Call& writes = steps[i].call;
+      const size_t bytes = output_elements(writes, rank, world) * element_size(writes.dtype);
+      if (writes.output == nullptr || writes.output >= end || writes.output + bytes <= reads.input) continue;
+      throw InvalidUsage(std::string(call()) +
+                         ": the output of a coalesced call must not overlap the input of a later "
+                         "one: give each its own memory");
+    }
+  }
 }
 
 std::byte* C10dBackend::Issue::readable(const at::Tensor& tensor, DType dtype) {
@@ -173,13 +190,18 @@ MemoryHold C10dBackend::Issue::hold() const {
   return hold;
 }
 
-bool C10dBackend::Issue::single() const { return steps.size() == 1 && !staging.collects(); }
+bool C10dBackend::Issue::single() const { return steps.size() == 1 && staging.empty(); }
 
+/// The results are delivered in the calls' turn: a later call may take the same tensors.
 Communicator::Job C10dBackend::Issue::whole() const {
-  if (job) return job;
   return [this](const std::function<void(Call)>& run) {
-    staging.collect();
-    for (const Step& step : steps) run(step.call);
+    if (job) {
+      job(run);
+    } else {
+      staging.collect();
+      for (const Step& step : steps) run(step.call);
+    }
+    staging.deliver();
   };
 }
 
@@ -190,7 +212,7 @@ std::vector<Call> C10dBackend::calls_of(const Issue& issue) {
 }
 
 C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
-  issue.check_results();
+  issue.check_results(getRank(), getSize());
   for (Issue::Step& step : issue.steps) {
     Call& call = step.call;
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
@@ -209,18 +231,17 @@ C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
     const MemoryHold hold = issue.hold();
     issue.single() ? group_->run(issue.steps[0].call) : group_->run(issue.whole());
     if (profiled) profiled->end();
-    issue.staging.deliver();
     handle->complete(nullptr);
     return handle;
   }
   const auto held = std::make_shared<Issue>(std::move(issue));
   auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<Issue>>>(held->hold(), held);
-  const bool plain = !held->job && !held->staging.collects();
+  const bool plain = !held->job && held->staging.empty();
   auto work = held->single() ? group_->start(held->steps[0].call, std::move(keep))
               : plain        ? group_->start(calls_of(*held), std::move(keep))
                              : group_->start(held->whole(), std::move(keep));
   if (profiled) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
-  C10dWork::follow(handle, std::move(work), [held] { held->staging.deliver(); });
+  C10dWork::follow(handle, std::move(work));
   return remember(std::move(handle));
 }
 

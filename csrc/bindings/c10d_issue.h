@@ -40,8 +40,8 @@ struct C10dBackend::Issue {
     timeout = options.timeout;
     async = options.asyncOp;
   }
-  /// Throws InvalidUsage if outputs of coalesced collectives overlap.
-  void check_results() const;
+  /// Throws InvalidUsage if outputs of coalesced collectives overlap each other, or inputs of later ones.
+  void check_results(int rank, int world) const;
   /// Holds all memory that the calls use.
   MemoryHold hold() const;
   /// Whether one call is all there is to do before the results are delivered.

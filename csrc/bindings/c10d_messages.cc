@@ -29,7 +29,7 @@ C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sendin
     return remember(std::move(handle));
   }
   auto handle = c10::make_intrusive<C10dWork>(getRank(), title, tensors, tensors);
-  C10dWork::follow(handle, group_->start(message, std::make_shared<MemoryHold>(std::initializer_list{&tensor})), {});
+  C10dWork::follow(handle, group_->start(message, std::make_shared<MemoryHold>(std::initializer_list{&tensor})));
   return remember(std::move(handle));
 }
 

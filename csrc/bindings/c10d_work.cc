@@ -21,19 +21,9 @@ C10dWork::C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs
           c10::ListType::create(c10::TensorType::get()),
           device ? std::vector<c10::Device>{*device} : std::vector<c10::Device>{})) {}
 
-void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
-                      std::function<void()> deliver) {
+void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work) {
   self->work_ = std::move(work);
-  self->work_->note_end([self, deliver = std::move(deliver)](std::exception_ptr error) {
-    if (!error && deliver) {
-      try {
-        deliver();
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    self->complete(error);
-  });
+  self->work_->note_end([self](const std::exception_ptr& error) { self->complete(error); });
 }
 
 void C10dWork::follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts) {

@@ -22,10 +22,8 @@ class C10dWork final : public c10d::Work {
   C10dWork(int rank, const Title& title, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& profiled,
            std::optional<c10::Device> device = {});
 
-  /// Completes this handle when `work` is complete. The completing thread first copies results to tensors that are not
-  /// contiguous.
-  static void follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work,
-                     std::function<void()> deliver);
+  /// Completes this handle when `work` is complete.
+  static void follow(const c10::intrusive_ptr<C10dWork>& self, std::shared_ptr<ringlet::Work> work);
   /// Completes this handle when all of `parts` are, with the first error in their order.
   static void follow(const c10::intrusive_ptr<C10dWork>& self, std::vector<c10::intrusive_ptr<C10dWork>> parts);
   /// Follows calls on a device. The Future is ready for streams at once; the handle completes when the device is done.

@@ -300,8 +300,11 @@ PyObject* issue_strided(Communicator& group, Call call, const Bound& given, bool
   const Needs needs = needs_of(call, group);
   Staging staging;
   at::Tensor input, output;
-  if (needs.output && given.output != nullptr) check_apart({*given.output}, name(call.collective));
-  if (needs.input && needs.output && given.output == given.input && given.input != nullptr) {
+  const bool only_reads = call.collective == Collective::broadcast && needs.input;  // at the root
+  if (needs.output && given.output != nullptr && !only_reads) check_apart({*given.output}, name(call.collective));
+  if (only_reads && given.input != nullptr) {
+    input = output = staging.readable(*given.input);
+  } else if (needs.input && needs.output && given.output == given.input && given.input != nullptr) {
     input = output = staging.in_place(*given.input);
   } else {
     if (needs.input && given.input != nullptr) input = staging.readable(*given.input);
@@ -339,6 +342,9 @@ PyObject* collective(PyObject* const* args, Collective which) {
   call.algorithm = algorithm_of(args[4], which);
   call.timeout = timeout_of(args[6]).value_or(milliseconds(0));
   call.scale = number_of(args[7], what, "scale");
+  if (call.scale != 1.0 && call.op != ReduceOp::premul_sum) {
+    throw InvalidUsage(std::string(what) + ": scale= belongs to op=\"premul_sum\", got it with " + name(call.op));
+  }
   const bool async = truth_of(args[8]);
   check_root(which, call.root, group.world());
   if (at::GradMode::is_enabled() && (requires_grad(args[1]) || requires_grad(args[2]))) {

@@ -361,6 +361,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool backgr
   Call lengths = call;
   lengths.blocks = nullptr;
   lengths.dtype = DType::int64;
+  lengths.op = ReduceOp::max;  // so that no other all-to-all has this call's signature
   lengths.count = 2;
   lengths.input = reinterpret_cast<const std::byte*>(mine.data());
   lengths.output = reinterpret_cast<std::byte*>(theirs.data());

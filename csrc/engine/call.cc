@@ -16,7 +16,7 @@ constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
 constexpr uint64_t kAuto = 2 * kFirstAuthoredId - 1;
 constexpr uint64_t kUneven = uint64_t{1} << 4;
 static_assert(kCollectives <= 1 << 4 && kDTypes <= 1 << 5 && kReduceOps <= 1 << 4 && kAuto < 1 << 18);
-constexpr uint64_t kTotal = (uint64_t{1} << 48) - 1;  // an uneven call's count; above it is a digest of its lengths
+constexpr uint64_t kTotal = (uint64_t{1} << 34) - 1;  // an uneven call's count; above it is a digest of its lengths
 constexpr uint64_t kValid = uint64_t{1} << 62;
 
 uint64_t field(uint64_t signature, int shift, int bits) { return signature >> shift & ((uint64_t{1} << bits) - 1); }

@@ -99,7 +99,8 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None, *[None] * ctx.count, *ctx.call.backward(ctx.shapes, list(grads))
+        plain = [grad.resolve_conj().resolve_neg() for grad in grads]
+        return None, None, *[None] * ctx.count, *ctx.call.backward(ctx.shapes, plain)
 
 
 def collective(name: str, *arguments: Any) -> None:

@@ -90,8 +90,8 @@ class FailureProtocol {
   /// Fails the group and tells the peers. Returns the text of the error that this rank raises.
   std::string poison(ErrorKind kind, const std::string& message) { return poison(kind, message, rank_, message); }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
-  /// Keeps an error that was thrown, if it is the first; the peers are not told.
-  void keep(const Error& error) { failure_.set(error.kind(), error.what()); }
+  /// Fails this rank's later calls. Needs no memory.
+  void keep(ErrorKind kind) { failure_.set(kind, "out of memory"); }
   void abort(const std::string& reason);
   void leave() { left_ = true; }
 

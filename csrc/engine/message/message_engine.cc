@@ -102,10 +102,15 @@ void MessageEngine::run(const Call& call, bool background) {
     if (run.slept.count() > 0) calls().waited(-1, run.slept);
     failures_.end_call();
   } catch (const Error& error) {
-    failures_.keep(error);
+    tell_of(error.kind(), error.what());
     abandon();
     throw;
   } catch (const Interrupted&) {  // check_for_interrupt() has poisoned the group
+    abandon();
+    throw;
+  } catch (const std::exception& error) {  // such as bad_alloc: the call is half-way
+    tell_of(ErrorKind::system_error,
+            "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in a call: " + error.what());
     abandon();
     throw;
   }
@@ -130,16 +135,26 @@ void MessageEngine::work_through() {
   }
 }
 
-/// Forgets the call in progress, which has failed.
+/// Tells the peers of an error, and keeps it for later calls, unless that is done.
+void MessageEngine::tell_of(ErrorKind kind, const std::string& message) {
+  if (failures_.failure()) return;
+  try {
+    failures_.poison(kind, message);
+  } catch (const std::bad_alloc&) {
+    failures_.keep(ErrorKind::system_error);
+  }
+}
+
+/// Forgets the call in progress, which has failed. Withdraws first: what follows may need memory.
 void MessageEngine::abandon() {
-  Run& run = *run_;
+  const Run& run = *run_;
+  withdraw();
   for (size_t i = run.first; i < run.next; ++i) segments_[i % run.window].forget();
   for (const auto& each : links_) {
     if (each) each->drop();
   }
   failures_.abandon_call();
   run_ = nullptr;
-  withdraw();
 }
 
 CallSignature MessageEngine::publish_signature(const Call& call) {

@@ -48,6 +48,14 @@ bool PullExecutor::carry_on(const Call& call, bool first) {
   try {
     if (first) begin(call);
     return proceed();
+  } catch (const Error&) {
+    call_ = nullptr;
+    throw;
+  } catch (const std::exception& error) {  // such as bad_alloc, when peers may read this rank's tensors already
+    call_ = nullptr;
+    waiter_.poison(ErrorKind::system_error, "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " +
+                                                describe(call) + ": " + error.what());
+    throw;
   } catch (...) {
     call_ = nullptr;
     throw;
