@@ -77,16 +77,6 @@ def test_a_conjugated_gradient_is_resolved(pool):
     assert found == [[grad * (rank + 1)] * 2 for rank, grad in enumerate([2j, 2j])]
 
 
-def test_a_scale_belongs_to_its_operation(pool):
-    assert pool.values(scaled_sum, 2) == [True] * 2
-
-
-def scaled_sum(rank: int, world: int) -> bool:
-    with pytest.raises(InvalidUsage, match='scale= belongs to op="premul_sum", got it with sum'):
-        ringlet.all_reduce(torch.ones(2), "sum", scale=5.0)
-    return True
-
-
 def coalesced(rank: int, world: int) -> bool:
     first, second = torch.full((4,), 1.0), torch.full((4,), 10.0)
     with pytest.raises(InvalidUsage, match="must not overlap the input of a later one"), dist._coalescing_manager():

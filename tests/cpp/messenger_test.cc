@@ -19,6 +19,7 @@ static std::atomic<size_t> most_allocated{SIZE_MAX};
   void* const memory = bytes > most_allocated.load() ? nullptr : std::malloc(bytes);
   return memory != nullptr ? memory : throw std::bad_alloc();
 }
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return std::malloc(bytes); }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 

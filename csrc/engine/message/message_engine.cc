@@ -101,16 +101,8 @@ void MessageEngine::run(const Call& call, bool background) {
     work_through();
     if (run.slept.count() > 0) calls().waited(-1, run.slept);
     failures_.end_call();
-  } catch (const Error& error) {
-    tell_of(error.kind(), error.what());
-    abandon();
-    throw;
-  } catch (const Interrupted&) {  // check_for_interrupt() has poisoned the group
-    abandon();
-    throw;
-  } catch (const std::exception& error) {  // such as bad_alloc: the call is half-way
-    tell_of(ErrorKind::system_error,
-            "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in a call: " + error.what());
+  } catch (...) {
+    tell_of(std::current_exception());
     abandon();
     throw;
   }
@@ -135,14 +127,20 @@ void MessageEngine::work_through() {
   }
 }
 
-/// Tells the peers of an error, and keeps it for later calls, unless that is done.
-void MessageEngine::tell_of(ErrorKind kind, const std::string& message) {
+/// Tells the peers of an error that ended a call, and keeps it for later calls, unless that is done.
+void MessageEngine::tell_of(const std::exception_ptr& error) try {
   if (failures_.failure()) return;
   try {
-    failures_.poison(kind, message);
-  } catch (const std::bad_alloc&) {
-    failures_.keep(ErrorKind::system_error);
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    failures_.poison(known.kind(), known.what());
+  } catch (const Interrupted&) {           // check_for_interrupt() has poisoned the group
+  } catch (const std::exception& other) {  // such as bad_alloc: the call is half-way
+    const std::string self = "rank " + std::to_string(rank_) + " of " + std::to_string(world_);
+    failures_.poison(ErrorKind::system_error, self + " in a call: " + other.what());
   }
+} catch (const std::bad_alloc&) {
+  failures_.keep(ErrorKind::system_error);
 }
 
 /// Forgets the call in progress, which has failed. Withdraws first: what follows may need memory.

@@ -90,7 +90,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   Link& link(int peer);
   void attach_to_links(MessageCall& shared);
   void work_through();
-  void tell_of(ErrorKind kind, const std::string& message);
+  void tell_of(const std::exception_ptr& error);
   void abandon();
   bool turn(bool only_round);
   bool reach(Link& link);
