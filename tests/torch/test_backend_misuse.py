@@ -100,7 +100,10 @@ def wrong_tensors(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
     several = torch.empty(3 * world)
     cases = (
-        (lambda: dist.broadcast(torch.ones(1).expand(4), 0), "broadcast: elements of an output tensor share memory"),
+        (
+            lambda: dist.broadcast(torch.ones(1).expand(4), 1 - rank),
+            "broadcast: elements of an output tensor share memory",
+        ),
         (lambda: dist.all_gather([block] * world, torch.ones(3)), "output tensors must not overlap"),
         (
             lambda: dist.all_gather([several[q : q + 3] for q in range(world)], block),
