@@ -1,6 +1,7 @@
 #include "base/environment.h"
 
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>

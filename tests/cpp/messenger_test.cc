@@ -1,6 +1,7 @@
 // Random point-to-point traffic between ranks that are threads: every message arrives, whole, where its tag says.
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <latch>
 #include <new>

@@ -1,6 +1,7 @@
 #include "pull_world.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <utility>
 

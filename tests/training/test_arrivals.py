@@ -85,6 +85,18 @@ def is_average(model: nn.Module, averages: list[torch.Tensor]) -> bool:
     return all(p.grad is not None and torch.allclose(p.grad, a, rtol=1e-4, atol=1e-6) for p, a in found)
 
 
+def averaged(
+    model: nn.Module, rank: int, backward: Callable[[nn.Module, int], None], averages: list[torch.Tensor]
+) -> list[bool]:
+    """Whether the gradients of each of some steps are the averages."""
+    right = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        backward(model, rank)
+        right.append(is_average(model, averages))
+    return right
+
+
 def reduced(model: nn.Module, overlaps: bool, **options: object) -> ringlet.GradientReducer:
     """A reducer that sends buckets during the backward, as where each rank has a processor to spare; or at its end."""
     reducer = ringlet.GradientReducer(model, **options)
@@ -100,12 +112,7 @@ def shared_by_parameters(rank: int, world: int, overlaps: bool) -> list[bool]:
     model = Summands()
     averages = average_alone(copy.deepcopy(model), world, backward)
     reduced(model, overlaps, find_unused_parameters=True)
-    right = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        backward(model, rank)
-        right.append(is_average(model, averages))
-    return right
+    return averaged(model, rank, backward, averages)
 
 
 def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> list[bool]:
@@ -118,12 +125,7 @@ def shared_with_the_backward(rank: int, world: int, overlaps: bool) -> list[bool
     reduced(model, overlaps, bucket_mb=0.004, first_bucket_mb=0.004)
     # the reduction of the positions, which are first, is over before the layers' gradients are made
     model.layers[2].register_full_backward_hook(lambda *_: time.sleep(0.1))
-    right = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        backward(model, rank)
-        right.append(is_average(model, averages))
-    return right
+    return averaged(model, rank, backward, averages)
 
 
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlaps", "at-the-end"])
@@ -199,11 +201,7 @@ def changed_by_hooks(rank: int, world: int, hook: Callable[[torch.Tensor], None]
     averages = [a / 2 for a in average_alone(copy.deepcopy(model), world, backward)]
     reduced(model, overlaps, bucket_mb=0.02, first_bucket_mb=0.02)
     handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters()]
-    right = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        backward(model, rank)
-        right.append(is_average(model, averages))
+    right = averaged(model, rank, backward, averages)
     for handle in handles:
         handle.remove()
     model.zero_grad()
