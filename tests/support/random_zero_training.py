@@ -138,14 +138,13 @@ class Training:
                     return self.train()
         for p in self.trained():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad / (micros if self.window["average"] else 1)
-        most = self.window["max_norm"]
         if micros == full and self.lot.random() < 0.3:
             most = self.lot.choice((0.1, 5.0))
             norm = self.zero.clip_grad_norm(most)
             expected = nn.utils.clip_grad_norm_(self.trained(), most)
             torch.testing.assert_close(norm.double(), expected.double(), **self.close)
-        elif most is not None:
-            nn.utils.clip_grad_norm_(self.trained(), most)
+        if self.window["max_norm"] is not None:
+            nn.utils.clip_grad_norm_(self.trained(), self.window["max_norm"])
         self.optimizer.step()
         if micros == full and self.lot.random() < 0.3:
             self.zero.optimizer.step()

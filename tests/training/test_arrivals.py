@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -252,8 +253,12 @@ def test_a_zero_refuses_windows_of_different_lengths(pool):
 def options_of_ranks(rank: int, world: int) -> tuple[list[float], str]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     rates = {"0": 1.4e-4, "1": 1.2e-4}
-    zero = ringlet.Zero(model, torch.optim.Adam, options_of=lambda name, _p: {"lr": torch.tensor(rates[name[0]])})
-    kept = [round(float(group["lr"]), 6) for group in zero.optimizer.param_groups]
+    kept = []
+    for number in (torch.tensor, numpy.float32):
+        by_name = {name: {"lr": number(rates[name[0]])} for name, _ in model.named_parameters()}
+        zero = ringlet.Zero(model, torch.optim.Adam, options_of=lambda name, _p, by_name=by_name: by_name[name])
+        kept += [round(float(group["lr"]), 6) for group in zero.optimizer.param_groups]
+        zero.remove()
     with pytest.raises(InvalidUsage) as refused:
         ringlet.Zero(nn.Linear(4, 4), torch.optim.Adam, options_of=lambda _name, _p: {"lr": 0.1 * (rank + 1)})
     return kept, str(refused.value)
@@ -261,7 +266,7 @@ def options_of_ranks(rank: int, world: int) -> tuple[list[float], str]:
 
 def test_options_of_parameters_are_told_apart_and_compared(pool):
     for kept, said in pool.values(options_of_ranks, 2, join="dist:ringlet"):
-        assert kept == [1.4e-4, 1.2e-4]
+        assert kept == [1.4e-4, 1.2e-4] * 2
         assert "rank 0 has 'options of weight: [('lr', 0.1)]', rank 1 has 'options of weight: [('lr', 0.2)]'" in said
 
 

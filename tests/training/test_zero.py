@@ -193,6 +193,26 @@ def test_clipping_equals_clip_grad_norm(ranks):
     ranks(clipped)
 
 
+def clipped_again(rank, world):
+    model = make()
+    for stage in STAGES:
+        alone = copy.deepcopy(model)
+        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5)
+        loss_of(zero.module, *batch(0, rank)).backward()
+        sum(loss_of(alone, *batch(0, r)) / world for r in range(world)).backward()
+        for most in (float("inf"), 0.1, float("inf")):  # the first is how loops read the norm
+            expected = nn.utils.clip_grad_norm_(alone.parameters(), most)
+            torch.testing.assert_close(zero.clip_grad_norm(most), expected, **ROUNDING)
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+        zero.step()
+        torch.optim.SGD(alone.parameters(), lr=0.5).step()
+        assert_same(alone, zero, **ROUNDING)
+
+
+def test_clipping_again_clips_what_was_clipped(two):
+    two(clipped_again)
+
+
 def clipped_with_gaps(rank, world):
     torch.manual_seed(6)
     sizes = [7, 13, 9, 21, 5]  # whose units have gaps, in buffers of other units before
@@ -396,3 +416,33 @@ def test_rank_0_prints_every_so_many_steps(two):
     lines = first.splitlines()
     assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and second == ""
     assert all(phase in lines[0] for phase in ("lr 0.01", "forward", "backward", "step ", "exposed"))
+
+
+class Rotary(nn.Module):
+    """A linear map in bfloat16, a norm in float32 whose weights bfloat16 does not hold, and complex rotations."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8, dtype=torch.bfloat16), nn.LayerNorm(8)
+        nn.init.constant_(self.norm.weight, 1.001)
+        self.register_buffer("rotations", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+
+def converted(rank, world):
+    exact = torch.tensor(1.001).item()
+    for stage in STAGES:
+        zero = ringlet.Zero(
+            nn.Sequential(Rotary()), torch.optim.AdamW, stage, dtype=torch.float32, persistence_elements=0
+        )
+        with zero.gathered():
+            assert zero.module[0].norm.weight.unique().tolist() == [exact]
+        model = Rotary()
+        before = model.rotations.clone()
+        zero = ringlet.Zero(model, torch.optim.AdamW, stage, dtype=torch.bfloat16)
+        masters = zero.state_dict()["model"]["norm.weight"]
+        assert all(values.unique().tolist() == [exact] for _, values in masters.runs)
+        assert torch.equal(model.rotations, before)
+
+
+def test_conversion_keeps_values_and_complex_buffers(two):
+    two(converted)

@@ -1,5 +1,6 @@
 """Checkpoints of a Zero through torch.distributed.checkpoint: any world, stage and limits may load them."""
 
+import functools
 import io
 import itertools
 import math
@@ -189,12 +190,55 @@ def test_groups_are_the_same_on_every_rank(pool, tmp_path, settings):
 def other_groups(rank, world, folder):
     without_decay = {"options_of": lambda name, p: {"weight_decay": 0.0} if p.ndim < 2 else {}}
     dcp.save({"zero": ringlet.Zero(Pair(), torch.optim.AdamW, **without_decay)}, checkpoint_id=folder)
+    model = Pair()
+    torch.nn.init.constant_(model.second.weight, 5.0)
+    zero = ringlet.Zero(model, torch.optim.AdamW)
     with pytest.raises(ringlet.InvalidUsage, match=r"parameter group 0 was saved .* those of first.bias, second.bias"):
-        dcp.load({"zero": ringlet.Zero(Pair(), torch.optim.AdamW)}, checkpoint_id=folder)
+        dcp.load({"zero": zero}, checkpoint_id=folder)
+    assert not (model.second.weight == 5.0).any(), "every rank has the loaded values, not its own shard's alone"
 
 
 def test_other_groups_are_refused(pool, tmp_path):
     pool.values(other_groups, 2, str(tmp_path), join="dist:ringlet")
+
+
+def inside_gathered(rank, world):
+    for stage in (1, 2, 3):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        state = zero.state_dict()
+        train_zero(zero, rank, 1)
+        loss_of(zero.module, *batch(1, rank)).backward()
+        with zero.gathered():
+            for call in (zero.step, zero.state_dict, functools.partial(zero.load_state_dict, state)):
+                with pytest.raises(ringlet.InvalidUsage, match=r"\(\) inside gathered\(\): call it after the `with`"):
+                    call()
+        assert zero.step()
+
+
+def test_no_step_and_no_checkpoint_of_half_written_values(pool):
+    pool.values(inside_gathered, 2, join="dist:ringlet")
+
+
+def optimizer_alone(rank, world, folder):
+    """Loops that know only optimizers save rank 0's and load that on every rank."""
+    zero = zero_of(make(), stage=1, lr=1e-2)
+    train_zero(zero, rank, 2)
+    own = zero.optimizer.state_dict()
+    if rank == 0:
+        torch.save(own, folder + "/optimizer")
+    torch.distributed.barrier()
+    kept = torch.load(folder + "/optimizer")
+    other = zero_of(make(), stage=1, lr=1e-2)
+    other.optimizer.load_state_dict(own)
+    if rank == 0:
+        return other.optimizer.load_state_dict(kept)
+    for state, whose in ((kept, "rank 0's shards"), (torch.optim.AdamW(make().parameters()).state_dict(), "another")):
+        with pytest.raises(ringlet.InvalidUsage, match=f"the states of {whose}.*, and this is rank 1's shards"):
+            other.optimizer.load_state_dict(state)
+
+
+def test_states_of_another_rank_are_not_taken(pool, tmp_path):
+    pool.values(optimizer_alone, 2, str(tmp_path), join="dist:ringlet")
 
 
 def whole_module(rank, world):

@@ -86,6 +86,10 @@ def settings(rank, world):
             {"options_of": lambda name, p: 0.1},
             "options_of must return a dict of optimizer options, got 0.1 for positions",
         ),
+        (
+            {"options_of": lambda name, p: {"lr": object()}},
+            "options_of: lr is a object, which ranks cannot compare: give numbers, strings or tensors",
+        ),
         ({"eps": -1}, "the optimizer refuses its arguments: Invalid epsilon value: -1"),
         ({"betas": 3}, "the optimizer refuses its arguments"),
         ({"print_times": True}, "print_times=True needs print_every"),
@@ -269,3 +273,37 @@ def left_alone(rank, world):
 def test_a_rank_that_goes_is_an_error_on_the_others(pool):
     outcomes = pool.run(left_alone, 3, join="dist:ringlet")
     assert [outcome.kind for outcome in outcomes] == [None, "ValueError", None], "\n".join(map(str, outcomes))
+
+
+def tied_by_memory(rank, world):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight.data = model[0].weight.data.t()
+    with pytest.raises(ringlet.InvalidUsage, match=r"parameters 0\.weight and 1\.weight lie in the same memory"):
+        ringlet.Zero(model, torch.optim.SGD, lr=0.1)
+    model.requires_grad_(False)
+    model.append(nn.Linear(8, 8))
+    flat = torch.zeros(20)  # neighbours
+    model[2].bias.data = flat[:8]
+    model.append(nn.Linear(12, 1, bias=False))
+    model[3].weight.data = flat[8:].view(1, 12)
+    ringlet.Zero(model, torch.optim.SGD, lr=0.1).remove()
+
+
+def test_parameters_in_one_memory(two):
+    two(tied_by_memory)
+
+
+def left_out_of_ddp(rank, world):
+    for stage, trained in ((1, True), (3, False)):
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
+        model._ddp_params_and_buffers_to_ignore = ["0.weight"]
+        model[0].requires_grad_(trained)
+        with pytest.raises(ringlet.InvalidUsage, match=r"parameter 0\.weight is in _ddp_params_and_buffers_to_ignore"):
+            ringlet.Zero(model, torch.optim.SGD, stage, lr=0.1)
+    model[0].weight.data.fill_(rank)
+    ringlet.Zero(model, torch.optim.SGD, 1, lr=0.1)
+    assert model[0].weight.unique().tolist() == [rank]
+
+
+def test_parameters_that_ranks_do_not_share(two):
+    two(left_out_of_ddp)

@@ -49,7 +49,7 @@ def build(
     replicas.broadcast_state(module, traffic.group)
     values = {id(p): p.data for p in module.parameters()}
     if options.dtype is not None:
-        module.to(options.dtype)
+        module._apply(lambda tensor: tensor.to(options.dtype) if tensor.is_floating_point() else tensor)
     limits = Limits(min(options.bucket_elements, options.gather_elements), options.persistence_elements)
     offloads = (options.offload_optimizer, options.offload_parameters)
     files = [MappedFiles(o.path) if o is not None and o.path is not None else None for o in offloads]

@@ -77,6 +77,11 @@ class Changes:
             "by weight decay and momentum: unfreeze it, or call remove() and make a new Zero"
         )
 
+    def refuse_gathered(self, call: str) -> None:
+        """What is written inside gathered() is in the shards of all ranks only after it."""
+        if self._gathering:
+            raise InvalidUsage(f"{call} inside gathered(): call it after the `with` block")
+
     @contextmanager
     def gathered(self) -> Iterator[list[nn.Parameter]]:
         """All parameters are whole inside. At the end, keeps rank 0's changes; of whole units, also those since

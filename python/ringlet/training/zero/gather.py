@@ -143,8 +143,6 @@ class Residency:
 
     def before_update(self) -> None:
         """Call it before the shards change: whole units, and what autograd saved of them, are then out of date."""
-        if self._held is not None:
-            raise InvalidUsage("step() inside gathered(): call it after the `with` block")
         self.release_all()
         self._updates += 1
 

@@ -7,6 +7,8 @@ piece is an fp32 master copy. After every update, the shard is rounded from it.
 
 from __future__ import annotations
 
+import hashlib
+import numbers
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -198,6 +200,15 @@ class ShardedOptimizer:
         for piece in pieces:
             self.optimizer.state.pop(piece.tensor, None)
 
+    def layout_digest(self) -> str:
+        """Of the elements of which parameters the pieces have: equal if their states are the same parameters'."""
+        places = [
+            [[slot.name, list(slot.shape), slot.start] for slot in piece.flat.unit.slots]
+            + [piece.flat.start + piece.start, piece.flat.start + piece.stop]
+            for piece in self.pieces
+        ]
+        return hashlib.sha256(repr(places).encode()).hexdigest()[:8]
+
     def _piece(self, flat: FlatUnit, start: int, stop: int) -> Piece:
         low = flat.shard[start:stop]
         place = torch.device("cpu") if self._offload is not None else flat.unit.device
@@ -226,18 +237,25 @@ class ShardedOptimizer:
 
 
 def key_of(options: dict[str, Any]) -> str:
-    """Equal if the options are: what ranks compare, and what tells parameter groups apart."""
-    return repr(sorted((name, _plain(value)) for name, value in options.items()))
+    """Equal if the options are: what ranks compare, and what tells parameter groups apart.
+
+    Raises InvalidUsage for an option that cannot be compared."""
+    return repr(sorted((name, _plain(name, value)) for name, value in options.items()))
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):  # its repr has four digits
         return ["tensor", str(value.dtype), value.tolist()]
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(name, each) for each in value]
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
-    return type(value).__qualname__  # a repr may have an address, which differs between ranks
+    if isinstance(value, (numbers.Number, torch.dtype, torch.device)):  # numpy's numbers, too
+        return [type(value).__qualname__, str(value)]
+    raise InvalidUsage(  # a repr may have an address, which differs between ranks
+        f"options_of: {name} is a {type(value).__qualname__}, which ranks cannot compare: give numbers, strings or "
+        "tensors, and everything else to Zero itself, for all parameters"
+    )
 
 
 def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any], int, int]]:

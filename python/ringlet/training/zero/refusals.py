@@ -11,7 +11,7 @@ from torch import nn
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.refusals import device_of, refuse_owned, refuse_sparse, without_values, wrapped
-from ringlet.training.replicas import refuse_together
+from ringlet.training.replicas import ignored, refuse_together
 
 from .optimizer import MakeOptimizer, OptionsBy, OptionsOf, key_of
 from .options import COMPUTE, Options
@@ -41,6 +41,10 @@ def refuse_unsupported(module: nn.Module, options: Options) -> None:
         wrong = _unfit(p) or without_values(p) or _untrainable(p, options)
         if wrong is not None:
             raise InvalidUsage(f"Zero: parameter {name} {wrong}")
+    _refuse_ignored(module, options)
+    wrong = _sharing(named)
+    if wrong is not None:
+        raise InvalidUsage(f"Zero: {wrong}")
     for name, buffer in module.named_buffers():
         wrong = without_values(buffer)
         if wrong is not None:
@@ -58,6 +62,36 @@ def _untrainable(p: nn.Parameter, options: Options) -> str | None:
         return f"is {p.dtype}: Zero trains bfloat16, float32 and float64: pass dtype="
     if p.requires_grad and not p.is_floating_point():
         return f"is {p.dtype}: Zero trains real parameters only"
+    return None
+
+
+def _refuse_ignored(module: nn.Module, options: Options) -> None:
+    """A rank's own values of a parameter that DDP leaves alone would be divided over the ranks."""
+    left_out = set(ignored(module))
+    for name, p in module.named_parameters():
+        if name in left_out and (p.requires_grad or options.stage == 3):
+            raise InvalidUsage(
+                f"Zero: parameter {name} is in _ddp_params_and_buffers_to_ignore: Zero gives all ranks the same "
+                "values of every parameter that it holds: train it outside of the module, or take it from that list"
+            )
+
+
+def _sharing(named: list[tuple[str, nn.Parameter]]) -> str | None:
+    """The error text if a trained parameter has elements in another's memory, which flat buffers would part."""
+    ranges = []
+    for name, p in named:
+        if p.numel() > 0:
+            last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+            ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), p.requires_grad, name))
+    furthest, trained, other = 0, False, ""
+    for begin, end, requires_grad, name in sorted(ranges):
+        if begin < furthest and (trained or requires_grad):
+            return (
+                f"parameters {other} and {name} lie in the same memory, but are two parameters: make them one "
+                "nn.Parameter, which Zero keeps shared, or give each its own memory"
+            )
+        if end > furthest:
+            furthest, trained, other = end, requires_grad, name
     return None
 
 

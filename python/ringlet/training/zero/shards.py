@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 
@@ -13,8 +15,9 @@ from .units import Slot, Unit
 
 
 def flatten(unit: Unit, values: list[torch.Tensor]) -> torch.Tensor:
-    """The unit as one tensor of the dtype of `values`, its slots' values in order, zeros between them."""
-    flat = torch.zeros(unit.count, dtype=values[0].dtype, device=unit.device)
+    """The unit as one tensor of a dtype that holds all `values`: its slots' values in order, zeros between them."""
+    dtype = functools.reduce(torch.promote_types, (value.dtype for value in values))
+    flat = torch.zeros(unit.count, dtype=dtype, device=unit.device)
     for slot, value in zip(unit.slots, values, strict=True):
         flat[slot.start : slot.stop].copy_(value.reshape(-1))
     return flat
@@ -29,7 +32,7 @@ class FlatUnit:
         rank = dist.get_rank(group)
         self.start = rank * unit.shard_count
         self.stop = self.start + unit.shard_count
-        # in the dtype of `values`; dropped when masters are made
+        # dropped when masters are made
         self.initial: torch.Tensor | None = flatten(unit, values)[self.start : self.stop].clone()
         self.whole: torch.Tensor | None = None
         if whole:

@@ -20,11 +20,16 @@ from ringlet.training.gradient_hooks import owner_of
 from .gradients import Gradients
 from .optimizer import ShardedOptimizer
 
+MARK = "ringlet: part of a Zero"  # in the optimizer's own state_dict()
 
-def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_grad: Callable[[], None]) -> None:
+
+def lead_to_zero(
+    sharded: ShardedOptimizer, rank: int, zero_step: Callable[[], bool], zero_grad: Callable[[], None]
+) -> None:
     """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero. Within an update, `step` is the
-    optimizer's own."""
+    optimizer's own. Its states are taken back only where they came from."""
     optimizer = sharded.optimizer
+    whose = f"rank {rank}'s shards (digest {sharded.layout_digest()})"
     own_step = type(optimizer).step
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -51,8 +56,23 @@ def lead_to_zero(sharded: ShardedOptimizer, zero_step: Callable[[], bool], zero_
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer.zero_grad = types.MethodType(drop, optimizer)  # type: ignore[method-assign]
     optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+    optimizer.register_state_dict_post_hook(functools.partial(_mark, whose))
+    optimizer.register_load_state_dict_pre_hook(functools.partial(_refuse_unmarked, whose))
     # GradScaler leaves scaled gradients to such an optimizer, and so comes to `step`
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def _mark(whose: str, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, MARK: whose}
+
+
+def _refuse_unmarked(whose: str, _optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """torch finds nothing wrong with another rank's states: they have the same shapes."""
+    if state.get(MARK) != whose:
+        raise InvalidUsage(
+            f"zero.optimizer.load_state_dict: these are the states of {state.get(MARK, 'another optimizer')}, and this "
+            f"is {whose}: save and load the Zero itself with torch.distributed.checkpoint"
+        )
 
 
 def _refuse_scaled(optimizer: Any) -> None:

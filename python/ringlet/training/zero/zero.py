@@ -143,6 +143,7 @@ class Zero:
         `partial` ends a window that is not full, such as the last one of an epoch. Averages then divide by the number
         of its micro-batches. If there are none, it does nothing. Collective when it updates.
         """
+        self._changes.refuse_gathered("step()")
         self._abandon()
         if self._micro_batches == 0:
             if partial:
@@ -157,7 +158,7 @@ class Zero:
             self._complete_window()
             if self.options.accumulate > 1:
                 self._compare_windows()
-            if self.options.max_norm is not None and self._factor is None:
+            if self.options.max_norm is not None:
                 self._clip(self.options.max_norm)
             self._update()
         self.steps += 1
@@ -169,8 +170,8 @@ class Zero:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """The 2-norm of all gradients of the window, a scalar. The next `step` scales them to at most `max_norm`.
 
-        It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients; `inf` scales nothing. Collective, and
-        possible only when the window is full.
+        It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients, also when it is called again; `inf`
+        scales nothing. Collective, and possible only when the window is full.
         """
         refuse_max_norm(max_norm)
         if self._micro_batches < self.options.accumulate:
@@ -215,6 +216,7 @@ class Zero:
         {"model": ..., "optimizer": {"state", "param_groups"}, "steps"}: this rank's part of the parameters and states,
         by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
+        self._changes.refuse_gathered("state_dict()")
         self._changes.follow()
         self._parts.sharded.take_written(self._parts.sharded.pieces)
         made = self._parts.sharded.make_states()
@@ -227,15 +229,28 @@ class Zero:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the values that torch.distributed.checkpoint loaded into `state_dict()`. Collective."""
-        if self._micro_batches:
-            raise InvalidUsage("load_state_dict() between a backward and its step(): call step() or zero_grad() first")
+        """Takes the values that torch.distributed.checkpoint loaded into `state_dict()`. Collective.
+
+        If it raises InvalidUsage, the parameters and moments have the loaded values nevertheless, on every rank.
+        """
+        self._changes.refuse_gathered("load_state_dict()")
         if self._residency is not None:
             self._residency.before_update()
-        checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
-        self.steps = state["steps"]
-        # from before a first step, which is to make the states
-        self._placeholders = self._parts.sharded.pieces if self.steps == 0 and self._parts.sharded.lazy else []
+        try:
+            if self._micro_batches:
+                raise InvalidUsage(
+                    "load_state_dict() between a backward and its step(): call zero_grad(), which drops the gradients "
+                    "of the old parameters, and load again"
+                )
+            checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
+            self.steps = state["steps"]
+            # from before a first step, which is to make the states
+            self._placeholders = self._parts.sharded.pieces if self.steps == 0 and self._parts.sharded.lazy else []
+        finally:
+            self._take_loaded()
+
+    def _take_loaded(self) -> None:
+        """The shards were loaded in place."""
         self._parts.sharded.round_masters()
         for flat in self._parts.flats:
             if flat.whole is not None:
@@ -288,7 +303,7 @@ class Zero:
         }
 
     def _attach(self) -> list[Any]:
-        lead_to_zero(self._parts.sharded, self.step, self._zero_grad_after_step)
+        lead_to_zero(self._parts.sharded, self._traffic.rank, self.step, self._zero_grad_after_step)
         refuse_other_optimizers()
         hooks = self._gradients.attach()
         if self._residency is not None:
@@ -400,7 +415,9 @@ class Zero:
 
     def _clip(self, max_norm: float) -> torch.Tensor:
         norm = global_norm(self._gradients.units, self._scale(), self._group)
-        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        before = 1.0 if self._factor is None else self._factor
+        norm = norm * before
+        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
         return norm
 
     @torch.no_grad()
