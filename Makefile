@@ -64,6 +64,7 @@ demo: install
 
 # What a change most likely breaks. The rest, which starts launchers, hosts and benchmarks, is test-all's.
 test: CHOSEN := not slow and
+test: export RINGLET_FEW_CASES := 1
 test: cpp-test python-test
 
 test-all: browser cpp-test python-test

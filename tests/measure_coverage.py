@@ -4,8 +4,10 @@
 
 Builds the tracked files of --tree (this repository) once more in out/coverage/tree, with gcov's counters. Runs there
 first the C++ tests, then each folder of tests/ that has Python tests; children of tests are measured, too. A process
-that a test kills does not write its counters of C++. A template's line counts once. The row of the C++ tests leaves out
-csrc/bindings, for which they would need torch. --fast leaves out what `make test` leaves out. Tests that fail are
+that a test kills does not write its counters of C++. C++ is compiled without optimizing: what an optimizer inlines and
+unrolls has branches that the source does not have. Only the kernels, whose tests would take too long, are optimized a
+little. A template's line counts once. The row of the C++ tests leaves out csrc/bindings, for which they would need
+torch. --fast leaves out what `make test` leaves out. Tests that fail are
 counted and shown: the counters slow everything down, and some tests measure time. --again measures one suite anew in
 the tree that was built, and takes the others as they were measured.
 """
@@ -36,6 +38,13 @@ patch =
     _exit
     fork
     subprocess
+"""
+# The last -O counts.
+COMPILER = """#!/bin/sh
+case "$*" in
+*csrc/reduce/*|*csrc/cuda/*) exec c++ "$@" -O1 ;;
+*) exec c++ "$@" -O0 ;;
+esac
 """
 # A child that ends by os._exit, as multiprocessing's do, would not write the extension's counters.
 WRITES_COUNTERS = "void __gcov_dump(void);\nvoid write_counters(void) { __gcov_dump(); }\n"
@@ -85,7 +94,14 @@ def build(tree: pathlib.Path, targets: list[str]) -> None:
     must(run("git", "add", "-A"))
     (WORK / "counters.c").write_text(WRITES_COUNTERS)
     must(run("cc", "-fPIC", "-c", WORK / "counters.c", "-o", WORK / "counters.o"))
-    counted = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": f"--coverage {WORK}/counters.o"}
+    compiler = WORK / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    counted = {
+        "CXX": str(compiler),
+        "CXXFLAGS": "--coverage -fprofile-update=atomic",
+        "LDFLAGS": f"--coverage {WORK}/counters.o",
+    }
     must(run(sys.executable, "setup.py", "build_ext", "--inplace", **counted))
     with (TREE / "python" / "ringlet" / "__init__.py").open("a") as package:
         package.write(AT_EXIT)

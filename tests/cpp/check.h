@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -12,6 +13,14 @@ inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
+
+/// `make test` leaves some of the many alike cases to `make test-all`.
+inline bool few_cases() {
+  static const bool few = std::getenv("RINGLET_FEW_CASES") != nullptr;
+  return few;
+}
+/// Whether a case is one of every `step` that `make test` tries. `number`: how many were asked for; it goes on.
+inline bool is_left_out(int& number, int step) { return few_cases() && number++ % step != 0; }
 
 inline int check_failures = 0;
 

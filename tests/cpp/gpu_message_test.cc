@@ -51,6 +51,7 @@ int run_case(const Case& c, int calls = 1, const std::optional<Topology>& topolo
 }
 
 void every_algorithm() {
+  int number = 0;
   for (const Algorithm& algorithm : algorithms()) {
     for (const int world : {1, 2, 3, 4, 5}) {
       if (kSanitized && world == 4) continue;
@@ -63,7 +64,7 @@ void every_algorithm() {
             c.scratch_bytes = scratch;
             c.seed = static_cast<unsigned>(count + scratch) % 11;
             c.offset = 4 * (count % 3);
-            if (has_place(c)) run_case(c);
+            if (has_place(c) && !is_left_out(number, 5)) run_case(c);
           }
         }
       }
@@ -113,7 +114,7 @@ void every_dtype_and_operation() {
 void many_orders() {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective == Collective::barrier) continue;
-    for (unsigned seed = 0; seed < (kSanitized ? 10 : 40); ++seed) {
+    for (unsigned seed = 0; seed < (kSanitized || few_cases() ? 10 : 40); ++seed) {
       Case c{&algorithm, 3 + static_cast<int>(seed % 3), 999};
       c.scratch_bytes = size_t{8} << 10;
       c.seed = seed;

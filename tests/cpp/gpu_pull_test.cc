@@ -55,6 +55,7 @@ void run_case(const Case& c, Registered registered, size_t region_bytes, int cal
 }
 
 void every_algorithm() {
+  int number = 0;
   for (const Algorithm& algorithm : algorithms()) {
     for (const int world : {1, 2, 3, 4, 5}) {
       for (const size_t count : {0, 1, world - 1, world + 1, 2347}) {
@@ -66,7 +67,7 @@ void every_algorithm() {
             c.seed = static_cast<unsigned>(count) % 11;
             c.offset = 4 * (count % 3);
             // Pieces of at most some hundred elements, so several for each block.
-            if (has_place(c)) run_case(c, registered, size_t{24} << 10, /*calls=*/2);
+            if (has_place(c) && !is_left_out(number, 5)) run_case(c, registered, size_t{24} << 10, /*calls=*/2);
           }
         }
       }

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import ringlet
 from cases import ALGORITHMS, MOVES, ONLY_IN_PLACE, REDUCTIONS, Case, Checks, counts_of, roots_of, run
 from exact_data import DTYPES, OPS, supported
+from ranks import TIMEOUT_SECONDS
 
 EXAMPLES = str(pathlib.Path(__file__).resolve().parents[2] / "examples")
 PAIRS = [(dtype, op) for dtype, op in itertools.product(DTYPES, OPS) if supported(dtype, op)]
@@ -155,7 +156,7 @@ def contract(rank: int, world: int) -> None:
 @in_threads
 @pytest.mark.parametrize("world", (2, 3, 4))
 def test_the_contract(world):
-    ringlet.spawn(contract, world, (world,), transport="threads")
+    ringlet.spawn(contract, world, (world,), transport="threads", timeout=TIMEOUT_SECONDS)
 
 
 def trained(rank: int, world: int, device: str, wrap: str, way: str) -> list[float]:
