@@ -125,7 +125,8 @@ const Algorithm* algorithm_of(PyObject* given, Collective collective) {
 
 void agree_on(Communicator& group, const Call& call) {
   if (call.algorithm != nullptr) return agree(group, *call.algorithm, call.root);
-  for (const Algorithm* named : group.selector().authored(call.collective)) agree(group, *named, call.root);
+  for (const Algorithm* named : group.selector().authored(call.collective, group.world()))
+    agree(group, *named, call.root);
 }
 
 void bind_authored(py::module_& m) {

@@ -68,7 +68,7 @@ void C10dBackend::set_algorithm(const std::string& name) {
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> C10dBackend::getBackendOptions() {
-  auto options = c10::make_intrusive<GroupOptions>(algorithm_);
+  auto options = c10::make_intrusive<GroupOptions>(algorithm_, name(carrier_));
   options->timeout = group_->timeout();
   options->max_ctas = group_->max_ctas();
   return options;
@@ -91,7 +91,8 @@ c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c1
   const auto timeout = options ? options->timeout : group_->timeout();
   const Member member{static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size())};
   const auto began = Deadline::Clock::now();
-  auto part = make_backend(store, name, member, carrier_, timeout);
+  const Carrier carrier = given != nullptr && given->transport != "auto" ? parse_carrier(given->transport) : carrier_;
+  auto part = make_backend(store, name, member, carrier, timeout);
   part->group().tell_made(std::chrono::duration<double>(Deadline::Clock::now() - began).count());
   part->set_max_ctas(max_ctas);
   part->set_algorithm(given != nullptr ? given->algorithm : algorithm_);
@@ -155,16 +156,18 @@ C10dBackend::Handle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor&
 
 C10dBackend::Handle C10dBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::AllgatherOptions& options) {
-  check_pairs(outputs.size(), inputs.size(), "all_gather");
-  Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather");
-  call.set(options);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const int64_t expected = inputs[i].numel() * getSize();
-    if (outputs[i].numel() != expected) refuse_elements("all_gather", "output", outputs[i], expected, getSize());
-    call.add(Collective::all_gather, outputs[i], inputs[i], inputs[i].numel());
-  }
-  call.results = outputs;
-  return issue(std::move(call));
+  return part([&] {
+    check_pairs(outputs, inputs, "all_gather");
+    Issue call(OpType::_ALLGATHER_BASE, "ringlet:all_gather");
+    call.set(options);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const int64_t expected = inputs[i].numel() * getSize();
+      if (outputs[i].numel() != expected) refuse_elements("all_gather", "output", outputs[i], expected, getSize());
+      call.add(Collective::all_gather, outputs[i], inputs[i], inputs[i].numel());
+    }
+    call.results = outputs;
+    return issue(std::move(call));
+  });
 }
 
 C10dBackend::Handle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -175,17 +178,19 @@ C10dBackend::Handle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Te
 
 C10dBackend::Handle C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const c10d::ReduceScatterOptions& options) {
-  check_pairs(outputs.size(), inputs.size(), "reduce_scatter");
-  Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter");
-  call.set(options);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const int64_t expected = outputs[i].numel() * getSize();
-    if (inputs[i].numel() != expected) refuse_elements("reduce_scatter", "input", inputs[i], expected, getSize());
-    call.add(Collective::reduce_scatter, outputs[i], inputs[i], outputs[i].numel());
-    call.set(reduction_of(options.reduceOp));
-  }
-  call.results = outputs;
-  return issue(std::move(call));
+  return part([&] {
+    check_pairs(outputs, inputs, "reduce_scatter");
+    Issue call(OpType::_REDUCE_SCATTER_BASE, "ringlet:reduce_scatter");
+    call.set(options);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const int64_t expected = outputs[i].numel() * getSize();
+      if (inputs[i].numel() != expected) refuse_elements("reduce_scatter", "input", inputs[i], expected, getSize());
+      call.add(Collective::reduce_scatter, outputs[i], inputs[i], outputs[i].numel());
+      call.set(reduction_of(options.reduceOp));
+    }
+    call.results = outputs;
+    return issue(std::move(call));
+  });
 }
 
 C10dBackend::Handle C10dBackend::barrier(const c10d::BarrierOptions& options) {

@@ -4,11 +4,13 @@
 // or in issue order on any thread that is there (comm/call_queue.h); on GPU tensors, in the order of a stream. Calls
 // read and write contiguous tensors of a list in place. Equal GPU tensors of a list are packed into one. Between
 // startCoalescing and endCoalescing calls start as usual, but GPU messages start together at the end. The Work of
-// endCoalescing covers all.
+// endCoalescing covers all. endCoalescing throws the error of a call that could not start.
 // Thread safety: as c10d requires: one thread issues calls, any thread waits.
 #pragma once
 
 #include <atomic>
+#include <exception>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -109,6 +111,7 @@ class C10dBackend final : public c10d::Backend {
   static std::vector<Call> calls_of(const Issue& issue);
   Handle issue_on(const c10::Device& device, Issue&& issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
+  Handle part(const std::function<Handle()>& start);
   struct CoalescedMessage {
     Message message;
     at::Tensor tensor;
@@ -116,6 +119,7 @@ class C10dBackend final : public c10d::Backend {
   };
   void exchange(const std::vector<CoalescedMessage>& all);
   Handle remember(c10::intrusive_ptr<C10dWork> handle);
+  std::exception_ptr drop_batch();
   bool collecting() const { return coalescer_.load() == std::this_thread::get_id(); }
 
   TorchStore store_;
@@ -129,6 +133,7 @@ class C10dBackend final : public c10d::Backend {
   std::atomic<std::thread::id> coalescer_{};
   std::vector<c10::intrusive_ptr<C10dWork>> coalescing_;  // the coalescer's, like what follows
   std::vector<CoalescedMessage> coalesced_messages_;      // of a GPU, not yet given
+  std::exception_ptr refused_;                            // the first call of the batch that could not start
 };
 
 /// Joins the group of processes whose rendezvous in `store` has this `name`, which is new (ringlet/rendezvous.py).

@@ -129,11 +129,7 @@ at::Tensor C10dBackend::Issue::packed(const Tensors& tensors, DType dtype, bool 
     const at::Tensor place = flat.narrow(0, offset, tensor.numel()).view(tensor.sizes());
     offset += tensor.numel();
     keep.push_back(tensor);
-    if (received) {
-      staging.add(place, tensor);
-    } else {
-      place.copy_(tensor);
-    }
+    received ? staging.add_output(place, tensor) : staging.add_input(tensor, place);
   }
   return flat;
 }
@@ -153,20 +149,46 @@ void C10dBackend::Issue::check_outputs(const Tensors& outputs) const {
   check_apart(outputs, call());
 }
 
+namespace {
+
+struct Range {
+  const std::byte *begin, *end;
+};
+
+/// The memory that a call writes, or reads.
+std::vector<Range> ranges_of(const Call& call, int rank, int world, bool outputs) {
+  std::vector<Range> ranges;
+  const auto add = [&](const std::byte* begin, size_t elements) {
+    if (begin != nullptr) ranges.push_back({begin, begin + elements * element_size(call.dtype)});
+  };
+  if (call.blocks == nullptr) {
+    add(outputs ? call.output : call.input,
+        outputs ? output_elements(call, rank, world) : input_elements(call, rank, world));
+    return ranges;
+  }
+  const std::vector<std::byte*>& tensors = outputs ? call.blocks->outputs : call.blocks->inputs;
+  const bool own = tensors.size() == 1;  // this rank's block; in a list each is a rank's
+  for (size_t i = 0; i < tensors.size(); ++i) add(tensors[i], call.blocks->counts[own ? rank : i]);
+  return ranges;
+}
+
+}  // namespace
+
 void C10dBackend::Issue::check_results(int rank, int world) const {
   if (steps.size() < 2) return;
   check_apart(results, call());
   for (size_t later = 1; later < steps.size(); ++later) {
     const Call& reads = steps[later].call;
-    if (reads.input == nullptr || reads.input == reads.output) continue;  // what it writes is apart from all else
-    const std::byte* const end = reads.input + input_elements(reads, rank, world) * element_size(reads.dtype);
-    for (size_t i = 0; i < later; ++i) {
-      const Call& writes = steps[i].call;
-      const size_t bytes = output_elements(writes, rank, world) * element_size(writes.dtype);
-      if (writes.output == nullptr || writes.output >= end || writes.output + bytes <= reads.input) continue;
-      throw InvalidUsage(std::string(call()) +
-                         ": the output of a coalesced call must not overlap the input of a later "
-                         "one: give each its own memory");
+    if (reads.blocks == nullptr && reads.input == reads.output) continue;  // what it writes is apart from all else
+    for (const Range& read : ranges_of(reads, rank, world, /*outputs=*/false)) {
+      for (size_t i = 0; i < later; ++i) {
+        for (const Range& written : ranges_of(steps[i].call, rank, world, /*outputs=*/true)) {
+          if (written.begin >= read.end || written.end <= read.begin) continue;
+          throw InvalidUsage(std::string(call()) +
+                             ": the output of a coalesced call must not overlap the input of a later "
+                             "one: give each its own memory");
+        }
+      }
     }
   }
 }
@@ -194,7 +216,8 @@ bool C10dBackend::Issue::single() const { return steps.size() == 1 && staging.em
 
 /// The results are delivered in the calls' turn: a later call may take the same tensors.
 Communicator::Job C10dBackend::Issue::whole() const {
-  return [this](const std::function<void(Call)>& run) {
+  return [this, mode = TorchMode()](const std::function<void(Call)>& run) {
+    const auto as_called = mode.enter();
     if (job) {
       job(run);
     } else {

@@ -62,15 +62,17 @@ std::vector<at::Tensor> cut(const at::Tensor& tensor, const std::vector<size_t>&
 }  // namespace
 
 C10dBackend::Handle C10dBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  if (tensors.empty()) throw InvalidUsage("all_reduce_coalesced: tensors must have at least one tensor, got none");
-  Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce");
-  call.set(options);
-  for (const at::Tensor& tensor : tensors) {
-    call.add(Collective::all_reduce, tensor, tensor, tensor.numel());
-    call.set(reduction_of(options.reduceOp));
-  }
-  call.results = tensors;
-  return issue(std::move(call));
+  return part([&] {
+    refuse_none(tensors, "all_reduce_coalesced");
+    Issue call(OpType::ALLREDUCE_COALESCED, "ringlet:all_reduce");
+    call.set(options);
+    for (const at::Tensor& tensor : tensors) {
+      call.add(Collective::all_reduce, tensor, tensor, tensor.numel());
+      call.set(reduction_of(options.reduceOp));
+    }
+    call.results = tensors;
+    return issue(std::move(call));
+  });
 }
 
 C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
@@ -86,13 +88,14 @@ C10dBackend::Handle C10dBackend::allgather(Lists& outputs, Tensors& inputs, cons
 /// outputs[q][i] receives rank q's inputs[i].
 C10dBackend::Handle C10dBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& options) {
+  refuse_none(inputs, "all_gather_coalesced");
   check_length(outputs.size(), getSize(), "all_gather_coalesced");
   Issue call(OpType::ALLGATHER_COALESCED, "ringlet:all_gather");
   call.set(options);
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors list;
     for (const Tensors& of_rank : outputs) {
-      check_pairs(of_rank.size(), inputs.size(), "all_gather_coalesced");
+      check_pairs(of_rank, inputs, "all_gather_coalesced");
       list.push_back(of_rank[i]);
     }
     check_own(inputs[i], list[getRank()], getRank(), "all_gather_coalesced");

@@ -1,5 +1,11 @@
 // The backend's point-to-point messages, coalescing, and the barrier that names who is missing.
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
 #include "base/error.h"
+#include "base/runtime.h"
 #include "bindings/c10d_issue.h"
 #include "bindings/lists.h"
 #include "bindings/tensors.h"
@@ -7,6 +13,27 @@
 namespace ringlet {
 
 using c10d::OpType;
+
+namespace {
+
+constexpr std::chrono::milliseconds kPause{2};  // between two looks at who has come to a barrier
+
+}  // namespace
+
+/// An error within a batch is thrown at its end, and the rest of the batch does not start. If it left the batch at once,
+/// torch would go on collecting calls.
+C10dBackend::Handle C10dBackend::part(const std::function<Handle()>& start) {
+  if (!collecting()) return start();
+  try {
+    if (!refused_) return start();
+  } catch (...) {
+    refused_ = std::current_exception();
+  }
+  const Title title{OpType::COALESCED, nullptr, group_->sequence()};
+  auto handle = c10::make_intrusive<C10dWork>(getRank(), title, Tensors{}, Tensors{});
+  handle->complete(refused_);
+  return handle;
+}
 
 C10dBackend::Handle C10dBackend::message(Tensors& tensors, int peer, bool sending, int tag) {
   const char* call = sending ? "send" : "recv";
@@ -46,15 +73,19 @@ void C10dBackend::exchange(const std::vector<CoalescedMessage>& all) {
   for (const CoalescedMessage& one : all) C10dWork::follow(one.handle, enqueued);
 }
 
-C10dBackend::Handle C10dBackend::send(Tensors& tensors, int peer, int tag) { return message(tensors, peer, true, tag); }
+C10dBackend::Handle C10dBackend::send(Tensors& tensors, int peer, int tag) {
+  return part([&] { return message(tensors, peer, true, tag); });
+}
 
 C10dBackend::Handle C10dBackend::recv(Tensors& tensors, int peer, int tag) {
-  if (peer < 0) refuse_peer("recv", peer, getRank(), getSize());  // kAnySource is a call of its own
-  return message(tensors, peer, false, tag);
+  return part([&] {
+    if (peer < 0) refuse_peer("recv", peer, getRank(), getSize());  // kAnySource is a call of its own
+    return message(tensors, peer, false, tag);
+  });
 }
 
 C10dBackend::Handle C10dBackend::recvAnysource(Tensors& tensors, int tag) {
-  return message(tensors, kAnySource, false, tag);
+  return part([&] { return message(tensors, kAnySource, false, tag); });
 }
 
 C10dBackend::Handle C10dBackend::remember(c10::intrusive_ptr<C10dWork> handle) {
@@ -62,18 +93,28 @@ C10dBackend::Handle C10dBackend::remember(c10::intrusive_ptr<C10dWork> handle) {
   return handle;
 }
 
+/// A batch of this thread that is still open was left by an error that torch did not end it for.
 void C10dBackend::startCoalescing() {
+  drop_batch();
   std::thread::id nobody;
   if (!coalescer_.compare_exchange_strong(nobody, std::this_thread::get_id())) {
     throw InvalidUsage("startCoalescing: a batch is open already: call endCoalescing first");
   }
 }
 
+std::exception_ptr C10dBackend::drop_batch() {
+  if (!collecting()) return nullptr;
+  coalescing_.clear();
+  coalesced_messages_.clear();
+  coalescer_.store({});
+  return std::exchange(refused_, nullptr);
+}
+
 C10dBackend::Handle C10dBackend::endCoalescing() {
   if (!collecting()) throw InvalidUsage("endCoalescing: no batch is open: call startCoalescing first");
   std::vector<c10::intrusive_ptr<C10dWork>> parts = std::exchange(coalescing_, {});
   const std::vector<CoalescedMessage> messages = std::exchange(coalesced_messages_, {});
-  coalescer_.store({});
+  if (const std::exception_ptr refused = drop_batch()) std::rethrow_exception(refused);
   exchange(messages);
   Tensors results;
   for (const auto& part : parts) {
@@ -100,22 +141,28 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     try {
       verdict = store_.get(place + "verdict", deadline);
     } catch (const Timeout&) {  // told below, in the words of the barrier
+      store_.set(place + std::to_string(getRank()), "left");
     }
     if (verdict == "passed") return;
     throw Timeout(self + " successfully reached monitoredBarrier, but received errors while waiting for send/recv " +
                   "from rank 0: " + verdict);
   }
-  std::string missing;
-  size_t absent = 0;
-  for (int q = 1; q < getSize() && (absent == 0 || wait_for_all); ++q) {
-    const std::string key = place + std::to_string(q);
-    try {
-      // A store reads a timeout of zero as no timeout.
-      if (deadline.passed() ? store_.has(key) : !store_.get(key, deadline).empty()) continue;
-    } catch (const Timeout&) {  // counted below
-    }
-    missing += (absent++ > 0 ? ", " : "") + std::to_string(q);
+  // Of all ranks in turn, for a rank that gives up says so when this rank is about to give up, too.
+  std::vector<int> awaited(static_cast<size_t>(getSize()) - 1);
+  std::iota(awaited.begin(), awaited.end(), 1);
+  for (bool over = false;;) {
+    std::erase_if(awaited, [&](int q) {
+      const std::string key = place + std::to_string(q);
+      return store_.has(key) && store_.get(key, deadline) == "here";
+    });
+    if (awaited.empty() || over) break;
+    check_interrupts();
+    over = deadline.passed();
+    if (!over) std::this_thread::sleep_for(std::min<std::chrono::microseconds>(kPause, deadline.left()));
   }
+  const size_t absent = wait_for_all ? awaited.size() : std::min<size_t>(awaited.size(), 1);
+  std::string missing;
+  for (size_t i = 0; i < absent; ++i) missing += (i > 0 ? ", " : "") + std::to_string(awaited[i]);
   std::string verdict = "passed";
   if (absent > 0) {
     verdict = (absent > 1 ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier" + after;

@@ -164,7 +164,10 @@ void run(Communicator& group, const Call& call, const Bound& bound) {
 
 /// start() does as much of the call at once as it can.
 std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_ptr<void> keep) {
-  if (keeps_gil(group, call)) return group.start(call, std::move(keep));
+  if (keeps_gil(group, call)) {
+    const LetGoOfGil unlocking({});  // `keep` has the tensors
+    return group.start(call, std::move(keep));
+  }
   const py::gil_scoped_release unlocked;
   return group.start(call, std::move(keep));
 }
@@ -174,7 +177,8 @@ std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const St
                                  std::shared_ptr<void> keep, bool async) {
   group.check(call);
   keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<void>>>(staging.originals(), std::move(keep));
-  const Communicator::Job job = [call, staging](const std::function<void(Call)>& run_call) {
+  const Communicator::Job job = [call, staging, mode = TorchMode()](const std::function<void(Call)>& run_call) {
+    const auto as_called = mode.enter();
     staging.collect();
     run_call(call);
     staging.deliver();
@@ -215,17 +219,26 @@ Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
   return lists;
 }
 
+void copy_each(const Tensors& from, const Tensors& to) {
+  for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+}
+
 /// On a GPU equal blocks are sent as one tensor, because other ranks may have passed theirs as one. An all-to-all's
 /// blocks stay as they are: equal blocks on this rank do not mean equal blocks on all ranks.
 PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
   const at::NoGradGuard no_grad;
-  lists.staging.collect();
-  const at::Tensor output = packed(lists.outputs, /*received=*/true), input = packed(lists.inputs, /*received=*/false);
+  const at::Tensor output = room_for_all(lists.outputs), input = room_for_all(lists.inputs);
   bind_tensors(call, group, {&output, &input});
   DeviceCalls calls{.device = output.device(), .calls = {call}, .tensors = {output, input}, .async = async};
-  for (const at::Tensor& original : lists.staging.originals()) calls.tensors.push_back(original);
+  for (const Tensors& given : {lists.outputs, lists.inputs, lists.staging.originals()}) {
+    calls.tensors.insert(calls.tensors.end(), given.begin(), given.end());
+  }
+  calls.collect = [&] {
+    lists.staging.collect();
+    if (lists.inputs.size() > 1) copy_each(lists.inputs, places_in(input, lists.inputs));
+  };
   calls.deliver = [&] {
-    if (lists.outputs.size() > 1) unpack(output, lists.outputs);
+    if (lists.outputs.size() > 1) copy_each(places_in(output, lists.outputs), lists.outputs);
     lists.staging.deliver();
   };
   return on_device(group, calls);
@@ -260,10 +273,11 @@ PyObject* issue_lists(Communicator& group, const Call& given, const Lists& lists
   Py_RETURN_NONE;
 }
 
-PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args, bool async) {
+PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args, const Needs& needs, bool async) {
   const char* what = name(given.collective);
-  PyObject* const result = issue_lists(group, given, lists_of(args[1], args[2], what), async);
-  for (const at::Tensor& output : tensors_of(args[1], what, "output")) mark_written(output);
+  PyObject* const outputs = needs.output ? args[1] : Py_None;
+  PyObject* const result = issue_lists(group, given, lists_of(outputs, needs.input ? args[2] : Py_None, what), async);
+  for (const at::Tensor& output : tensors_of(outputs, what, "output")) mark_written(output);
   return result;
 }
 
@@ -348,8 +362,14 @@ PyObject* collective(PyObject* const* args, Collective which) {
     return differentiable(which, args);
   }
   agree_on_added(group, call);
-  if (is_list(args[1]) || is_list(args[2])) return on_lists(group, call, args, async);
-  const Bound bound{tensor_of(args[1], what, "output"), tensor_of(args[2], what, "input")};
+  const bool lists[] = {is_list(args[1]), is_list(args[2])};
+  Needs needs{true, true};
+  if (lists[0] || lists[1]) {
+    needs = needs_of(call, group);  // a list that this rank does not need, as of a gather's other ranks, is left alone
+    if ((lists[0] && needs.output) || (lists[1] && needs.input)) return on_lists(group, call, args, needs, async);
+  }
+  const Bound bound{lists[0] ? nullptr : tensor_of(args[1], what, "output"),
+                    lists[1] ? nullptr : tensor_of(args[2], what, "input")};
   const auto contiguous = [](const at::Tensor* tensor) { return tensor == nullptr || tensor->is_contiguous(); };
   PyObject* result = nullptr;
   if (contiguous(bound.output) && contiguous(bound.input)) [[likely]] {

@@ -1,6 +1,5 @@
 #include "bindings/lists.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -44,10 +43,15 @@ void check_length(size_t length, int world, const char* call) {
                      " ranks, got " + std::to_string(length));
 }
 
-void check_pairs(size_t outputs, size_t inputs, const char* call) {
-  if (outputs == inputs) return;
-  throw InvalidUsage(std::string(call) + ": each input must have one output, got " + std::to_string(inputs) +
-                     " inputs and " + std::to_string(outputs) + " outputs");
+void refuse_none(const std::vector<at::Tensor>& tensors, const char* call) {
+  if (tensors.empty()) throw InvalidUsage(std::string(call) + ": tensors must have at least one tensor, got none");
+}
+
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* call) {
+  refuse_none(inputs, call);
+  if (outputs.size() == inputs.size()) return;
+  throw InvalidUsage(std::string(call) + ": each input must have one output, got " + std::to_string(inputs.size()) +
+                     " inputs and " + std::to_string(outputs.size()) + " outputs");
 }
 
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& list) {
@@ -86,23 +90,21 @@ std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Te
   return counts_of(list);
 }
 
-at::Tensor packed(const std::vector<at::Tensor>& tensors, bool received) {
+at::Tensor room_for_all(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() == 1) return tensors[0];
-  std::vector<at::Tensor> flat;
   int64_t elements = 0;
-  for (const at::Tensor& tensor : tensors) {
-    flat.push_back(tensor.view({-1}));
-    elements += tensor.numel();
-  }
-  return received ? at::empty({elements}, tensors.at(0).options()) : at::cat(flat);
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return at::empty({elements}, tensors.at(0).options());
 }
 
-void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> places;
   int64_t offset = 0;
   for (const at::Tensor& tensor : tensors) {
-    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    places.push_back(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
     offset += tensor.numel();
   }
+  return places;
 }
 
 std::shared_ptr<ListCall> list_call(const Call& call, const std::vector<at::Tensor>& outputs,

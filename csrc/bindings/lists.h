@@ -18,7 +18,8 @@ namespace ringlet {
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* call);
 /// Refuse a list that does not have one entry for each rank, and calls with more outputs than inputs, or fewer.
 void check_length(size_t length, int world, const char* call);
-void check_pairs(size_t outputs, size_t inputs, const char* call);
+void refuse_none(const std::vector<at::Tensor>& tensors, const char* call);
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* call);
 
 std::vector<size_t> counts_of(const std::vector<at::Tensor>& list);
 
@@ -30,10 +31,10 @@ void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs, int rank, int world);
 
-/// One tensor for the elements of all `tensors`: a copy of them, or uninitialized if they are `received`. A single
-/// tensor is returned itself.
-at::Tensor packed(const std::vector<at::Tensor>& tensors, bool received);
-void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
+/// One uninitialized tensor for the elements of all `tensors`; a single tensor itself.
+at::Tensor room_for_all(const std::vector<at::Tensor>& tensors);
+/// The parts of such a tensor, each of the shape of its tensor.
+std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
 
 /// A call, and the owner of everything that its pointers name.
 struct ListCall {

@@ -77,6 +77,7 @@ Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   }
   Enqueued enqueued{nullptr, stream, nullptr};
   if (calls.collect) {
+    gpu.follow_calls(stream.native_handle());
     const c10::StreamGuard on(stream);
     calls.collect();
   }

@@ -7,11 +7,22 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
 
 #include <utility>
 #include <vector>
 
 namespace ringlet {
+
+/// The caller's inference mode, for another thread that goes on with the call: tensors that were made in that mode can
+/// be written only in it.
+class TorchMode {
+ public:
+  c10::InferenceMode enter() const { return c10::InferenceMode(inference_); }
+
+ private:
+  bool inference_ = c10::InferenceMode::is_enabled();
+};
 
 class Staging {
  public:
@@ -24,8 +35,10 @@ class Staging {
 
   void collect() const;
   void deliver() const;
+  /// Copies `from` to `to` in `collect`.
+  void add_input(at::Tensor from, at::Tensor to) { collected_.emplace_back(std::move(from), std::move(to)); }
   /// Copies `from` to `to` in `deliver`.
-  void add(at::Tensor from, at::Tensor to) { delivered_.emplace_back(std::move(from), std::move(to)); }
+  void add_output(at::Tensor from, at::Tensor to) { delivered_.emplace_back(std::move(from), std::move(to)); }
 
   bool collects() const { return !collected_.empty(); }
   bool empty() const { return collected_.empty() && delivered_.empty(); }

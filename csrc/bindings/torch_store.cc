@@ -102,6 +102,12 @@ std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const
   } catch (const Error& error) {
     rendezvous.tell_failure(member.rank, error);
     throw;
+  } catch (const Interrupted& interrupted) {
+    rendezvous.tell_failure(member.rank, PeerLost("interrupted (" + interrupted.by + ")"));
+    throw;
+  } catch (const std::exception& error) {  // such as bad_alloc
+    rendezvous.tell_failure(member.rank, SystemError(error.what()));
+    throw;
   }
 }
 

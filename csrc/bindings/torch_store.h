@@ -28,10 +28,10 @@ class TorchStore final : public Store {
   int64_t add(const std::string& key, int64_t more) override;
   void forget(const std::string& key) override;
   bool has(const std::string& key) override;
+  void raise_failure() override;
 
  private:
   void await(const std::vector<std::string>& keys, const Deadline& deadline);
-  void raise_failure();
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string failure_;  // the key under which ranks publish their errors; empty: none

@@ -30,6 +30,7 @@ class InUse {
   InUse(std::atomic<bool>& busy, const std::atomic<bool>& closed) : busy_(busy) {
     if (!busy_.exchange(true, std::memory_order_acquire)) [[likely]]
       return;
+    const OutsideRuntime outside;  // who holds the group may wait for the runtime
     const Deadline deadline = Deadline::after(kTurn);
     while (busy_.exchange(true, std::memory_order_acquire)) {
       if (closed) refuse_closed("a call");
@@ -161,6 +162,7 @@ void Communicator::check(const Call& call) const {
     refuse(std::string(": ") + name(call.op) + " is not defined for " + name(call.dtype));
   }
   check_root(call.collective, call.root, world_);
+  if (call.blocks != nullptr && call.blocks->uneven) refuse_moved_blocks(call, call.blocks->longest);
   if (call.blocks != nullptr ? blocks_well_placed(call, rank_) : well_placed(call, rank_, world_)) return;
   if (call.collective == Collective::all_to_all) {
     refuse(": output and input must not overlap: give each its own memory");
@@ -318,13 +320,26 @@ uint64_t Communicator::number() {
   return sequence_++;
 }
 
+/// What is not this library's error, such as torch's in a copy, is this rank's alone: its peers may be in the call.
 void Communicator::run_now(const Job& job, uint64_t sequence, bool background) {
-  job([&](Call call) {
+  const auto run = [&](Call call) {
     check(call);
     if (call.timeout.count() <= 0) call.timeout = timeout_;
     call.sequence = sequence;
     run_now(call, background);
-  });
+  };
+  try {
+    job(run);
+  } catch (const Error&) {
+    throw;
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    poison(SystemError("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                       " in a call: " + text.substr(0, text.find('\n'))));
+    throw;
+  }
 }
 
 void Communicator::run_now(const Call& call, bool background) {
@@ -345,36 +360,6 @@ void Communicator::carry_out(const Call& call, bool background) {
   engine_->calls().begin(call_signature(call), call.sequence);
   run_alone(call);
   engine_->calls().end();
-}
-
-/// In an all-to-all a rank knows only its own row and column. Pairs of ranks compare the lengths that they will
-/// exchange, and all ranks learn the longest block, which decides how the call is cut into segments.
-void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool background) {
-  const size_t world = static_cast<size_t>(world_);
-  blocks.longest = *std::max_element(blocks.counts.begin(), blocks.counts.end());
-  blocks.uneven = false;  // a rank's own blocks say nothing about the other ranks' blocks
-  std::vector<int64_t> mine(2 * world), theirs(2 * world);
-  for (size_t q = 0; q < world; ++q) {
-    mine[2 * q] = static_cast<int64_t>(blocks.counts[q]);
-    mine[2 * q + 1] = static_cast<int64_t>(blocks.longest);
-  }
-  Call lengths = call;
-  lengths.blocks = nullptr;
-  lengths.dtype = DType::int64;
-  lengths.op = ReduceOp::max;  // so that no other all-to-all has this call's signature
-  lengths.count = 2;
-  lengths.input = reinterpret_cast<const std::byte*>(mine.data());
-  lengths.output = reinterpret_cast<std::byte*>(theirs.data());
-  run_now(lengths, background);
-  for (size_t q = 0; q < world; ++q) {
-    blocks.longest = std::max(blocks.longest, static_cast<size_t>(theirs[2 * q + 1]));
-    const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
-    if (theirs[2 * q] == expected) continue;
-    engine_->fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
-                                                ": calls do not match: rank " + std::to_string(q) + " sends " +
-                                                std::to_string(theirs[2 * q]) + " elements to rank " +
-                                                std::to_string(rank_) + ", which expects " + std::to_string(expected));
-  }
 }
 
 /// A world of one: at most a copy, scaled for premul_sum.

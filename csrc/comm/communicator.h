@@ -146,6 +146,7 @@ class Communicator {
   bool in_one_go(const Call& call) const;
   void run_now(const Call& call, bool background);
   void run_now(const Job& job, uint64_t sequence, bool background);
+  void refuse_moved_blocks(const Call& call, size_t longest) const;
   void agree_on_blocks(const Call& call, Blocks& blocks, bool background);
   void carry_out(const Call& call, bool background);
   void run_alone(const Call& call) const;

@@ -121,6 +121,25 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   return work;
 }
 
+void GpuGroup::follow_calls(void* stream) {
+  const std::lock_guard turn(order_);
+  const RingletCudaDevice& device = engines_->device();
+  int captured = 0;
+  check_device(device, device.capturing(stream, &captured), "asking whether a stream is captured");
+  if (captured != 0) return;
+  void* behind = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    behind = last_elsewhere(stream);
+  }
+  if (behind != nullptr) check_device(device, device.wait(stream, behind), "waiting for an event");
+}
+
+/// The event of the last call, if that is on another stream, or null. With mutex_ held.
+void* GpuGroup::last_elsewhere(void* stream) const {
+  return !pending_.empty() && pending_.back().stream != stream ? pending_.back().event : nullptr;
+}
+
 /// All calls use the same scratch, or the same staging buffers: on another stream than the last call's, a call waits
 /// for that.
 void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
@@ -129,7 +148,7 @@ void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
     const std::lock_guard lock(mutex_);
     if (ended_) std::rethrow_exception(ended_);
     launch_ = launch;
-    if (!captured && !pending_.empty() && pending_.back().stream != stream) behind = pending_.back().event;
+    if (!captured) behind = last_elsewhere(stream);
   }
   // Should it be done and free by now, nothing records it anew before this.
   if (behind != nullptr)

@@ -43,6 +43,9 @@ class GpuGroup {
   /// Point-to-point messages that move together, as GpuMessageExecutor::exchange; none has a tag, or any source.
   std::shared_ptr<Work> exchange(std::vector<Message> messages, void* stream);
 
+  /// What the caller puts on the stream next comes after all calls so far.
+  void follow_calls(void* stream);
+
   /// Ends pending and later calls with this reason; from any device.
   void abort(const std::string& reason);
 
@@ -77,6 +80,7 @@ class GpuGroup {
   std::shared_ptr<Work> give(void* stream, std::chrono::milliseconds timeout, const std::function<void()>& enqueue,
                              const std::function<std::string()>& what);
   void begin(const Launch& launch, void* stream, bool captured);
+  void* last_elsewhere(void* stream) const;
   void watch();
   void look(Ended& ended);
   void end_all(const Error& error, Ended& ended);

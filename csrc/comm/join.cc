@@ -81,7 +81,12 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
 /// its user's table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
-  const GivenTable table = rank == 0 ? given_table() : GivenTable{};
+  GivenTable table = rank == 0 ? given_table() : GivenTable{};
+  try {  // what rank 0 alone cannot read, no rank shall
+    if (table.problem.empty()) Selector(table.text, table.origin, processor_model());
+  } catch (const InvalidUsage& error) {
+    table.problem = error.what();
+  }
   return own_host() + kPart + std::to_string(::geteuid()) + kPart + (wish != nullptr ? wish : "") + kPart +
          processor_model() + kPart + table.origin + kPart + table.problem + kPart + table.text;
 }
@@ -163,10 +168,23 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
   }
   if (local_world == 1) return nullptr;
   const std::string host = name + "/host/" + std::to_string(hosts[rank]);
-  return connect_with_wakeups(store, host, local_rank, local_world, deadline);
+  try {
+    return connect_with_wakeups(store, host, local_rank, local_world, deadline);
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).find(" reported: ") != std::string_view::npos) throw;  // another host's, maybe
+    std::string members;
+    for (int q = 0; q < static_cast<int>(hosts.size()); ++q) {
+      if (hosts[q] == hosts[rank]) members += (members.empty() ? "" : ", ") + std::to_string(q);
+    }
+    rethrow(error.kind(), "among ranks " + members + ", which share a host and count from 0 there: " + error.what());
+  }
 }
 
 }  // namespace
+
+const char* name(Carrier carrier) noexcept {
+  return carrier == Carrier::automatic ? "auto" : carrier == Carrier::shared_memory ? "shared_memory" : "tcp";
+}
 
 Carrier parse_carrier(std::string_view name) {
   if (name == "auto") return Carrier::automatic;

@@ -22,6 +22,7 @@ enum class Carrier { automatic, shared_memory, tcp };
 
 /// "auto", "shared_memory" or "tcp". Throws InvalidUsage naming them.
 Carrier parse_carrier(std::string_view name);
+const char* name(Carrier carrier) noexcept;
 
 struct Member {
   int rank;

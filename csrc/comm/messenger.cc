@@ -270,6 +270,7 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   waiting.peer = pending.message.peer;
   waiting.timeout = pending.message.timeout;
   waiting.message = true;
+  waiting.receiving = !pending.message.sending;
   waiting.reached = [&] { return changed = changed || move(); };
   waiting.context = [&] { return context(pending, moved); };
   p2p_.examine(waiting, pending.deadline, look_at_process);

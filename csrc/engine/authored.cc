@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/plan_inputs.h"
 #include "schedule/topology.h"
 
 namespace ringlet {
@@ -45,17 +46,18 @@ class Entry final : public Authored {
 
   Schedule schedule(const RankInfo& info) const override {
     const std::lock_guard lock(mutex_);
-    const auto found = schedules_.find(key_of(info));
-    if (found == schedules_.end()) {
-      throw InvalidUsage(std::string(ringlet::name(algorithm.collective)) + " algorithm \"" + name_ +
-                         "\" has no schedule for a world of " + std::to_string(info.world) + " here");
-    }
-    return found->second[static_cast<size_t>(info.rank)];
+    return of(info).ranks[static_cast<size_t>(info.rank)];
+  }
+
+  bool keeps_lengths(const RankInfo& info) const override {
+    const std::lock_guard lock(mutex_);
+    return of(info).keeps_lengths;
   }
 
   void hand_over(Key place, std::vector<Schedule> ranks) const {
+    const bool keeps = ringlet::keeps_lengths(algorithm.collective, ranks);
     const std::lock_guard lock(mutex_);
-    schedules_.try_emplace(std::move(place), std::move(ranks));
+    schedules_.try_emplace(std::move(place), Schedules{std::move(ranks), keeps});
   }
 
   const Entry* const before;
@@ -67,8 +69,20 @@ class Entry final : public Authored {
   const Algorithm algorithm;
 
  private:
+  struct Schedules {
+    std::vector<Schedule> ranks;
+    bool keeps_lengths;
+  };
+
+  const Schedules& of(const RankInfo& info) const {
+    const auto found = schedules_.find(key_of(info));
+    if (found != schedules_.end()) return found->second;
+    throw InvalidUsage(std::string(ringlet::name(algorithm.collective)) + " algorithm \"" + name_ +
+                       "\" has no schedule for a world of " + std::to_string(info.world) + " here");
+  }
+
   mutable std::mutex mutex_;
-  mutable std::map<Key, std::vector<Schedule>> schedules_;  // by rank; guarded by mutex_
+  mutable std::map<Key, Schedules> schedules_;  // guarded by mutex_
 };
 
 std::mutex adding;

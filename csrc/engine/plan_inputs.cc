@@ -77,6 +77,12 @@ Matches match_steps(const std::vector<Schedule>& schedules) {
   return matches;
 }
 
+/// Which block's length the place of a chunk has: (from, to) of an all-to-all, whose inputs come first; else the index.
+std::pair<int, int> length_of(Collective collective, int world, int rank, int chunk) {
+  if (collective != Collective::all_to_all) return {0, chunk};
+  return chunk < world ? std::pair(rank, chunk) : std::pair(chunk - world, rank);
+}
+
 /// Runs the schedules as an engine would run them.
 Contributions count_contributions(const std::vector<Schedule>& schedules, const Matches& matches,
                                   const std::vector<Chunks>& inputs) {
@@ -109,6 +115,28 @@ Contributions count_contributions(const std::vector<Schedule>& schedules, const 
 }
 
 }  // namespace
+
+bool keeps_lengths(Collective collective, const std::vector<Schedule>& ranks) {
+  const int world = static_cast<int>(ranks.size());
+  const Matches matches = match_steps(ranks);
+  for (int rank = 0; rank < world; ++rank) {
+    for (size_t r = 0; r < ranks[rank].rounds.size(); ++r) {
+      const auto& steps = ranks[rank].rounds[r].steps;
+      for (size_t s = 0; s < steps.size(); ++s) {
+        const Step& step = steps[s];
+        if (step.verb == Verb::send) continue;
+        const bool copies = step.verb == Verb::copy;
+        const Match& match = matches[rank][r][s];
+        const int from = copies ? rank : match.peer, first = copies ? step.first : match.peer_first;
+        const int to = copies ? step.peer : step.first;
+        for (int i = 0; i < step.count; ++i) {
+          if (length_of(collective, world, from, first + i) != length_of(collective, world, rank, to + i)) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
 
 PlanInputs::PlanInputs(const Algorithm& algorithm, const RankInfo& info) : algorithm(algorithm) {
   RankInfo each = info;

@@ -36,4 +36,7 @@ struct PlanInputs {
   std::vector<std::vector<std::vector<int>>> contributions;
 };
 
+/// Authored::keeps_lengths() of all ranks' schedules.
+bool keeps_lengths(Collective collective, const std::vector<Schedule>& ranks);
+
 }  // namespace ringlet

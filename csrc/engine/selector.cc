@@ -100,9 +100,10 @@ std::optional<Way> Selector::way_for(Collective collective, size_t bytes, int wo
   return found == ways_.end() ? std::nullopt : std::optional(found->way);
 }
 
-std::vector<const Algorithm*> Selector::authored(Collective collective) const {
+std::vector<const Algorithm*> Selector::authored(Collective collective, int world) const {
   std::vector<const Algorithm*> found;
   for (const Rule& rule : rules_[static_cast<size_t>(collective)]) {
+    if (world < rule.least_world || world > rule.most_world) continue;
     const bool known = std::find(found.begin(), found.end(), rule.algorithm) != found.end();
     if (rule.algorithm->authored != nullptr && !known) found.push_back(rule.algorithm);
   }

@@ -131,7 +131,7 @@ void StreamP2p::check_alive(const Waiting& waiting) {
     if (peer == rank() || (waiting.peer >= 0 && peer != waiting.peer)) continue;
     // A rank that waits for a message holds a connection to the sender, which ends when that process does.
     if (waiting.peer >= 0) engine_.mesh().open(peer, ConnectionKind::collectives);
-    all = all && engine_.mesh().gone(peer);
+    all = all && engine_.mesh().gone(peer, waiting.receiving);
   }
   if (!all || waiting.reached()) return;
   engine_.poll_failures();  // the peer may have sent a final error before its connection ended

@@ -98,7 +98,9 @@ const GpuPullExecutor::Uploaded& GpuPullExecutor::plan_for(const Algorithm& algo
   std::unique_ptr<Uploaded>& known = plans_[index << 33 | uint64_t{in_place} << 32 | static_cast<uint32_t>(root)];
   if (!known) {
     auto made = std::make_unique<Uploaded>();
-    made->plan = make_plan(algorithm, {setup_.rank, setup_.world, root}, in_place);
+    const RankInfo info{setup_.rank, setup_.world, root};
+    made->plan = make_plan(algorithm, info, in_place);
+    made->ends_in_place = in_place || ends_in_place(algorithm, info);
     const FlatPlan flat = flatten(made->plan, setup_.rank);
     const std::byte* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
     const std::byte* sources = upload(flat.sources.data(), flat.sources.size() * sizeof(PullSource));
@@ -252,7 +254,7 @@ void GpuPullExecutor::run_plan(const Call& given, void* stream) {
   const Call call = with_algorithm(given);
   if (is_low_latency(call)) return run_low_latency(call, stream);
   const Uploaded& staged = plan_for(*call.algorithm, call.root, false);
-  const bool readable = in_heap(call);
+  const bool readable = staged.ends_in_place && in_heap(call);
   PullArgs args{};
   fill(call, args);
   args.staged = staged.program;

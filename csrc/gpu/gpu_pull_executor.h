@@ -87,6 +87,7 @@ class GpuPullExecutor {
   struct Uploaded {
     Plan plan;
     cuda::PullProgram program{};
+    bool ends_in_place = true;  // the staged plan's algorithm
   };
 
   const Uploaded& plan_for(const Algorithm& algorithm, int root, bool in_place);

@@ -24,6 +24,8 @@ class Authored {
  public:
   /// Throws InvalidUsage if there is no schedule for these ranks.
   virtual Schedule schedule(const RankInfo& info) const = 0;
+  /// Whether every place of a block only ever has blocks of the same length, however long each block is.
+  virtual bool keeps_lengths(const RankInfo& info) const = 0;
 
   const int index;    ///< the result of index_of()
   const uint32_t id;  ///< in call signatures: from kFirstAuthoredId on, below twice that

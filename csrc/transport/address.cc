@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -208,7 +209,10 @@ std::vector<Address> PeerAddress::reachable_from(uint64_t own_host) const {
 
 uint64_t host_identity() {
   std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  // Where there is no such file, no rank has it.
+  if (!file.is_open() && (errno == EMFILE || errno == ENFILE)) throw_errno("cannot read which host this is");
+  std::getline(file, boot);
   struct stat network{};
   ::stat("/proc/self/ns/net", &network);
   return std::hash<std::string>{}(boot) * 1000003u ^ network.st_ino;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <iterator>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -23,15 +24,7 @@ namespace ringlet {
 namespace {
 
 constexpr uint32_t kMagic = 0x524e474c;  // "RNGL"
-constexpr uint32_t kVersion = 1;
-constexpr std::chrono::milliseconds kNow{0};
-
-struct RegionHello {
-  uint32_t magic;
-  uint32_t version;
-  int32_t rank;
-  Token token;
-};
+constexpr uint32_t kVersion = 2;
 
 sockaddr_un abstract_address(const std::string& name) {
   sockaddr_un address{};
@@ -61,19 +54,60 @@ void limit_sends(int socket) {
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-/// Whether bytes arrive before the deadline.
-bool readable(int socket, const Deadline& deadline) {
+/// Whether bytes arrive before the deadline. `look` is called while none do.
+bool readable(int socket, const Deadline& deadline, const std::function<void()>& look) {
   for (;;) {
     pollfd wait{socket, POLLIN, 0};
     const auto piece = std::min(deadline.left(), kInterruptCheckEvery);
     if (uninterrupted(deadline, [&] { return ::poll(&wait, 1, static_cast<int>(piece.count())); }) > 0) return true;
     if (deadline.passed()) return false;
     check_interrupts();
+    look();
   }
 }
 
-bool send_hello(int socket, const RegionHello& hello, std::span<const int> handed, const Deadline& deadline) {
-  iovec data{const_cast<RegionHello*>(&hello), sizeof hello};
+/// A peer that fails ends its connections first, and then tells why.
+void listen_for_reasons(const std::function<void()>& look) {
+  constexpr std::chrono::milliseconds kPatience{500}, kPause{10};
+  for (const Deadline deadline = Deadline::after(kPatience); !deadline.passed();) {
+    look();
+    check_interrupts();
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+}
+
+}  // namespace
+
+struct Handshake::Hello {
+  uint32_t magic;
+  uint32_t version;
+  int32_t rank;
+  uint32_t watches_connection;  // not 0: the sender cannot watch the process
+  Token token;
+};
+
+struct Handshake::Received {
+  Hello hello{};
+  std::vector<Descriptor> handed;
+  bool cut = false;  // this process had no room for all descriptors
+
+  void check() const {
+    if (!cut) return;
+    errno = EMFILE;
+    throw_errno("cannot take the descriptors of a peer's memory", "raise the limit of open files (ulimit -n)");
+  }
+};
+
+bool Handshake::send_hello(const Call& call, int rank, const Token& token, std::span<const int> handed,
+                           const Deadline& deadline) {
+  Hello hello{kMagic, kVersion, rank, !call.process.valid(), token};
+  iovec data{&hello, sizeof hello};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
@@ -85,18 +119,13 @@ bool send_hello(int socket, const RegionHello& hello, std::span<const int> hande
   rights->cmsg_type = SCM_RIGHTS;
   rights->cmsg_len = CMSG_LEN(handed.size_bytes());
   std::memcpy(CMSG_DATA(rights), handed.data(), handed.size_bytes());
+  const int socket = call.connection.get();
   return uninterrupted(deadline, [&] { return ::sendmsg(socket, &message, MSG_NOSIGNAL); }) == sizeof hello;
 }
 
-struct Received {
-  RegionHello hello{};
-  std::vector<Descriptor> handed;
-};
-
-std::optional<Received> receive_hello(int socket, size_t expected, const Deadline& deadline) {
-  if (!readable(socket, deadline)) return std::nullopt;
+std::optional<Handshake::Received> Handshake::receive_hello(int socket, size_t expected) {
   Received received;
-  iovec data{&received.hello, sizeof(RegionHello)};
+  iovec data{&received.hello, sizeof(Hello)};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
@@ -111,37 +140,41 @@ std::optional<Received> receive_hello(int socket, size_t expected, const Deadlin
       received.handed.emplace_back(descriptor);
     }
   }
-  const RegionHello& hello = received.hello;
-  if (bytes != sizeof(RegionHello) || hello.magic != kMagic || hello.version != kVersion ||
-      received.handed.size() != expected) {
-    return std::nullopt;
-  }
+  const Hello& hello = received.hello;
+  received.cut = (message.msg_flags & MSG_CTRUNC) != 0 && received.handed.size() < expected;
+  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion) return std::nullopt;
+  if (received.handed.size() != expected && !received.cut) return std::nullopt;
   return received;
 }
 
-/// Watches the process at the other end by its pidfd. If its pid is not visible here (another pid namespace), this rank
-/// watches the connection: it ends with the process, unless a forked child holds it open.
-Introduced watched(Descriptor connection, std::vector<Descriptor> handed) {
+/// Watches the process at the other end by its pidfd, if its pid is visible here (not in another pid namespace).
+Handshake::Call Handshake::opened(Descriptor connection) {
+  Call call;
   ucred peer{};
   socklen_t length = sizeof peer;
-  Introduced joined;
-  joined.heap = std::move(handed.front());
-  std::move(handed.begin() + 1, handed.end(), std::back_inserter(joined.wakeups));
   if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
-    joined.pid = peer.pid;
-    joined.watch = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+    call.pid = peer.pid;
+    call.process = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+    if (!call.process.valid() && (errno == EMFILE || errno == ENFILE)) throw_errno("cannot watch a peer's process");
   }
-  if (!joined.watch.valid()) joined.watch = std::move(connection);
+  call.connection = std::move(connection);
+  return call;
+}
+
+/// Without the process this rank watches the connection: it ends with the process, unless a forked child holds it open.
+Introduced Handshake::introduced(Call call, Received received) {
+  Introduced joined;
+  joined.pid = call.pid;
+  joined.heap = std::move(received.handed.front());
+  std::move(received.handed.begin() + 1, received.handed.end(), std::back_inserter(joined.wakeups));
+  if (!call.process.valid()) {
+    joined.watch = std::move(call.connection);  // which stays open, so that the peer may watch it, too
+    return joined;
+  }
+  joined.watch = std::move(call.process);
+  if (received.hello.watches_connection != 0) joined.held = std::move(call.connection);
   return joined;
 }
-
-bool same_user(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
-}
-
-}  // namespace
 
 Handshake::Handshake(int rank, int world) : rank_(rank), world_(world), token_(random_token()) {
   name_ = "ringlet-";
@@ -158,7 +191,14 @@ Handshake::Handshake(int rank, int world) : rank_(rank), world_(world), token_(r
   }
 }
 
-Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const {
+Handshake::Call Handshake::call(const Peer& peer, std::span<const int> handed, const Deadline& deadline,
+                                const std::function<void()>& look) const {
+  const auto fail = [&](const std::string& what, const std::string& advice = "") {
+    const int error = errno;
+    listen_for_reasons(look);
+    errno = error;
+    throw_errno("rank " + std::to_string(rank_) + what, advice);
+  };
   Descriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid()) throw_errno("cannot make a unix socket");
   const sockaddr_un address = abstract_address(peer.name);
@@ -168,26 +208,29 @@ Descriptor Handshake::call(const Peer& peer, std::span<const int> handed, const 
     return ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), address_length(peer.name));
   });
   if (connected != 0) {
-    if (errno == EINTR || errno == EAGAIN) return Descriptor();
-    throw_errno("rank " + std::to_string(rank_) + " cannot reach a peer's unix socket",
-                "check that all ranks are in one network namespace, and that none has ended");
+    if (errno == EINTR || errno == EAGAIN) return {};
+    fail(" cannot reach a peer's unix socket",
+         "check that all ranks are in one network namespace, and that none has ended");
   }
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, peer.token}, handed, deadline)) {
-    if (errno == EINTR || errno == EAGAIN) return Descriptor();
-    throw_errno("rank " + std::to_string(rank_) + " cannot hand its heap to a peer");
+  Call call = opened(std::move(connection));
+  if (!send_hello(call, rank_, peer.token, handed, deadline)) {
+    if (errno == EINTR || errno == EAGAIN) return {};
+    fail(" cannot hand its heap to a peer");
   }
-  return connection;
+  return call;
 }
 
 bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& joined,
                        const Deadline& deadline) const {
-  if (!same_user(connection.get())) return false;
-  std::optional<Received> received = receive_hello(connection.get(), handed.size(), deadline);
+  if (!same_user(connection.get()) || !readable(connection.get(), deadline, [] {})) return false;
+  std::optional<Received> received = receive_hello(connection.get(), handed.size());
   if (!received || !same(received->hello.token, token_)) return false;
   const int peer = received->hello.rank;
   if (peer <= rank_ || peer >= world_ || joined[peer].heap.valid()) return false;
-  if (!send_hello(connection.get(), {kMagic, kVersion, rank_, token_}, handed, deadline)) return false;
-  joined[peer] = watched(std::move(connection), std::move(received->handed));
+  received->check();
+  Call call = opened(std::move(connection));
+  if (!send_hello(call, rank_, token_, handed, deadline)) return false;
+  joined[peer] = introduced(std::move(call), std::move(*received));
   return true;
 }
 
@@ -200,49 +243,54 @@ std::string Handshake::missing(const std::vector<Introduced>& joined) const {
 }
 
 void Handshake::exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
-                         const Deadline& deadline) {
-  std::vector<Descriptor> calls;
+                         const Deadline& deadline, const std::function<void()>& look) {
+  std::vector<Call> calls;
   try {
-    exchange_all(peers, handed, joined, calls, deadline);
+    exchange_all(peers, handed, joined, calls, deadline, look);
   } catch (...) {
     for (size_t q = 0; q < calls.size(); ++q) {
-      if (!calls[q].valid()) continue;
-      ::shutdown(calls[q].get(), SHUT_RD);  // no answer is read that arrives after this
-      std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), Deadline::after(kNow));
-      if (received) joined[q] = watched(std::move(calls[q]), std::move(received->handed));
+      if (!calls[q].connection.valid()) continue;
+      const int socket = calls[q].connection.get();
+      ::shutdown(socket, SHUT_RD);  // no answer is read that arrives after this
+      std::optional<Received> received = receive_hello(socket, handed.size());
+      if (received && !received->cut) joined[q] = introduced(std::move(calls[q]), std::move(*received));
     }
     throw;
   }
 }
 
 void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int> handed,
-                             std::vector<Introduced>& joined, std::vector<Descriptor>& calls,
-                             const Deadline& deadline) const {
+                             std::vector<Introduced>& joined, std::vector<Call>& calls, const Deadline& deadline,
+                             const std::function<void()>& look) const {
   const auto fail = [&] { throw Timeout(not_joined(rank_, world_, missing(joined))); };
   for (int q = 0; q < rank_; ++q) {
-    calls.push_back(call(peers[q], handed, deadline));
-    if (!calls.back().valid()) fail();
+    calls.push_back(call(peers[q], handed, deadline, look));
+    if (!calls.back().connection.valid()) fail();
   }
   for (int waiting = world_ - 1 - rank_; waiting > 0;) {
-    if (!readable(listener_.get(), deadline)) {
-      if (deadline.passed()) fail();
-      continue;
-    }
+    if (!readable(listener_.get(), deadline, look)) fail();
     Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection.valid() && errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+      throw_errno("cannot take the connection of a peer");
+    }
     // An unauthenticated connection that connects and says nothing costs at most this long.
     const Deadline patience = Deadline::after(std::min(deadline.left(), std::chrono::milliseconds(1000)));
     if (connection.valid() && answer(std::move(connection), handed, joined, patience)) --waiting;
+    if (waiting > 0 && deadline.passed()) fail();
   }
   for (int q = 0; q < rank_; ++q) {
-    std::optional<Received> received = receive_hello(calls[q].get(), handed.size(), deadline);
-    if (!received && deadline.passed()) fail();
+    const int socket = calls[q].connection.get();
+    if (!readable(socket, deadline, look)) fail();
+    std::optional<Received> received = receive_hello(socket, handed.size());
     if (!received || received->hello.rank != q) {
+      listen_for_reasons(look);
       throw PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ": rank " + std::to_string(q) +
                      " ended the connection through which ranks share memory: its process is gone, or runs as another "
                      "user or in another user namespace; this rank runs as user " +
                      std::to_string(::geteuid()));
     }
-    joined[q] = watched(std::move(calls[q]), std::move(received->handed));
+    received->check();
+    joined[q] = introduced(std::move(calls[q]), std::move(*received));
   }
 }
 

@@ -7,6 +7,8 @@
 // Thread safety: one handshake at a time in one object.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +22,7 @@ namespace ringlet {
 struct Introduced {
   Descriptor heap;   ///< the peer's heap, read-only
   Descriptor watch;  ///< readable once the peer's process is gone
+  Descriptor held;   ///< the connection, if the peer watches that; it must stay open
   int pid = 0;
   std::vector<Descriptor> wakeups{};
 };
@@ -40,16 +43,32 @@ class Handshake {
   static constexpr size_t kMostHanded = 8;
 
   /// Connects with every other rank. `peers` and `joined` are indexed by rank. `handed` are the descriptors that the
-  /// peers get: first the heap, then wakeups, as many on every rank. Throws Timeout that names the missing ranks,
-  /// PeerLost or SystemError; `joined` then has all peers that may count this rank as joined.
+  /// peers get: first the heap, then wakeups, as many on every rank. `look` is called now and then, and throws what other
+  /// ranks have told. Throws Timeout that names the missing ranks, PeerLost or SystemError; `joined` then has all peers
+  /// that may count this rank as joined.
   void exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
-                const Deadline& deadline);
+                const Deadline& deadline, const std::function<void()>& look);
 
  private:
+  /// A connection to a peer, and its process if that can be watched.
+  struct Call {
+    Descriptor connection{}, process{};
+    int pid = 0;
+  };
+  struct Hello;
+  struct Received;
+
   void exchange_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
-                    std::vector<Descriptor>& calls, const Deadline& deadline) const;
-  /// Empty if the peer's socket had no room until the deadline.
-  Descriptor call(const Peer& peer, std::span<const int> handed, const Deadline& deadline) const;
+                    std::vector<Call>& calls, const Deadline& deadline, const std::function<void()>& look) const;
+  /// Finds the process at the other end.
+  static Call opened(Descriptor connection);
+  static bool send_hello(const Call& call, int rank, const Token& token, std::span<const int> handed,
+                         const Deadline& deadline);
+  static std::optional<Received> receive_hello(int socket, size_t expected);
+  static Introduced introduced(Call call, Received received);
+  /// Without a connection if the peer's socket had no room until the deadline.
+  Call call(const Peer& peer, std::span<const int> handed, const Deadline& deadline,
+            const std::function<void()>& look) const;
   bool answer(Descriptor connection, std::span<const int> handed, std::vector<Introduced>& joined,
               const Deadline& deadline) const;
   std::string missing(const std::vector<Introduced>& joined) const;

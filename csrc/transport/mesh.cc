@@ -259,7 +259,9 @@ Pipe* Mesh::find(int peer, ConnectionKind which) const noexcept {
   return state_->at(peer, which).pipe.load(std::memory_order_acquire);
 }
 
-bool Mesh::gone(int peer) const noexcept {
+bool Mesh::gone(int peer, bool receiving) const noexcept {
+  const Pipe* incoming = receiving ? find(peer, ConnectionKind::incoming) : nullptr;
+  if (incoming != nullptr) return incoming->ended();
   for (const Slot& slot : state_->slots[peer]) {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
     if (pipe == nullptr) continue;

@@ -55,8 +55,10 @@ class Mesh {
   /// The pipe, if the connection is complete; null otherwise.
   Pipe* find(int peer, ConnectionKind which) const noexcept;
 
-  /// Whether the peer has closed a pipe, or its process is gone. Bytes that it sent may still be unread.
-  bool gone(int peer) const noexcept;
+  /// Whether the peer has closed a pipe, or its process is gone. Bytes that it sent may still be unread. `receiving`: if
+  /// there is an `incoming` pipe, only its end counts. The pipes of a peer are connections of their own, so a message may
+  /// arrive after the end of another pipe.
+  bool gone(int peer, bool receiving) const noexcept;
 
   struct Watch {
     const Pipe* pipe;

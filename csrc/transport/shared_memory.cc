@@ -21,7 +21,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 6;
+constexpr uint32_t kRegionVersion = 7;
 
 /// What a rank publishes in the store.
 struct RegionInfo {
@@ -59,6 +59,7 @@ bool is_readable(const Descriptor& descriptor) noexcept {
 /// Another rank of the group.
 struct Peer {
   Descriptor watch{};  // readable when its process has ended; none: the peer never got this rank's region
+  Descriptor held{};   // which the peer watches
   std::shared_ptr<const Mapping> heap{};
   const std::atomic<uint64_t>* presence = nullptr;
   uint64_t present = 0;
@@ -91,7 +92,7 @@ class SharedMemory final : public Transport {
     const std::vector<std::string> told = from_all_ranks(store, place, rank_, world_, deadline);
     std::vector<RegionInfo> infos(world_);
     for (int q = 0; q < world_; ++q) infos[q] = q == rank_ ? mine : read_info(told[q], q, mine.host);
-    exchange(handshake, infos, deadline);
+    exchange(handshake, infos, deadline, [&] { store.raise_failure(); });
     store.forget(own_key);  // every rank that joined this one has read all infos
     std::vector<cpu_set_t> processors;
     for (const RegionInfo& info : infos) processors.push_back(info.processors);
@@ -165,7 +166,8 @@ class SharedMemory final : public Transport {
     return mine;
   }
 
-  void exchange(Handshake& handshake, const std::vector<RegionInfo>& infos, const Deadline& deadline) {
+  void exchange(Handshake& handshake, const std::vector<RegionInfo>& infos, const Deadline& deadline,
+                const std::function<void()>& look) {
     std::vector<Handshake::Peer> addresses;
     for (const RegionInfo& each : infos) addresses.push_back({each.socket_name, each.token});
     const Descriptor own = heap_->read_only_descriptor();
@@ -173,7 +175,7 @@ class SharedMemory final : public Transport {
     for (const Descriptor& wakeup : wakeups_[rank_]) handed.push_back(wakeup.get());
     std::vector<Introduced> joined(world_);
     try {
-      handshake.exchange(addresses, handed, joined, deadline);
+      handshake.exchange(addresses, handed, joined, deadline, look);
     } catch (...) {
       adopt(joined, infos);
       throw;
@@ -183,7 +185,10 @@ class SharedMemory final : public Transport {
 
   /// From here on, the peers that have joined count as readers of this rank's region.
   void adopt(std::vector<Introduced>& joined, const std::vector<RegionInfo>& infos) {
-    for (int q = 0; q < world_; ++q) peers_[q].watch = std::move(joined[q].watch);
+    for (int q = 0; q < world_; ++q) {
+      peers_[q].watch = std::move(joined[q].watch);
+      peers_[q].held = std::move(joined[q].held);
+    }
     for (int q = 0; q < world_; ++q) {
       if (!joined[q].heap.valid()) continue;
       const std::shared_ptr<const Mapping> heap = map_heap(infos[q].heap_id, joined[q].heap, infos[q].heap_bytes);

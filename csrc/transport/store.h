@@ -18,6 +18,8 @@ class Store {
   /// Adds to a number that starts at 0. Returns the sum.
   virtual int64_t add(const std::string& key, int64_t more) = 0;
   virtual bool has(const std::string& key) = 0;
+  /// Throws the failure that another rank has told, if there is one. A wait outside of the store asks now and then.
+  virtual void raise_failure() {}
   /// Deletes a key, so that a later group may use the name again.
   virtual void forget(const std::string& key) = 0;
 };

@@ -3,10 +3,13 @@ have the same."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,8 +20,9 @@ import own_algorithms
 import ringlet
 from ranks import on_host
 from ringlet import _C
-from ringlet.schedule import load, recv, reduce, schedule, send
+from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.prove import prove, prove_all
+from ringlet.schedule.steps import ScheduleError
 
 COUNTS = (0, 1, 7, 123_567, 1 << 20)
 
@@ -342,3 +346,84 @@ def on_a_gpu(rank: int, world: int) -> None:
 def test_tensors_on_a_gpu(device_pool, way):
     for world in (3, 4):
         device_pool.values(on_a_gpu, world, join="threads")
+
+
+# --- what a proved schedule may still do wrong in memory -------------------------------------------------------------
+
+
+def relayed(rank: int, world: int) -> None:
+    refused = "keeps blocks in the places of other blocks"
+    for sizes in ([[4] * 3] * 3, [[1, 2, 4], [1, 1, 1], [1, 1, 1]], [[2] * 3, [2, 2, 2], [5, 5, 5]]):
+        sent = [torch.full((size,), 10.0 * rank + q) for q, size in enumerate(sizes[rank])]
+        taken = [torch.full((sizes[q][rank],), -1.0) for q in range(world)]
+        even = len({size for row in sizes for size in row}) == 1
+        with contextlib.nullcontext() if even else pytest.raises(ringlet.InvalidUsage, match=refused):
+            ringlet.all_to_all(taken, sent, algorithm="own_relay")
+        for q in range(world):
+            assert taken[q].eq(10.0 * q + rank if even else -1.0).all(), (sizes, q)
+
+
+@pytest.mark.parametrize("join", ["shared_memory", "tcp"])
+def test_blocks_of_different_sizes_stay_in_their_own_places(pool, join):
+    pool.values(relayed, 3, join=join)
+
+
+@pytest.mark.parametrize("join", ["shared_memory", "threads"])
+def test_ranks_do_not_wait_in_a_circle_in_place(pool, join):
+    pool.values(around, 3, join=join)
+
+
+def around(rank: int, world: int) -> None:
+    for tensor in (torch.empty(1000), torch.empty(1 << 16), ringlet.empty(1 << 16)):
+        tensor.fill_(rank + 1.0)
+        ringlet.all_reduce(tensor, algorithm="own_circle")
+        assert tensor.eq(6.0).all()
+
+
+def test_a_divided_chunk_is_not_copied_to_another_place():
+    def shifts(rank: int, world: int) -> Any:
+        yield send(1 - rank, 0, 2), reduce(1 - rank, 0, 2)
+        yield copy(0, 1)
+
+    own = ringlet.algorithm("all_reduce", name="shifts", parts=2)(shifts)
+    with pytest.raises(ScheduleError, match="a chunk of all_reduce keeps its index"):
+        own.schedule(2).prove()
+
+
+def of_another_world(rank: int, world: int, table: str) -> None:
+    @ringlet.algorithm("all_reduce", name="only_four")
+    def only_four(rank: int, world: int) -> Any:
+        if world != 4:
+            raise NotImplementedError("four ranks")
+        others = [peer for peer in range(world) if peer != rank]
+        yield [*(send(peer, 0, world) for peer in others), *(reduce(peer, 0, world) for peer in others)]
+
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table):
+        ringlet.init(rank, world, dist.FileStore(table + ".store", world), timeout=20)
+    try:
+        tensor = torch.full((1000,), rank + 1.0)
+        ringlet.all_reduce(tensor)
+        assert tensor.eq(6.0).all()
+    finally:
+        ringlet.finalize()
+
+
+def test_a_rule_for_another_world_does_not_stand_in_the_way(pool, tmp_path):
+    (tmp_path / "table").write_text("all_reduce world 4 only_four\n")
+    pool.values(of_another_world, 3, str(tmp_path / "table"), join="nothing")
+
+
+def known_to_one(rank: int, world: int, table: str) -> str:
+    if rank == 1:
+        ringlet.algorithm("all_reduce", name="of_rank_1", parts=1)(own_algorithms.own_ring.function)
+    began = time.monotonic()
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table), pytest.raises(ringlet.InvalidUsage) as refused:
+        ringlet.init(rank, world, dist.FileStore(table + ".store", world), timeout=30)
+    assert time.monotonic() - began < 10
+    return str(refused.value)
+
+
+def test_a_table_that_rank_0_cannot_read_is_told_to_all(pool, tmp_path):
+    (tmp_path / "table").write_text("all_reduce of_rank_1\n")
+    for said in pool.values(known_to_one, 2, str(tmp_path / "table"), join="nothing"):
+        assert "line 1: all_reduce: algorithm must be one of" in said

@@ -161,6 +161,21 @@ def missing(rank: int, world: int, store: str) -> str:
     return text
 
 
+def late(rank: int, world: int, store: str) -> str:
+    if rank == 0:
+        dist.FileStore(store, world).wait(["gave up"])
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.monitored_barrier(timeout=0.2)
+    if rank == 1:
+        dist.FileStore(store, world).set("gave up", "")
+    return str(caught.value)
+
+
+def test_the_monitored_barrier_counts_nobody_who_gave_up(pool, tmp_path):
+    first, second = pool.values(late, 2, str(tmp_path / "store"), join="dist:ringlet")
+    assert "Rank 1 failed to pass monitoredBarrier" in first and "rank 0 said nothing" in second
+
+
 def test_the_monitored_barrier_names_who_is_missing(pool, tmp_path):
     texts = pool.values(missing, 3, str(tmp_path / "store"), join="dist:ringlet")
     assert "Rank 1 failed to pass monitoredBarrier after 3000 ms" in texts[0]

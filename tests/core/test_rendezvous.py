@@ -8,12 +8,14 @@ import itertools
 import os
 import pathlib
 import re
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ import torch.distributed as dist
 
 import ringlet
 from ranks import free_ports
+from ringlet.store import from_environment
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -461,3 +464,53 @@ def in_detail(rank: int, world: int, store: str) -> None:
 
 def test_under_torchs_detailed_checks(pool, tmp_path):
     pool.values(in_detail, 2, str(tmp_path / "store"), join="nothing")
+
+
+def with_few_descriptors(rank: int, world: int, port: int) -> list[str]:
+    """Rank 0 runs out of them at each place of the handshake in turn."""
+    said = []
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 1, wait_for_workers=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for more in range(12):
+        place = dist.PrefixStore(f"round {more}", store)
+        if rank == 0:
+            used = {int(number) for number in os.listdir("/proc/self/fd")}
+            limit = next(itertools.islice((number for number in itertools.count() if number not in used), more, None))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            ringlet.init(rank, world, place, transport="shared_memory", timeout=10)
+            ringlet.all_reduce(torch.ones(10))
+            said.append("well")
+        except ringlet.Error as error:
+            said.append(f"{type(error).__name__}: {error}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            ringlet.finalize()
+        store.set(f"{more} of {rank}", "")
+        store.wait([f"{more} of {other}" for other in range(world)])
+    return said
+
+
+def test_a_rank_without_descriptors_says_so_to_all(pool):
+    first, second = pool.values(with_few_descriptors, 2, free_ports(1)[0], join="nothing")
+    assert first[0] != "well" and first[-1] == "well"
+    for here, there in zip(first, second, strict=True):
+        assert here == there == "well" or ("Too many open files" in here and "Too many open files" in there), here
+
+
+def slurm(job: str, rank: int) -> dict[str, str]:
+    given = {"JOB_ID": job, "STEP_ID": "0", "PROCID": str(rank), "STEP_NUM_TASKS": "2", "LOCALID": str(rank)}
+    given |= {"STEP_NODELIST": "localhost", "STEP_NUM_NODES": "1"}
+    return {f"SLURM_{name}": value for name, value in given.items()}
+
+
+def test_two_jobs_of_one_port_do_not_mix():
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    with variables(**place, **slurm("1", 0)):
+        serving = from_environment(0, 2, timedelta(seconds=20))
+    with variables(**place, **slurm("2", 1)):
+        from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
+    assert not serving.check(["hello"])
+    with variables(**place, **slurm("1", 1)):
+        from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
+    assert serving.check(["hello"])

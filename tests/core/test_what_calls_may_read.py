@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy
@@ -109,3 +110,40 @@ def delivered_in_turn(rank: int, world: int) -> int:
 
 def test_results_are_delivered_in_the_calls_turn(pool):
     assert pool.values(delivered_in_turn, 1, join="dist:ringlet") == [0]
+
+
+def lists_of_others(rank: int, world: int) -> list[float]:
+    """A gather's list at a rank that is not the root, and a scatter's."""
+    ringlet.empty(64).fill_(77.0)  # freed at once: what the room for copies would find
+    whole, parts = torch.full((4, 3), -1.0), torch.arange(12.0).view(4, 3)
+    ringlet.gather(list(whole.unbind(1)), torch.full((4,), float(rank)), root=1)
+    own = torch.zeros(4)
+    ringlet.scatter(own, list(parts.unbind(1)), root=1)
+    assert torch.equal(own, parts[:, rank])
+    return whole[0].tolist()
+
+
+def test_lists_that_a_rank_does_not_need_are_left_alone(pool):
+    assert pool.values(lists_of_others, 3) == [[-1.0] * 3, [0.0, 1.0, 2.0], [-1.0] * 3]
+
+
+def two_threads(rank: int, world: int) -> list[float]:
+    """The first waits for the other rank in a small call, without the GIL, and needs it to come back."""
+    first, second = torch.ones(4), torch.ones(4)
+    ringlet.barrier()
+    if rank == 0:
+        thread = threading.Thread(target=lambda: ringlet.all_reduce(first))
+        thread.start()
+        time.sleep(0.01)
+        ringlet.all_reduce(second, async_op=True).wait()
+        thread.join()
+    else:
+        time.sleep(0.02)  # less than the time for which two threads take turns
+        ringlet.all_reduce(first)
+        ringlet.all_reduce(second)
+    return [*first.unique().tolist(), *second.unique().tolist()]
+
+
+def test_threads_that_take_turns_do_not_keep_the_gil(pool):
+    for _ in range(5):
+        assert pool.values(two_threads, 2) == [[2.0, 2.0]] * 2

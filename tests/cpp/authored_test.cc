@@ -130,8 +130,8 @@ void rules_may_name_them() {
   situation.in_place = true;
   CHECK(&selector.choose(situation) != &algorithm);
   CHECK(selector.names_authored() && !Selector().names_authored());
-  CHECK((selector.authored(Collective::all_reduce) == std::vector<const Algorithm*>{&algorithm}));
-  CHECK(selector.authored(Collective::broadcast).empty());
+  CHECK((selector.authored(Collective::all_reduce, 2) == std::vector<const Algorithm*>{&algorithm}));
+  CHECK(selector.authored(Collective::all_reduce, 1).empty() && selector.authored(Collective::broadcast, 2).empty());
   CHECK(selector.way_for(Collective::all_reduce, size_t{2} << 20, 4) == Way::nccl);
   CHECK(!selector.way_for(Collective::all_reduce, 100, 4));
   CHECK(named_algorithm(Collective::all_reduce, "ruled") == &algorithm);

@@ -1,13 +1,19 @@
 // The meeting of two ranks while signals interrupt one of them all the time, its deadline, and its token.
 #include "transport/handshake.h"
 
+#include <dlfcn.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdarg>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -18,6 +24,27 @@
 
 using namespace ringlet;
 using namespace std::chrono_literals;
+
+namespace {
+
+thread_local bool without_pidfds = false;
+
+}  // namespace
+
+/// The library's own calls come here.
+extern "C" long syscall(long number, ...) {
+  static const auto real = reinterpret_cast<long (*)(long, ...)>(::dlsym(RTLD_NEXT, "syscall"));
+  if (number == SYS_pidfd_open && without_pidfds) {
+    errno = ENOSYS;
+    return -1;
+  }
+  va_list given;
+  va_start(given, number);
+  long words[6];
+  for (long& word : words) word = va_arg(given, long);
+  va_end(given);
+  return real(number, words[0], words[1], words[2], words[3], words[4], words[5]);
+}
 
 namespace {
 
@@ -49,7 +76,7 @@ struct Ranks {
     const std::vector<Handshake::Peer> peers{{rank[0].name(), told[0]}, {rank[1].name(), told[1]}};
     const int handed[] = {heap.get()};
     std::vector<Introduced> joined(2);
-    rank[own].exchange(peers, handed, joined, deadline);
+    rank[own].exchange(peers, handed, joined, deadline, [] {});
     return joined;
   }
 };
@@ -119,6 +146,32 @@ void a_wrong_token_joins_nobody() {
   CHECK(!told_to_1.empty());
 }
 
+bool is_readable(const Descriptor& descriptor) {
+  pollfd wait{descriptor.get(), POLLIN, 0};
+  return ::poll(&wait, 1, 0) > 0;
+}
+
+constexpr int kBoth = 2;
+
+/// The connection stays open while its one end is watched, though the other end is not.
+void who_has_no_pidfd_watches_the_connection(int blind) {
+  Ranks ranks;
+  std::vector<Introduced> joined[2];
+  const Deadline deadline = Deadline::after(20s);
+  std::thread other([&] {
+    without_pidfds = blind != 0;
+    joined[1] = ranks.exchange(1, deadline);
+  });
+  without_pidfds = blind != 1;
+  joined[0] = ranks.exchange(0, deadline);
+  without_pidfds = false;
+  other.join();
+  for (const int own : {0, 1}) CHECK(!is_readable(joined[own][1 - own].watch));
+  const int watched = blind == kBoth ? 0 : 1 - blind;
+  joined[watched].clear();
+  CHECK(is_readable(joined[1 - watched][watched].watch));
+}
+
 struct Stop : Interrupted {
   Stop() : Interrupted("Stop") {}
 };
@@ -156,5 +209,6 @@ int main() {
   }
   an_interrupt_ends_a_meeting(0, false);
   a_wrong_token_joins_nobody();
+  for (const int blind : {0, 1, kBoth}) who_has_no_pidfd_watches_the_connection(blind);
   return check_result("handshake");
 }

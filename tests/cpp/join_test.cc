@@ -29,8 +29,13 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 class RewritingStore final : public Store {
  public:
   std::map<int, std::string> hosts, users;  // by rank; a rank that is in neither says what is so
+  std::string elsewhere;                    // the end of the key of a region that is said to be on another host
 
-  void set(const std::string& key, const std::string& value) override { store_.set(key, rewritten(key, value)); }
+  void set(const std::string& key, const std::string& value) override {
+    std::string told = rewritten(key, value);
+    if (!elsewhere.empty() && key.ends_with(elsewhere)) told.at(sizeof(uint64_t)) ^= 1;  // after the version
+    store_.set(key, told);
+  }
   std::vector<std::string> get_all(const std::vector<std::string>& keys, const Deadline& deadline) override {
     return store_.get_all(keys, deadline);
   }
@@ -158,10 +163,25 @@ void a_rank_that_does_not_come_is_named() {
   CHECK(contains(other, "1"));
 }
 
+/// Ranks of one host count from 0 among themselves, but their errors name the group's ranks.
+void errors_of_a_host_name_its_ranks() {
+  RewritingStore store;
+  store.hosts = {{0, "a"}, {1, "a"}, {2, "b"}, {3, "b"}};
+  store.elsewhere = "/host/1/region/1";
+  std::string error;
+  std::thread other([&] { CHECK_THROWS(Error, join(store, "h", {2, 4}, Carrier::automatic, Deadline::after(kSoon))); });
+  std::thread first([&] { join(store, "h", {0, 4}, Carrier::automatic, Deadline::after(kSoon)); });
+  std::thread second([&] { join(store, "h", {1, 4}, Carrier::automatic, Deadline::after(kSoon)); });
+  error = CHECK_THROWS(Error, join(store, "h", {3, 4}, Carrier::automatic, Deadline::after(std::chrono::seconds(2))));
+  for (std::thread* const each : {&other, &first, &second}) each->join();
+  CHECK(contains(error, "among ranks 2, 3, which share a host and count from 0 there: "));
+}
+
 void carriers_have_names() {
   CHECK(parse_carrier("auto") == Carrier::automatic);
   CHECK(parse_carrier("tcp") == Carrier::tcp);
   CHECK(contains(CHECK_THROWS(InvalidUsage, parse_carrier("udp")), "got \"udp\""));
+  for (const char* each : {"auto", "shared_memory", "tcp"}) CHECK_EQ(std::string(name(parse_carrier(each))), each);
 }
 
 }  // namespace
@@ -180,6 +200,7 @@ int main() {
   ::setenv("RINGLET_TABLE", "", 1);
   ranks_of_several_users_share_no_memory();
   a_rank_that_does_not_come_is_named();
+  errors_of_a_host_name_its_ranks();
   carriers_have_names();
   std::filesystem::remove_all(folder);
   return check_result("join");

@@ -106,6 +106,32 @@ void a_closed_group_is_seen_and_everything_arrived(Group group) {
   });
 }
 
+/// The end of one connection may arrive before what was written to another.
+void a_message_outlives_the_end_of_another_pipe(Group group) {
+  std::latch written(1), seen(1);
+  group.run([&](Mesh& mesh) {
+    const int peer = 1 - mesh.rank();
+    Pipe* const collectives = wait_for(mesh, peer, ConnectionKind::collectives);
+    if (mesh.rank() == 0) {
+      Pipe* const out = wait_for(mesh, peer, ConnectionKind::outgoing);
+      write_all(mesh, *out, pattern(1000, 0, 1));
+      collectives->finish();
+      written.count_down();
+      seen.wait();
+      mesh.close(Deadline::after(10s));
+      return;
+    }
+    Pipe* const in = wait_for(mesh, peer, ConnectionKind::incoming);
+    written.wait();
+    sleep_until(mesh, *collectives, [&] { return collectives->ended(); });
+    CHECK(mesh.gone(peer, false) && !mesh.gone(peer, true));
+    CHECK(read_all(mesh, *in, 1000) == pattern(1000, 0, 1));
+    seen.count_down();
+    sleep_until(mesh, *in, [&] { return in->ended(); });
+    CHECK(mesh.gone(peer, true));
+  });
+}
+
 /// Who ends waits for peers to have what it wrote, but not for peers that have ended: together with it, or before.
 void ends_wait_for_nobody_who_has_ended(const Hosts& hosts) {
   for (const bool together : {true, false}) {
@@ -250,6 +276,8 @@ int main() {
   both_ends_connect_at_once();
   a_closed_group_is_seen_and_everything_arrived(Group(2));
   a_closed_group_is_seen_and_everything_arrived(Group(Hosts{0, 0}));
+  a_message_outlives_the_end_of_another_pipe(Group(2));
+  a_message_outlives_the_end_of_another_pipe(Group(Hosts{0, 0}));
   ends_wait_for_nobody_who_has_ended({0, 1});
   ends_wait_for_nobody_who_has_ended({0, 0});
   nobody_there_is_an_error_that_names_it();

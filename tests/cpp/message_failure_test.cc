@@ -5,11 +5,13 @@
 #include <sys/uio.h>
 
 #include <cerrno>
+#include <cstring>
 #include <semaphore>
 
 #include "check.h"
 #include "engine/message/failure_protocol.h"
 #include "ranks.h"
+#include "transport/mesh.h"
 
 using namespace ringlet;
 using namespace std::chrono_literals;
@@ -262,9 +264,37 @@ void a_failure_beside_is_told(Holder holder, const std::function<void(Engine&)>&
   contains(heard, told);
 }
 
+/// A peer is gone in the middle of a report: the call sees the end of the pipe, and does not wait for its deadline.
+void a_report_cut_short_is_the_end_of_its_pipe(FrameKind kind, size_t of_text) {
+  const Token key = random_token();
+  const std::unique_ptr<Engine> rank = make_engine("cut short", 0, 2, Between::tcp, key);
+  Mesh peer({.rank = 1, .world = 2, .key = key, .addresses = {Mesh::address(), Mesh::address()}, .hosts = {0, 1}});
+  Pipe* pipe = nullptr;
+  while ((pipe = peer.open(0, ConnectionKind::collectives)) == nullptr) std::this_thread::sleep_for(1ms);
+  FrameHeader header;
+  header.kind = kind;
+  header.bytes = 100;
+  header.detail = static_cast<int64_t>(ErrorKind::system_error);
+  header.index = 1;
+  std::vector<std::byte> bytes(sizeof header + of_text);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  const iovec piece{bytes.data(), bytes.size()};
+  CHECK_EQ(pipe->write(&piece, 1), bytes.size());
+  peer.close(Deadline::after(1s));
+  float value = 0.0f;
+  Call call{.collective = Collective::broadcast, .dtype = DType::float32, .root = 1, .count = 1};
+  call.output = reinterpret_cast<std::byte*>(&value);
+  call.timeout = 10s;
+  const std::string error = CHECK_THROWS(PeerLost, rank->run(call, false));
+  CHECK(error.find("the connection to rank 1 ended") != std::string::npos);
+}
+
 }  // namespace
 
 int main() {
+  for (const FrameKind kind : {FrameKind::error, FrameKind::in_message}) {
+    for (const size_t of_text : {0, 10, 99}) a_report_cut_short_is_the_end_of_its_pipe(kind, of_text);
+  }
   a_suspicion_is_passed_on();
   a_suspicion_ends();
   a_report_of_a_later_call_can_wait();

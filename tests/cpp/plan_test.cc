@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/plan_inputs.h"
 #include "gpu/pull_program.h"
 #include "schedule/registry.h"
 #include "schedule/topology.h"
@@ -239,12 +240,32 @@ void in_place_if_that_saves_copies() {
   }
 }
 
+/// Lengths of blocks are looked up by place, so the built-in algorithms take blocks of different sizes.
+void blocks_stay_in_places_of_their_length() {
+  for (const Algorithm& algorithm : algorithms()) {
+    for (int world = 2; world <= 9; ++world) {
+      std::vector<Schedule> ranks;
+      for (int q = 0; q < world; ++q) ranks.push_back(schedule_of(algorithm, {q, world, world - 1}));
+      CHECK(keeps_lengths(algorithm.collective, ranks));
+    }
+  }
+  // Rank 0's block for rank 2 waits at rank 1 in the place of rank 2's block, or of rank 0's own.
+  const auto relayed = [](int sent, int place) {
+    std::vector<Schedule> ranks(3, Schedule(6));
+    ranks[0].round().send(1, {sent, 1});
+    ranks[1].round().recv(0, {place, 1});
+    return keeps_lengths(Collective::all_to_all, ranks);
+  };
+  CHECK(!relayed(2, 5) && !relayed(2, 3) && relayed(1, 3));
+}
+
 }  // namespace
 
 int main() {
   in_place_if_that_saves_copies();
   side_by_side();
   not_side_by_side();
+  blocks_stay_in_places_of_their_length();
   for (int world = 1; world <= 13; ++world) every_algorithm(Topology(std::vector<int>(world, 0)), "one host");
   for (int world = 2; world <= 12; world += 2) {
     std::vector<int> block, cyclic, uneven;

@@ -202,7 +202,7 @@ def bound_to_a_device(rank: int, world: int, name: str) -> None:
     backend.algorithm = "butterfly"
     options = copy.deepcopy(backend.options)
     options.algorithm = "ring"
-    assert (options.transport, backend.options.algorithm) == ("auto", "butterfly")
+    assert (options.transport, backend.options.algorithm) == ("shared_memory", "butterfly")
     backend.shutdown()
 
 

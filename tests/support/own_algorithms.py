@@ -52,6 +52,41 @@ def own_of_hosts(rank, world, hosts):
     yield [send(r, 0) for r in own]
 
 
+@ringlet.algorithm("all_to_all", name="own_relay")
+def own_relay(rank, world):
+    """Rank 0's block for rank 2 goes through rank 1, which keeps it where rank 2's block will be."""
+    if world != 3:
+        raise NotImplementedError("three ranks")
+    if rank == 0:
+        yield copy(0, 3), send(1, 1), send(1, 2), recv(1, 4), recv(2, 5)
+    elif rank == 1:
+        yield copy(1, 4), send(0, 0), send(2, 2), recv(0, 3), recv(0, 5)
+        yield send(2, 5)
+        yield recv(2, 5)
+    else:
+        yield copy(2, 5), send(0, 0), recv(1, 4)
+        yield recv(1, 3)
+        yield send(1, 1)
+
+
+@ringlet.algorithm("all_reduce", name="own_circle", parts=2)
+def own_circle(rank, world):
+    """In place rank 0 waits, before its second round, for rank 1's, and rank 1's second round for rank 0's third."""
+    if world != 3:
+        raise NotImplementedError("three ranks")
+    if rank == 0:
+        yield send(1, 0), send(2, 0), reduce(1, 1), reduce(2, 1)
+        yield recv(2, 0)
+        yield send(1, 1), send(2, 1)
+    elif rank == 1:
+        yield send(0, 1), send(2, 0)
+        yield reduce(0, 0), reduce(2, 0), recv(0, 1)
+    else:
+        yield send(0, 1), send(1, 0), reduce(0, 0), reduce(1, 0)
+        yield send(0, 0)
+        yield recv(0, 1)
+
+
 def swing_peer(rank, world, step):
     """Swing (De Sensi et al., NSDI 2024): even ranks go one way by rho(step), odd ones the other."""
     rho = (1 - (-2) ** (step + 1)) // 3
@@ -133,8 +168,8 @@ def received_over_what_is_sent(rank, world):
 @wrong("two writes to one chunk")
 def two_writes(rank, world):
     if rank == 0:
-        yield recv(1, 0), copy(1, 0)
-    elif rank == 1:
+        yield recv(1, 0), recv(2, 0)
+    else:
         yield send(0, 0)
 
 

@@ -206,3 +206,19 @@ def parted(rank: int, world: int) -> str:
 def test_blocks_that_do_not_fit_are_told_to_all(everyone):
     for text in everyone(parted):
         assert "rank 0 sends 3 elements to rank 1, which expects 2" in text
+
+
+def coalesced_in_each_others_way(rank: int, world: int) -> None:
+    first, second = torch.full((2,), rank + 1.0), torch.full((2,), 10.0 * (rank + 1))
+    outputs = [[torch.empty(2), torch.empty(2)] for _ in range(world)]
+    outputs[1 - rank][0] = second
+    group = dist.group.WORLD
+    with pytest.raises(ringlet.InvalidUsage, match="must not overlap the input of a later one"):
+        group.allgather_coalesced(outputs, [first, second]).wait()
+    assert second.tolist() == [10.0 * (rank + 1)] * 2
+    with pytest.raises(ringlet.InvalidUsage, match="at least one tensor"):
+        group._get_backend(torch.device("cpu")).allgather_coalesced([[] for _ in range(world)], [])
+
+
+def test_coalesced_gathers_that_cannot_be(pool):
+    pool.values(coalesced_in_each_others_way, 2, join="dist:ringlet")

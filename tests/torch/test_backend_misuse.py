@@ -253,3 +253,86 @@ def test_without_nccl_its_name_is_refused(pool, tmp_path):
         pytest.skip("this torch has NCCL")
     for outcome in pool.run(names, 2, str(tmp_path / "store"), "cpu:ringlet,cuda:nccl", join="nothing"):
         assert outcome.kind == "RuntimeError" and "NCCL" in outcome.message
+
+
+# --- batches, modes and options --------------------------------------------------------------------------------------
+
+
+def batch_of(tensor: torch.Tensor, got: torch.Tensor, peer: int) -> list[dist.P2POp]:
+    return [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, got, peer)]
+
+
+def refused_batch(rank: int, world: int) -> list[object]:
+    peer, got = 1 - rank, torch.zeros(2)
+    with pytest.raises(ringlet.InvalidUsage, match="contiguous"):
+        dist.batch_isend_irecv(batch_of(torch.ones(3, 2).t(), torch.empty(2, 3), peer))
+    reduced = total()
+    for work in dist.batch_isend_irecv(batch_of(torch.full((2,), rank + 1.0), got, peer)):
+        work.wait()
+    return [reduced, got.tolist()]
+
+
+def test_a_refused_batch_leaves_the_group_usable(pool):
+    assert pool.values(refused_batch, 2, join="dist:ringlet") == [[2.0, [2.0, 2.0]], [2.0, [1.0, 1.0]]]
+
+
+def batch_after_failure(rank: int, world: int) -> None:
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    with pytest.raises(ringlet.Error, match="aborted"):
+        dist.batch_isend_irecv(batch_of(torch.ones(2), torch.ones(2), 1 - rank))
+    with pytest.raises(ringlet.Error, match="aborted"):
+        dist.all_reduce(torch.ones(2))
+
+
+def test_calls_after_a_batch_that_failed_fail(pool):
+    pool.values(batch_after_failure, 2, join="dist:ringlet")
+
+
+def in_inference_mode(rank: int, world: int) -> list[list[float]]:
+    seen = []
+    with torch.inference_mode():
+        for strided in (True, rank == 1):
+            for asynchronous in (True, False):
+                tensor = torch.ones(4, 4)[:, :3] if strided else torch.ones(4, 3)
+                before = dist.all_reduce(torch.ones(1 << 20), async_op=True)  # the next call waits behind it
+                work = dist.all_reduce(tensor, async_op=asynchronous)
+                before.wait()
+                if work is not None:
+                    work.wait()
+                seen.append(tensor.unique().tolist())
+    ordinary = [torch.ones(4, 4, requires_grad=True).detach()[:, :3] for _ in range(2)]
+    dist.all_reduce(ordinary[0], async_op=True).wait()
+    assert not ordinary[0].is_inference()
+    return seen
+
+
+def test_strided_tensors_in_inference_mode(pool):
+    assert pool.values(in_inference_mode, 2, join="dist:ringlet") == [[[2.0]] * 4] * 2
+
+
+def a_copy_that_fails(rank: int, world: int) -> str:
+    """Of rank 1 alone: it cannot write the result of a call that rank 0 has complete."""
+    with torch.inference_mode():
+        tensor = torch.ones(4, 4)
+    work = dist.all_reduce(tensor[:, :3] if rank == 1 else torch.ones(4, 3), async_op=True)
+    with pytest.raises((RuntimeError, ringlet.Error)) as caught:
+        work.wait()
+        dist.all_reduce(torch.ones(4))
+    return str(caught.value)
+
+
+def test_a_copy_that_fails_is_told_to_the_other_ranks(pool):
+    first, second = pool.values(a_copy_that_fails, 2, join="dist:ringlet")
+    assert "nference tensor" in second
+    assert "rank 1" in first and "nference tensor" in first
+
+
+def transports(rank: int, world: int) -> list[str]:
+    cpu, group = torch.device("cpu"), dist.group.WORLD
+    part = group.split_group([0, 1], opts=ringlet.BackendOptions(transport="tcp"))
+    over_tcp = dist.new_group(pg_options=ringlet.BackendOptions(transport="tcp"))._get_backend(cpu)
+    return [part._get_backend(cpu).transport, over_tcp.transport, over_tcp.options.transport]
+
+
+def test_options_choose_the_transport_of_a_part(pool):
+    assert pool.values(transports, 2, join="dist:ringlet") == [["tcp"] * 3] * 2

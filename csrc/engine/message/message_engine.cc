@@ -66,6 +66,15 @@ void MessageEngine::run(const Call& call, bool background) {
   const Hold hold{*this};
   failures_.enter_call();
   const CallSignature signature = publish_signature(call);
+  try {
+    run_published(call, signature, background);
+  } catch (...) {  // also before anything moved: peers count this call
+    tell_of(std::current_exception());
+    throw;
+  }
+}
+
+void MessageEngine::run_published(const Call& call, const CallSignature& signature, bool background) {
   const size_t size = element_size(call.dtype);
   const size_t whole = buffer_bytes(call, world_);
   const Algorithm& algorithm =

@@ -85,6 +85,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
 
   Situation situation(Collective collective, size_t bytes) const;
   CallSignature publish_signature(const Call& call);
+  void run_published(const Call& call, const CallSignature& signature, bool background);
   void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
@@ -121,7 +122,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void finish_segment(size_t index);
   void send_to_all(const std::shared_ptr<Word>& word);
   void drain(const Deadline& deadline);
-  void look_for_end(const Link& link);
+  void look_for_end(Link& link);
 
   // FailureProtocol::Owner
   std::string context() const override;

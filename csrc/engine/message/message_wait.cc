@@ -91,10 +91,11 @@ void MessageEngine::poll_peers() {
   }
 }
 
-/// A pipe has not ended while frames of later calls, read ahead, are still in the buffer.
-void MessageEngine::look_for_end(const Link& link) {
-  const bool unread = link.reader->has_more() || (link.reader->waits() && link.receiving < 0);
-  if (unread || !link.pipe->ended()) return;
+/// A pipe has not ended while messages of later calls or segments, read ahead, are still to be taken. Reports are taken
+/// as they arrive, before this: of one that is not whole the rest never comes if the pipe has ended.
+void MessageEngine::look_for_end(Link& link) {
+  const bool ahead = link.reader->waits() && link.receiving < 0 && link.next()->kind == FrameKind::data;
+  if (link.reader->has_more() || ahead || !link.pipe->ended()) return;
   failures_.on_closed(link.peer, link.pipe->memory_gone(), link.pipe->why_ended());
 }
 

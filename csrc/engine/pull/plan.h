@@ -56,12 +56,16 @@ struct Plan {
   int most_sources = 1;
 };
 
-/// The plan of info.rank. `in_place`: every rank's tensors are registered.
+/// The plan of info.rank. `in_place`: every rank's tensors are registered, and ends_in_place(). Throws InvalidUsage if
+/// ranks would wait in a circle, which only added algorithms can bring about.
 Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place);
 
-/// The plan of info.rank if every rank's tensors are registered: in place, unless it copies as much as the staged plan,
-/// over all ranks. Then the staged plan is faster: in place each line of a tensor moves to the cache of the peer that
-/// reads it, and back to this rank, which writes it.
+/// The plan of info.rank if every rank's tensors are registered: in place, unless ranks would wait in a circle, or it
+/// copies as much as the staged plan, over all ranks. Then the staged plan is faster: in place each line of a tensor
+/// moves to the cache of the peer that reads it, and back to this rank, which writes it.
 Plan make_faster_plan(const Algorithm& algorithm, const RankInfo& info);
+
+/// Whether no ranks wait in a circle in place.
+bool ends_in_place(const Algorithm& algorithm, const RankInfo& info);
 
 }  // namespace ringlet

@@ -32,6 +32,7 @@ struct Waiting {
   std::function<void()> check;           ///< throws if the peer turns out to be in another call; may be empty
   std::function<std::string()> behind;   ///< "; furthest behind is rank 3, which ..."; may be empty
   bool message = false;                  ///< of a message; else of a collective
+  bool receiving = false;                ///< of a message that is received
   std::function<std::string()> context;  ///< "rank 0 of 4 in all_reduce #3 (...), round 1, ..."
 };
 

@@ -163,6 +163,9 @@ def _check_steps(schedule: Schedule, rank: int, index: int, round: Round) -> Non
         if step.verb == "copy":
             if not _inside(step.peer, step.count, parts):
                 raise ScheduleError(rank, index, step.peer, f"{step} lies outside the {parts} parts")
+            if schedule.collective in DIVIDED and step.peer != step.first:
+                text = f"{step}: a chunk of {schedule.collective} keeps its index, for chunks may differ by an element"
+                raise ScheduleError(rank, index, step.peer, text)
         elif not 0 <= step.peer < world:
             text = f"{step}: there is no rank {step.peer} in a world of {world}"
             raise ScheduleError(rank, index, step.first, text)
