@@ -239,8 +239,8 @@ C10dBackend::Handle C10dBackend::issue(Issue&& issue) {
   for (Issue::Step& step : issue.steps) {
     Call& call = step.call;
     if (call.collective == Collective::all_reduce) call.algorithm = named_algorithm(call.collective, algorithm_);
+    agree_on_added(*group_, call);  // first: check() asks the schedules
     group_->check(call);
-    agree_on_added(*group_, call);
   }
   const c10::Device device = issue.device();
   if (!device.is_cpu()) return issue_on(device, std::move(issue));

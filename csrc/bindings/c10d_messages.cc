@@ -150,11 +150,15 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   // Of all ranks in turn, for a rank that gives up says so when this rank is about to give up, too.
   std::vector<int> awaited(static_cast<size_t>(getSize()) - 1);
   std::iota(awaited.begin(), awaited.end(), 1);
+  const auto here = [&](int q) {
+    const std::string key = place + std::to_string(q);
+    return store_.has(key) && store_.get(key, deadline) == "here";
+  };
   for (bool over = false;;) {
-    std::erase_if(awaited, [&](int q) {
-      const std::string key = place + std::to_string(q);
-      return store_.has(key) && store_.get(key, deadline) == "here";
-    });
+    std::erase_if(awaited, here);
+    for (int q = 1; awaited.empty() && q < getSize(); ++q) {  // some may have given up since they were seen
+      if (!here(q)) awaited.push_back(q);
+    }
     if (awaited.empty() || over) break;
     check_interrupts();
     over = deadline.passed();

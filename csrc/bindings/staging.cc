@@ -94,6 +94,14 @@ bool meets_itself(const at::Tensor& tensor) {
   return false;
 }
 
+/// torch refuses the copy back when the call is complete on the other ranks.
+void refuse_inference(const at::Tensor& tensor) {
+  if (!tensor.is_inference() || c10::InferenceMode::is_enabled()) return;
+  throw InvalidUsage(
+      "an output that is not contiguous was made in inference mode, and can be written only there: make the call in "
+      "torch.inference_mode(), or pass a clone");
+}
+
 /// A contiguous tensor, on the host of registered memory.
 at::Tensor room_for(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return empty_registered(tensor.sizes(), tensor.scalar_type());
@@ -111,12 +119,14 @@ at::Tensor Staging::readable(const at::Tensor& tensor) {
 
 at::Tensor Staging::writable(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
+  refuse_inference(tensor);
   at::Tensor room = room_for(tensor);
   delivered_.emplace_back(room, tensor);
   return room;
 }
 
 at::Tensor Staging::in_place(const at::Tensor& tensor) {
+  if (!tensor.is_contiguous()) refuse_inference(tensor);
   at::Tensor copy = readable(tensor);
   if (!copy.is_same(tensor)) delivered_.emplace_back(copy, tensor);
   return copy;

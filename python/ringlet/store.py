@@ -41,18 +41,18 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
             f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if another job or a "
             "second rank 0 uses MASTER_PORT, set another port"
         ) from error
-    job = _job_of(rank, world)
+    job = _job_of(world)
     return dist.PrefixStore(f"ringlet/{job}" if job else "ringlet", store)
 
 
-def _job_of(rank: int, world: int) -> str | None:
+def _job_of(world: int) -> str | None:
     """The job of which this is a rank, if the launcher names it. Another job may have the same port, and reach this
-    job's store: then its ranks do not count as this job's."""
+    job's store: then its ranks do not count as this job's. The program may have numbered the job's ranks anew."""
     try:
         place = environment.find()
     except InvalidUsage:
         return None
-    return place.job if (place.rank, place.world) == (rank, world) else None
+    return place.job if place.world == world else None
 
 
 @contextlib.contextmanager

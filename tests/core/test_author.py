@@ -380,6 +380,20 @@ def around(rank: int, world: int) -> None:
         assert tensor.eq(6.0).all()
 
 
+def around_in_vain(rank: int, world: int) -> None:
+    for _ in range(3):
+        with pytest.raises(ringlet.InvalidUsage, match="would wait in a circle"):
+            ringlet.all_reduce(torch.ones(10), algorithm="own_staged_circle")
+    tensor = torch.full((10,), rank + 1.0)
+    for algorithm in ("auto", "own_ring"):
+        ringlet.all_reduce(tensor, algorithm=algorithm)
+    assert tensor.eq(18.0).all()
+
+
+def test_a_circle_that_no_buffer_opens_is_refused_by_all(pool):
+    pool.values(around_in_vain, 3)
+
+
 def test_a_divided_chunk_is_not_copied_to_another_place():
     def shifts(rank: int, world: int) -> Any:
         yield send(1 - rank, 0, 2), reduce(1 - rank, 0, 2)

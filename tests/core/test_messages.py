@@ -171,6 +171,23 @@ def late(rank: int, world: int, store: str) -> str:
     return str(caught.value)
 
 
+def given_up_meanwhile(rank: int, world: int, store: str) -> str:
+    """Rank 0 sees rank 1, which gives up before rank 2 comes."""
+    shared = dist.FileStore(store, world)
+    if rank == 2:
+        shared.wait(["gave up"])
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.monitored_barrier(timeout=0.2 if rank == 1 else 1.5)
+    if rank == 1:
+        shared.set("gave up", "")
+    return str(caught.value)
+
+
+def test_the_monitored_barrier_looks_again_at_who_was_there(pool, tmp_path):
+    told = pool.values(given_up_meanwhile, 3, str(tmp_path / "store"), join="dist:ringlet")
+    assert "Rank 1 failed to pass monitoredBarrier" in told[0] and "Rank 1 failed" in told[2]
+
+
 def test_the_monitored_barrier_counts_nobody_who_gave_up(pool, tmp_path):
     first, second = pool.values(late, 2, str(tmp_path / "store"), join="dist:ringlet")
     assert "Rank 1 failed to pass monitoredBarrier" in first and "rank 0 said nothing" in second

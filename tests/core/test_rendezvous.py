@@ -511,6 +511,6 @@ def test_two_jobs_of_one_port_do_not_mix():
     with variables(**place, **slurm("2", 1)):
         from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
     assert not serving.check(["hello"])
-    with variables(**place, **slurm("1", 1)):
+    with variables(**place, **slurm("1", 0)):  # the program may number the job's ranks anew
         from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
     assert serving.check(["hello"])

@@ -87,6 +87,28 @@ def own_circle(rank, world):
         yield recv(0, 1)
 
 
+@ringlet.algorithm("all_reduce", name="own_staged_circle", parts=2)
+def own_staged_circle(rank, world):
+    """The same, until no staging buffer is left."""
+    if world != 3:
+        raise NotImplementedError("three ranks")
+    if rank == 0:
+        yield send(1, 0), send(2, 0), reduce(1, 1), reduce(2, 1)
+        for _ in range(2):
+            yield recv(2, 0)
+            yield send(2, 0)
+        yield send(1, 1), send(2, 1)
+    elif rank == 1:
+        yield send(0, 1), send(2, 0)
+        yield reduce(0, 0), reduce(2, 0), recv(0, 1)
+    else:
+        yield send(0, 1), send(1, 0), reduce(0, 0), reduce(1, 0)
+        for _ in range(2):
+            yield send(0, 0)
+            yield recv(0, 0)
+        yield recv(0, 1)
+
+
 def swing_peer(rank, world, step):
     """Swing (De Sensi et al., NSDI 2024): even ranks go one way by rho(step), odd ones the other."""
     rho = (1 - (-2) ** (step + 1)) // 3

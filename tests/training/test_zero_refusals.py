@@ -287,6 +287,9 @@ def tied_by_memory(rank, world):
     model.append(nn.Linear(12, 1, bias=False))
     model[3].weight.data = flat[8:].view(1, 12)
     ringlet.Zero(model, torch.optim.SGD, lr=0.1).remove()
+    halves = nn.Module()
+    halves.q, halves.k = (nn.Parameter(half) for half in torch.zeros(4, 8).chunk(2, dim=1))
+    ringlet.Zero(halves, torch.optim.SGD, lr=0.1).remove()
 
 
 def test_parameters_in_one_memory(two):

@@ -55,12 +55,13 @@ int copy_accesses(const PlanInputs& inputs, bool in_place) {
 
 class Planner {
  public:
-  Planner(const PlanInputs& inputs, int rank, bool in_place)
+  /// `placements`: place_all(inputs, in_place).
+  Planner(const PlanInputs& inputs, int rank, bool in_place, const std::vector<Placement>& placements)
       : inputs_(inputs),
         rank_(rank),
         rounds_(inputs.schedules[rank].rounds),
         matches_(inputs.matches[rank]),
-        placements_(place_all(inputs, in_place)) {
+        placements_(placements) {
     for (const Placement& placement : placements_) {
       plan_.staging_buffers = std::max(plan_.staging_buffers, staging_buffers(placement));
     }
@@ -257,20 +258,26 @@ class Planner {
   const int rank_;
   const std::vector<Round>& rounds_;                // of this rank, as the next
   const std::vector<std::vector<Match>>& matches_;  // by round and step
-  std::vector<Placement> placements_;               // by rank
+  const std::vector<Placement>& placements_;        // by rank
   std::vector<Readers> readers_;                    // by chunk: peers that may still read it
   std::vector<uint32_t> known_;                     // by peer: the last phase that this rank has waited for
   std::vector<Item> late_;                          // results that go from a staging buffer to the output at the end
   Plan plan_;
 };
 
+Plan plan_of(const PlanInputs& inputs, int rank, bool in_place) {
+  const std::vector<Placement> placements = place_all(inputs, in_place);
+  return Planner(inputs, rank, in_place, placements).make();
+}
+
 /// Whether all ranks' plans come to their end. A rank waits before it writes what a peer has still to read, so ranks may
 /// wait in a circle though their messages do not. Tests show that the built-in algorithms never do.
 bool all_end(const PlanInputs& inputs, bool in_place) {
   if (inputs.algorithm.authored == nullptr) return true;
   const auto world = static_cast<size_t>(inputs.world());
+  const std::vector<Placement> placements = place_all(inputs, in_place);
   std::vector<Plan> plans;
-  for (int q = 0; q < inputs.world(); ++q) plans.push_back(Planner(inputs, q, in_place).make());
+  for (int q = 0; q < inputs.world(); ++q) plans.push_back(Planner(inputs, q, in_place, placements).make());
   std::vector<size_t> next(world, 0);
   std::vector<uint32_t> told(world, 0);
   const auto goes_on = [&](size_t q) {
@@ -295,7 +302,7 @@ bool all_end(const PlanInputs& inputs, bool in_place) {
 
 /// The staged plan, if there is one.
 Plan staged_plan(const PlanInputs& inputs, int rank) {
-  if (all_end(inputs, false)) return Planner(inputs, rank, false).make();
+  if (all_end(inputs, false)) return plan_of(inputs, rank, false);
   const Algorithm& algorithm = inputs.algorithm;
   throw InvalidUsage(
       std::string(name(algorithm.collective)) + " algorithm \"" + algorithm.name +
@@ -307,13 +314,13 @@ Plan staged_plan(const PlanInputs& inputs, int rank) {
 
 Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place) {
   const PlanInputs inputs(algorithm, info);
-  return in_place ? Planner(inputs, info.rank, true).make() : staged_plan(inputs, info.rank);
+  return in_place ? plan_of(inputs, info.rank, true) : staged_plan(inputs, info.rank);
 }
 
 Plan make_faster_plan(const Algorithm& algorithm, const RankInfo& info) {
   const PlanInputs inputs(algorithm, info);
   const bool in_place = copy_accesses(inputs, true) < copy_accesses(inputs, false) && all_end(inputs, true);
-  return in_place ? Planner(inputs, info.rank, true).make() : staged_plan(inputs, info.rank);
+  return in_place ? plan_of(inputs, info.rank, true) : staged_plan(inputs, info.rank);
 }
 
 bool ends_in_place(const Algorithm& algorithm, const RankInfo& info) {

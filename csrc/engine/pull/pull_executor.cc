@@ -133,7 +133,13 @@ bool PullExecutor::proceed() {
 void PullExecutor::choose(bool in_place) {
   const Call& call = *call_;
   const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, in_place);
-  plan_ = &plan_for(algorithm, call.root, in_place);
+  try {
+    plan_ = &plan_for(algorithm, call.root, in_place);
+  } catch (const InvalidUsage&) {  // on all ranks alike: the epoch is over, and later calls count on that
+    comparing_ = false;
+    publish(at(epoch_, kCompleted));
+    throw;
+  }
   segment_.emplace(call, RankInfo{rank_, world_, call.root}, plan_->parts);
   const CallLayout& layout = segment_->layout;
   bind();

@@ -77,6 +77,10 @@ class Changes:
             "by weight decay and momentum: unfreeze it, or call remove() and make a new Zero"
         )
 
+    def pending(self) -> bool:
+        """Whether this rank has written values that `follow` has not taken."""
+        return any(self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True))
+
     def refuse_gathered(self, call: str) -> None:
         """What is written inside gathered() is in the shards of all ranks only after it."""
         if self._gathering:

@@ -82,6 +82,8 @@ def _sharing(named: list[tuple[str, nn.Parameter]]) -> str | None:
     for name, p in named:
         if p.numel() > 0:
             last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+            if last + 1 != p.numel():
+                continue  # with gaps, in which another parameter may lie
             ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), p.requires_grad, name))
     furthest, trained, other = 0, False, ""
     for begin, end, requires_grad, name in sorted(ranges):

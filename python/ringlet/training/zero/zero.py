@@ -231,9 +231,14 @@ class Zero:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the values that torch.distributed.checkpoint loaded into `state_dict()`. Collective.
 
-        If it raises InvalidUsage, the parameters and moments have the loaded values nevertheless, on every rank.
+        If it refuses what was loaded, the parameters and moments have the loaded values nevertheless, on every rank.
         """
         self._changes.refuse_gathered("load_state_dict()")
+        if self._micro_batches and self._changes.pending():  # what was written is kept
+            raise InvalidUsage(
+                "load_state_dict() between a backward and its step(), with parameters written since: call zero_grad(), "
+                "and write and load again"
+            )
         if self._residency is not None:
             self._residency.before_update()
         try:
