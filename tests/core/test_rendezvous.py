@@ -488,6 +488,10 @@ def with_few_descriptors(rank: int, world: int, port: int) -> list[str]:
             ringlet.finalize()
         store.set(f"{more} of {rank}", "")
         store.wait([f"{more} of {other}" for other in range(world)])
+    if rank == 0:
+        store.set("over", "")
+    else:
+        store.wait(["over"])  # it serves the store
     return said
 
 
