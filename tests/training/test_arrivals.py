@@ -3,6 +3,7 @@ the outer one, changed by hooks of the user's. Each rank compares with all ranks
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
@@ -294,3 +295,89 @@ def test_a_closure_that_leaves_a_window_open_updates_nothing(pool):
     said = "the closure of optimizer.step() after 1 of 2 micro-batches"
     assert pool.values(closures, 2, 1, join="dist:ringlet") == [[0.0, said]] * 2
     assert pool.values(closures, 2, 2, join="dist:ringlet") == [[-1.5]] * 2
+
+
+# --- what becomes of gradients and parameters afterwards -------------------------------------------------------------
+
+
+class Apart(nn.Module):
+    """Autograd gives both gradients one memory on rank 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, rank: int) -> torch.Tensor:
+        if rank == 0:
+            return (self.a.view(-1) + self.b.view(-1)) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return self.a.view(-1) * 10 + self.b.view(-1) * 100
+
+
+def copied_back(rank: int, world: int) -> list[list[float]]:
+    model = Apart()
+    ringlet.GradientReducer(model, gradient_as_bucket_view=False)
+    model(rank).sum().backward()
+    return [p.grad.flatten().tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["ringlet", "gloo"])
+def test_averages_are_not_written_into_shared_memory(pool, backend):
+    expected = [[(own + other) / 2 for own in (1.0, 2.0, 3.0, 4.0)] for other in (10.0, 100.0)]
+    assert pool.values(copied_back, 2, join=f"dist:{backend}") == [expected] * 2
+
+
+def swapped(rank: int, world: int) -> str:
+    model = nn.Linear(2, 2, bias=False)
+    ringlet.GradientReducer(model)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    with pytest.raises(InvalidUsage) as refused:
+        model(torch.ones(1, 2))
+    return str(refused.value)
+
+
+def test_parameters_that_lost_their_hooks_are_refused(pool):
+    for said in pool.values(swapped, 2, join="dist:ringlet"):
+        assert "parameter weight was exchanged by torch.utils.swap_tensors" in said
+
+
+def flushed_in_between(rank: int, world: int, merges: bool) -> list[float]:
+    model = nn.Linear(1, 1, bias=False)
+    reducer = ringlet.GradientReducer(model, delay=1)
+    if merges:
+        reducer.accumulate(2)
+
+    def backward(value: float) -> None:
+        model(torch.full((1, 1), value)).sum().backward()
+
+    for _ in range(2 if merges else 1):
+        backward(1.0)
+    model.zero_grad()
+    with contextlib.nullcontext() if merges else reducer.no_sync():
+        backward(100.0)
+    with pytest.raises(InvalidUsage, match=r"flush\(\) after"):
+        reducer.flush()
+    backward(200.0)
+    model.zero_grad()
+    reducer.flush()
+    return model.weight.grad.flatten().tolist()
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_a_flush_drops_no_gradients(pool, merges):
+    assert pool.values(flushed_in_between, 2, merges, join="dist:ringlet") == [[150.0 if merges else 300.0]] * 2
+
+
+def large_halves(rank: int, world: int) -> list[float]:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    ringlet.GradientReducer(model)
+    model(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum().backward()
+    return model.weight.grad.flatten().tolist()
+
+
+@pytest.mark.parametrize("backend", ["ringlet", "gloo"])
+def test_averages_do_not_overflow_where_gradients_do_not(pool, backend):
+    assert pool.values(large_halves, 2, join=f"dist:{backend}") == [[40000.0]] * 2

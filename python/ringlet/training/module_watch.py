@@ -11,6 +11,7 @@ import torch
 from . import replicas
 
 _address_of = torch.Tensor.data_ptr
+_impl_of = torch.Tensor._cdata.__get__  # type: ignore[attr-defined]
 _requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -18,9 +19,10 @@ class ModuleWatch:
     """Compares a module with what it was at construction.
 
     `same` is False after any change of: which modules there are, which parameters these hold, where a parameter's
-    memory lies, whether a frozen one requires a gradient. It costs about 0.1 us a parameter: all loops are the
-    interpreter's own. If it is False, `change` describes the change if it concerns gradients. Then `take` lets `same`
-    compare with the module as it is now. `same` does not compare the memory of `moving` parameters.
+    memory lies, which tensor of torch's core is behind it, whether a frozen one requires a gradient. It costs about
+    0.1 us a parameter: all loops are the interpreter's own. If it is False, `change` describes the change if it
+    concerns gradients. Then `take` lets `same` compare with the module as it is now. Of `moving` parameters, `same`
+    compares neither memory nor core.
     """
 
     def __init__(self, module: torch.nn.Module, moving: Iterable[torch.Tensor] = ()) -> None:
@@ -28,6 +30,7 @@ class ModuleWatch:
         self._moving = {id(p) for p in moving}
         self._at_first = dict(replicas.parameters_of(module))
         self._trainable = {id(p): _layout_of(p) for p in self._at_first.values() if p.requires_grad}
+        self._impl_at_first = {id(p): _impl_of(p) for p in self._at_first.values() if id(p) not in self._moving}
         self.take()
 
     def take(self) -> None:
@@ -42,6 +45,7 @@ class ModuleWatch:
         self._frozen = [p for p in self._tensors if not p.requires_grad]
         self._placed = [p for p in self._tensors if id(p) not in self._moving]
         self._addresses = list(map(_address_of, self._placed))
+        self._impls = list(map(_impl_of, self._placed))
 
     def same(self) -> bool:
         held = list(self._slots())
@@ -52,6 +56,7 @@ class ModuleWatch:
             and self._children == self._children_held
             and not any(map(_requires_grad, self._frozen))
             and list(map(_address_of, self._placed)) == self._addresses
+            and list(map(_impl_of, self._placed)) == self._impls
         )
 
     def change(self) -> str | None:
@@ -67,6 +72,11 @@ class ModuleWatch:
                 before, after = self._trainable[id(p)], _layout_of(p)
                 if before != after:
                     return f"parameter {name} was {before} and is {after}"
+                if id(p) in self._impl_at_first and _impl_of(p) != self._impl_at_first[id(p)]:
+                    return (
+                        f"parameter {name} was exchanged by torch.utils.swap_tensors, which leaves the hooks on its "
+                        "gradient behind (torch.__future__.set_swap_module_params_on_conversion)"
+                    )
             elif p.requires_grad and isinstance(p, torch.nn.Parameter):
                 if id(p) in at_first:
                     return f"parameter {name} was frozen and requires a gradient now"

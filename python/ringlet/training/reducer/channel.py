@@ -76,6 +76,9 @@ class Channel:
         if bucket.in_place:
             return self._all_reduce_each(bucket.tensors(), waits)
         if self._hook is None:
+            if bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
+                # gloo's average overflows where the sum does
+                return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
             return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
         if self._under_way is not None:
             self._under_way.wait()

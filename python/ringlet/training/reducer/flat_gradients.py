@@ -138,7 +138,7 @@ class Gradient:
         if parameter.stride() == self.strides:
             if not in_place:
                 parameter.grad = self.view.detach()
-        elif current is None or in_place:
+        elif current is None or in_place or not has_own_memory(current):
             parameter.grad = torch.empty_like(parameter).copy_(self.view)
         else:
             current.copy_(self.view)

@@ -192,7 +192,18 @@ class GradientReducer(Joinable):
         return made
 
     def flush(self) -> bool:
-        """With delay=1: waits for the last averages and puts them into `.grad`. Returns whether there were any."""
+        """With delay=1: waits for the last averages and puts them into `.grad`. Returns whether there were any.
+
+        Raises InvalidUsage if gradients of backwards that are not reduced yet are in `.grad`: they would be lost.
+        """
+        self._check_stopped()
+        if self._merge is not None:
+            self._merge.check_closed("flush()")
+        if any(self._reduction.used):
+            raise InvalidUsage(
+                "flush() after a backward inside no_sync(): its gradients are not reduced yet: call flush() before it, "
+                "or after the backward that reduces"
+            )
         return self._reduction.flush()
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import GradientArrivals, own_memory
+from ringlet.training.gradient_hooks import GradientArrivals, has_own_memory, own_memory
 from ringlet.training.refusals import refuse_again, refuse_layout
 
 from . import events
@@ -324,7 +324,7 @@ class Reduction:
                     gradient.view.copy_(kept)
             elif self.options.gradient_as_bucket_view:
                 gradient.hand_over()
-            elif parameter.grad is None:
+            elif parameter.grad is None or not has_own_memory(parameter.grad):
                 parameter.grad = torch.empty_like(parameter).copy_(gradient.view)
             else:
                 parameter.grad.copy_(gradient.view)
