@@ -7,9 +7,9 @@ first the C++ tests, then each folder of tests/ that has Python tests; children 
 that a test kills does not write its counters of C++. C++ is compiled without optimizing: what an optimizer inlines and
 unrolls has branches that the source does not have. Only the kernels, whose tests would take too long, are optimized a
 little. A template's line counts once. The row of the C++ tests leaves out csrc/bindings, for which they would need
-torch. --fast leaves out what `make test` leaves out. Tests that fail are
-counted and shown: the counters slow everything down, and some tests measure time. --again measures one suite anew in
-the tree that was built, and takes the others as they were measured.
+torch. --fast leaves out what `make test` leaves out. Tests that fail are counted and shown: the counters slow
+everything down, and some tests measure time. --again measures one suite anew in the tree that was built, and takes the
+others as they were measured.
 """
 
 from __future__ import annotations

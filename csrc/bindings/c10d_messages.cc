@@ -16,7 +16,7 @@ using c10d::OpType;
 
 namespace {
 
-constexpr std::chrono::milliseconds kPause{2};  // between two looks at who has come to a barrier
+constexpr std::chrono::milliseconds kLeastPause{1}, kMostPause{20};  // between two looks at who has come to a barrier
 
 }  // namespace
 
@@ -154,7 +154,8 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     const std::string key = place + std::to_string(q);
     return store_.has(key) && store_.get(key, deadline) == "here";
   };
-  for (bool over = false;;) {
+  std::chrono::microseconds pause = kLeastPause;
+  for (bool over = false;; pause = std::min<std::chrono::microseconds>(2 * pause, kMostPause)) {
     std::erase_if(awaited, here);
     for (int q = 1; awaited.empty() && q < getSize(); ++q) {  // some may have given up since they were seen
       if (!here(q)) awaited.push_back(q);
@@ -162,7 +163,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     if (awaited.empty() || over) break;
     check_interrupts();
     over = deadline.passed();
-    if (!over) std::this_thread::sleep_for(std::min<std::chrono::microseconds>(kPause, deadline.left()));
+    if (!over) std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, deadline.left()));
   }
   const size_t absent = wait_for_all ? awaited.size() : std::min<size_t>(awaited.size(), 1);
   std::string missing;

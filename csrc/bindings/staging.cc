@@ -94,14 +94,6 @@ bool meets_itself(const at::Tensor& tensor) {
   return false;
 }
 
-/// torch refuses the copy back when the call is complete on the other ranks.
-void refuse_inference(const at::Tensor& tensor) {
-  if (!tensor.is_inference() || c10::InferenceMode::is_enabled()) return;
-  throw InvalidUsage(
-      "an output that is not contiguous was made in inference mode, and can be written only there: make the call in "
-      "torch.inference_mode(), or pass a clone");
-}
-
 /// A contiguous tensor, on the host of registered memory.
 at::Tensor room_for(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return empty_registered(tensor.sizes(), tensor.scalar_type());
@@ -119,14 +111,12 @@ at::Tensor Staging::readable(const at::Tensor& tensor) {
 
 at::Tensor Staging::writable(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
-  refuse_inference(tensor);
   at::Tensor room = room_for(tensor);
   delivered_.emplace_back(room, tensor);
   return room;
 }
 
 at::Tensor Staging::in_place(const at::Tensor& tensor) {
-  if (!tensor.is_contiguous()) refuse_inference(tensor);
   at::Tensor copy = readable(tensor);
   if (!copy.is_same(tensor)) delivered_.emplace_back(copy, tensor);
   return copy;
@@ -157,6 +147,12 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
   std::vector<Placed> placed;
   for (const at::Tensor& output : outputs) {
     if (output.numel() == 0) continue;
+    // torch would refuse the copy back when the call is complete on the other ranks.
+    if (!output.is_contiguous() && output.is_inference() && !c10::InferenceMode::is_enabled()) {
+      throw InvalidUsage(std::string(call) +
+                         ": an output tensor that is not contiguous was made in inference mode, and can be written "
+                         "only there: make the call in torch.inference_mode(), or pass a clone");
+    }
     if (meets_itself(output)) {
       throw InvalidUsage(std::string(call) +
                          ": elements of an output tensor share memory (it is expanded, or its strides "

@@ -52,8 +52,8 @@ class Staging {
   Copies delivered_;
 };
 
-/// Throws InvalidUsage, naming `call`, if two elements of the outputs share memory: one result would overwrite the
-/// other.
+/// Throws InvalidUsage, naming `call`, if two elements of the outputs share memory, so that one result would overwrite
+/// the other, or if torch would not let a copy be written back.
 void check_apart(const std::vector<at::Tensor>& outputs, const char* call);
 
 }  // namespace ringlet

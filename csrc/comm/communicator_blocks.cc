@@ -45,6 +45,9 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool backgr
 
 /// A block's place in another block's tensor has room for that block. Nothing has moved, and all ranks refuse alike.
 void Communicator::refuse_moved_blocks(const Call& call, size_t longest) const {
+  const bool may_be_authored =
+      call.algorithm != nullptr ? call.algorithm->authored != nullptr : selector().names_authored();
+  if (!may_be_authored) return;  // those that are built in keep every block in its place
   Call even = call;
   even.blocks = nullptr;
   even.count = longest;
@@ -52,8 +55,9 @@ void Communicator::refuse_moved_blocks(const Call& call, size_t longest) const {
     const Algorithm& algorithm = call.algorithm != nullptr
                                      ? *call.algorithm
                                      : engine_->algorithm_for(call.collective, buffer_bytes(even, world_), registered);
-    if (algorithm.authored == nullptr) continue;  // those that are built in keep every block in its place
-    if (algorithm.authored->keeps_lengths({rank_, world_, call.root, engine_->topology()})) continue;
+    if (algorithm.authored == nullptr ||
+        algorithm.authored->keeps_lengths({rank_, world_, call.root, engine_->topology()}))
+      continue;
     throw InvalidUsage(std::string(name(call.collective)) + " algorithm \"" + algorithm.name +
                        "\" keeps blocks in the places of other blocks, so it takes blocks of one size only: choose "
                        "another algorithm for uneven blocks");

@@ -97,10 +97,11 @@ struct Handshake::Received {
   std::vector<Descriptor> handed;
   bool cut = false;  // this process had no room for all descriptors
 
-  void check() const {
+  void check(int rank) const {
     if (!cut) return;
     errno = EMFILE;
-    throw_errno("cannot take the descriptors of a peer's memory", "raise the limit of open files (ulimit -n)");
+    throw_errno("rank " + std::to_string(rank) + " cannot take the memory of rank " + std::to_string(hello.rank),
+                "raise the limit of open files (ulimit -n)");
   }
 };
 
@@ -148,14 +149,15 @@ std::optional<Handshake::Received> Handshake::receive_hello(int socket, size_t e
 }
 
 /// Watches the process at the other end by its pidfd, if its pid is visible here (not in another pid namespace).
-Handshake::Call Handshake::opened(Descriptor connection) {
+Handshake::Call Handshake::opened(Descriptor connection) const {
   Call call;
   ucred peer{};
   socklen_t length = sizeof peer;
   if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {
     call.pid = peer.pid;
     call.process = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
-    if (!call.process.valid() && (errno == EMFILE || errno == ENFILE)) throw_errno("cannot watch a peer's process");
+    if (!call.process.valid() && (errno == EMFILE || errno == ENFILE))
+      throw_errno("rank " + std::to_string(rank_) + " cannot watch the process of a peer");
   }
   call.connection = std::move(connection);
   return call;
@@ -227,7 +229,7 @@ bool Handshake::answer(Descriptor connection, std::span<const int> handed, std::
   if (!received || !same(received->hello.token, token_)) return false;
   const int peer = received->hello.rank;
   if (peer <= rank_ || peer >= world_ || joined[peer].heap.valid()) return false;
-  received->check();
+  received->check(rank_);
   Call call = opened(std::move(connection));
   if (!send_hello(call, rank_, token_, handed, deadline)) return false;
   joined[peer] = introduced(std::move(call), std::move(*received));
@@ -271,7 +273,7 @@ void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int
     if (!readable(listener_.get(), deadline, look)) fail();
     Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection.valid() && errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
-      throw_errno("cannot take the connection of a peer");
+      throw_errno("rank " + std::to_string(rank_) + " cannot take the connection of a peer");
     }
     // An unauthenticated connection that connects and says nothing costs at most this long.
     const Deadline patience = Deadline::after(std::min(deadline.left(), std::chrono::milliseconds(1000)));
@@ -289,7 +291,7 @@ void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int
                      "user or in another user namespace; this rank runs as user " +
                      std::to_string(::geteuid()));
     }
-    received->check();
+    received->check(rank_);
     joined[q] = introduced(std::move(calls[q]), std::move(*received));
   }
 }

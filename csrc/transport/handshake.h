@@ -61,7 +61,7 @@ class Handshake {
   void exchange_all(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
                     std::vector<Call>& calls, const Deadline& deadline, const std::function<void()>& look) const;
   /// Finds the process at the other end.
-  static Call opened(Descriptor connection);
+  Call opened(Descriptor connection) const;
   static bool send_hello(const Call& call, int rank, const Token& token, std::span<const int> handed,
                          const Deadline& deadline);
   static std::optional<Received> receive_hello(int socket, size_t expected);

@@ -427,6 +427,24 @@ def test_a_rule_for_another_world_does_not_stand_in_the_way(pool, tmp_path):
     pool.values(of_another_world, 3, str(tmp_path / "table"), join="nothing")
 
 
+def uneven_by_table(rank: int, world: int, store: str, table: str) -> None:
+    """The first call that needs the schedules has uneven blocks, so it asks them for lengths at once."""
+    with mock.patch.dict(os.environ, RINGLET_TABLE=table):
+        dist.init_process_group("ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    try:
+        for count in range(2):
+            taken = [torch.empty(q + count) for q in range(world)]
+            dist.all_gather(taken, torch.full((rank + count,), float(rank)))
+            assert all(taken[q].eq(q).all() for q in range(world))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_uneven_blocks_may_be_the_first_call(pool, tmp_path):
+    (tmp_path / "table").write_text("all_gather own_gather\n")
+    pool.values(uneven_by_table, 3, str(tmp_path / "store"), str(tmp_path / "table"), join="nothing")
+
+
 def known_to_one(rank: int, world: int, table: str) -> str:
     if rank == 1:
         ringlet.algorithm("all_reduce", name="of_rank_1", parts=1)(own_algorithms.own_ring.function)

@@ -39,6 +39,8 @@ FAILED = {
 LEAST_FOUND_BY_MAKE_TEST = 0.9
 # A fault may make ranks wait for each other: then the test's own limit finds it, and soon.
 PATIENCE = {"RINGLET_TEST_HANG_SECONDS": "40", "RINGLET_TEST_TIMEOUT": "20"}
+# C++ tests try the cases that they try in `make test`.
+CASES = {"RINGLET_FEW_CASES": "1"}
 LIMIT_S = {"ctest": 90, "pytest": 400}
 
 
@@ -192,7 +194,7 @@ def first_to_find(finders: Iterable[Finder]) -> tuple[Finder | None, str | None]
     for finder in finders:
         begins = LOG.stat().st_size
         limit = LIMIT_S[finder.tool] if finder != MAKE_TEST[0] else None
-        code = run(finder.command, limit, **PATIENCE)
+        code = run(finder.command, limit, **PATIENCE, **CASES)
         if code == 0:
             continue
         if code is None:

@@ -52,6 +52,13 @@ def own_of_hosts(rank, world, hosts):
     yield [send(r, 0) for r in own]
 
 
+@ringlet.algorithm("all_gather", name="own_gather")
+def own_gather(rank, world):
+    """Every rank sends its block to all."""
+    others = [peer for peer in range(world) if peer != rank]
+    yield [*(send(peer, rank) for peer in others), *(recv(peer, peer) for peer in others)]
+
+
 @ringlet.algorithm("all_to_all", name="own_relay")
 def own_relay(rank, world):
     """Rank 0's block for rank 2 goes through rank 1, which keeps it where rank 2's block will be."""
@@ -69,44 +76,35 @@ def own_relay(rank, world):
         yield send(1, 1)
 
 
-@ringlet.algorithm("all_reduce", name="own_circle", parts=2)
-def own_circle(rank, world):
-    """In place rank 0 waits, before its second round, for rank 1's, and rank 1's second round for rank 0's third."""
+def circle(rank, world, turns):
+    """Ranks 0 and 2 give chunk 0 to and fro. Then rank 0 sends what rank 1 takes while it reads chunk 0."""
     if world != 3:
         raise NotImplementedError("three ranks")
     if rank == 0:
         yield send(1, 0), send(2, 0), reduce(1, 1), reduce(2, 1)
-        yield recv(2, 0)
+        for turn in range(turns):
+            yield send(2, 0) if turn % 2 else recv(2, 0)
         yield send(1, 1), send(2, 1)
     elif rank == 1:
         yield send(0, 1), send(2, 0)
         yield reduce(0, 0), reduce(2, 0), recv(0, 1)
     else:
         yield send(0, 1), send(1, 0), reduce(0, 0), reduce(1, 0)
-        yield send(0, 0)
+        for turn in range(turns):
+            yield recv(0, 0) if turn % 2 else send(0, 0)
         yield recv(0, 1)
+
+
+@ringlet.algorithm("all_reduce", name="own_circle", parts=2)
+def own_circle(rank, world):
+    """In place rank 0 may not take chunk 0 before rank 1 has ended the round that waits for rank 0."""
+    yield from circle(rank, world, turns=1)
 
 
 @ringlet.algorithm("all_reduce", name="own_staged_circle", parts=2)
 def own_staged_circle(rank, world):
     """The same, until no staging buffer is left."""
-    if world != 3:
-        raise NotImplementedError("three ranks")
-    if rank == 0:
-        yield send(1, 0), send(2, 0), reduce(1, 1), reduce(2, 1)
-        for _ in range(2):
-            yield recv(2, 0)
-            yield send(2, 0)
-        yield send(1, 1), send(2, 1)
-    elif rank == 1:
-        yield send(0, 1), send(2, 0)
-        yield reduce(0, 0), reduce(2, 0), recv(0, 1)
-    else:
-        yield send(0, 1), send(1, 0), reduce(0, 0), reduce(1, 0)
-        for _ in range(2):
-            yield send(0, 0)
-            yield recv(0, 0)
-        yield recv(0, 1)
+    yield from circle(rank, world, turns=4)
 
 
 def swing_peer(rank, world, step):

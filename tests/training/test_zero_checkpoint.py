@@ -219,6 +219,22 @@ def test_no_step_and_no_checkpoint_of_half_written_values(pool):
     pool.values(inside_gathered, 2, join="dist:ringlet")
 
 
+def written_before_a_load(rank, world):
+    """Masters would be rounded over it."""
+    zero = zero_of(make(), stage=1, dtype=torch.bfloat16, lr=1e-2)
+    state = zero.state_dict()
+    loss_of(zero.module, *batch(0, rank)).backward()
+    with torch.no_grad():
+        zero.module.positions.fill_(3.0)
+    with pytest.raises(ringlet.InvalidUsage, match="with parameters written since"):
+        zero.load_state_dict(state)
+    assert zero.module.positions.eq(3.0).all()
+
+
+def test_a_load_that_is_refused_keeps_what_was_written(pool):
+    pool.values(written_before_a_load, 2, join="dist:ringlet")
+
+
 def optimizer_alone(rank, world, folder):
     """Loops that know only optimizers save rank 0's and load that on every rank."""
     zero = zero_of(make(), stage=1, lr=1e-2)
