@@ -11,7 +11,6 @@
 #include "cuda/low_latency.h"
 #include "cuda/multicast.h"
 #include "cuda/pull.h"
-#include "cuda/table.h"
 #include "emulated_multicast.h"
 
 namespace host_block {
@@ -125,49 +124,14 @@ class HostBlock {
   cuda::PullShared shared_{};
 };
 
-struct RunPull {
-  using Function = void (*)(const cuda::PullArgs&, int block);
-  template <class E, class Op>
-  static Function get() {
-    return [](const cuda::PullArgs& args, int index) {
-      HostBlock block(index);
-      cuda::PullInterpreter<E, Op, HostBlock>(args, block).run();
-    };
-  }
-};
-
-inline RunPull::Function find_pull(DType dtype, ReduceOp op) {
-  if (const auto run = cuda::find_float<RunPull>(dtype, op)) return run;
-  if (const auto run = cuda::find_float8<RunPull>(dtype, op)) return run;
-  return cuda::find_other<RunPull>(dtype, op);
-}
-
+// host_block.cc has every instance, so that one file compiles them.
+using PullRun = void (*)(const cuda::PullArgs&, int block);
+PullRun find_pull(DType dtype, ReduceOp op);
 using LowRun = void (*)(const cuda::LowArgs&, int block);
-template <class E>
-void run_low_latency(const cuda::LowArgs& args, int index) {
-  HostBlock block(index);
-  cuda::LowInterpreter<E, cuda::Sum, HostBlock>(args, block).run();
-}
-inline LowRun find_low_latency(DType dtype) {
-  if (dtype == DType::float32) return run_low_latency<cuda::Float32>;
-  return dtype == DType::float16 ? run_low_latency<cuda::Float16> : run_low_latency<cuda::BFloat16>;
-}
-
+LowRun find_low_latency(DType dtype);
 using MulticastRun = void (*)(const cuda::MulticastArgs&, int block);
-template <class E>
-void run_multicast(const cuda::MulticastArgs& args, int index) {
-  HostBlock block(index);
-  cuda::MulticastInterpreter<E, HostBlock>(args, block).run();
-}
-inline MulticastRun find_multicast(DType dtype) {
-  if (dtype == DType::float32) return run_multicast<cuda::Float32>;
-  return dtype == DType::float16 ? run_multicast<cuda::Float16> : run_multicast<cuda::BFloat16>;
-}
-
-inline void run_exchange(const cuda::ExchangeArgs& args, int index) {
-  HostBlock block(index);
-  cuda::ExchangeInterpreter<HostBlock>(args, block).run();
-}
+MulticastRun find_multicast(DType dtype);
+void run_exchange(const cuda::ExchangeArgs& args, int block);
 
 template <class Args>
 void run_blocks(const Args& args, void (*run)(const Args&, int block)) {
