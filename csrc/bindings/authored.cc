@@ -125,7 +125,7 @@ const Algorithm* algorithm_of(PyObject* given, Collective collective) {
 
 void agree_on(Communicator& group, const Call& call) {
   if (call.algorithm != nullptr) return agree(group, *call.algorithm, call.root);
-  for (const Algorithm* named : group.selector().authored(call.collective, group.world()))
+  for (const Algorithm* named : group.selector().authored(call.collective, group.world(), group.topology()))
     agree(group, *named, call.root);
 }
 

@@ -156,7 +156,7 @@ void check_apart(const std::vector<at::Tensor>& outputs, const char* call) {
     if (meets_itself(output)) {
       throw InvalidUsage(std::string(call) +
                          ": elements of an output tensor share memory (it is expanded, or its strides "
-                         "overlap): pass one with memory for each element, such as .contiguous()");
+                         "overlap): pass one with memory for each element, and copy the result from it");
     }
     placed.push_back({&output, extent_of(output)});
   }

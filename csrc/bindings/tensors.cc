@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <sstream>
+#include <string_view>
 
 #include "base/error.h"
 #include "bindings/gpu_memory.h"
@@ -96,9 +97,11 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
 void check_tensor(const at::Tensor& tensor, const char* call, const char* role) {
   check_dense(tensor, call, role);
   if (tensor.is_contiguous()) return;
+  const bool written = std::string_view(role) == "output" || std::string_view(call).starts_with("recv");
   std::ostringstream text;
   text << call << ": the " << role << " tensor is not contiguous (sizes " << tensor.sizes() << ", strides "
-       << tensor.strides() << "): pass .contiguous()";
+       << tensor.strides()
+       << "): " << (written ? "pass a contiguous tensor, and copy the result from it" : "pass .contiguous()");
   throw InvalidUsage(text.str());
 }
 

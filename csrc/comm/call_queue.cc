@@ -7,6 +7,7 @@
 
 #include "base/runtime.h"
 #include "base/thread.h"
+#include "comm/completing.h"
 
 namespace ringlet {
 namespace {
@@ -40,7 +41,7 @@ std::chrono::nanoseconds processor_time(clockid_t clock) {
 }  // namespace
 
 struct CallQueue::Assisting {
-  explicit Assisting(CallQueue& of) : queue(of) {
+  explicit Assisting(CallQueue& of) : queue(of), mark(&of) {
     const std::lock_guard lock(queue.mutex_);
     ++queue.assistants_;
   }
@@ -51,6 +52,7 @@ struct CallQueue::Assisting {
     if (queue.stop_) queue.changed_.notify_all();
   }
   CallQueue& queue;
+  Waits mark;
 };
 
 CallQueue::CallQueue(Engine& engine, Advance advance)
@@ -234,7 +236,8 @@ bool CallQueue::carry_on(const Effort& effort) {
 
 bool CallQueue::carry_out(Entry& entry, bool spin) {
   const bool own = std::this_thread::get_id() == thread_id_.load(std::memory_order_relaxed);
-  if (entry.job.whole && !own) return false;
+  const bool in_callback = spin && depth_ > 1;  // which waits for the job, and holds the turn meanwhile
+  if (entry.job.whole && !own && !in_callback) return false;
   begun_ = true;
   try {
     if (entry.job.whole) {

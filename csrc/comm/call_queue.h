@@ -32,7 +32,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   struct Job {
     Call call;
     std::vector<Call> later{};      ///< calls that follow it and belong to the same job
-    std::function<void()> whole{};  ///< instead of the call: a function that the queue's own thread runs to its end
+    std::function<void()> whole{};  ///< instead of the call: a function that the queue's own thread runs to its end,
+                                    ///< or a callback that waits for it
     std::shared_ptr<void> keep{};   ///< released when the job has run
     bool large = false;             ///< worth another thread, if a processor is free
   };

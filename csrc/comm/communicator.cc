@@ -153,7 +153,8 @@ void Communicator::check_process() const {
   if (owner_ == this_process()) [[likely]]
     return;
   throw InvalidUsage("this group belongs to process " + std::to_string(owner_) + "; a forked child (here: process " +
-                     std::to_string(this_process()) + ") cannot use it: make a new group there");
+                     std::to_string(this_process()) +
+                     ") cannot use it: call ringlet.finalize() and make a new group there");
 }
 
 void Communicator::check(const Call& call) const {
@@ -496,9 +497,14 @@ bool Communicator::completing() const {
   return on_gpu || collectives_->has_turn() || Completing::of(messenger_.get());
 }
 
+/// Whether this thread is in a signal handler that interrupts a call of the group.
+bool Communicator::interrupted() const {
+  return checking_interrupts() && (busy_ || Waits::of(messenger_.get()) || Waits::of(collectives_.get()));
+}
+
 void Communicator::dispose(Communicator* group) noexcept {
   if (group->owner_ != this_process()) return;  // a thread of the parent may have held its locks
-  if (!group->completing()) {
+  if (!group->completing() && !group->interrupted()) {
     delete group;
   } else {
     try {
@@ -518,7 +524,7 @@ void Communicator::close(std::chrono::milliseconds patience) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                        ": close() in a callback of one of the group's calls: close the group in another thread");
   }
-  if (checking_interrupts() && (busy_ || messenger_->assisted())) {
+  if (interrupted()) {
     throw InvalidUsage(
         "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
         ": close() in a signal handler that interrupts a call of the group: raise an exception in the handler, and "

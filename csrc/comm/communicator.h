@@ -127,8 +127,8 @@ class Communicator {
   /// interrupt (base/runtime.h) ends the patience; it is thrown after the rank has left the group.
   void close(std::chrono::milliseconds patience);
 
-  /// Ends a group on the thread that drops it. If that thread completes a call of the group, another thread ends it
-  /// later.
+  /// Ends a group on the thread that drops it. If that thread completes a call of the group, or is in a signal handler
+  /// that interrupts one, another thread ends it later.
   static void dispose(Communicator* group) noexcept;
 
  private:
@@ -139,6 +139,7 @@ class Communicator {
   bool await_turn(std::chrono::milliseconds most);
   void await_own(Work& work, const std::function<std::string()>& what);
   bool completing() const;
+  bool interrupted() const;
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);

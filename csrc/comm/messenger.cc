@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/thread.h"
-#include "comm/completing.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -370,7 +369,7 @@ void Messenger::assist(const Request& request, const Deadline& deadline) {
     return false;
   };
   if (!begin_assisting()) return finish();
-  const Assisting assisting{*this};
+  const Assisting assisting(*this);
   bool enough = false;
   for (int i = p2p_.spins(false); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
@@ -388,11 +387,6 @@ void Messenger::assist(const Request& request, const Deadline& deadline) {
       enough = turn(Manner::sleep);
     }
   }
-}
-
-bool Messenger::assisted() const {
-  const std::lock_guard lock(mutex_);
-  return assistants_ > 0;
 }
 
 void Messenger::end_assisting() {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/completing.h"
 #include "comm/work.h"
 #include "engine/p2p_transport.h"
 
@@ -55,8 +56,6 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::shared_ptr<Request> post(const Message& message, std::shared_ptr<void> keep, bool awaited);
   /// Waits until no message is pending; false after `timeout`.
   bool wait_idle(std::chrono::milliseconds timeout);
-  /// Whether some thread waits for a message.
-  bool assisted() const;
   /// Completes all pending messages with an error. Afterwards no tensor is touched, even if requests still exist.
   void end();
 
@@ -66,8 +65,10 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   struct Incoming;
   /// Ends the assistance at the end of a scope, which an interrupt may cause.
   struct Assisting {
+    explicit Assisting(Messenger& of) : messenger(of), mark(&of) {}
     ~Assisting() { messenger.end_assisting(); }
     Messenger& messenger;
+    Waits mark;
   };
 
   bool look(bool closely);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "engine/authored.h"
+#include "schedule/topology.h"
 
 namespace ringlet {
 namespace {
@@ -49,8 +50,8 @@ all_reduce                                nccl     two_shot
 
 # On one host every rank reads every other's memory at the same cost, so the fewest rounds win: whole messages while they
 # are small (each rank reads world times the message), pieces from then on. Two ranks move the same bytes either way
-# through stages, and one_shot meets once where two_shot meets twice; from about the size of the last-level cache on,
-# one_shot's second look at the caller's tensor costs more than that.
+# through staging buffers, and one_shot waits for its peer once, two_shot twice; from about the size of the last-level
+# cache on, one_shot reads the caller's tensor from memory a second time, which costs more.
 all_reduce      up to 64MiB   world 1-2   staged   one_shot
 all_reduce      up to 32KiB   world 1-4            one_shot
 all_reduce      up to 8KiB    world 1-16           one_shot
@@ -68,6 +69,19 @@ scatter                                            linear
 all_to_all                                         pairwise
 barrier                                            dissemination
 )";
+
+/// Whether the condition holds for some call of a group; peers and NCCL may carry calls of any group.
+bool may_hold(Medium medium, const Topology* topology) {
+  switch (medium) {
+    case Medium::memory:
+    case Medium::registered:
+    case Medium::staged: return topology == nullptr;
+    case Medium::network: return topology != nullptr;
+    case Medium::hosts: return topology != nullptr && topology->hosts() < topology->world();
+    case Medium::apart: return topology != nullptr && topology->hosts() == topology->world();
+    default: return true;
+  }
+}
 
 }  // namespace
 
@@ -100,10 +114,10 @@ std::optional<Way> Selector::way_for(Collective collective, size_t bytes, int wo
   return found == ways_.end() ? std::nullopt : std::optional(found->way);
 }
 
-std::vector<const Algorithm*> Selector::authored(Collective collective, int world) const {
+std::vector<const Algorithm*> Selector::authored(Collective collective, int world, const Topology* topology) const {
   std::vector<const Algorithm*> found;
   for (const Rule& rule : rules_[static_cast<size_t>(collective)]) {
-    if (world < rule.least_world || world > rule.most_world) continue;
+    if (world < rule.least_world || world > rule.most_world || !may_hold(rule.medium, topology)) continue;
     const bool known = std::find(found.begin(), found.end(), rule.algorithm) != found.end();
     if (rule.algorithm->authored != nullptr && !known) found.push_back(rule.algorithm);
   }

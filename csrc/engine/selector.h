@@ -29,8 +29,9 @@ class Selector {
   /// How the table says that such calls on GPUs go; nothing: it says nothing. bytes: of no account in an all-to-all.
   std::optional<Way> way_for(Collective collective, size_t bytes, int world) const;
 
-  /// The added algorithms that the rules of a collective name for some call in such a world.
-  std::vector<const Algorithm*> authored(Collective collective, int world) const;
+  /// The added algorithms that the rules of a collective name for some call in such a group. topology: null if all ranks
+  /// read each other's memory.
+  std::vector<const Algorithm*> authored(Collective collective, int world, const Topology* topology) const;
   bool names_authored() const { return names_authored_; }
 
   /// The sizes of the pull engine: of the table, or built in.

@@ -133,9 +133,14 @@ bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProg
     const auto unchanged = [&] {
       confirm(transport_, waiter_, peer, [&] { return context(peer, *segment, progress.bytes); });
     };
-    if (in_place) unchanged();  // the peer may have failed long ago, and its tensor may be no memory any more
     const auto began = segment->timed != 0 ? Clock::now() : Clock::time_point{};
-    if (piece > 0) copy_bytes(to + progress.bytes, from, piece);
+    if (in_place) {
+      const Reading reading(transport_);
+      unchanged();  // the peer may have failed long ago, and its tensor may be no memory any more
+      copy_bytes(to + progress.bytes, from, piece);
+    } else if (piece > 0) {
+      copy_bytes(to + progress.bytes, from, piece);
+    }
     if (segment->timed != 0) mine.copy_time.store(static_cast<uint32_t>((Clock::now() - began).count()));
     progress.bytes += piece;
     if (in_place) unchanged();
@@ -155,18 +160,18 @@ std::string SharedMemoryP2p::context(int peer, const StagingHeader& segment, siz
 }
 
 void SharedMemoryP2p::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
-  const FailureFence told;
+  const FailureFence told(transport_);
   waiter_.examine(waiting, deadline, closely);
 }
 
 void SharedMemoryP2p::raise_if_failed() {
   if (!waiter_.failed()) return;
-  const FailureFence told;
+  const FailureFence told(transport_);
   waiter_.raise_if_failed();
 }
 
 void SharedMemoryP2p::fail(ErrorKind kind, const std::string& message) {
-  const FailureFence told;
+  const FailureFence told(transport_);
   waiter_.fail(kind, message);
 }
 

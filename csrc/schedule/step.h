@@ -9,7 +9,7 @@
 // rank's input and output). All reads of a round see the values from before the round; its steps begin and complete
 // together. Rounds order the steps of one rank; they are not a global barrier. The k-th send from a to b matches the
 // k-th recv or reduce at b from a. Several reduces into one chunk in one round are one n-ary reduction in ascending
-// order of ranks, with the own value in the place of the own rank.
+// order of ranks, with the own value in the place of the own rank; those from one rank in the order of their messages.
 #pragma once
 
 #include <cstdint>

@@ -132,8 +132,8 @@ Connector::Outcome Connector::welcomed() {
   }
   if (same(proof_, prove(target_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
   if (same(proof_, prove(target_.key, Domain::departed, hello_, answer_))) {
-    return fail(ErrorKind::peer_lost,
-                "rank " + std::to_string(target_.to) + " left the group: it finished early, or failed outside ringlet");
+    return fail(ErrorKind::peer_lost, "rank " + std::to_string(target_.to) +
+                                          " left the group: it finished early, or raised an error: look at its output");
   }
   return miss("answered, but does not know this group's secret", false);
 }

@@ -230,7 +230,7 @@ void Mesh::State::look_after(int peer) {
   if (pipe == nullptr) ask(peer, ConnectionKind::collectives);
   if (!over || closed) return;
   throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
-                 pipe->why_ended() + ": it finished early, or failed outside ringlet");
+                 pipe->why_ended() + ": it finished early, or raised an error: look at its output");
 }
 
 Mesh::Mesh(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {

@@ -43,17 +43,18 @@ std::map<std::string, std::weak_ptr<Hub>>& hubs() {
 
 class Threads final : public Transport {
  public:
-  Threads(std::shared_ptr<Hub> hub, int rank, bool share_addresses)
-      : Transport(rank, hub->world), hub_(std::move(hub)), share_addresses_(share_addresses) {
+  Threads(std::shared_ptr<Hub> hub, int rank, TensorMemory tensors)
+      : Transport(rank, hub->world), hub_(std::move(hub)), tensors_(tensors) {
     for (int q = 0; q < world_; ++q) links_[q].region = hub_->regions + static_cast<size_t>(q) * hub_->region_bytes;
     count_processors(hub_->processors);
   }
 
   const char* name() const noexcept override { return "threads"; }
   std::optional<uint64_t> locate(const void* pointer, size_t) const noexcept override {
-    if (!share_addresses_) return std::nullopt;
+    if (tensors_ == TensorMemory::ordinary) return std::nullopt;
     return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null, so a registered address is the pointer
   }
+  bool unmaps_tensors() const noexcept override { return tensors_ == TensorMemory::shared; }
   bool alive(int) const noexcept override { return true; }  // a thread cannot end without its communicator
   void depart() noexcept override {
     Transport::depart();
@@ -62,7 +63,7 @@ class Threads final : public Transport {
 
  private:
   std::shared_ptr<Hub> hub_;
-  bool share_addresses_;
+  TensorMemory tensors_;
 };
 
 std::string missing_ranks(const Hub& hub) {
@@ -82,7 +83,7 @@ void withdraw(const std::string& name, Hub& hub, int rank) {
 }  // namespace
 
 std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int world, const Deadline& deadline,
-                                        bool share_addresses) {
+                                        TensorMemory tensors) {
   std::unique_lock lock(hubs_mutex);
   std::shared_ptr<Hub> hub = hubs()[name].lock();
   if (!hub) {
@@ -118,7 +119,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
     lock.lock();
   }
   lock.unlock();
-  return std::make_unique<Threads>(std::move(hub), rank, share_addresses);
+  return std::make_unique<Threads>(std::move(hub), rank, tensors);
 }
 
 }  // namespace ringlet

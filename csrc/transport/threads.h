@@ -12,10 +12,13 @@
 
 namespace ringlet {
 
+/// How peers reach a rank's tensors: in place; in place, and they stay mapped when their call has failed, as registered
+/// memory of processes does (for tests); or not, as ordinary memory of processes.
+enum class TensorMemory { shared, kept, ordinary };
+
 /// Waits until `world` threads of this process have joined the group `name`. Throws Timeout that names the missing
-/// ranks, InvalidUsage if the rank has joined before or the worlds differ. `share_addresses` false: tensors count as
-/// ordinary memory, as between processes.
+/// ranks, InvalidUsage if the rank has joined before or the worlds differ.
 std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int world, const Deadline& deadline,
-                                        bool share_addresses = true);
+                                        TensorMemory tensors = TensorMemory::shared);
 
 }  // namespace ringlet

@@ -77,6 +77,9 @@ class Transport {
   /// The registered address of [pointer, pointer + bytes); none if peers cannot reach it.
   virtual std::optional<uint64_t> locate(const void* pointer, size_t bytes) const noexcept = 0;
 
+  /// Whether peers reach tensors that their owner may unmap when its call has failed.
+  virtual bool unmaps_tensors() const noexcept { return false; }
+
   /// Whether the peer's process (or thread) still runs. Costs a system call.
   virtual bool alive(int peer) const noexcept = 0;
 

@@ -130,8 +130,12 @@ void rules_may_name_them() {
   situation.in_place = true;
   CHECK(&selector.choose(situation) != &algorithm);
   CHECK(selector.names_authored() && !Selector().names_authored());
-  CHECK((selector.authored(Collective::all_reduce, 2) == std::vector<const Algorithm*>{&algorithm}));
-  CHECK(selector.authored(Collective::all_reduce, 1).empty() && selector.authored(Collective::broadcast, 2).empty());
+  CHECK((selector.authored(Collective::all_reduce, 2, nullptr) == std::vector<const Algorithm*>{&algorithm}));
+  CHECK(selector.authored(Collective::all_reduce, 1, nullptr).empty());
+  CHECK(selector.authored(Collective::broadcast, 2, nullptr).empty());
+  const std::vector<int> hosts{0, 1, 1};
+  const Topology topology(hosts);
+  CHECK(selector.authored(Collective::all_reduce, 3, &topology).empty());
   CHECK(selector.way_for(Collective::all_reduce, size_t{2} << 20, 4) == Way::nccl);
   CHECK(!selector.way_for(Collective::all_reduce, 100, 4));
   CHECK(named_algorithm(Collective::all_reduce, "ruled") == &algorithm);

@@ -286,6 +286,23 @@ void what_runs_in_one_go_is_the_threads() {
   CHECK(!here);
 }
 
+/// Whichever thread runs the completion.
+void a_completion_waits_for_what_runs_in_one_go() {
+  Queue q;
+  const auto first = q.give(1);
+  bool ran = false;
+  const auto whole = q.queue->submit({.call = {}, .whole = [&] { ran = true; }, .keep = nullptr});
+  std::latch told(1);
+  first->then([&](const std::exception_ptr&) {
+    CHECK(comes(*whole));
+    told.count_down();
+  });
+  q.engine.peers = 1;
+  CHECK(comes(*first));
+  told.wait();
+  CHECK(ran);
+}
+
 void an_end_lets_waiting_threads_out() {
   std::thread waiter;
   {
@@ -332,6 +349,7 @@ int main() {
     user_code_does_not_run_in_other_calls();
     what_a_completion_gives_runs_ahead();
     a_completion_waits_for_the_next();
+    a_completion_waits_for_what_runs_in_one_go();
     an_end_lets_waiting_threads_out();
     an_end_waits_for_what_follows_a_completion();
   }

@@ -95,11 +95,12 @@ void message(End end) {
   Pages given(kBlock, 1), taken(kBlock, 0);
   taken.set_trap(kBlock / kPage - 16);
   std::string end_of_recv;
-  run_ranks(2, Between::one_memory, [&](Communicator& group) {
+  run_ranks(2, Between::kept_memory, [&](Communicator& group) {
     if (group.rank() == 0) return send(group, given, end);
     end_of_recv = ended([&] { group.run(Message{0, false, DType::uint8, kBlock, taken.data(), 60s}); });
   });
-  const std::string told = end == End::abort    ? "rank 0 left the group: it finished early, or failed outside ringlet"
+  const std::string told = end == End::abort
+                               ? "rank 0 left the group: it finished early, or raised an error: look at its output"
                            : end == End::poison ? "rank 0 reported: rank 0 waited for something else"
                                                 : "rank 0 reported: rank 0 of 2 in send to rank 1 (";
   const std::string text =
@@ -123,7 +124,7 @@ bool collective(Call call, End end, bool first_half) {
   Pages inputs[] = {Pages(2 * kBlock, 1), Pages(2 * kBlock, 2)}, results[] = {Pages(2 * kBlock, 0), Pages(outputs, 0)};
   results[1].set_trap(outputs / (first_half ? 2 : 1) / kPage - 16);
   std::string end_of_call;
-  run_ranks(2, Between::one_memory, [&](Communicator& group) {
+  run_ranks(2, Between::kept_memory, [&](Communicator& group) {
     const int rank = group.rank();
     Call own = call;
     own.timeout = rank == 0 && end == End::timeout ? 100ms : 60'000ms;

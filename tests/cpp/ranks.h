@@ -19,14 +19,17 @@
 
 /// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host; so twos and threes.
 /// `mixed`: ranks are on two hosts in turn, with shared memory inside and TCP between them.
-enum class Between { one_memory, stages, tcp, twos, threes, eights, mixed };
+enum class Between { one_memory, kept_memory, stages, tcp, twos, threes, eights, mixed };
 
 inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int rank, int world, Between between,
                                                     const ringlet::Token& key) {
   using namespace ringlet;
-  if (between == Between::one_memory || between == Between::stages) {
+  if (between == Between::one_memory || between == Between::kept_memory || between == Between::stages) {
     const auto soon = Deadline::after(std::chrono::seconds(60));
-    return std::make_unique<PullEngine>(join_threads(name, rank, world, soon, between == Between::one_memory));
+    const TensorMemory tensors = between == Between::one_memory    ? TensorMemory::shared
+                                 : between == Between::kept_memory ? TensorMemory::kept
+                                                                   : TensorMemory::ordinary;
+    return std::make_unique<PullEngine>(join_threads(name, rank, world, soon, tensors));
   }
   Mesh::Setup setup;
   setup.rank = rank;

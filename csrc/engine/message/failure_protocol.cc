@@ -122,7 +122,8 @@ void FailureProtocol::lose(int peer, const std::string& why) {
   if (reported_) forward_failure();  // an error of a later call; this call still needs data, so it fails as well
   const std::string where = (in_call_ ? owner_.context() : name_of(rank_)) + ": ";
   if (peers_[peer].left) {
-    fail(ErrorKind::peer_lost, where + name_of(peer) + " left the group: it finished early, or failed outside ringlet");
+    fail(ErrorKind::peer_lost,
+         where + name_of(peer) + " left the group: it finished early, or raised an error: look at its output");
   }
   fail(ErrorKind::peer_lost,
        where + "the connection to " + name_of(peer) + " ended (" + why +

@@ -124,7 +124,8 @@ class MessagePlanner {
   void order(ChunkUpdate& one, int r) {
     if (is_copy(one) || !plan_.received[one.parts[0].message].reduces) return;
     one.parts.push_back({ChunkUpdate::kOwn, one.chunk});
-    std::sort(one.parts.begin(), one.parts.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+    std::stable_sort(one.parts.begin(), one.parts.end(),
+                     [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
     one.finish = inputs_.complete(rank_, r, one.chunk);
     plan_.most_parts = std::max(plan_.most_parts, static_cast<int>(one.parts.size()));
   }

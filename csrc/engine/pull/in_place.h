@@ -3,9 +3,13 @@
 // Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It first tells
 // the peers (Control::failed, Presence::left), and then returns the tensors. A reader checks for that after its reads,
 // and before it tells the peer that it is done. So either the reader sees that the peer has failed, or it has
-// read everything before the peer returned its tensors.
+// read everything before the peer returned its tensors. Registered memory of a process stays mapped, so a late read does
+// no harm. Tensors of threads may be unmapped: there the reader says that it reads (Reading), checks, and reads; and a
+// rank whose call fails waits until no peer reads.
 // Thread safety: confirm as Waiter::examine, the rest from any thread.
 #pragma once
+
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
@@ -22,16 +26,46 @@ inline void fence([[maybe_unused]] std::memory_order order) {
 #endif
 }
 
-/// The destructor is the fence between the report to the peers and the return of the tensors.
+/// The destructor is the fence between the report to the peers and the return of the tensors. If these may be unmapped
+/// then, it waits for the reads that are under way.
 class FailureFence {
  public:
   FailureFence() = default;
-  ~FailureFence() { fence(std::memory_order_seq_cst); }
+  explicit FailureFence(const Transport& transport) : transport_(transport.unmaps_tensors() ? &transport : nullptr) {}
+  ~FailureFence() {
+    fence(std::memory_order_seq_cst);
+    for (int q = 0; transport_ != nullptr && q < transport_->world(); ++q) {
+      if (q == transport_->rank() || transport_->link(q).region == nullptr) continue;  // null: this rank has departed
+      while (transport_->control(q).reading.load(std::memory_order_seq_cst) != 0) ::sched_yield();
+    }
+  }
   FailureFence(const FailureFence&) = delete;
   FailureFence& operator=(const FailureFence&) = delete;
+
+ private:
+  const Transport* transport_ = nullptr;
 };
 
-/// After reads in the peer's tensor: throws if the peer may have changed it. `context` as in Waiting.
+/// While it lives, no peer's tensor is unmapped that confirm() finds good. It lives for one copy or reduction, and for no
+/// wait.
+class Reading {
+ public:
+  explicit Reading(const Transport& transport) : control_(transport.unmaps_tensors() ? &transport.control() : nullptr) {
+    if (control_ == nullptr) return;
+    control_->reading.fetch_add(1, std::memory_order_seq_cst);
+    fence(std::memory_order_seq_cst);
+  }
+  ~Reading() {
+    if (control_ != nullptr) control_->reading.fetch_sub(1, std::memory_order_release);
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  Control* const control_;
+};
+
+/// Around reads in the peer's tensor: throws if the peer may have changed it. `context` as in Waiting.
 template <typename Context>
 void confirm(const Transport& transport, Waiter& waiter, int peer, const Context& context) {
   fence(std::memory_order_acquire);

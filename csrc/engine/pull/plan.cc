@@ -176,8 +176,8 @@ class Planner {
     if (item.reduces) {
       const ChunkState& own = placed(rank_, r).before[item.chunk];
       item.sources.push_back({rank_, item.chunk, own.own, own.raw, is_staging(own.shared) ? own.shared : Space::none});
-      std::sort(item.sources.begin(), item.sources.end(),
-                [](const Source& a, const Source& b) { return a.rank < b.rank; });
+      std::stable_sort(item.sources.begin(), item.sources.end(),
+                       [](const Source& a, const Source& b) { return a.rank < b.rank; });
       finish = inputs_.complete(rank_, r, item.chunk);
     }
     const bool read_later = write.later || is_staging(write.to) ||

@@ -32,7 +32,7 @@ class PullEngine final : public Engine {
     try {
       pull_.run(call, background);
     } catch (...) {
-      const FailureFence told;
+      const FailureFence told(*transport_);
       throw;
     }
   }
@@ -41,7 +41,7 @@ class PullEngine final : public Engine {
     try {
       return pull_.advance(call, spin);
     } catch (...) {
-      const FailureFence told;
+      const FailureFence told(*transport_);
       throw;
     }
   }
@@ -68,7 +68,7 @@ class PullEngine final : public Engine {
 
   void abort(const std::string& reason) override {
     {
-      const FailureFence told;
+      const FailureFence told(*transport_);
       waiter_.leave();  // first, because a wait that ends returns tensors that peers may still read
     }
     waiter_.abort(reason);
@@ -85,7 +85,10 @@ class PullEngine final : public Engine {
   /// Departs at the end of its scope, even if an interrupt ends the scope.
   struct Leaving {
     ~Leaving() {
-      const FailureFence told;
+      {
+        const FailureFence told(*engine.transport_);
+        engine.waiter_.leave();
+      }
       engine.waiter_.depart();
     }
     PullEngine& engine;

@@ -300,7 +300,15 @@ bool PullExecutor::run_segment() {
       case PlanStep::Kind::wait:
         if (!reach(step.peer, at(epoch_, step.phase))) return false;
         break;
-      case PlanStep::Kind::combine: combine(step); break;
+      case PlanStep::Kind::combine:
+        if (plan.in_place && transport_.unmaps_tensors()) {
+          const Reading reading(transport_);
+          confirm_sources(step);
+          combine(step);
+        } else {
+          combine(step);
+        }
+        break;
     }
   }
   return true;
@@ -310,12 +318,15 @@ bool PullExecutor::run_segment() {
 /// segment checks for all segments.
 void PullExecutor::confirm_reads(size_t end) {
   const Plan& plan = *plan_;
-  while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) {
-    for (int i = 0; i < plan.steps[end].sources; ++i) {
-      const Source& source = plan.sources[static_cast<size_t>(plan.steps[end].first_source + i)];
-      if (source.rank == rank_ || is_staging(source.space)) continue;
-      confirm(transport_, waiter_, source.rank, [&] { return context(); });
-    }
+  while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) confirm_sources(plan.steps[end]);
+}
+
+/// Throws if a peer, whose tensor the step reads in place, may have changed it.
+void PullExecutor::confirm_sources(const PlanStep& step) {
+  for (int i = 0; i < step.sources; ++i) {
+    const Source& source = plan_->sources[static_cast<size_t>(step.first_source + i)];
+    if (source.rank == rank_ || is_staging(source.space)) continue;
+    confirm(transport_, waiter_, source.rank, [&] { return context(); });
   }
 }
 

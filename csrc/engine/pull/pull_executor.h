@@ -94,6 +94,7 @@ class PullExecutor {
   void bind();
   bool run_segment();
   void confirm_reads(size_t end);
+  void confirm_sources(const PlanStep& step);
   size_t segment_limit() const;
   void take_stages();
   NextReader next_reader(const PlanStep& step, size_t bytes) const;

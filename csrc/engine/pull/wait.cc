@@ -77,8 +77,8 @@ void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look
   }
   if (left) {
     if (waiting.reached()) return;
-    fail(ErrorKind::peer_lost,
-         waiting.context() + ": " + peer + " left the group: it finished early, or failed outside ringlet");
+    fail(ErrorKind::peer_lost, waiting.context() + ": " + peer +
+                                   " left the group: it finished early, or raised an error: look at its output");
   }
   if (look_at_process) {
     for (int q = 0; q < transport_.world(); ++q) {
