@@ -68,11 +68,11 @@ def test_prove(files, kind, capsys):
 def own_order():
     """A one-pass all-reduce of three GPUs, each of which begins the sum with its own contribution."""
 
-    def step(kind, source="i", target="i", place=0, waits=(-1, 0)):
+    def step(kind, source="i", target="i", place=0, waits=(-1, 0), posts=0):
         places = f'srcbuf="{source}" srcoff="{place if source == "s" else 0}" dstbuf="{target}"'
         return (
             f'<step type="{kind}" {places} dstoff="{place if target == "s" else 0}" cnt="1" depid="{waits[0]}" '
-            f'deps="{waits[1]}"/>'
+            f'deps="{waits[1]}" hasdep="{posts}"/>'
         )
 
     gpus = ""
@@ -80,11 +80,10 @@ def own_order():
         others = [peer for peer in range(3) if peer != rank]
         blocks = []
         for place, peer in enumerate(others):
-            steps = step("s") + step("r", target="s", place=place)
+            steps = step("s") + step("r", target="s", place=place, posts=1)
             blocks.append(f'<tb id="{place}" send="{peer}" recv="{peer}" chan="0">{steps}</tb>')
-        waits = step("nop", waits=(0, 1)) + step("nop", waits=(1, 1))
-        additions = "".join(step("re", source="s", place=place) for place in range(2))
-        blocks.append(f'<tb id="2" send="-1" recv="-1" chan="0">{waits}{additions}</tb>')
+        additions = step("re", source="s", waits=(1, 1)) + step("re", source="s", place=1)
+        blocks.append(f'<tb id="2" send="-1" recv="-1" chan="0">{step("nop", waits=(0, 1))}{additions}</tb>')
         gpus += f'<gpu id="{rank}" i_chunks="1" o_chunks="0" s_chunks="2">{"".join(blocks)}</gpu>'
     return f'<algo name="x" nchunksperloop="1" ngpus="3" coll="allreduce" inplace="1">{gpus}</algo>'
 

@@ -99,15 +99,14 @@ class _Check:
 
 
 def input_places(program: Program) -> list[tuple[tuple[int, Location], int]]:
-    """((GPU, place), chunk) of what the GPUs bring. An all-gather's is the rank's own block: of the output in place."""
+    """((GPU, place), chunk) of what the GPUs bring."""
     places = []
     k, parts = program.per_block, required_parts(program.collective, program.world) or program.chunks
     for rank in range(program.world):
         first, count = input_chunks(program.collective, rank, program.world, 0, parts)
-        gathers = program.collective == "all_gather"
+        start = first * k if program.collective == "all_gather" else 0
         for chunk in range(first * k, (first + count) * k):
-            place = ("o", chunk) if gathers and program.in_place else ("i", chunk - first * k if gathers else chunk)
-            places.append(((rank, place), chunk))
+            places.append(((rank, program.memory(rank, ("i", chunk - start))), chunk))
     return places
 
 
@@ -117,8 +116,7 @@ def output_places(program: Program) -> list[tuple[tuple[int, Location], int]]:
     k, parts = program.per_block, required_parts(program.collective, program.world) or program.chunks
     for rank in range(program.world):
         first, count = output_chunks(program.collective, rank, program.world, 0, parts)
-        buffer = "i" if program.in_place and program.collective != "all_gather" else "o"
-        own = program.collective == "all_to_all" or (program.collective == "reduce_scatter" and buffer == "o")
+        start = first * k if program.collective in ("all_to_all", "reduce_scatter") else 0
         for chunk in range(first * k, (first + count) * k):
-            places.append(((rank, (buffer, chunk - first * k if own else chunk)), chunk))
+            places.append(((rank, program.memory(rank, ("o", chunk - start))), chunk))
     return places

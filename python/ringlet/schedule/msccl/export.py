@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+from ringlet.schedule.collectives import required_parts
+from ringlet.schedule.compose import MOST_PARTS
+from ringlet.schedule.messages import pair_messages
 from ringlet.schedule.msccl.program import COLLECTIVES, Location, MscclError
-from ringlet.schedule.steps import Round, Schedule, Step
+from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 _NOWHERE: Location = ("i", -1)
 _LOCAL = (-1, -1)
@@ -24,11 +27,17 @@ Peers = tuple[int, int]  # of a threadblock: the rank it sends to, the rank it r
 
 
 def to_xml(schedule: Schedule) -> str:
-    """The schedule as the text of an MSCCL-XML file. Raises MscclError for a collective or a root that MSCCL lacks."""
+    """The schedule as the text of an MSCCL-XML file. Raises MscclError for a collective or a root that MSCCL lacks, and
+    ScheduleError for steps that no rank can do."""
     names = {ours: theirs for theirs, ours in reversed(COLLECTIVES.items())}
     if schedule.collective not in names or schedule.root:
         known = ", ".join(names)
         raise MscclError(f"{schedule.name}: MSCCL-XML has {known}, with root 0, and nothing else: write FILE.json")
+    try:
+        _require_possible(schedule)
+    except ScheduleError as error:
+        error.schedule = schedule.name
+        raise
     moves = schedule.collective != "all_to_all"
     algo = ElementTree.Element(
         "algo", name=schedule.algorithm, proto="Simple", nchannels="1", coll=names[schedule.collective],
@@ -39,6 +48,35 @@ def to_xml(schedule: Schedule) -> str:
         algo.append(_Gpu(schedule, rank).element())
     ElementTree.indent(algo)
     return ElementTree.tostring(algo, encoding="unicode") + "\n"
+
+
+def _require_possible(schedule: Schedule) -> None:
+    """What a file needs of a schedule that is not proved: parts, chunks and peers that exist, and matching messages."""
+    world, parts = schedule.world, schedule.parts
+    fits = required_parts(schedule.collective, world) in (None, parts) and 1 <= parts <= MOST_PARTS
+    if not 1 <= world == len(schedule.ranks) or not fits:
+        text = f"{parts} parts and {len(schedule.ranks)} ranks are no {schedule.collective} in a world of {world}"
+        raise ScheduleError(0, None, None, text)
+    for rank, rounds in enumerate(schedule.ranks):
+        for index, step in ((index, step) for index, round in enumerate(rounds) for step in round.steps):
+            wrong = _wrong(step, rank, world, parts)
+            if wrong:
+                raise ScheduleError(rank, index, step.first, wrong)
+    for message in pair_messages(schedule):
+        if message.sent.count != message.received.count:
+            text = f"'{message.sent}' matches '{message.received}' of rank {message.target}: the counts differ"
+            raise ScheduleError(message.source, message.source_round, message.sent.first, text)
+
+
+def _wrong(step: Step, rank: int, world: int, parts: int) -> str:
+    if step.verb not in ("send", "recv", "reduce", "copy"):
+        return f"there is no verb {step.verb!r}"
+    firsts = (step.first, step.peer) if step.verb == "copy" else (step.first,)
+    if step.count < 0 or any(first < 0 or first + step.count > parts for first in firsts):
+        return f"{step} lies outside the {parts} parts"
+    if step.verb != "copy" and (step.peer == rank or not 0 <= step.peer < world):
+        return f"{step}: its peer {step.peer} is no other rank"
+    return ""
 
 
 @dataclass
@@ -93,12 +131,16 @@ class _Gpu:
                     several.setdefault(chunk, [(self.rank, self.place(chunk))]).append((step.peer, ("s", free)))
                     free += 1
         self.scratch = max(self.scratch, free)
+        if free > MOST_PARTS:
+            raise MscclError(
+                f"{self.schedule.name}: needs {free} chunks of scratch; a program has at most {MOST_PARTS}"
+            )
         for chunk, found in several.items():
             self.add_sum(self.place(chunk), [where for _, where in sorted(found)])
 
     def cut(self, round: Round) -> Iterator[Step]:
-        """The steps; those of an all-to-all chunk by chunk, because its chunks lie in two buffers."""
-        for step in round.steps:
+        """The steps that move chunks; an all-to-all's chunk by chunk, because its chunks lie in two buffers."""
+        for step in (step for step in round.steps if step.count):
             if self.schedule.collective != "all_to_all":
                 yield step
             else:

@@ -1,13 +1,15 @@
 """One run of an MSCCL program as its executor would do it, with what it does to each chunk, and its races.
 
 Threadblocks run their steps in order; sends are buffered; messages between two threadblocks of a channel keep their
-order. Each step becomes operations on single chunks, in an order in which they can happen. Two threadblocks of a GPU
-that touch one place, one of them writing, must be in an order that program, dependencies or messages impose: vector
-clocks tell (Mattern; FastTrack, Flanagan and Freund, PLDI 2009). Where they are not, the program is wrong: a race.
+order. A threadblock posts its flag after the steps with hasdep=1; a wait ends when the flag has reached its step. Each
+step becomes operations on single chunks, in an order in which they can happen. Two threadblocks of a GPU that touch one
+place, one of them writing, must be in an order that program, dependencies or messages impose: vector clocks tell
+(Mattern; FastTrack, Flanagan and Freund, PLDI 2009). If they are not, the program is wrong: a race.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -60,8 +62,16 @@ class _Run:
         self.at = [0] * len(self.blocks)
         self.clocks: list[Clock] = [{} for _ in self.blocks]
         self.ends: dict[tuple[int, int], Clock] = {}  # of steps that others wait for
-        waited = ((rank, step.waits) for rank, block in self.blocks for step in block.steps if step.waits)
-        self.waited = {(self.numbers.get((rank, tb), -1), index) for rank, (tb, index) in waited}
+        posted = [_posted(block) for _, block in self.blocks]
+        self.goals: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}  # (GPU, wait) -> the step that ends it
+        for rank, block in self.blocks:
+            for waits in (step.waits for step in block.steps if step.waits):
+                other = self.numbers.get((rank, waits[0]), -1)
+                later = posted[other] if other >= 0 else []
+                at = bisect_left(later, (waits[1], -1))
+                if at < len(later):
+                    self.goals[rank, waits] = other, later[at][1]
+        self.waited = set(self.goals.values())
         self.queues: dict[tuple[int, int, int], deque[tuple[list[int], Clock]]] = defaultdict(deque)
         self.places: dict[tuple[int, Location], _Place] = defaultdict(_Place)
         self.operations: list[Operation] = []
@@ -94,11 +104,16 @@ class _Run:
         return self.at[number] > began
 
     def can(self, rank: int, block: Block, step: XmlStep) -> bool:
-        if step.waits:
-            other = self.numbers.get((rank, step.waits[0]))
-            if other is None or self.at[other] <= step.waits[1]:
-                return False
+        if self.held(rank, step):
+            return False
         return step.kind not in RECEIVES or bool(self.queues[block.recv, rank, block.channel])
+
+    def held(self, rank: int, step: XmlStep) -> bool:
+        """Whether the step still waits for another threadblock's flag."""
+        if step.waits is None:
+            return False
+        other, index = self.goals.get((rank, step.waits), (-1, -1))
+        return other < 0 or self.at[other] <= index
 
     def step(self, number: int, step: XmlStep) -> None:
         rank, block = self.blocks[number]
@@ -106,7 +121,7 @@ class _Run:
         words = f"GPU {rank}, threadblock {block.id}, step {index}"
         clock = self.clocks[number]
         if step.waits:
-            _join(clock, self.ends[self.numbers[rank, step.waits[0]], step.waits[1]])
+            _join(clock, self.ends[self.goals[rank, step.waits]])
         taken: list[int] = []
         if step.kind in RECEIVES:
             taken, sent_at = self.queues[block.recv, rank, block.channel].popleft()
@@ -125,7 +140,8 @@ class _Run:
 
     def chunk(self, rank: int, step: XmlStep, i: int, message: int, by: tuple[int, int, str]) -> int:
         """The operations of a step on its i-th chunk; the number of the message that it sends, -1 for none."""
-        kind, source, target = step.kind, _moved(step.source, i), _moved(step.target, i)
+        kind = step.kind
+        source, target = (self.program.memory(rank, _moved(place, i)) for place in (step.source, step.target))
         add = self.operations.append
         if kind == "nop":
             return -1
@@ -179,26 +195,20 @@ class _Run:
         for n in path[path.index(number) :] if number in path else path:
             rank, block = self.blocks[n]
             step = block.steps[self.at[n]]
-            what = (
-                f"threadblock {step.waits[0]}'s step {step.waits[1]}"
-                if self.at_dependency(n) and step.waits
-                else (f"a message of GPU {block.recv} on channel {block.channel}")
-            )
+            what = f"a message of GPU {block.recv} on channel {block.channel}"
+            if step.waits and self.held(rank, step):
+                what = f"threadblock {step.waits[0]}'s step {step.waits[1]}"
+                if (rank, step.waits) not in self.goals:
+                    what += ', but no step with hasdep="1" stands there or later'
             lines.append(f"GPU {rank}, threadblock {block.id}, step {self.at[n]} ({step.kind}) waits for {what}")
         raise MscclError("a deadlock: " + "; ".join(lines[:8]))
 
-    def at_dependency(self, number: int) -> bool:
-        rank, block = self.blocks[number]
-        waits = block.steps[self.at[number]].waits
-        other = self.numbers.get((rank, waits[0])) if waits else None
-        return waits is not None and (other is None or self.at[other] <= waits[1])
-
     def waits_for(self, number: int) -> int:
-        """The threadblock that this one waits for; -1 if there is none, or it has run out of steps."""
+        """The threadblock that this one waits for; -1 if there is none, or it has run out of steps that help."""
         rank, block = self.blocks[number]
         step = block.steps[self.at[number]]
-        if self.at_dependency(number) and step.waits:
-            other = self.numbers.get((rank, step.waits[0]), -1)
+        if step.waits and self.held(rank, step):
+            other = self.goals.get((rank, step.waits), (-1, -1))[0]
         else:
             senders = (
                 n
@@ -207,6 +217,17 @@ class _Run:
             )
             other = next(senders, -1)
         return other if other >= 0 and self.at[other] < len(self.blocks[other][1].steps) else -1
+
+
+def _posted(block: Block) -> list[tuple[int, int]]:
+    """(value, step) of each flag that the executor posts. It posts none after a nop, and counts no nop that does not
+    wait."""
+    posted, skipped = [], 0
+    for index, step in enumerate(block.steps):
+        skipped += step.kind == "nop" and step.waits is None
+        if step.posts and step.kind != "nop":
+            posted.append((index - skipped, index))
+    return posted
 
 
 def _join(clock: Clock, other: Clock) -> None:
