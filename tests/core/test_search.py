@@ -94,6 +94,20 @@ def test_uplinks_alone_take_what_they_carry(name):
     assert predictor.seconds(800, slow, segments=4) <= predictor.seconds(800, slow)
 
 
+@pytest.mark.parametrize("words", ["2x4", "3x3", "2x5"])
+def test_no_link_carries_more_than_it_can(words):
+    """Also where ranks that run ahead use an uplink again while the others still use it."""
+    slow = machine(inside_beta=1e-3, uplink_beta=1)
+    for schedule, _ in schedules_of("all_reduce", parse_hosts(words)):
+        predictor = Predictor(schedule)
+        links, carried = predictor.busiest_links(slow)
+        needed = 800 * float(carried) * (slow.uplink_beta if links[0].of == "host" else slow.inside_beta)
+        for segments in (1, 4):
+            seconds = predictor.seconds(800, slow, segments)
+            assert seconds >= needed * (1 - 1e-9), schedule.algorithm
+            assert sum(predictor.times(800, slow, segments)) == pytest.approx(seconds), schedule.algorithm
+
+
 def test_messages_cost_their_ranks_time():
     assert Predictor(ringlet.schedule("one_shot", world=5)).seconds(8, machine(message=1)) == 8  # 4 out, 4 in
     assert Predictor(ringlet.schedule("ring", world=5)).seconds(8, machine(message=1)) == 16  # 8 rounds of 2
@@ -257,6 +271,18 @@ def test_schedules_without_a_name_become_files_that_rules_name(tmp_path, monkeyp
     text = table.read_text()
     assert f"RINGLET_ALGORITHMS={folder}/{best_first}.json\n" in text
     assert _C.chosen("all_reduce", 64 << 10, 8, "hosts", text) == best_first
+
+
+def test_what_a_rule_names_serves_every_root(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    table = tmp_path / "racks"
+    words = ("--collective", "broadcast", "--hosts", "4x1", "--machine", "slow-uplinks", "-b", "1M", "-e", "1M")
+    assert main(("search", *words, "-k", "2", "-o", str(table))) == 0
+    files = list((tmp_path / "racks.schedules").iterdir())
+    assert files
+    for file in files:
+        (made,) = schedules.load(file)
+        assert [prove(made.schedule(4, root)).root for root in range(4)] == [0, 1, 2, 3]
 
 
 def test_wrong_words_are_refused(tmp_path, capsys):

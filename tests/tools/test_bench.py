@@ -18,6 +18,7 @@ import torch
 import ringlet
 from ringlet import _C, cores
 from ringlet.bench import limit, peers, report, results
+from ringlet.bench import run as bench_run
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.clusters import read_cluster
 from ringlet.bench.errors import BenchError
@@ -244,6 +245,42 @@ def test_ratios_are_paired_within_a_round_against_the_best_peer() -> None:
     assert found.geometric_mean == pytest.approx(6.0)
 
 
+def test_a_wrong_configuration_has_no_ratio_and_is_no_rival(tmp_path: Path) -> None:
+    rows = [a_row("ringlet", 1.0, 0, wrong=3), a_row("ringlet", 1.0, 1), a_row("ringlet", 2.0, 0, memory="registered")]
+    rows += [a_row("gloo", 6.0, 0), a_row("mpich", 1.0, 0, wrong=1), a_row("openmpi", 8.0, 0), a_row("limit", 1.0, 0)]
+    found = [(one.config.memory, one.rivals, one.ratios) for one in results.compare(rows)]
+    assert found == [("registered", "best MPI", {4: 4.0}), ("registered", "gloo", {4: 3.0})]
+    assert {config.library for _, _, config in results.over_limit(rows)} == {"ringlet", "gloo", "openmpi"}
+    (table, *_) = report.measurements(rows, {})
+    place = table.columns.index("p50/limit")
+    assert [row[place] for row in table.rows if row[-1] not in ("0", "n/a")] == ["", ""]
+    pytest.importorskip("matplotlib")
+    wrong = [a_row("ringlet", 1.0, 0, wrong=3), a_row("gloo", 6.0, 0)]
+    plot(wrong, tmp_path / "wrong.svg")
+    assert "fastest peer" not in (tmp_path / "wrong.svg").read_text()
+
+
+def test_rows_of_several_calls_are_not_mixed(tmp_path: Path) -> None:
+    rows = []
+    for dtype, op, theirs in (("float32", "sum", 6.0), ("int8", "sum", 9.0), ("int8", "max", 12.0)):
+        call = {"dtype": dtype, "op": op}
+        rows += [a_row("ringlet", 3.0, 0, **call), a_row("gloo", theirs, 0, **call), a_row("limit", 1.5, 0, **call)]
+    calls = list(dict.fromkeys(map(results.call_of, rows)))
+    assert [str(call) for call in calls] == ["all_reduce of float32", "all_reduce of int8", "all_reduce of int8, max"]
+    assert {one.call: one.ratios for one in results.compare(rows)} == {
+        call: {4: ratio} for call, ratio in zip(calls, (2.0, 3.0, 4.0), strict=True)
+    }
+    assert {call for call, _, _ in results.over_limit(rows)} == set(calls)
+    titles = [table.title.partition(",")[0] for table in report.measurements(rows, {})]
+    assert titles == ["all_reduce of float32", "all_reduce of int8", "all_reduce of int8"]
+    (table,) = report.summary(rows, {})
+    assert table.columns == ["size", *map(str, calls)] and table.rows[0] == ["4 B", "2.00x", "3.00x", "4.00x"]
+    pytest.importorskip("matplotlib")
+    plot(rows, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert all(f"all_reduce, 2 ranks, {what}: time" in drawn for what in ("float32", "int8", "int8, max"))
+
+
 def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert quartiles([3.0]) == (3.0, 3.0) and quartiles([5.0, 1.0, 2.0, 3.0, 4.0]) == (2.0, 4.0)
@@ -293,7 +330,7 @@ def test_the_limit_is_paired_within_a_round() -> None:
         rows += [a_row("ringlet", 3 * drift, round_), a_row("limit", 2 * drift, round_)]
         rows += [a_row("ringlet", 9.0, round_, size=16)]
     (ours,) = (config for config in {results.config_of(row) for row in rows} if config.library == "ringlet")
-    assert results.over_limit(rows) == {(2, "all_reduce", 4, ours): 1.5}
+    assert results.over_limit(rows) == {(results.call_of(rows[0]), 4, ours): 1.5}
     (table,) = report.measurements(rows, {})
     place = table.columns.index("p50/limit")
     assert [row[place] for row in table.rows] == ["1.50", "", ""]  # ringlet's, the limit's, a size without one
@@ -395,6 +432,42 @@ def test_mpi_end_to_end(peer: str, world: int) -> None:
 def test_what_a_library_cannot_do_is_told() -> None:
     outcome = run(replace(SMALL, algorithms=(), peers=("gloo",), op="avg"))
     assert outcome.rows == [] and outcome.refused == {"gloo": "gloo has no average"}
+
+
+def test_what_one_world_cannot_do_another_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoJobs:
+        def __init__(self, *args: object, **settings: object) -> None: ...
+        def __enter__(self) -> dict[str, None]:
+            return {"ringlet/api": None}
+
+        def __exit__(self, *raised: object) -> None: ...
+
+    def prepare(sweep: Sweep, job: None, case: Case, seed: int) -> list[dict[str, object]]:
+        return [{"refused": "the world must be even"} if case.world == 1 else {}]
+
+    monkeypatch.setattr(bench_run, "Jobs", NoJobs)
+    monkeypatch.setattr(bench_run, "_describe", lambda *given: None)
+    monkeypatch.setattr(bench_run, "_prepare", prepare)
+    monkeypatch.setattr(bench_run, "_measure", lambda sweep, job, config, case, prepared: {"world": case.world})
+    outcome = run(replace(SMALL, worlds=(1, 2), collectives=("send_recv",), end_bytes=4, rounds=1))
+    assert outcome.rows == [{"world": 2, "round": 0}]
+    assert outcome.refused == {"ringlet auto, ordinary, 1 ranks": "the world must be even"}
+
+
+def test_a_run_that_breaks_off_leaves_no_circumstances_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_text("{}\n")
+    results.write_meta(file, {"commit": "old"})
+    with pytest.raises(KeyboardInterrupt), results.recorder(file) as record:
+        record(a_row("gloo", 1.0, 0, uplink_bytes=None))
+        raise KeyboardInterrupt
+    rows, meta = results.read(file)
+    assert len(rows) == 1 and meta == {}
+
+
+def test_two_files_of_rows_do_not_share_their_circumstances(tmp_path: Path) -> None:
+    found = {results.meta_file(tmp_path / name).name for name in ("a.jsonl", "a.json", "a.txt", "b.jsonl")}
+    assert found == {"a.meta.json", "a.json.meta.json", "a.txt.meta.json", "b.meta.json"}
 
 
 def test_wrong_elements_fail_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,10 +52,45 @@ def test_the_busiest_uplink_is_one_way_of_one_host():
 def test_times_are_told_in_those_of_the_stream():
     def row(library: str, time: float, round_: int) -> dict[str, object]:
         config = {"library": library, "algorithm": "ring", "memory": "ordinary", "via": "api"}
-        return config | {"bytes": 4, "round": round_, "time_us_p50": time}
+        call = {"world": 2, "collective": "all_reduce", "dtype": "float32", "op": "sum", "wrong": 0}
+        return config | call | {"bytes": 4, "round": round_, "time_us_p50": time}
 
     rows = [row("stream", 2.0, 0), row("ringlet", 5.0, 0), row("stream", 20.0, 1), row("ringlet", 60.0, 1)]
     assert list(results.stream_times(rows).values()) == [2.75]
+
+
+def on_hosts(library: str, collective: str, time: float, crossed: int | None, **other: object) -> dict[str, object]:
+    row = {
+        "library": library, "collective": collective, "algorithm": "ring", "transport": "tcp", "memory": "ordinary",
+        "via": "api", "world": 4, "bytes": 1000, "count": 250, "dtype": "float32", "op": "sum", "time_us_min": time,
+        "time_us_p50": time, "time_us_p99": time, "algbw_gbps": 1.0, "busbw_gbps": 1.0, "wrong": 0,
+        "uplink_bytes": crossed, "round": 0,
+    }  # fmt: skip
+    return row | other
+
+
+def test_each_collective_has_its_own_bound_and_its_own_stream():
+    rows = []
+    for collective, time, crossed in (("all_reduce", 150.0, 1500), ("all_gather", 150.0, 750)):
+        rows += [on_hosts("ringlet", collective, time, crossed), on_hosts("stream", collective, crossed / 10, 1000)]
+    found = {call.collective: ratio for (call, _, _), ratio in results.over_stream(rows).items()}
+    assert found == {"all_reduce": 1.0, "all_gather": 2.0}
+    with pytest.raises(ValueError, match="several calls"):
+        results.stream_times(rows)
+    reduce, gather = report.uplinks(rows, {"cluster": {"hosts": 4}})
+    assert reduce.title.startswith("all_reduce of float32: ") and "is 1.500 buffers" in reduce.title
+    assert gather.title.startswith("all_gather of float32: ") and "is 0.750 buffers" in gather.title
+    assert [table.rows[0][-3:] for table in (reduce, gather)] == [
+        ["1.500", "1.000", "150.0%"],
+        ["0.750", "2.000", "37.5%"],
+    ]
+
+
+def test_rows_without_bytes_on_uplinks_are_not_in_their_table():
+    rows = [on_hosts("ringlet", "barrier", 5.0, 60, bytes=0), on_hosts("ringlet", "all_reduce", 5.0, None)]
+    rows += [on_hosts("ringlet", "all_gather", 5.0, 900, world=8), on_hosts("ringlet", "all_gather", 5.0, 900, wrong=1)]
+    (table,) = report.uplinks(rows, {"cluster": {"hosts": 4}})  # the other world is of other hosts
+    assert [line[3:] for line in table.rows] == [["900", "0.900", "", ""]]
 
 
 # ---- end to end

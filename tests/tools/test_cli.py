@@ -1,9 +1,11 @@
 """The command line: what it says, what it writes, and its exit codes. Few processes, for each imports torch."""
 
+import io
 import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -246,3 +248,52 @@ def test_an_interrupt_is_130(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", interrupted)
     assert main(("doctor",)) == 130
     assert capsys.readouterr().err == "ringlet doctor: interrupted\n"
+
+
+class ReaderLeft(io.StringIO):
+    """stdout whose reader has left, which a write or, if it is buffered, a flush notices."""
+
+    def __init__(self, *, buffered):
+        super().__init__()
+        self.buffered, self.pipe = buffered, os.open(os.devnull, os.O_WRONLY)
+
+    def write(self, text):
+        if not self.buffered:
+            raise BrokenPipeError
+        return len(text)
+
+    def flush(self):
+        raise BrokenPipeError
+
+    def fileno(self):
+        return self.pipe
+
+
+def test_a_reader_that_leaves_changes_no_exit_code(monkeypatch):
+    monkeypatch.setattr(doctor, "doctor_command", lambda args: print("told") or 1)
+    for buffered, code in ((True, 1), (False, 141)):
+        monkeypatch.setattr(sys, "stdout", ReaderLeft(buffered=buffered))
+        assert main(("doctor",)) == code
+
+
+def test_a_closed_stdout_is_no_failure():
+    command = f"{sys.executable} -m ringlet draw ring >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_while_a_file_runs_is_130(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("raise KeyboardInterrupt\n")
+    try:
+        assert main(("draw", str(tmp_path / "mine.py"))) == 130
+    except KeyboardInterrupt:  # it would end the test run
+        pytest.fail("the interrupt came through")
+    assert capsys.readouterr().err == "ringlet: interrupted\n"
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGRTMIN + 6, "signal 40")])
+def test_a_rank_that_a_signal_ended_is_told(number, name, tmp_path, capsys):
+    program = tmp_path / "ends.py"
+    program.write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    assert main(("run", "-n", "1", str(program))) == 128 + number
+    assert f"ringlet run: rank 0 was ended by {name}" in capsys.readouterr().err

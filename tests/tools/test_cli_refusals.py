@@ -168,7 +168,56 @@ def test_files_that_hold_no_results(text, idle, capsys):
     assert "--from: " in refusal(capsys, "bench", "--from", "rows.jsonl", "--plot", "x.svg")
     (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
     (idle / "rows.meta.json").write_text('{"machine": 5}')
-    assert "rows.meta.json holds no results" in refusal(capsys, "bench", "--from", "rows.jsonl")
+    assert "rows.meta.json: `machine` is not as" in refusal(capsys, "bench", "--from", "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"bytes": 4', f'"bytes": 1{"0" * 400}'),
+        ('"time_us_p99": 3', f'"time_us_p99": 1{"0" * 400}'),
+        ('"bytes": 4', '"bytes": 4.5'),
+        ('"world": 2', '"world": 0'),
+        ('"wrong": 0', '"wrong": true'),
+    ],
+    ids=lambda change: change[1][:20],
+)
+def test_a_row_with_a_number_that_cannot_be(change, idle, capsys):
+    row = ROW.replace("P50", "2")
+    assert change[0] in row
+    (idle / "rows.jsonl").write_text(f"{row}\n{row.replace(*change)}")
+    assert "--from: line 2 of rows.jsonl holds no results" in refusal(capsys, "bench", "--from", "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("meta", "part"),
+    [
+        ('{"cluster": {"hosts": 2, "bogus": 1}}', "`cluster` (Cluster"),
+        ('{"cluster": {"hosts": "2"}}', "hosts = '2' is not a whole number"),
+        ('{"cluster": {"numbering": "block"}}', "`cluster` ("),
+        ('{"limit": {"memory_bytes": 1}}', "`limit` is"),
+        ('{"limit": 5}', "`limit` is"),
+        ('{"machine": {"cores": "two"}}', "`cores` of `machine` is"),
+        ("[]", "the file is"),
+    ],
+)
+def test_circumstances_that_cannot_be(meta, part, idle, capsys):
+    (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
+    (idle / "rows.meta.json").write_text(meta)
+    told = refusal(capsys, "bench", "--from", "rows.jsonl")
+    assert "--from: rows.meta.json: " in told and part in told
+
+
+@pytest.mark.parametrize("order", [("0", "7", "null"), ("null", "7", "0"), ("7", "null", "0")])
+def test_rounds_that_were_checked_and_rounds_that_were_not(order, idle, capsys):
+    row = ROW.replace("P50", "2")
+    rows = [row.replace('"wrong": 0', f'"wrong": {wrong}').replace('"round": 0', f'"round": {place}')
+            for place, wrong in enumerate(order)]  # fmt: skip
+    (idle / "rows.jsonl").write_text("\n".join(rows))
+    (idle / "rows.meta.json").write_text('{"cluster": {"hosts": 2}}')
+    assert main(("bench", "--from", "rows.jsonl")) == 1
+    told = capsys.readouterr()
+    assert "7 wrong elements" in told.err and "n/a" not in told.out
 
 
 SWEEPS = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from ringlet import _C
 from ringlet.bench import calibrate
 from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
-from ringlet.cli import bench, doctor, tune
+from ringlet.cli import bench, doctor, outputs, tune
 from ringlet.cli.main import main
 from ringlet.cli.tune import alternatives
 from ringlet.errors import InvalidUsage
@@ -39,19 +40,31 @@ def ranges(rules: list[Rule]) -> list[tuple[int | None, int, str]]:
 def test_what_does_not_pay_writes_no_rule():
     assert derive(timed({"ring": (1.04, 0.5, 1.0, 1.049)}), usual) == []
     assert ranges(derive(timed({"ring": (1.04, 0.5, 1.0, 1.049)}), usual, 0.03)) == [
-        (None, 1024, "ring"), (16384, 65536, "ring"),
+        (1023, 1024, "ring"), (16384, 65536, "ring"),
     ]  # fmt: skip
 
 
 def test_neighbours_share_a_rule_and_none_reaches_beyond_what_was_measured():
     rules = derive(timed({"ring": (1.2, 1.3, 1.0, 2.0), "star": (1.1, 1.0, 1.4, 1.0)}), usual)
-    assert ranges(rules) == [(None, 4096, "ring"), (4096, 16384, "star"), (16384, 65536, "ring")]
+    assert ranges(rules) == [(1023, 4096, "ring"), (4096, 16384, "star"), (16384, 65536, "ring")]
     assert rules[0].gains == pytest.approx((1.2, 1.3))
+
+
+def test_a_rule_begins_at_the_smallest_measured_size():
+    timings = timed({"ring": (2.0,) * 4})
+    for smallest, above in ((1020, 1019), (4, 3), (1, None)):
+        (rule,) = derive(
+            [Timing("all_reduce", "staged", 4, smallest, one.algorithm, one.times) for one in timings[:2]], usual
+        )
+        assert (rule.above, rule.up_to) == (above, smallest)
+        text = table_text([rule])
+        assert _C.chosen("all_reduce", smallest, 4, "staged", text) == "ring"
+        assert smallest == 1 or _C.chosen("all_reduce", smallest - 1, 4, "staged", text) != "ring"
 
 
 def test_an_algorithm_stays_while_no_other_pays_more_by_the_margin():
     rules = derive(timed({"ring": (1.2, 1.20, 1.20, 1.2), "star": (1.1, 1.24, 1.27, 1.22)}), usual)
-    assert ranges(rules) == [(None, 4096, "ring"), (4096, 65536, "star")]
+    assert ranges(rules) == [(1023, 4096, "ring"), (4096, 65536, "star")]
 
 
 def test_one_lucky_round_is_not_enough():
@@ -73,7 +86,7 @@ def test_the_text_says_what_the_rules_do():
     rules = derive(timed({"ring": (1.2, 1.0, 1.3, 2.0)}) + timed({"star": (1.0, 2.0, 2.5, 1.0)}, "apart"), usual)
     text = table_text(rules)
     for medium in ("staged", "apart"):
-        for size in (1, 1024, 1025, 4096, 4097, 16384, 65536, 65537):
+        for size in (1, 1023, 1024, 1025, 4096, 4097, 16384, 65536, 65537):
             fits = [r for r in rules if r.medium == medium and (r.above or 0) < size <= r.up_to]
             wanted = fits[0].algorithm if fits else _C.chosen("all_reduce", size, 4, medium)
             assert _C.chosen("all_reduce", size, 4, medium, text) == wanted
@@ -115,7 +128,7 @@ def gpu_rows(sweep, speeds):
     """Of three rounds: NCCL takes 1000 us, and `auto` as much less as peers' memory is faster at that size."""
     return [
         {"collective": collective, "transport": "cuda", "memory": "ordinary", "world": sweep.worlds[0], "bytes": size,
-         "algorithm": algorithm, "round": turn, "time_us_p50": 1000 / (speed if algorithm == "auto" else 1)}
+         "algorithm": algorithm, "round": turn, "wrong": 0, "time_us_p50": 1000 / (speed if algorithm == "auto" else 1)}
         for collective in sweep.collectives for turn in range(3) for size, speed in speeds.items()
         for algorithm in sweep.algorithms
     ]  # fmt: skip
@@ -298,3 +311,114 @@ def test_what_cannot_be_measured_is_refused(words, said, capsys, monkeypatch):
     monkeypatch.setenv("RINGLET_TABLE", "")
     assert main(("tune", *words)) == 2
     assert said in capsys.readouterr().err
+
+
+# ---- the file of the table
+
+
+def test_there_is_a_table_at_every_moment(tmp_path, monkeypatch):
+    table = tmp_path / "table"
+    table.write_text("old\n")
+    rename, seen = pathlib.Path.replace, []
+
+    def watched(self, target):
+        seen.append(table.read_text())
+        result = rename(self, target)
+        seen.append(table.read_text())
+        return result
+
+    monkeypatch.setattr(pathlib.Path, "replace", watched)
+    outputs.write_table(table, "new\n")
+    assert seen == ["old\n"] * 3 + ["new\n"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table": "new\n", "table.before": "old\n"}
+
+
+@pytest.mark.parametrize(("owner", "name"), [(pathlib.Path, "write_text"), (shutil, "copy2")])
+def test_a_full_disk_leaves_the_table(owner, name, tmp_path, monkeypatch):
+    table = tmp_path / "table"
+    table.write_text("old\n")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full)
+        with pytest.raises(OSError, match="No space left"):
+            outputs.write_table(table, "new\n")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("table", "old\n")]
+
+
+def test_a_table_behind_a_link_is_replaced_and_the_link_stays(tmp_path):
+    (tmp_path / "folder").mkdir()
+    real, link = tmp_path / "folder" / "real", tmp_path / "link"
+    real.write_text("old\n")
+    link.symlink_to(real)
+    outputs.write_table(link, "new\n")
+    assert link.is_symlink() and real.read_text() == "new\n"
+    assert (tmp_path / "folder" / "real.before").read_text() == "old\n"
+    real.unlink()
+    outputs.check({"-o": link})
+    assert link.is_symlink() and not real.exists()
+    outputs.write_table(link, "newest\n")
+    assert link.is_symlink() and real.read_text() == "newest\n"
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert outputs.table_text(pipe) == ""  # does not wait for a writer
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        outputs.write_table(pipe, "table\n")
+        assert os.read(reader, 100) == b"table\n"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("text", [b"# caf\xe9\n", b"all_reduce caf\xe9\n"])
+def test_a_table_that_is_no_text_is_refused(text, tmp_path, monkeypatch, capsys):
+    table = tmp_path / "table"
+    table.write_bytes(text)
+    monkeypatch.setenv("RINGLET_TABLE", str(table))
+    for words in (("--show",), ("-o", str(table)), ("--calibrate",)):
+        assert main(("tune", *words)) == 2
+        assert f"{table} is not UTF-8 text" in capsys.readouterr().err
+    assert table.read_bytes() == text
+
+
+def test_search_keeps_the_table_that_it_replaces(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    table = tmp_path / "racks"
+    table.write_text("# mine\n")
+    words = ("--hosts", "2x2", "--machine", "slow-uplinks", "-b", "64K", "-e", "64K", "-k", "1", "-o", str(table))
+    assert main(("search", *words)) == 0
+    assert table.read_text().startswith("# ringlet search") and (tmp_path / "racks.before").read_text() == "# mine\n"
+
+
+# ---- results that are wrong
+
+
+def wrong_rows(sweep):
+    """What each algorithm took; the second is the fastest, and wrong."""
+    rows = [
+        {"collective": collective, "transport": "tcp", "memory": "ordinary", "world": sweep.worlds[0],
+         "bytes": sweep.begin_bytes, "algorithm": algorithm, "round": 0, "time_us_p50": 100.0 - 90 * (place == 1),
+         "wrong": 7 * (place == 1)}
+        for collective in sweep.collectives for place, algorithm in enumerate(sweep.algorithms)
+    ]  # fmt: skip
+    return rows, {"versions": {"ringlet": "ringlet 1"}}
+
+
+def test_wrong_results_make_no_rule(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGLET_ALGORITHMS", "")
+    monkeypatch.setattr(bench, "measure", wrong_rows)
+    monkeypatch.setattr(bench, "require_able", lambda sweep: None)
+    table = tmp_path / "table"
+    names = alternatives()["all_reduce"]
+    words = ("--collective", "all_reduce", "-b", "64K", "-e", "64K", "-o", str(table))
+    assert main(("tune", *words, "--transport", "tcp")) == 2
+    assert f"all_reduce: 7 wrong elements by {names[1]} at 64 KiB" in capsys.readouterr().err
+    assert main(("search", *words, "--hosts", "2x2", "--machine", "slow-uplinks", "-k", "2", "--measure")) == 2
+    assert "all_reduce: 7 wrong elements by " in capsys.readouterr().err
+    assert not table.exists()

@@ -177,7 +177,7 @@ class Bench:
         table.write_text(table_line(name, value, ""))
         os.environ["RINGLET_TABLE"] = str(table)
         group = ringlet.new_group([0, 1])
-        assert group is not None
+        assert isinstance(group, ringlet.Group)
         return group
 
     def _tensor(self, point: Point) -> torch.Tensor:

@@ -133,9 +133,10 @@ class Sweep:
         ways = {"gloo": "torch", NCCL: "torch", STREAM: "socket", LIMIT: "threads"}
         return own + [Config(peer, "default", "ordinary", ways.get(peer, "mpi4py")) for peer in self.peers]
 
-    def named(self, config: Config, collective: str) -> str:
-        """The configuration, with its collective if the sweep has several."""
-        return str(config) if len(self.collectives) == 1 else f"{config}, {collective}"
+    def named(self, config: Config, case: Case) -> str:
+        """The configuration, with its collective and its world if the sweep has several."""
+        collective = "" if len(self.collectives) == 1 else f", {case.collective}"
+        return f"{config}{collective}" + ("" if len(self.worlds) == 1 else f", {case.world} ranks")
 
     def cases(self, world: int, config: Config) -> list[Case]:
         """The config's cases, collective after collective, smallest first."""

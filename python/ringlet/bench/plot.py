@@ -12,7 +12,7 @@ from typing import Any
 
 from .cases import LIMIT, PEERS, STREAM, Config, format_bytes
 from .errors import BenchError
-from .results import Comparison, Row, compare, config_of, median_rows
+from .results import Comparison, Row, call_of, compare, config_of, median_rows
 
 FORMATS = (".svg", ".png", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; peers in greys and dashes, ringlet in colour.
@@ -37,7 +37,7 @@ def require_matplotlib() -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """A row of panels per collective that moves data, and world. The ending of `path` chooses the format: .svg, .png,
+    """A row of panels per call that moves data. The ending of `path` chooses the format: .svg, .png,
     .pdf."""
     require_matplotlib()
     import matplotlib
@@ -46,21 +46,21 @@ def plot(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [row for row in rows if row["bytes"] > 0]
-    kinds = list(dict.fromkeys((row["collective"], row["world"]) for row in rows))
-    if not kinds:
+    calls = list(dict.fromkeys(map(call_of, rows)))
+    if not calls:
         raise BenchError("--plot: no measured call has a size: give a collective that moves data")
     styles = _styles([config_of(row) for row in median_rows(rows)])
     fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer not in (STREAM, LIMIT)]})
     panels = 3 if fastest else 2
     with plt.rc_context(_LOOK):
         figure, axes = plt.subplots(
-            len(kinds), panels, figsize=(6.2 * panels, 4.8 * len(kinds) + 0.8), squeeze=False, layout="constrained"
+            len(calls), panels, figsize=(6.2 * panels, 4.8 * len(calls) + 0.8), squeeze=False, layout="constrained"
         )
-        for line, (collective, world) in zip(axes, kinds, strict=True):
-            here = [row for row in rows if (row["collective"], row["world"]) == (collective, world)]
+        for line, call in zip(axes, calls, strict=True):
+            here = [row for row in rows if call_of(row) == call]
             _draw_measured(line, median_rows(here), styles)
             if fastest:
-                ratios = [one for one in fastest if (one.collective, one.world) == (collective, world)]
+                ratios = [one for one in fastest if one.call == call]
                 _draw_ratios(line[2], ratios, styles, here)
         found = {
             label: handle
@@ -106,7 +106,9 @@ def _draw_measured(axes: Sequence[Any], merged: list[Row], styles: Styles) -> No
         sizes = [row["bytes"] for row in points]
         time.plot(sizes, [row["time_us_p50"] for row in points], label=str(config), **styles[config])
         bandwidth.plot(sizes, [row["busbw_gbps"] for row in points], **styles[config])
-    what = f"{merged[0]['collective']}, {merged[0]['world']} ranks, {merged[0]['dtype']}"
+    call = call_of(merged[0])
+    op = "" if call.op in ("sum", "none") else f", {call.op}"
+    what = f"{call.collective}, {call.world} ranks, {call.dtype}{op}"
     _dress(time, f"{what}: time", "median time of a call (less is better)", merged)
     _spread_ticks(time, _duration)
     _dress(bandwidth, "bus bandwidth", "GB/s (more is better)", merged)

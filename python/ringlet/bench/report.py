@@ -6,7 +6,6 @@ a measurement. rich draws them if it is installed.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -14,15 +13,17 @@ from dataclasses import dataclass, replace
 from .cases import MPI_PEERS, STREAM, Config, format_bytes, uplink_factor
 from .clusters import Cluster
 from .results import (
+    Call,
     Comparison,
     Meta,
     Row,
+    call_of,
     compare,
     config_of,
     geometric_mean,
     median_rows,
     over_limit,
-    stream_times,
+    over_stream,
     wrong_elements,
 )  # fmt: skip
 
@@ -38,14 +39,12 @@ class Table:
 
 
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
-    """One table per world and collective: a line per size and configuration."""
-    merged, tables = median_rows(rows), []
-    limits = over_limit(rows)
-    collectives = list(dict.fromkeys(row["collective"] for row in rows))
-    for world, collective in itertools.product(sorted({row["world"] for row in merged}), collectives):
-        lines, here = [], [row for row in merged if (row["world"], row["collective"]) == (world, collective)]
+    """One table per call: a line per size and configuration."""
+    tables, limits = [], over_limit(rows)
+    for call, here in _by_call(rows):
+        lines = []
         for row in here:
-            times_limit = limits.get((world, collective, row["bytes"], config_of(row)))
+            times_limit = limits.get((call, row["bytes"], config_of(row)))
             lines.append(
                 [
                     str(config_of(row)), row["transport"],
@@ -57,18 +56,25 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
                 ]
             )  # fmt: skip
         columns = ["library", "transport", "size (B)", "count", "type", "redop", "min (us)", "p50 (us)", "p99 (us)"]
-        if not here:
-            continue
-        where = f"{world} ranks{_oversubscribed(world, meta)}"
-        title = f"{collective} of {here[0]['dtype']}, {where}, medians of {here[0]['round']} rounds"
+        where = f"{call.world} ranks{_oversubscribed(call.world, meta)}"
+        title = f"{call}, {where}, medians of {here[0]['round']} rounds"
         tables.append(
             Table(title, [*columns, "algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"], lines, left=2)
         )
     return tables
 
 
+def _by_call(rows: list[Row]) -> list[tuple[Call, list[Row]]]:
+    """The medians of each call: the worlds ascending, the collectives in their order."""
+    merged: dict[Call, list[Row]] = {call: [] for call in dict.fromkeys(map(call_of, rows))}
+    for row in median_rows(rows):
+        merged[call_of(row)].append(row)
+    return sorted(merged.items(), key=lambda one: one[0].world)
+
+
 def summary(rows: list[Row], meta: Meta) -> list[Table]:
-    """One table per world and set of rivals: how many times faster each configuration is, size by size."""
+    """One table per world and set of rivals: how many times faster each configuration is, size by size. A configuration
+    with wrong elements has no ratio."""
     tables = []
     groups: dict[tuple[int, str], list[Comparison]] = {}
     for comparison in compare(rows):
@@ -89,14 +95,16 @@ def summary(rows: list[Row], meta: Meta) -> list[Table]:
 
 
 def _headers(comparisons: list[Comparison]) -> list[str]:
-    """The headers that distinguish the columns: configurations, collectives, or both."""
-    collectives = {comparison.collective for comparison in comparisons}
+    """The headers that distinguish the columns: configurations, calls, or both."""
+    calls = {comparison.call for comparison in comparisons}
+    collectives = {call.collective for call in calls}
+    told = {call: str(call) if len(calls) > len(collectives) else call.collective for call in calls}
     configs = [str(comparison.config).removeprefix("ringlet ") for comparison in comparisons]
-    if len(collectives) == 1:
+    if len(calls) == 1:
         return configs
     if len(set(configs)) == 1:
-        return [comparison.collective for comparison in comparisons]
-    return [f"{comparison.collective} {config}" for comparison, config in zip(comparisons, configs, strict=True)]
+        return [told[comparison.call] for comparison in comparisons]
+    return [f"{told[comparison.call]} {config}" for comparison, config in zip(comparisons, configs, strict=True)]
 
 
 def _overall(comparisons: list[Comparison]) -> list[list[str]]:
@@ -111,28 +119,31 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
 
 
 def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
-    """On emulated hosts: the bytes on the busiest uplink, and times in those of a plain stream, against the bound."""
+    """On emulated hosts, one table per call that moves data: the bytes on the busiest uplink, and times in those of a
+    plain stream, against the bound."""
     if not meta.get("cluster"):
         return []
     cluster = Cluster(**meta["cluster"])
-    merged, times = median_rows(rows), stream_times(rows)
-    if cluster.hosts < 2 or not merged:
-        return []
-    least = uplink_factor(merged[0]["collective"], cluster)
-    lines = []
-    for row in (row for row in merged if row["library"] != STREAM):
-        ratio = times.get((row["bytes"], config_of(row)))
-        crossed = row["uplink_bytes"]
-        lines.append(
-            [
-                str(config_of(row)), str(row["bytes"]), _time(row["time_us_p50"]), f"{crossed:.0f}",
-                f"{crossed / row['bytes']:.3f}", "" if ratio is None else f"{ratio:.3f}",
-                "" if ratio is None else f"{least / ratio:.1%}",
-            ]
-        )  # fmt: skip
-    title = f"busiest uplink of {cluster}; the least that one must carry is {least:.3f} buffers"
-    columns = ["library", "size (B)", "p50 (us)", "uplink (B)", "in buffers", "p50 in streams", "of the bound"]
-    return [Table(title, columns, lines)] if lines else []
+    tables, times = [], over_stream(rows)
+    for call, here in _by_call(rows):
+        if cluster.hosts < 2 or call.world != cluster.world:  # of another cluster: its bound is another one
+            continue
+        least, lines = uplink_factor(call.collective, cluster), []
+        for row in here:
+            ratio, crossed = times.get((call, row["bytes"], config_of(row))), row["uplink_bytes"]
+            if row["library"] == STREAM or row["bytes"] == 0 or crossed is None:
+                continue
+            lines.append(
+                [
+                    str(config_of(row)), str(row["bytes"]), _time(row["time_us_p50"]), f"{crossed:.0f}",
+                    f"{crossed / row['bytes']:.3f}", "" if ratio is None else f"{ratio:.3f}",
+                    "" if ratio is None else f"{least / ratio:.1%}",
+                ]
+            )  # fmt: skip
+        title = f"{call}: busiest uplink of {cluster}; the least that one must carry is {least:.3f} buffers"
+        columns = ["library", "size (B)", "p50 (us)", "uplink (B)", "in buffers", "p50 in streams", "of the bound"]
+        tables += [Table(title, columns, lines)] if lines else []
+    return tables
 
 
 def show(rows: list[Row], meta: Meta) -> None:

@@ -1,7 +1,8 @@
 """Results on disk, their medians over rounds, and ratios paired within a round.
 
 FILE.jsonl holds one object a line with the keys of `KEYS`. FILE.meta.json beside it has the circumstances of the whole
-run (hardware, command, commit, versions).
+run (hardware, command, commit, versions). Of a file with another ending, the circumstances are in NAME.meta.json, where
+NAME is its whole name.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringlet.group import congestion_controls
 
-from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of
+from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of, format_bytes
 from .clusters import Cluster
 from .errors import BenchError
 from .run import Outcome, Row
@@ -35,9 +36,29 @@ KEYS = (
     "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round",
 )  # fmt: skip
 _TEXTS = ("library", "collective", "algorithm", "transport", "memory", "via", "dtype", "op")
+_WHOLE = ("world", "bytes", "count", "wrong", "uplink_bytes", "round")
+_LIMIT_FACTS = ("line_round_trip_us", "read_written_gbps", "memory_bytes", "copy_gbps", "add_gbps")
+_LEAST_US, _LARGEST = 1e-6, 1 << 63  # of what a row may say
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """The call that a row measures, without its size. Only rows of the same call can be compared."""
+
+    world: int
+    collective: str
+    dtype: str
+    op: str
+
+    def __str__(self) -> str:
+        op = "" if self.op in ("sum", "none") else f", {self.op}"
+        return f"{self.collective} of {self.dtype}{op}"
+
+
+def call_of(row: Row) -> Call:
+    return Call(row["world"], row["collective"], row["dtype"], row["op"])
 
 
 def config_of(row: Row) -> Config:
@@ -48,7 +69,7 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
     """One row per case and configuration: medians over rounds, wrong elements summed, `round` the number of rounds."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[(row["world"], row["collective"], row["dtype"], row["op"], row["bytes"], config_of(row))].append(row)
+        groups[(call_of(row), row["bytes"], config_of(row))].append(row)
     found = []
     for same in groups.values():
         merged = dict(same[0])
@@ -58,9 +79,10 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
         merged["busbw_gbps"] = merged["algbw_gbps"] * bus_factor_of(
             merged["library"], merged["collective"], merged["world"]
         )
-        merged["wrong"] = None if same[0]["wrong"] is None else sum(row["wrong"] for row in same)
-        if merged.get("uplink_bytes") is not None:  # results of before have no such key
-            merged["uplink_bytes"] = statistics.median(row["uplink_bytes"] for row in same)
+        checked = [row["wrong"] for row in same if row["wrong"] is not None]
+        merged["wrong"] = sum(checked) if checked else None
+        counted = [row["uplink_bytes"] for row in same if row.get("uplink_bytes") is not None]
+        merged["uplink_bytes"] = statistics.median(counted) if counted else None
         merged["round"] = len(same)
         found.append(merged)
     return sorted(found, key=lambda row: (row["world"], row["bytes"], _place(config_of(row))))
@@ -79,11 +101,18 @@ class Comparison:
     rounds: by size, the ratio within each round. ratios: their medians.
     """
 
-    world: int
-    collective: str
+    call: Call
     config: Config
     rivals: str
     rounds: dict[int, list[float]]
+
+    @property
+    def world(self) -> int:
+        return self.call.world
+
+    @property
+    def collective(self) -> str:
+        return self.call.collective
 
     @property
     def ratios(self) -> dict[int, float]:
@@ -99,58 +128,60 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 
 
 def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS) -> list[Comparison]:
-    """Per size and round (fastest rival's p50 / ringlet's p50), for each set of rivals."""
-    rows = list(rows)
+    """Per size and round (fastest rival's p50 / ringlet's p50), for each set of rivals; `without_wrong`."""
+    rows = without_wrong(rows)
     found = []
-    ours: dict[tuple[int, str, Config], dict[tuple[int, int], float]] = defaultdict(dict)
+    ours: dict[tuple[Call, Config], dict[tuple[int, int], float]] = defaultdict(dict)
     for row in rows:
         if row["library"] == "ringlet":
-            ours[(row["world"], row["collective"], config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
+            ours[(call_of(row), config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
     for rivals, names in rivals_of.items():
-        best: dict[tuple[int, str, int, int], float] = {}
+        best: dict[tuple[Call, int, int], float] = {}
         for row in rows:
             if row["library"] in names:
-                key = (row["world"], row["collective"], row["bytes"], row["round"])
+                key = (call_of(row), row["bytes"], row["round"])
                 best[key] = min(row["time_us_p50"], best.get(key, math.inf))
-        for (world, collective, config), times in ours.items():
+        for (call, config), times in ours.items():
             pairs: dict[int, list[float]] = defaultdict(list)
             for (size, round_), time in times.items():
-                if (world, collective, size, round_) in best:
-                    pairs[size].append(best[(world, collective, size, round_)] / time)
+                if (call, size, round_) in best:
+                    pairs[size].append(best[(call, size, round_)] / time)
             if pairs:
-                found.append(Comparison(world, collective, config, rivals, dict(pairs)))
+                found.append(Comparison(call, config, rivals, dict(pairs)))
     order = list(dict.fromkeys(row["collective"] for row in rows))
     return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
 
 def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
-    """(bytes, configuration) -> its p50 over the plain stream's for as many bytes: medians over rounds of ratios within
-    a round. If only the uplink takes time, this is the schedule's load on the busiest uplink, in buffers."""
-    rows = list(rows)
-    base = {(row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == STREAM}
-    found: dict[tuple[int, Config], list[float]] = defaultdict(list)
-    for row in rows:
-        stream = base.get((row["bytes"], row["round"]))
-        if stream and row["library"] != STREAM:
-            found[(row["bytes"], config_of(row))].append(row["time_us_p50"] / stream)
-    return {key: statistics.median(ratios) for key, ratios in found.items()}
+    """`over_stream` by size and configuration. ValueError if the rows are not all of the same call."""
+    found = over_stream(rows)
+    if len({call for call, _, _ in found}) > 1:
+        raise ValueError("rows of several calls: use over_stream")
+    return {(size, config): ratio for (_, size, config), ratio in found.items()}
 
 
-def over_limit(rows: Iterable[Row]) -> dict[tuple[int, str, int, Config], float]:
-    """(world, collective, bytes, configuration) -> its p50 over the limit: medians over rounds of ratios within a
-    round. Empty if the limit was not measured."""
-    rows = list(rows)
-    least = {
-        (row["world"], row["collective"], row["bytes"], row["round"]): row["time_us_p50"]
-        for row in rows
-        if row["library"] == LIMIT
-    }
-    found: dict[tuple[int, str, int, Config], list[float]] = defaultdict(list)
+def over_stream(rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
+    """(call, bytes, configuration) -> its p50 over the plain stream's for as many bytes: medians over rounds of ratios
+    within a round. If only the uplink takes time, this is the schedule's load on the busiest uplink, in buffers."""
+    return _over(STREAM, rows)
+
+
+def over_limit(rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
+    """(call, bytes, configuration) -> its p50 over the limit: medians over rounds of ratios within a round. Empty if
+    the limit was not measured."""
+    return _over(LIMIT, rows)
+
+
+def _over(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
+    """Of each configuration without wrong elements, its time in those of `library`."""
+    rows = without_wrong(rows)
+    base = {(call_of(row), row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == library}
+    found: dict[tuple[Call, int, Config], list[float]] = defaultdict(list)
     for row in rows:
-        world, collective, size = row["world"], row["collective"], row["bytes"]
-        shortest = least.get((world, collective, size, row["round"]))
-        if row["library"] != LIMIT and shortest is not None:
-            found[world, collective, size, config_of(row)].append(row["time_us_p50"] / shortest)
+        call, size = call_of(row), row["bytes"]
+        time = base.get((call, size, row["round"]))
+        if row["library"] != library and time is not None:
+            found[call, size, config_of(row)].append(row["time_us_p50"] / time)
     return {key: statistics.median(ratios) for key, ratios in found.items()}
 
 
@@ -158,32 +189,61 @@ def wrong_elements(rows: Iterable[Row]) -> int:
     return sum(row["wrong"] or 0 for row in rows)
 
 
+def without_wrong(rows: Iterable[Row]) -> list[Row]:
+    """The rows of configurations that computed no wrong element of a call, at any size: the time of a wrong result
+    compares with nothing."""
+    rows = list(rows)
+    wrong = {(call_of(row), config_of(row)) for row in rows if row["wrong"]}
+    return [row for row in rows if (call_of(row), config_of(row)) not in wrong]
+
+
+def require_right(rows: Iterable[Row]) -> None:
+    """BenchError that names each algorithm and size with wrong elements."""
+    rows = [row for row in rows if row["wrong"]]
+    if rows:
+        where = dict.fromkeys(f"{row['algorithm']} at {format_bytes(row['bytes'])}" for row in rows)
+        raise BenchError(
+            f"{rows[0]['collective']}: {wrong_elements(rows)} wrong elements by {', '.join(where)}: no rule can choose "
+            "among algorithms of which one is wrong"
+        )
+
+
 @contextlib.contextmanager
 def recorder(path: Path | None) -> Iterator[Callable[[Row | None], None]]:
-    """Writes rows as they come, so that a run that breaks off leaves its measurements."""
+    """Writes rows as they come, so that a run that breaks off leaves its measurements. Removes the circumstances of the
+    rows that it replaces."""
     if path is None:
         yield lambda row: None
         return
     with open(path, "w") as file:
+        meta_file(path).unlink(missing_ok=True)
         yield lambda row: print(json.dumps(row), file=file, flush=True) if row else None
 
 
+def meta_file(path: Path) -> Path:
+    """The file of circumstances of the rows in `path`."""
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.meta.json")
+
+
 def write_meta(path: Path, meta: Meta) -> None:
-    path.with_suffix(".meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    meta_file(path).write_text(json.dumps(meta, indent=2) + "\n")
 
 
 def read(path: Path) -> tuple[list[Row], Meta]:
     """The rows of a .jsonl file and, if they lie beside it, the run's circumstances. BenchError if they are none."""
-    beside = path.with_suffix(".meta.json")
+    beside = meta_file(path)
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         meta = json.loads(beside.read_text()) if beside.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"--from: cannot read {path}: {error}") from error
     wrong = next((number for number, row in enumerate(rows, 1) if not _is_row(row)), None)
-    if not rows or wrong or not _is_meta(meta):
-        where = f"line {wrong} of {path}" if wrong else str(path if _is_meta(meta) else beside)
+    part = _wrong_part(meta)
+    if not rows or wrong:
+        where = f"line {wrong} of {path}" if wrong else str(path)
         raise BenchError(f"--from: {where} holds no results of `ringlet bench --json`")
+    if part:
+        raise BenchError(f"--from: {beside}: {part} is not as `ringlet bench --json` writes it")
     return rows, meta
 
 
@@ -197,13 +257,31 @@ def _fits(key: str, value: Any) -> bool:
         return isinstance(value, str)
     if value is None:
         return key in ("wrong", "uplink_bytes")  # not checked; not on emulated hosts
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and (value > 0 if key == "world" or key.startswith("time_us") else value >= 0)
+    if key in _WHOLE:
+        return isinstance(value, int) and not isinstance(value, bool) and int(key == "world") <= value <= _LARGEST
+    return _is_number(value) and value >= (_LEAST_US if key.startswith("time_us") else 0)
 
 
-def _is_meta(meta: Any) -> bool:
-    parts = ("machine", "cluster", "versions", "settings", "refused", "limit")
-    return isinstance(meta, dict) and all(isinstance(meta.get(part, {}), dict) for part in parts)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _wrong_part(meta: Any) -> str | None:
+    """The part of the circumstances that is not as `circumstances` makes it; None: all are."""
+    if not isinstance(meta, dict):
+        return "the file"
+    for part in ("machine", "cluster", "versions", "settings", "refused", "limit"):
+        if not isinstance(meta.get(part, {}), dict):
+            return f"`{part}`"
+    if not _is_number(meta.get("machine", {}).get("cores", 0)):
+        return "`cores` of `machine`"
+    if meta.get("limit") and not all(_is_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
+        return "`limit`"
+    try:
+        Cluster(**meta.get("cluster") or {"hosts": 1})
+    except (BenchError, TypeError) as error:  # a wrong value; a name that is unknown or missing
+        return f"`cluster` ({error})"
+    return None
 
 
 def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None) -> Meta:

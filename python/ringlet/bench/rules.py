@@ -1,7 +1,8 @@
 """Derives rules of `auto`'s table (csrc/engine/rule.h) from measurements.
 
 A rule is written if another algorithm gains a margin over the built-in choice, in the median of ratios within a round.
-Neighbouring sizes with the same best algorithm share a rule. No rule reaches beyond the measured sizes and worlds.
+Neighbouring sizes with the same best algorithm share a rule. No rule reaches beyond the measured sizes and worlds: the
+first begins at the smallest of them, even if that is 4 bytes, because calls on smaller elements are smaller.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Rule:
-    """above, up_to: bytes; above None: from the least size on. gains: the built-in choice's time over the algorithm's,
-    at each size measured."""
+    """above, up_to: bytes; above None: from no bytes on, because 1 byte was measured. gains: the built-in choice's time
+    over the algorithm's, at each size measured."""
 
     collective: str
     medium: str
@@ -87,7 +88,7 @@ def derive(timings: Iterable[Timing], built_in: BuiltIn, margin: float = MARGIN)
             usual = built_in(collective, size, world, medium)
             before = winners[-1][1] if winners else None
             winners.append((size, *_winner(_gains(sizes[size], usual), before, margin)))
-        above = None
+        above: int | None = min(sizes) - 1 or None  # a rule fits sizes larger than `above`
         for algorithm, run in itertools.groupby(winners, key=lambda winner: winner[1]):
             same = list(run)
             up_to = same[-1][0]

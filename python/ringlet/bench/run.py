@@ -74,7 +74,7 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
             _describe(outcome, jobs, hosts)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
-                name = sweep.named(config, case.collective)
+                name = sweep.named(config, case)
                 if config.library == LIMIT:
                     row = _limit(outcome, case, round_)
                 elif name not in outcome.refused:

@@ -195,7 +195,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
         raise BenchError(f"--report: {page} must end in .md or name a folder")
     if page and page.suffix != ".md":
         page = page / "page.md"
-    meta = args.json and args.json.with_suffix(".meta.json")
+    meta = args.json and results.meta_file(args.json)
     files = {"--json": args.json, "--json's .meta.json": meta, "--plot": args.plot, "--report": page}
     outputs.check(files | {"--from": args.source}, make_folders=True)
 

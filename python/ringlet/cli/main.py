@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +28,7 @@ examples:
 `ringlet COMMAND --help` lists the options of a command.
 Exit codes: 0 success, 1 check failed, 2 bad arguments or failure, 130 interrupted.
 """
+_READER_LEFT = 128 + signal.SIGPIPE
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -61,19 +64,48 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. A failure of ringlet is one line on stderr, without a traceback."""
+    """Runs one command and returns its exit code. A failure of ringlet is one line on stderr, without a traceback.
+
+    If the reader of the output leaves (`ringlet draw ring | head`), returns the code that the command had computed, or
+    else 141, as a shell reports SIGPIPE.
+    """
+    _open_closed_streams()
     words = sys.argv[1:] if arguments is None else arguments
-    args = parse(words or ("--help",))
+    name, code = "ringlet", _READER_LEFT
     try:
-        code: int = args.run(args)
+        args = parse(words or ("--help",))
+        name = f"ringlet {args.command_name}"
+        code = args.run(args)
         sys.stdout.flush()
+    except BrokenPipeError:
+        pass
     except (ringlet.Error, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # `ringlet draw ring | head`: the reader has what it wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        print(f"ringlet {args.command_name}: {error}", file=sys.stderr)
-        return 2
+        code = 2
+        _complain(f"{name}: {error}")
     except KeyboardInterrupt:
-        print(f"ringlet {args.command_name}: interrupted", file=sys.stderr)
-        return 130
+        code = 130
+        _complain(f"{name}: interrupted")
+    finally:
+        _give_up_broken_streams()
     return code
+
+
+def _complain(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(line, file=sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """If the caller closed a stream (`>&-`), what a command writes there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _give_up_broken_streams() -> None:
+    """Python flushes its streams at its end, and reports what it cannot write with an exit code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,8 +1,9 @@
-"""Files that a command writes at its end, tried before its work begins."""
+"""Files that a command writes at its end, tried before its work begins, and tables, which groups may read meanwhile."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +39,42 @@ def _try(path: Path) -> None:
     with open(path, "ab"):
         pass
     if not existed:
-        path.unlink()
+        path.resolve().unlink()  # of a link that leads nowhere, not the link
+
+
+def table_text(path: Path) -> str:
+    """The text of the table that `path` holds; empty if it holds none. InvalidUsage if that is no text."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""  # to read a pipe would wait for its writer
+    except UnicodeDecodeError as error:
+        raise InvalidUsage(not_text(path)) from error
+
+
+def not_text(path: Path | str) -> str:
+    """The message about a table with a byte that is not UTF-8."""
+    return f"{path} is not UTF-8 text: correct the table, or remove it"
+
+
+def write_table(path: Path, text: str) -> None:
+    """Replaces the file at once, because groups may read it meanwhile, and there is a table at every moment. Keeps the
+    previous file beside it as NAME.before: a user may have written it. Follows links.
+
+    Anything else than a file, such as a pipe or /dev/null, is written to and stays.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    target = path.resolve()
+    fresh, copy = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".before"))
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        if target.exists():
+            shutil.copy2(target, copy)
+            copy.replace(target.with_name(f"{target.name}.before"))
+        fresh.replace(target)
+    finally:
+        for left in (fresh, copy):
+            left.unlink(missing_ok=True)
 
 
 def _advice(path: Path) -> str:

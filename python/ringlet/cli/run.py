@@ -59,10 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _told(failed: _Rank, world: int) -> int:
     code = failed.process.returncode
-    how = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    how = f"exited with code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
     others = "; the other ranks were ended" if world > 1 else ""
     print(f"ringlet run: rank {failed.rank} {how}{others}", file=sys.stderr)
     return code if code > 0 else 128 - code
+
+
+def _signal_name(number: int) -> str:
+    """SIGTERM. Of the real-time signals, only the first and the last have a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass

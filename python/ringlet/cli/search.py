@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlet import _C
+from ringlet.bench import results
 from ringlet.bench.cases import Sweep, format_bytes
 from ringlet.bench.clusters import Cluster
 from ringlet.bench.errors import BenchError
@@ -18,12 +19,12 @@ from ringlet.bench.rules import MARGIN, Timing, derive, table_text
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import ScheduleError
-from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule import Schedule, ScheduleError
+from ringlet.schedule.collectives import COLLECTIVES, ROOTED
 from ringlet.schedule.hosts import SYNTAX, Hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
-from ringlet.schedule.search import Candidate, best, schedules_of, search
+from ringlet.schedule.search import Candidate, best, composed, schedules_of, search
 from ringlet.schedule.uplink import uplink_load
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
@@ -103,7 +104,7 @@ def search_command(args: argparse.Namespace) -> int:
     if args.output:
         rules = derive(timings, _C.chosen, args.margin / 100)
         needs = algorithm_files.comment(rule.algorithm for rule in rules)
-        args.output.write_text(_heading(args, machine) + needs + table_text(rules), encoding="utf-8")
+        outputs.write_table(args.output, _heading(args, machine) + needs + table_text(rules))
         print(
             f"wrote {args.output}: {len(rules)} rule{'s' * (len(rules) != 1)} before the built-in ones", file=sys.stderr
         )
@@ -123,11 +124,20 @@ def _timings(
         folder.mkdir(exist_ok=True)
         for name, schedule in files.items():
             path = folder / f"{name}.json"
-            path.write_text(schedule.json(), encoding="utf-8")
+            path.write_text(_for_every_root(schedule), encoding="utf-8")
             algorithm_files.of_file(str(path))
         if args.measure:
             return _measured(args, machine, kept)
     return _predicted(args, [c for c in candidates if c.registered or c.name in files])
+
+
+def _for_every_root(schedule: Schedule) -> str:
+    """The text of a file that has the schedule, and those of the other roots: a rule holds for calls of every root."""
+    if schedule.collective not in ROOTED:
+        return schedule.json()
+    hosts = schedule.hosts or (0,) * schedule.world
+    found = [composed(schedule.algorithm, schedule.collective, hosts, root) for root in range(schedule.world)]
+    return "[" + ",\n".join(one.json() for one in found) + "]\n"
 
 
 def sizes_of(args: argparse.Namespace) -> list[int]:
@@ -188,7 +198,7 @@ def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> lis
 
 
 def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, list[Candidate]]) -> list[Timing]:
-    """Times of `auto`'s choice and of the fastest, on hosts with the machine's uplinks."""
+    """Times of `auto`'s choice and of the fastest, on hosts with the machine's uplinks. BenchError if one is wrong."""
     names = {candidate.name for chosen in kept.values() for candidate in chosen}
     names |= {_built_in(args, size) for size in kept}
     sizes = sorted(kept)
@@ -200,6 +210,7 @@ def _measured(args: argparse.Namespace, machine: HostsMachine, kept: dict[int, l
     )  # fmt: skip
     bench.require_able(sweep)
     rows, _ = bench.measure(sweep)
+    results.require_right(rows)
     timings: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows:
         timings.setdefault((row["bytes"], row["algorithm"]), {})[row["round"]] = row["time_us_p50"]

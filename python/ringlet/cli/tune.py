@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlet import _C
+from ringlet.bench import results
 from ringlet.bench.calibrate import Found, calibrate, table_line
 from ringlet.bench.cases import DEVICES, OWN_OF_NCCL, Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
@@ -86,7 +87,7 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def tune_command(args: argparse.Namespace) -> int:
-    """Returns 0: done; 2: cannot run, or a rank died. Without -o, keeps the previous table beside the new one."""
+    """Returns 0: done; 2: cannot run, a rank died, or an algorithm's results were wrong."""
     if args.show:
         print(in_force(), end="")
         return 0
@@ -97,7 +98,7 @@ def tune_command(args: argparse.Namespace) -> int:
         for sweep in sweeps:
             bench.require_able(sweep)
         outputs.check({"-o": output}, make_folders=True)
-        before = output.read_text(encoding="utf-8") if output.exists() else ""
+        before = outputs.table_text(output)
         if args.calibrate:
             text = calibration() + kept(before, _C.processor_model())
             return _finish(output, text, "calibrated this processor")
@@ -116,7 +117,7 @@ def tune_command(args: argparse.Namespace) -> int:
 
 
 def _finish(output: Path, text: str, summary: str) -> int:
-    _write(output, text)
+    outputs.write_table(output, text)
     print(text, end="")
     print(f"wrote {output}: {summary}", file=sys.stderr)
     return 0
@@ -164,7 +165,10 @@ def _sizes() -> str:
 
 def in_force() -> str:
     """The rules of a group whose rank 0 is this process, in their order, as text."""
-    file, text = _C.given_table()
+    try:
+        file, text = _C.given_table()
+    except UnicodeDecodeError as error:
+        raise InvalidUsage(outputs.not_text(_C.table_file())) from error
     if text:
         given = f"# from {file}\n{text.rstrip()}\n"
     else:
@@ -253,7 +257,7 @@ def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
 
 
 def _measure(sweeps: Iterable[Sweep], sizes: str, variables: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:
-    """sizes: lines of a table, with which the ranks are measured; variables: for them."""
+    """sizes: lines of a table, with which the ranks are measured; variables: for them. BenchError for wrong results."""
     rows: list[Row] = []
     meta: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ringlet-tune-") as folder:
@@ -263,6 +267,7 @@ def _measure(sweeps: Iterable[Sweep], sizes: str, variables: dict[str, str]) -> 
             for sweep in sweeps:
                 measured, meta = bench.measure(sweep)
                 _check_ways(sweep, meta)
+                results.require_right(measured)
                 rows += measured
     return rows, meta
 
@@ -309,13 +314,3 @@ def _summary(rules: list[Rule]) -> str:
     if not rules:
         return "the built-in choice is right wherever it was measured"
     return f"{len(rules)} rule{'s' if len(rules) > 1 else ''} before the built-in ones"
-
-
-def _write(output: Path, text: str) -> None:
-    """Writes the whole table at once, because groups may read it meanwhile. Keeps the previous table: a user may have
-    written it."""
-    if output.exists():
-        output.replace(output.with_name(f"{output.name}.before"))
-    fresh = output.with_name(f".{output.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(output)
