@@ -75,6 +75,8 @@ def _verdict(made: _Made) -> str:
         prove(made.schedule)
     except ScheduleError as error:
         return str(error)
+    except Exception as error:  # such as MemoryError: the others wait for the result
+        return f"the proof failed: {type(error).__name__}: {error}"
     _proved.add(made.digest)
     return ""
 
@@ -107,7 +109,7 @@ def _gathered(group: Any, mine: bytes) -> list[bytes]:
 
 def _texts(group: Any, mine: str) -> list[str]:
     """Every rank's text."""
-    data = mine.encode()[:4096]
+    data = mine.encode(errors="replace")[:4096]
     lengths = [int.from_bytes(length, "little") for length in _gathered(group, len(data).to_bytes(4, "little"))]
     padded = _gathered(group, data.ljust(max(1, *lengths), b"\0"))
     return [text[:length].decode(errors="replace") for text, length in zip(padded, lengths, strict=True)]
@@ -117,7 +119,7 @@ def _told(group: Any, text: str) -> str:
     """Rank 0's text."""
     if group.world == 1:
         return text
-    data = bytearray(text.encode())
+    data = bytearray(text.encode(errors="replace"))
     length = torch.tensor([len(data)])
     _C.broadcast(group, length, length, "sum", "tree", 0, PROOF_SECONDS, 1.0, False)
     if not length.item():

@@ -4,9 +4,10 @@ import dataclasses
 from fractions import Fraction
 
 import pytest
+import torch
 
 import ringlet
-from ringlet.schedule import Round, Schedule, ScheduleError, Step
+from ringlet.schedule import Round, Schedule, ScheduleError, Step, recv, reduce, send
 from ringlet.schedule.prove import prove, prove_all
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
@@ -53,6 +54,49 @@ def test_registered_schedules_are_proved(algorithm, collective, worlds):
 def test_golden_numbers(algorithm, world, rounds, sent, depth, trees):
     proof = ringlet.schedule(algorithm, world=world).prove()
     assert (proof.rounds, proof.sent, proof.depth, proof.trees) == (rounds, Fraction(sent), depth, trees)
+
+
+@ringlet.algorithm("all_reduce", name="two_from_one", parts=1)
+def two_from_one(rank, world):
+    """Rank 2 sends rank 0 its own contribution, then rank 1's."""
+    if world != 3:
+        raise NotImplementedError("for three ranks")
+    if rank == 0:
+        yield reduce(2, 0), reduce(2, 0)
+        yield send(1, 0), send(2, 0)
+    elif rank == 1:
+        yield send(2, 0)
+        yield recv(0, 0)
+    else:
+        yield send(0, 0)
+        yield recv(1, 0)
+        yield send(0, 0)
+        yield recv(0, 0)
+
+
+def sum_of_two_from_one(rank: int, world: int) -> float:
+    return float(ringlet.all_reduce(torch.tensor([[1e8, -1e8, 1.0][rank]]), algorithm=two_from_one))
+
+
+@pytest.mark.parametrize("transport", ("shared_memory", "threads", "tcp"))
+def test_what_one_rank_sends_is_reduced_in_the_order_of_its_messages(pool, transport):
+    assert pool.values(sum_of_two_from_one, 3, join=transport) == [0.0, 0.0, 0.0]  # 1e8 + 1 - 1e8, not 1e8 - 1e8 + 1
+
+
+def test_the_order_of_a_ranks_messages_counts():
+    """Ranks 0 and 1 both add what rank 2 has, and what it passes on, but in another order."""
+    ranks = [
+        [[("reduce", 2, 0, 1), ("reduce", 2, 0, 1), ("send", 1, 0, 1)]],
+        [[("send", 2, 0, 1), ("reduce", 0, 0, 1), ("reduce", 2, 0, 1)], [("send", 2, 0, 1)]],
+        [
+            [("send", 0, 0, 1), ("send", 1, 0, 1)],
+            [("recv", 1, 0, 1)],
+            [("send", 0, 0, 1)],
+            [("recv", 1, 0, 1)],
+        ],
+    ]
+    with pytest.raises(ScheduleError, match="different bits"):
+        Schedule.from_steps("all_reduce", 1, ranks).prove()
 
 
 def test_progress_is_told():

@@ -13,13 +13,13 @@ from typing import Any
 from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Schedule, ScheduleError, algorithms, msccl, schedule
+from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, msccl, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
 from ringlet.schedule.hosts import SYNTAX
 from ringlet.schedule.overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
-from ringlet.schedule.prove import Proof, prove_all
+from ringlet.schedule.prove import Proof, prove_all, well_formed
 
 COLUMNS = (
     *("algorithm", "collective", "worlds", "rounds", "sent per rank"),
@@ -108,8 +108,9 @@ def prove_command(args: argparse.Namespace) -> int:
     try:
         with _progress() as progress:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
-            own = [one for file in args.files for one in algorithm_files.read(file)]
-            names = (*(args.algorithm or ()), *(one.name for one in own))
+            own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
+            _require_names_apart(own)
+            names = (*(args.algorithm or ()), *own)
             collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
             proofs = prove_all(worlds, progress, names, collectives, args.hosts)
     except (ScheduleError, InvalidUsage) as error:
@@ -123,11 +124,26 @@ def prove_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
     _print_table(rows)
-    written = [one for file in args.files for one in _wrong_as_written(Path(file))]
+    wrong = [one for file in args.files for one in _wrong_as_written(Path(file.partition(":")[0]))]
     if args.json:
-        args.json.write_text(json.dumps({"proved": True, "rows": rows, "proofs": [_plain(p) for p in proofs]}) + "\n")
-    print(*written, sep="\n", end="\n" if written else "", file=sys.stderr)
-    return 1 if written else 0
+        found = {"proved": not wrong, "rows": rows, "proofs": [_plain(p) for p in proofs]}
+        found |= {"error": _plain_error(wrong[0])} if wrong else {}
+        args.json.write_text(json.dumps(found) + "\n")
+    for one in wrong:
+        print(f"not proved: {one}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _require_names_apart(own: list[Algorithm]) -> None:
+    """Raises InvalidUsage if two files have an algorithm of one name: a table of proofs could not tell them apart."""
+    seen: dict[tuple[str, str], Algorithm] = {}
+    for one in own:
+        other = seen.setdefault((one.collective, one.name), one)
+        if other is not one:
+            raise InvalidUsage(
+                f"{other.origin} and {one.origin} both have the {one.collective} algorithm {one.name}: "
+                "prove one at a time"
+            )
 
 
 def _is_verdict(error: InvalidUsage) -> bool:
@@ -154,6 +170,7 @@ def draw_command(args: argparse.Namespace) -> int:
         wanted = args.algorithm or args.named
         collective = args.collective if isinstance(wanted, str) else wanted.collective
         drawn = schedule(wanted, collective, world=world, root=args.root, hosts=args.hosts)
+        well_formed(drawn)
         if not args.force:
             _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
@@ -165,14 +182,14 @@ def draw_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wrong_as_written(file: Path) -> Iterator[str]:
+def _wrong_as_written(file: Path) -> Iterator[InvalidUsage]:
     """What is wrong with an MSCCL program in the order in which MSCCL runs it; its schedule may be right."""
     if file.suffix != ".xml":
         return
     try:
         depth, trees = msccl.check(msccl.read(file.read_text()))
     except msccl.MscclError as error:
-        yield f"not proved: {file} as MSCCL runs it: {error}"
+        yield InvalidUsage(f"{file} as MSCCL runs it: {error}")
     else:
         print(f"{file} as MSCCL runs it: right, depth {depth}, trees {trees}")
 

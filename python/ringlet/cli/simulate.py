@@ -35,7 +35,8 @@ examples:
 `ringlet search` looks for the fastest. docs/selection.md describes the model and the file of --machine.
 """
 _LEGEND = """\
-The five columns add up to the time. They are of the chain of rounds, each waiting for the one before, that ends last.
+The five columns add up to the time. They are of the chain of rounds, each waiting for the one before, that ends last,
+or of the link or the rank that is busy for longer.
 latency: before a round's first byte. messages: a rank's work for each. combining: sums of what a rank has and receives.
 link busy: the share of the time in which the busiest link carries bytes.
 """

@@ -40,6 +40,7 @@ from ringlet.schedule.packed import packed, unpacked
 from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,62}")
+RESERVED = ("auto", "none", "nccl")
 ORDERS = ("none", "along", "across")
 PLACE = ("rank", "world", "root", "hosts")  # the parameters that a function may have
 
@@ -92,7 +93,8 @@ class Algorithm:
         if needed is not None:
             return needed
         try:
-            return operator.index(self.parts(world) if callable(self.parts) else self.parts or world)
+            parts = self.parts(world) if callable(self.parts) else self.parts
+            return operator.index(world if parts is None else parts)
         except Exception as error:
             raise ScheduleError(0, None, None, f"parts {_raised(error)}") from error
 
@@ -141,6 +143,9 @@ def algorithm(
 
     from ringlet.schedule.named import register
 
+    if callable(collective):
+        raise InvalidUsage('algorithm: the collective is missing: write @ringlet.algorithm("all_reduce")')
+
     def decorate(function: Callable[..., Rounds]) -> Algorithm:
         return register(written(collective, name or str(getattr(function, "__name__", "")), function, parts, order))
 
@@ -152,9 +157,10 @@ def written(collective: str, name: str, function: Callable[..., Rounds], parts: 
     what = f"algorithm({collective!r}, name={name!r})"
     if collective not in COLLECTIVES:
         raise InvalidUsage(f"{what}: the collective must be one of {', '.join(COLLECTIVES)}")
-    if not NAME.fullmatch(name) or name in ("auto", "none"):
+    if not NAME.fullmatch(name) or name in RESERVED:
         raise InvalidUsage(
-            f"{what}: the name must be a letter and up to 62 letters, digits and _ . + -, and neither auto nor none"
+            f"{what}: the name must be a letter and up to 62 letters, digits and _ . + -, and none of "
+            f"{', '.join(RESERVED)}"
         )
     if order not in ORDERS:
         raise InvalidUsage(f"{what}: order must be one of {', '.join(ORDERS)}, got {order!r}")

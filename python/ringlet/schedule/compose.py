@@ -133,7 +133,7 @@ def _moments(whole: Schedule) -> list[dict[int, int]]:
     for message, moment in execute(whole, messages).moments.items():
         for rank, index in ((message.source, message.source_round), (message.target, message.target_round)):
             if moments[rank].setdefault(index, moment) != moment:
-                raise ValueError(f"{whole.name}: rank {rank} meets others at different moments of its round {index}")
+                raise ValueError(f"{whole.name}: rank {rank} passes messages at different moments of its round {index}")
     for rank, rounds in enumerate(whole.ranks):
         if len(moments[rank]) < len(rounds):
             raise ValueError(f"{whole.name}: rank {rank} has a round without messages")

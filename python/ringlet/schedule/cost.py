@@ -9,10 +9,12 @@ section 3.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule
 from ringlet.schedule.collectives import parts_of_s
 from ringlet.schedule.execute import execute
@@ -60,7 +62,10 @@ def counts(schedule: Schedule) -> Counts:
 
 
 def cost(schedule: Schedule, nbytes: float, machine: Machine | None = None) -> Cost:
-    """Seconds for S = nbytes on a machine (default: Machine()); ScheduleError if the schedule cannot run."""
+    """Seconds for S = nbytes on a machine (default: Machine()). ScheduleError if the schedule cannot run, InvalidUsage
+    for a wrong nbytes."""
+    if not 0 <= nbytes < math.inf:
+        raise InvalidUsage(f"cost: nbytes must be a number of bytes from 0 on, got {nbytes}")
     machine = machine or Machine()
     chunk_bytes = nbytes / parts_of_s(schedule.collective, schedule.world, schedule.parts)
     messages = pair_messages(schedule)

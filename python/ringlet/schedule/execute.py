@@ -146,7 +146,8 @@ class _Run:
             own = before[chunk]
             if own is None:
                 raise ScheduleError(rank, index, chunk, "reduces into a chunk that it does not have")
-            new[chunk] = self.reduced(rank, index, chunk, sorted([*received, (rank, own)]))
+            # Stable: what comes from one rank stays in the order of its messages.
+            new[chunk] = self.reduced(rank, index, chunk, sorted([*received, (rank, own)], key=lambda term: term[0]))
         return new
 
     def reduced(self, rank: int, index: int, chunk: int, terms: list[tuple[int, Value]]) -> Value:

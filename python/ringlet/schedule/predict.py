@@ -81,17 +81,23 @@ class Predictor:
     def seconds(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> float:
         """Seconds for S = nbytes in segments that follow each other as closely as links and ranks let them."""
         chunk = nbytes / self._unit / segments
-        ends = self._ends(chunk, machine)
-        return max(rounds[-1] for rounds in ends) + (segments - 1) * sum(self._busiest(chunk, machine))
+        busiest = sum(self._busiest(chunk, machine))
+        chain = max(rounds[-1] for rounds in self._ends(chunk, machine))
+        return max(chain, busiest) + (segments - 1) * busiest
 
     def times(self, nbytes: float, machine: HostsMachine, segments: int = 1) -> Times:
         """What the seconds are spent on: those of the chain of rounds that ends last, each of which waits for the one
-        before it, and those of the busiest resource for further segments."""
+        before it, or those of the busiest resource if it is busy for longer; and those of this resource for further
+        segments."""
         chunk = nbytes / self._unit / segments
         ends = self._ends(chunk, machine)
         rank = max(range(self._schedule.world), key=lambda r: ends[r][-1])
         index = len(ends[rank]) - 1
-        spent = [Times(*((segments - 1) * seconds for seconds in self._busiest(chunk, machine)))]
+        busiest = self._busiest(chunk, machine)
+        spent = [Times(*((segments - 1) * seconds for seconds in busiest))]
+        if sum(busiest) > ends[rank][index]:
+            spent.append(busiest)
+            index = 0
         while index:
             load = self._loads[rank, index - 1]
             spent.append(self._round(load, chunk, machine))

@@ -21,9 +21,10 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from ringlet import schedule as schedules
-from ringlet.schedule import Round, Schedule, ScheduleError, Step
+from ringlet.schedule import Algorithm, Round, Schedule, ScheduleError, Step
 from ringlet.schedule.closed_forms import ClosedForm, closed_form
 from ringlet.schedule.collectives import (
     COLLECTIVES,
@@ -42,6 +43,7 @@ from ringlet.schedule.named import registered
 from ringlet.schedule.trees import ranks_in
 
 ALL_ROOTS_UP_TO = 16
+MOST_PARTS, MOST_ROUNDS = 1 << 14, 1 << 15  # csrc/engine/authored.h
 VERBS = ("send", "recv", "reduce", "copy")
 
 
@@ -64,14 +66,10 @@ class Proof:
 def prove(schedule: Schedule) -> Proof:
     """Proves one schedule, registered or made by hand; raises ScheduleError if it is wrong."""
     try:
-        _check_shape(schedule)
+        messages = well_formed(schedule)
         for rank, rounds in enumerate(schedule.ranks):
             for index, round in enumerate(rounds):
-                _check_steps(schedule, rank, index, round)
                 _check_hazards(rank, index, round)
-        messages = pair_messages(schedule)
-        for message in messages:
-            _check_message(schedule, message)
         execution = execute(schedule, messages)
         results = _check_outputs(schedule, execution)
         _check_barrier(schedule, execution)
@@ -81,47 +79,73 @@ def prove(schedule: Schedule) -> Proof:
         raise
 
 
+def well_formed(schedule: Schedule) -> list[Message]:
+    """The messages of a schedule whose steps and messages fit its buffers and each other; else raises ScheduleError."""
+    _check_shape(schedule)
+    for rank, rounds in enumerate(schedule.ranks):
+        for index, round in enumerate(rounds):
+            _check_steps(schedule, rank, index, round)
+    messages = pair_messages(schedule)
+    for message in messages:
+        _check_message(schedule, message)
+    return messages
+
+
 def prove_all(
     worlds: Iterable[int],
     progress: Callable[[int, int, str], None] | None = None,
-    algorithm: str | Collection[str] | None = None,
+    algorithm: str | Algorithm | Collection[str | Algorithm] | None = None,
     collective: str | Collection[str] | None = None,
     hosts: Sequence[int] | None = None,
 ) -> list[Proof]:
-    """Proves every built-in schedule, or those of some names (also of own algorithms) or collectives, for every world.
+    """Proves every built-in schedule, or those of some algorithms (names, or own ones) or collectives, for every world.
 
     Rooted collectives are proved for every root up to a world of ALL_ROOTS_UP_TO, and for the first two, the middle and
     the last root above. `hosts[r]` is rank r's host (default: all share one); worlds must be its length then.
     `progress(done, total, name)` is called before each proof and once at the end.
-    Raises the first ScheduleError; ValueError if nothing registered has that name.
+    Raises the first ScheduleError; ValueError if nothing registered has that name, or if an algorithm covers none of
+    the worlds.
     """
-    names, collectives = _chosen(algorithm), _chosen(collective)
-    known = [(a, c) for a, c, _ in schedules.algorithms()]
-    known += [(own.name, own.collective) for own in registered() if own.name in names]
-    rows = [(a, c) for a, c in known if a in (names or [a]) and c in (collectives or [c])]
-    if not rows:
-        wanted = " ".join(map(",".join, filter(None, (names, collectives))))
-        near = [f"{a} {c}" for a, c in known if a in (names or ()) or c in (collectives or ())]
-        all_names = dict.fromkeys(a for a, _ in known)
-        raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
+    chosen, collectives = _chosen(algorithm), _chosen(collective)
+    rows = _rows(chosen, collectives)
     worlds = list(worlds)
     cases = [(a, c, world, root) for a, c in rows for world in worlds for root in roots(c, world)]
-    proofs = []
+    proofs, covered = [], set()
     for done, (a, c, world, root) in enumerate(cases):
         if progress:
-            progress(done, len(cases), f"{a} {c}")
+            progress(done, len(cases), f"{_name(a)} {c}")
         # One of a user's own may not cover every world.
         with contextlib.suppress(NotImplementedError):
             proofs.append(prove(schedules.schedule(a, c, world=world, root=root, hosts=hosts)))
-    if not proofs:
-        raise ValueError(f"{', '.join(a for a, _ in rows)} covers none of these worlds")
+            covered.add((a, c))
+    idle = [_name(a) for a, c in rows if (a, c) not in covered]
+    if idle:
+        raise ValueError(f"{', '.join(idle)} covers none of these worlds")
     if progress:
         progress(len(cases), len(cases), "")
     return proofs
 
 
-def _chosen(given: str | Collection[str] | None) -> list[str]:
-    return [given] if isinstance(given, str) else list(given or ())
+def _rows(chosen: list[str | Algorithm], collectives: list[str]) -> list[tuple[str | Algorithm, str]]:
+    """(algorithm, collective) of what is chosen; of all that is built in, if `chosen` is empty."""
+    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in schedules.algorithms()]
+    known += [(own.name, own.collective) for own in registered() if own.name in chosen]
+    known += [(own, own.collective) for own in chosen if isinstance(own, Algorithm)]
+    rows = [(a, c) for a, c in known if a in (chosen or [a]) and c in (collectives or [c])]
+    if rows:
+        return rows
+    wanted = " ".join(map(",".join, filter(None, (map(_name, chosen), collectives))))
+    near = [f"{_name(a)} {c}" for a, c in known if a in chosen or c in collectives]
+    all_names = dict.fromkeys(_name(a) for a, _ in known)
+    raise ValueError(f"no registered schedule is called {wanted}; known: {', '.join(near or all_names)}")
+
+
+def _name(algorithm: str | Algorithm) -> str:
+    return algorithm if isinstance(algorithm, str) else algorithm.name
+
+
+def _chosen(given: Any) -> list[Any]:
+    return [given] if isinstance(given, (str, Algorithm)) else list(given or ())
 
 
 def roots(collective: str, world: int) -> Iterator[int]:
@@ -139,6 +163,10 @@ def _check_shape(schedule: Schedule) -> None:
         raise ScheduleError(0, None, None, f"there is no collective {collective!r}; known: {', '.join(COLLECTIVES)}")
     if world < 1 or len(schedule.ranks) != world or not 0 <= root < world:
         text = f"world {world}, root {root} and {len(schedule.ranks)} ranks do not go together"
+        raise ScheduleError(0, None, None, text)
+    most_rounds = max(map(len, schedule.ranks))
+    if parts > MOST_PARTS or most_rounds > MOST_ROUNDS:
+        text = f"{parts} parts and {most_rounds} rounds: no engine takes more than {MOST_PARTS} and {MOST_ROUNDS}"
         raise ScheduleError(0, None, None, text)
     if parts < 1 or required_parts(collective, world) not in (None, parts):
         text = f"{collective}, world {world}, has {required_parts(collective, world) or 'some'} parts, not {parts}"

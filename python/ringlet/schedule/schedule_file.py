@@ -11,6 +11,7 @@ A JSON file has one object for a schedule, or a list of objects for several worl
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,11 @@ def algorithm_of_file(path: Path, text: str) -> Algorithm:
     collectives = sorted({schedule.collective for schedule in schedules})
     if len(collectives) != 1:
         raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
-    return _algorithm(path, collectives[0], {(one.world, one.root): one for one in schedules})
+    places = {(one.world, one.root): one for one in schedules}
+    if len(places) < len(schedules):
+        twice, _ = Counter((one.world, one.root) for one in schedules).most_common(1)[0]
+        raise ValueError(f"has two schedules for world {twice[0]}, root {twice[1]}")
+    return _algorithm(path, collectives[0], places)
 
 
 def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Schedule]) -> Algorithm:

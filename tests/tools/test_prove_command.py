@@ -1,0 +1,72 @@
+"""`ringlet prove` on files: every algorithm that is given is proved, and the exit code and the JSON say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ringlet
+from ringlet.cli.main import main
+from ringlet.schedule import Schedule
+
+RIGHT = [[[("send", 1, 0, 1), ("reduce", 1, 0, 1)]], [[("send", 0, 0, 1), ("reduce", 0, 0, 1)]]]
+WRONG = [[[("send", 1, 0, 1)]], [[("reduce", 0, 0, 1)]]]
+
+
+def written(folder: Path, name: str, steps: list) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(Schedule.from_steps("all_reduce", 1, steps).json())
+    return str(path)
+
+
+def test_two_files_with_one_name_are_refused(tmp_path, capsys):
+    files = [written(tmp_path / "a", "swapped", WRONG), written(tmp_path / "b", "swapped", RIGHT)]
+    for order in (files, files[::-1]):
+        assert main(["prove", *order, "--world", "2"]) == 2
+        assert "both have the all_reduce algorithm swapped: prove one at a time" in capsys.readouterr().err
+    assert main(["prove", files[0], "--world", "2"]) == 1
+    assert main(["prove", files[1], "--world", "2"]) == 0
+
+
+def test_an_algorithm_that_covers_none_of_the_worlds_is_told(tmp_path, capsys):
+    files = [written(tmp_path, "for_two", RIGHT), written(tmp_path, "for_three", [*RIGHT, [[]]])]
+    assert main(["prove", *files, "--world", "2"]) == 2
+    assert "for_three covers none of these worlds" in capsys.readouterr().err
+
+
+def test_two_schedules_of_one_world_are_refused(tmp_path, capsys):
+    path = tmp_path / "twice.json"
+    one = json.loads(Schedule.from_steps("all_reduce", 1, RIGHT).json())
+    path.write_text(json.dumps([one, one]))
+    assert main(["prove", str(path)]) == 2
+    assert "has two schedules for world 2, root 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", (False, True))
+def test_a_program_that_msccl_runs_in_another_order_is_not_proved(tmp_path, capsys, monkeypatch, named):
+    path = tmp_path / "onepass.xml"
+    path.write_text(ringlet.schedule("one_shot", world=2).xml())
+    monkeypatch.setattr("ringlet.schedule.msccl.check", refuse)
+    result = tmp_path / "proofs.json"
+    assert main(["prove", f"{path}:onepass" if named else str(path), "--world", "2", "--json", str(result)]) == 1
+    assert "as MSCCL runs it: different bits" in capsys.readouterr().err
+    found = json.loads(result.read_text())
+    assert found["proved"] is False and "different bits" in found["error"]["message"] and len(found["proofs"]) == 1
+
+
+def refuse(program: object) -> None:
+    raise ringlet.schedule.msccl.MscclError("different bits")
+
+
+@pytest.mark.parametrize("parts, step", ((20000, ("send", 1, 0, 1)), (1, ("send", 1, 7, 1))))
+def test_a_picture_of_an_impossible_schedule_is_refused(tmp_path, capsys, parts, step):
+    path = tmp_path / "impossible.json"
+    ranks = [[[step]], [[("recv", 0, 0, 1)]]]
+    path.write_text(Schedule.from_steps("all_reduce", parts, ranks).json())
+    for command in (["draw", str(path), "--world", "2"], ["prove", str(path), "--world", "2"]):
+        assert main(command) in (1, 2)
+        said = capsys.readouterr()
+        assert "lies outside the 1 parts" in said.err or "no engine takes more than 16384" in said.err
