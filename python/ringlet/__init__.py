@@ -14,7 +14,6 @@ from ringlet.collectives import (
     barrier,
     broadcast,
     butterfly_allreduce,
-    empty,
     gather,
     is_registered,
     recv,
@@ -27,7 +26,7 @@ from ringlet.collectives import (
 from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemError, Timeout
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
-from ringlet.memory import registered_pool, use_registered_allocator
+from ringlet.memory import empty, registered_pool, use_registered_allocator
 from ringlet.schedule.author import algorithm
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ringlet import _C
 from ringlet.errors import InvalidUsage
@@ -114,6 +115,8 @@ def collective(name: str, *arguments: Any) -> None:
     if name in _REDUCING and op not in LINEAR:
         raise InvalidUsage(f"{name}: {op} is not differentiable, only {', '.join(LINEAR)} are; {advice}")
     outputs, inputs = _flat(output), _flat(input)
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in (*outputs, *inputs)):
+        raise InvalidUsage(f"{name}: not differentiable in forward mode, and a tensor has a tangent; pass .detach()")
     _C.check_written(outputs, name)
     call = _Call(name, group, op, algorithm, root, timeout, scale, isinstance(output, list), isinstance(input, list))
     results = _Collective.apply(call, len(outputs), *outputs, *inputs)  # type: ignore[no-untyped-call]

@@ -29,12 +29,13 @@ v-collectives). All ranks must give the same sizes; in all_to_all, the two ranks
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy
 import torch
+import torch.distributed as dist
 
 from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
@@ -98,7 +99,7 @@ def all_reduce(
     if type(tensor) is not torch.Tensor:
         tensor = as_tensor(tensor)
     target = tensor if output is None else as_tensor(output)
-    work = _C.all_reduce(_handle(group), target, tensor, op, algorithm, 0, timeout, scale, async_op)
+    work = _C.all_reduce(_handle(group, "all_reduce"), target, tensor, op, algorithm, 0, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -406,30 +407,6 @@ def recv(
     return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
 
 
-def empty(
-    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
-) -> torch.Tensor:
-    """An uninitialized contiguous tensor in registered memory: peers read it in place.
-
-    size: as in torch.empty.
-    device: the host, or a GPU, which has as much registered memory as RINGLET_GPU_HEAP_MIB says (by default none). When
-    a tensor on a GPU is freed, the host waits for the device (later, while a CUDA graph is captured).
-
-    Raises SystemError if the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage if the device
-    has no registered memory, DeviceError if torch has no such device.
-    """
-    sizes = size[0] if len(size) == 1 and isinstance(size[0], Iterable) else size
-    try:
-        where, counts = torch.device(device), [operator.index(one) for one in sizes]  # type: ignore[arg-type]
-    except (TypeError, RuntimeError) as error:
-        raise InvalidUsage(f"empty: {error}") from error
-    if any(count >= 1 << 63 for count in counts):
-        raise InvalidUsage(f"empty: a tensor of sizes {counts} is larger than any memory")
-    if where.type == "cuda" and torch.cuda.is_available():
-        torch.cuda.init()  # as torch does when it makes a tensor itself
-    return _C.empty(counts, torch.get_default_dtype() if dtype is None else dtype, where)
-
-
 def is_registered(tensor: Array) -> bool:
     """Whether peers can read this tensor in place: any on the host if ranks are threads, else one of `empty`."""
     group, one = current() if has_default() else None, as_tensor(tensor)
@@ -441,6 +418,8 @@ def as_tensor(array: object) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, numpy.ndarray):
+        if type(array) is not numpy.ndarray and isinstance(array, numpy.ma.MaskedArray):
+            raise InvalidUsage("array is masked, and calls take no notice of a mask; pass array.filled(value)")
         if not array.flags.writeable:
             raise InvalidUsage("array is read-only; pass a copy")
         if not array.dtype.isnative:
@@ -455,12 +434,16 @@ def as_tensor(array: object) -> torch.Tensor:
     raise InvalidUsage(f"a {type(array).__name__} is neither a torch tensor nor a numpy array")
 
 
-def _handle(group: Group | None) -> _C.Group:
+def _handle(group: Group | None, call: Any) -> _C.Group:
+    """call: its function in _C, or its name, for the error."""
     if group is None:
         return current().handle
     if isinstance(group, Group):
         return group.handle
-    raise InvalidUsage(f"group must be a ringlet.Group, not {group!r}")
+    name = call if isinstance(call, str) else call.__name__
+    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidUsage(f"{name}: this rank is not a member of the group: make the call on its members only")
+    raise InvalidUsage(f"{name}: group must be a ringlet.Group, not {group!r}")
 
 
 def _call(
@@ -477,7 +460,7 @@ def _call(
     scale: float = 1.0,
 ) -> Any:
     target, source = _as_tensors(output), _as_tensors(input)
-    work = entry(_handle(group), target, source, op, algorithm, root, timeout, scale, async_op)
+    work = entry(_handle(group, entry), target, source, op, algorithm, root, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -488,6 +471,20 @@ def _as_tensors(arrays: Arrays | None) -> torch.Tensor | list[torch.Tensor] | No
 
 
 def _message(tensor: Array, peer: int, *, sending: bool, group: Group | None, async_op: bool, timeout: Timeout) -> Any:
-    array = as_tensor(tensor)
-    work = _C.message(_handle(group), array, peer, sending, timeout, async_op)
+    array, handle = as_tensor(tensor), _handle(group, "send" if sending else "recv")
+    if not sending:
+        _refuse_any_source(handle, peer)
+    work = _C.message(handle, array, peer, sending, timeout, async_op)
     return work if async_op else array
+
+
+def _refuse_any_source(group: _C.Group, peer: int) -> None:
+    """In _C, -1 means any source, for torch.distributed. Here it is the mistake of rank 0 that passes rank - 1."""
+    try:
+        below = operator.index(peer) < 0
+    except TypeError:
+        return  # _C refuses it
+    if below:
+        raise InvalidUsage(
+            f"recv: peer must be a rank from 0 to {group.world - 1} other than this rank ({group.rank}), got {peer}"
+        )

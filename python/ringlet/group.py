@@ -71,11 +71,24 @@ class Group:
         self._children = itertools.count()
         self._closed = False
 
-    def close(self, patience: timedelta = timedelta(seconds=2)) -> None:
-        """Leaves the group. Pending calls complete, or end after `patience`. Later calls raise InvalidUsage."""
-        if not self._closed:
+    def close(self, patience: timedelta | float = timedelta(seconds=2)) -> None:
+        """Leaves the group. Pending calls complete, or end after `patience` (seconds or timedelta). Later calls raise
+        InvalidUsage.
+
+        Raises InvalidUsage, and leaves the group open: for a wrong `patience`, in a callback of a call, and in a signal
+        handler that interrupts a call.
+        """
+        if self._closed:
+            return
+        limit = _patience(patience)
+        try:
+            self.handle.close(limit)
+        except InvalidUsage:
+            raise
+        except BaseException:  # such as KeyboardInterrupt: the group ended nevertheless
             self._closed = True
-            self.handle.close(patience)
+            raise
+        self._closed = True
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
@@ -212,37 +225,53 @@ def _place(rank: int | None, world: int | None) -> tuple[int, int]:
     if rank is None or world is None:
         place = environment.find(wanted="rank" if rank is None else "world")
         rank, world = (place.rank if rank is None else rank), (place.world if world is None else world)
-    rank, world = _whole(rank, "init: rank"), _whole(world, "init: world")
+    rank, world = whole(rank, "init: rank"), whole(world, "init: world")
     if not 0 <= rank < world:
         raise InvalidUsage(f"rank {rank} of world {world} does not exist")
     return rank, world
 
 
 def finalize() -> None:
-    """Leaves the default group, if there is one. Called at exit too."""
+    """Leaves the default group, if there is one. Called at exit too.
+
+    Raises InvalidUsage where `Group.close` does. The default group then stays.
+    """
+    group = _of_thread.group or _of_process
+    if group is None:
+        return
+    try:
+        group.close()
+    finally:
+        if group._closed:
+            _forget(group)
+
+
+def _forget(group: Group) -> None:
+    """`group` is the default group no more. Another thread may have made a new one meanwhile."""
     global _of_process
-    if _of_thread.group is not None:
+    if _of_thread.group is group:
         _C.set_default(None, True)
-        group, _of_thread.group = _of_thread.group, None
-        group.close()
-    elif _of_process is not None:
+        _of_thread.group = None
+    elif _of_process is group:
         _C.set_default(None, False)
-        group, _of_process = _of_process, None
-        group.close()
+        _of_process = None
 
 
 def new_group(
     ranks: Sequence[int], *, timeout: timedelta | float | None = None, max_ctas: int | None = None
-) -> Group | None:
+) -> Group | int:
     """Makes a group of some ranks of the default group, in the given order. Every rank of the default group must call
-    it, with the same ranks and in the same order of calls; the ranks outside get None.
+    it, with the same ranks and in the same order of calls. The ranks outside get
+    `torch.distributed.GroupMember.NON_GROUP_MEMBER`, which no call takes as its group.
 
     ranks: distinct ranks of the default group. timeout: seconds or timedelta. max_ctas: as for `init`. By default both
     are those of the default group.
+
+    Raises InvalidUsage for wrong ranks; Timeout, which names the missing ranks.
     """
     parent = current()
     try:
-        members = [_whole(rank, "new_group: a rank") for rank in ranks]
+        members = [whole(rank, "new_group: a rank") for rank in ranks]
     except TypeError:
         raise InvalidUsage(f"new_group: ranks is {ranks!r}; pass a list of ranks") from None
     if len(set(members)) != len(members) or not all(0 <= r < parent.world for r in members) or not members:
@@ -250,24 +279,44 @@ def new_group(
     most = parent.handle.max_ctas if max_ctas is None else _ctas(max_ctas)
     number = next(parent._children)
     if parent.rank not in members:
-        return None
+        return dist.GroupMember.NON_GROUP_MEMBER
     limit = parent.handle.timeout if timeout is None else as_timedelta(timeout)
-    place, world = members.index(parent.rank), len(members)
     name = f"{parent.name}/{number}"
+    try:
+        handle = _part_of(parent, members, name, limit)
+    except Timeout as late:
+        raise Timeout(
+            f"{late}, or they called new_group with other ranks, or in another order (here its ranks are ranks "
+            f"{', '.join(map(str, members))} of the default group)"
+        ) from None
+    handle.max_ctas = most
+    return Group(handle, name, parent.store, members, parent.carrier)
+
+
+def _part_of(parent: Group, members: list[int], name: str, limit: timedelta) -> _C.Group:
+    """The handle of a group of some ranks of `parent`."""
+    place, world = members.index(parent.rank), len(members)
     began = log.configure(place, world)
     if parent.store is None:  # ranks are threads
         title = f"{name}/{'.'.join(map(str, members))}"
-        handle = log.made(_C.Group.threads(title, place, world, limit), began)
-    else:
-        key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
-        handle = log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
-    handle.max_ctas = most
-    return Group(handle, name, parent.store, members, parent.carrier)
+        return log.made(_C.Group.threads(title, place, world, limit), began)
+    key = rendezvous_key(parent.store, f"ringlet/{name}/{members}", Claim(place, world, parent.carrier), limit)
+    return log.made(_C.Group.join(parent.store, key, place, world, limit, parent.carrier), began)
 
 
 def as_timedelta(timeout: timedelta | float) -> timedelta:
     """Seconds or timedelta as timedelta, 100 years for infinity. Raises InvalidUsage if it is not a positive time."""
     return timedelta(milliseconds=_C.milliseconds(timeout))
+
+
+def _patience(patience: timedelta | float) -> timedelta:
+    """As a timedelta. A close() without patience takes 0."""
+    if patience in (0, timedelta(0)):
+        return timedelta(0)
+    try:
+        return as_timedelta(patience)
+    except InvalidUsage:
+        raise InvalidUsage(f"close: patience must be seconds from 0 on or a timedelta, got {patience!r}") from None
 
 
 def read_given(rank: int) -> None:
@@ -303,12 +352,13 @@ def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
 
 
 def _ctas(most: Any) -> int:
-    most = _whole(most, "max_ctas")
+    most = whole(most, "max_ctas")
     _C.check_max_ctas(most)
     return most
 
 
-def _whole(value: Any, what: str) -> int:
+def whole(value: Any, what: str) -> int:
+    """As an int. Raises InvalidUsage, with `what` it is, if it is no whole number or too large."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -43,12 +44,16 @@ def spawn(
 ) -> None:
     """Runs `main(rank, *args)` on `nprocs` ranks that have joined the default group.
 
-    main: importable (it is pickled), unless ranks are threads. Returns when all ranks have. If one rank fails, spawn
-    ends the others and raises the rank's traceback (torch.multiprocessing's ProcessRaisedException; for threads
-    RuntimeError). Ctrl-C and SIGTERM end the ranks: each rank that waits or runs Python raises KeyboardInterrupt, as
-    does the caller. After 5 s, or at a second Ctrl-C, spawn kills the ranks that still run. Ranks do not outlive the
-    calling process.
+    main: a function of a module, and args: plain data, because both are pickled, unless ranks are threads.
+
+    Returns when all ranks have. If one rank fails, spawn ends the others and raises the rank's traceback
+    (torch.multiprocessing's ProcessRaisedException; for threads RuntimeError). Ctrl-C and SIGTERM end the ranks: each
+    rank that waits or runs Python raises KeyboardInterrupt, as does the caller. After 5 s, or at a second Ctrl-C, spawn
+    kills the ranks that still run. Ranks do not outlive the calling process.
     """
+    if not callable(main):
+        raise InvalidUsage(f"spawn: main is {main!r:.60}; pass a function that takes a rank")
+    nprocs = groups.whole(nprocs, "spawn: nprocs")
     if nprocs < 1:
         raise InvalidUsage(f"spawn: nprocs must be at least 1, got {nprocs}")
     transport = groups.default_transport() if transport is None else transport
@@ -174,6 +179,11 @@ class _Ranks:
                     process.start()
                 except OSError as error:
                     raise _not_started(rank, self._job.world, error) from error
+                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                    raise InvalidUsage(
+                        f"spawn: main or args cannot be pickled ({error}): pass a function of a module, not a lambda "
+                        'or a function in another, and plain data; or pass transport="threads"'
+                    ) from error
                 theirs.close()
                 self._processes.append(process)
                 self._pipes[ours] = rank

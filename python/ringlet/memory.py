@@ -1,15 +1,53 @@
-"""Registered memory for tensors that torch makes: on the host for all of a program's, on a GPU for those of a pool."""
+"""Registered memory: tensors in it, and for tensors that torch makes, on the host for all of a program's, on a GPU for
+those of a pool."""
 
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ringlet import _C
 from ringlet.errors import InvalidUsage
+
+# Those of csrc/base/dtype.h.
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.uint16,
+    torch.uint32, torch.uint64,
+)  # fmt: skip
+
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """An uninitialized contiguous tensor in registered memory: peers read it in place.
+
+    size: as in torch.empty.
+    device: the host, or a GPU, which has as much registered memory as RINGLET_GPU_HEAP_MIB says (by default none). When
+    a tensor on a GPU is freed, the host waits for the device (later, while a CUDA graph is captured).
+
+    Raises SystemError if the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage if the device
+    has no registered memory or if no call takes the dtype, DeviceError if torch has no such device.
+    """
+    sizes = size[0] if len(size) == 1 and isinstance(size[0], Iterable) else size
+    try:
+        where, counts = torch.device(device), [operator.index(one) for one in sizes]  # type: ignore[arg-type]
+    except (TypeError, RuntimeError) as error:
+        raise InvalidUsage(f"empty: {error}") from error
+    if any(count >= 1 << 63 for count in counts):
+        raise InvalidUsage(f"empty: a tensor of sizes {counts} is larger than any memory")
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    if isinstance(kind, torch.dtype) and kind not in DTYPES:
+        known = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
+        raise InvalidUsage(f"empty: no call takes {kind}: choose one of {known}")
+    if where.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.init()  # as torch does when it makes a tensor itself
+    return _C.empty(counts, kind, where)
 
 
 def use_registered_allocator(enabled: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -50,6 +51,24 @@ def test_empty_is_registered_memory():
     assert ringlet.empty(torch.Size([4])).dtype == torch.get_default_dtype()
     assert ringlet.empty(1 << 20).data_ptr() % (2 << 20) == 0, "large ones lie on huge pages"
     assert ringlet.empty(1).data_ptr() % 64 == 0
+
+
+def taken(rank: int, world: int) -> None:
+    """empty makes tensors of exactly those dtypes that calls take."""
+    dtypes = {thing for thing in vars(torch).values() if isinstance(thing, torch.dtype)}
+    assert len(dtypes) > len(DTYPES)
+    for dtype in dtypes:
+        try:
+            ringlet.broadcast(torch.empty(3, dtype=dtype))
+        except ringlet.InvalidUsage:
+            with pytest.raises(ringlet.InvalidUsage, match=rf"empty: no call takes {dtype}: choose one of float64, fl"):
+                ringlet.empty(3, dtype=dtype)
+        else:
+            assert ringlet.empty(3, dtype=dtype).dtype == dtype
+
+
+def test_empty_refuses_a_dtype_that_no_call_takes(pool):
+    pool.values(taken, 1, join="threads")
 
 
 def test_what_counts_as_registered():
@@ -134,6 +153,11 @@ def test_schedules_can_be_called_and_listed():
         assert ringlet.schedule(name, collective, world=4).name == f"{name} {collective}, world 4"
     with pytest.raises(ValueError, match="must be one of ring, butterfly"):
         ringlet.schedule("rings", world=3)
+    for wrong in (-5, math.nan, math.inf):
+        with pytest.raises(
+            ringlet.InvalidUsage, match=f"cost: nbytes must be a number of bytes from 0 on, got {wrong}"
+        ):
+            found.cost(wrong)
 
 
 def world_of_one(rank: int, world: int) -> None:
@@ -170,6 +194,36 @@ def world_of_one(rank: int, world: int) -> None:
 @pytest.mark.parametrize("transport", ["shared_memory", "threads"])
 def test_world_of_one(pool, transport):
     pool.values(world_of_one, 1, join=transport)
+
+
+def not_a_member(rank: int, world: int) -> None:
+    group = ringlet.new_group([1, 2])
+    if rank == 0:
+        assert group == dist.GroupMember.NON_GROUP_MEMBER
+        x, both = torch.zeros(2), [torch.zeros(1), torch.zeros(1)]
+        for name, arguments in {
+            "all_reduce": [x],
+            "reduce_scatter": [both[0], x],
+            "all_gather": [both, both[0]],
+            "broadcast": [x],
+            "reduce": [x],
+            "gather": [None, x],
+            "scatter": [x, None],
+            "all_to_all": [x, x.clone()],
+            "barrier": [],
+            "send": [x, 1],
+            "recv": [x, 1],
+        }.items():
+            with pytest.raises(ringlet.InvalidUsage, match=f"^{name}: this rank is not a member of the group"):
+                getattr(ringlet, name)(*arguments, group=group)
+    else:
+        assert ringlet.all_reduce(torch.ones(2), group=group).tolist() == [2, 2]
+    assert ringlet.all_reduce(torch.full((2,), float(rank))).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
+def test_a_group_refuses_ranks_that_are_no_members(pool, transport):
+    pool.values(not_a_member, 3, join=transport)
 
 
 def what_handles_say(rank: int, world: int, store: str) -> None:

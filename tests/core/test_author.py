@@ -218,7 +218,7 @@ def test_what_a_function_raises_is_told_on_all_ranks(pool):
     "collective, options, words",
     [
         ("all_reduces", {}, "the collective must be one of"),
-        ("all_reduce", {"name": "auto"}, "neither auto nor none"),
+        ("all_reduce", {"name": "auto"}, "none of auto, none, nccl"),
         ("all_reduce", {"name": "two words"}, "the name must be a letter"),
         ("all_reduce", {"name": "ring"}, 'has a built-in algorithm "ring"'),
         ("all_reduce", {"name": "m", "order": "up"}, "order must be one of none, along, across, got 'up'"),
@@ -229,6 +229,16 @@ def test_what_a_function_raises_is_told_on_all_ranks(pool):
 def test_what_cannot_be_an_algorithm(collective, options, words):
     with pytest.raises(ringlet.InvalidUsage, match=re.escape(words)):
         ringlet.algorithm(collective, **options)(lambda rank, world: ())
+
+
+def test_a_decorator_without_its_collective_is_refused():
+    with pytest.raises(
+        ringlet.InvalidUsage, match=r'the collective is missing: write @ringlet.algorithm."all_reduce".'
+    ):
+
+        @ringlet.algorithm
+        def mine(rank, world):
+            yield ()
 
 
 def test_a_function_may_ask_for_its_place_only():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import ringlet
 
@@ -226,6 +227,19 @@ def refused(rank: int, world: int) -> None:
         ringlet.all_reduce(used, "max", async_op=True).wait()
     assert leaf.tolist() == [world] * 4 and leaf.requires_grad and used.tolist() == [1] * 4
     assert ringlet.all_reduce(torch.ones(2)).grad_fn is None
+
+
+def with_tangents(rank: int, world: int) -> None:
+    with forward_ad.dual_level():
+        used = forward_ad.make_dual(torch.ones(4, requires_grad=True), torch.ones(4)) * 1
+        for call in (lambda: ringlet.all_reduce(used), lambda: ringlet.all_gather(torch.empty(4 * world), used)):
+            with pytest.raises(ringlet.InvalidUsage, match=r"not differentiable in forward mode, .* pass \.detach"):
+                call()
+        assert ringlet.all_reduce(used.detach()).tolist() == [world] * 4
+
+
+def test_tensors_with_a_tangent_are_refused(pool):
+    pool.values(with_tangents, 2)
 
 
 def test_what_cannot_be_differentiated_is_refused(pool):

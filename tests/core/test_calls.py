@@ -10,6 +10,7 @@ from datetime import timedelta
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 import ringlet
 from cases import ALGORITHMS, MEMORIES, Checks, placed
@@ -189,8 +190,8 @@ def sub_groups(rank: int, world: int) -> None:
     plans = [everyone[::-1], everyone[: (world + 1) // 2], everyone[world // 2 :], everyone[::2], [world - 1]]
     groups = [ringlet.new_group(ranks) for ranks in plans]
     for group, ranks in zip(groups, plans, strict=True):
-        assert (group is None) == (rank not in ranks)
-        if group is None:
+        if rank not in ranks:
+            assert group == dist.GroupMember.NON_GROUP_MEMBER
             continue
         assert (group.rank, group.world, group.ranks) == (ranks.index(rank), len(ranks), tuple(ranks))
         total = ringlet.all_reduce(torch.full((1000,), float(rank)), group=group)
@@ -203,14 +204,14 @@ def sub_groups(rank: int, world: int) -> None:
         assert order.tolist() == ranks
     works = []
     for number, group in enumerate(groups):
-        if group is not None:
+        if rank in plans[number]:
             works.append((number, value := torch.full((20_000,), 1.0 + rank)))
             ringlet.all_reduce(value, group=group, async_op=True).wait()
     for number, value in works:
         assert value.unique().tolist() == [float(sum(1 + r for r in plans[number]))]
     assert ringlet.all_reduce(torch.ones(1)).item() == world
-    for group in groups:
-        if group is not None:
+    for group, ranks in zip(groups, plans, strict=True):
+        if rank in ranks:
             group.close()
     assert ringlet.all_reduce(torch.ones(1)).item() == world
 

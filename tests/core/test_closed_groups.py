@@ -1,7 +1,12 @@
-"""What stays of groups that are closed: nothing. benchmarks/groups.py makes and closes thousands."""
+"""What stays of groups that are closed: nothing; and groups whose close is refused stay open.
+
+benchmarks/groups.py makes and closes thousands.
+"""
 
 import os
 import signal
+import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -9,6 +14,7 @@ import torch.distributed as dist
 
 import ringlet
 from ringlet import _C
+from ringlet import group as groups
 
 
 def made_and_closed(kind, rank, world, store):
@@ -65,3 +71,65 @@ def closed_after_a_kill(rank, world, path):
 def test_a_killed_peer_holds_nothing(pool, tmp_path):
     outcome = pool.run(closed_after_a_kill, 2, str(tmp_path / "store"), join="nothing")[0]
     assert outcome.kind is None and outcome.value <= 0, outcome
+
+
+def closed_in_a_handler(rank, world):
+    group, refused = ringlet.current(), []
+
+    def close(*_):
+        for end in (group.close, ringlet.finalize):
+            with pytest.raises(ringlet.InvalidUsage, match=r"close\(\) in a signal handler that interrupts a call"):
+                end()
+            refused.append(repr(group))
+
+    if rank == 1:
+        ringlet.recv(torch.ones(1), 0)  # the handler has run
+        ringlet.send(torch.ones(4), 0)
+    else:
+        before = signal.signal(signal.SIGUSR1, close)
+        work = ringlet.recv(torch.ones(4), 1, async_op=True)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(ringlet.Timeout):
+            work.wait(1.0)
+        signal.signal(signal.SIGUSR1, before)
+        ringlet.send(torch.ones(1), 1)
+        work.wait()
+    assert not any("closed" in text for text in refused) and len(refused) == 2 * (rank == 0)
+    assert ringlet.all_reduce(torch.ones(1)).item() == world and ringlet.current() is group
+    group.close(5)
+    with pytest.raises(ringlet.InvalidUsage, match="on a group that was closed"):
+        ringlet.all_reduce(torch.ones(1))
+    ringlet.finalize()
+    assert not groups.has_default()
+
+
+def test_a_group_whose_close_is_refused_stays_open(pool):
+    pool.values(closed_in_a_handler, 2)
+
+
+@pytest.mark.parametrize("patience", [0, 0.5, 3, timedelta(0), timedelta(seconds=1)])
+def test_the_patience_of_a_close_is_a_time_as_any_other(patience):
+    group = ringlet.init(0, 1, transport="threads", name="patience")
+    group.close(patience)
+    assert repr(group).endswith("closed>")
+    ringlet.finalize()
+
+
+class Interrupted:
+    """A handle whose close ends the group, and is interrupted."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def close(self, patience):
+        self._handle.close(patience)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_finalize_ends_the_group():
+    group = ringlet.init(0, 1, transport="threads", name="interrupted")
+    group.handle, handle = Interrupted(group.handle), group.handle
+    with pytest.raises(KeyboardInterrupt):
+        ringlet.finalize()
+    group.handle = handle
+    assert not groups.has_default() and repr(group).endswith("closed>")

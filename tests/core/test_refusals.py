@@ -62,6 +62,7 @@ REFUSED = [
     ("numpy longdouble", lambda r, w: ringlet.all_reduce(numpy.zeros(2, numpy.longdouble)), "array of dtype "),
     ("numpy in steps", lambda r, w: ringlet.all_reduce(numpy.zeros(2, "i1,i4")["f1"]), "array of dtype int32, strides"),
     ("numpy read-only", lambda r, w: ringlet.all_reduce(read_only()), "read-only; pass a copy"),
+    ("numpy masked", lambda r, w: ringlet.all_reduce(numpy.ma.zeros(3)), r"array is masked.*pass array\.filled"),
     ("numpy dtype", lambda r, w: ringlet.all_reduce(numpy.array(["a"])), "array of dtype <U1"),
     (
         "algorithm",
@@ -96,7 +97,7 @@ REFUSED = [
     ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "scatter: root must be an integer, got 0.0"),
     ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, got 'x'"),
     ("group", lambda r, w: ringlet.all_reduce(ONES, group="x"), "group must be a ringlet.Group, not 'x'"),
-    ("group zero", lambda r, w: ringlet.barrier(group=0), "group must be a ringlet.Group, not 0"),
+    ("group zero", lambda r, w: ringlet.barrier(group=0), "barrier: group must be a ringlet.Group, not 0"),
     (
         "timeout text",
         lambda r, w: ringlet.all_reduce(ONES, timeout="x"),
@@ -165,6 +166,9 @@ REFUSED = [
     ),
     ("to text", lambda r, w: ringlet.send(ONES, "b"), "send: peer must be an integer, got 'b'"),
     ("from none", lambda r, w: ringlet.recv(ONES, None), "recv: peer must be an integer, got None"),
+    ("from below", lambda r, w: ringlet.recv(ONES, -1), r"recv: peer must be a rank from 0 to 1 .*, got -1"),
+    ("from an array's", lambda r, w: ringlet.recv(ONES, numpy.int64(-1)), "recv: peer must be a rank .*, got -1"),
+    ("to below", lambda r, w: ringlet.send(ONES, -1), r"send: peer must be a rank from 0 to 1 .*, got -1"),
     ("message strided", lambda r, w: ringlet.send(torch.ones(4, 4).t(), 1 - r), "not contiguous"),
     (
         "init again",
@@ -189,6 +193,9 @@ REFUSED = [
         lambda r, w: ringlet.empty(3, dtype="float32"),
         "empty: dtype must be a torch.dtype, got 'float32'",
     ),
+    ("patience text", lambda r, w: ringlet.current().close("x"), "close: patience must be seconds .*, got 'x'"),
+    ("patience none", lambda r, w: ringlet.current().close(None), "close: patience must be .*, got None"),
+    ("patience below", lambda r, w: ringlet.current().close(-1.5), "close: patience must be .*, got -1.5"),
     ("empty device", lambda r, w: ringlet.empty(3, device="moon"), "empty: "),
 ]
 
@@ -273,6 +280,22 @@ def missing_rank(rank: int, world: int, store: str) -> str:
     return str(caught.value)
 
 
+def other_new_groups(rank: int, world: int) -> str:
+    with pytest.raises(ringlet.Timeout) as caught:
+        ringlet.new_group([0, 2] if rank == 0 else [2, 1, 0], timeout=0.3)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
+def test_ranks_that_make_other_groups_are_told_so(pool, transport):
+    texts = pool.values(other_new_groups, 3, join=transport)
+    for text, ranks in zip(texts, ("0, 2", "2, 1, 0", "2, 1, 0"), strict=True):
+        assert text.endswith(
+            ", or they called new_group with other ranks, or in another order "
+            f"(here its ranks are ranks {ranks} of the default group)"
+        ), text
+
+
 def missing_thread(rank: int, world: int) -> str:
     with pytest.raises(ringlet.Timeout) as caught:
         ringlet.init(0, 2, transport="threads", timeout=0.2, name="incomplete")
@@ -336,6 +359,18 @@ def test_spawn_runs_ranks(tmp_path, transport):
     assert texts == {str(rank): f"[3.0, 3.0, 3.0] {transport}" for rank in range(2)}
     with pytest.raises(ringlet.InvalidUsage, match="nprocs must be at least 1, got 0"):
         ringlet.spawn(adds, 0)
+
+
+def test_spawn_refuses_what_it_cannot_run():
+    for main, ranks, says in (
+        (adds, "2", "spawn: nprocs is '2'; pass a whole number"),
+        (3, 1, "spawn: main is 3; pass a function"),
+        (lambda rank: None, 1, r'main or args cannot be pickled .*: pass a function of a module.*transport="threads"'),
+    ):
+        with pytest.raises(ringlet.InvalidUsage, match=says):
+            ringlet.spawn(main, ranks, transport="shared_memory")
+    with pytest.raises(ringlet.InvalidUsage, match="cannot be pickled"):
+        ringlet.spawn(adds, 1, (threading.Lock(),), transport="shared_memory")
 
 
 def test_spawn_shows_the_traceback_of_the_rank_that_failed(tmp_path):

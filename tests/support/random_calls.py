@@ -44,7 +44,7 @@ class Program:
         self.lot = random.Random(seed)  # the same on every rank
         self.own = random.Random(1000 * seed + everyone.rank)
         self.checks = Checks()
-        self.groups: list[tuple[list[int], ringlet.Group | None]] = [(list(range(everyone.world)), everyone)]
+        self.groups: list[tuple[list[int], ringlet.Group | int]] = [(list(range(everyone.world)), everyone)]
         self.pending: list[Pending] = []
         self.waiters = ThreadPoolExecutor(4)
 
@@ -68,7 +68,7 @@ class Program:
                     self.step({self.call: 12, self.messages: 4})
         except ringlet.Error as error:
             for _, group in self.groups:  # for the others to know
-                if group is not None:
+                if isinstance(group, ringlet.Group):
                     group.close()
             self.checks.conclude()
             return error
@@ -84,7 +84,7 @@ class Program:
         members, group = self.lot.choice(self.groups)
         case = draw(self.lot, len(members))
         in_background = self.lot.random() < 0.5
-        if group is None:
+        if not isinstance(group, ringlet.Group):
             return
         call = prepare(case, group.rank, group.world)
         work = issue(call, group.rank, group=group, async_op=in_background)
@@ -103,7 +103,7 @@ class Program:
         for number in range(self.lot.randint(1, 2 * world)):
             sender, receiver = self.lot.sample(range(world), 2)
             planned.append((sender, receiver, number, draw_count(self.lot, world), self.lot.choice(DTYPES)))
-        if group is None:
+        if not isinstance(group, ringlet.Group):
             return
         mine = [message for message in planned if group.rank in message[:2]]
         by_peer: dict[tuple[int, bool], list[Any]] = {}
@@ -139,7 +139,7 @@ class Program:
         if len(self.groups) == 1:
             return
         _, group = self.groups.pop(self.lot.randrange(1, len(self.groups)))
-        if group is None:
+        if not isinstance(group, ringlet.Group):
             return
         for one in [one for one in self.pending if one.group is group]:
             self.finish(one)
@@ -149,7 +149,7 @@ class Program:
         """Calls on two groups at once, each on a thread of its own."""
         everyone = list(range(len(self.groups[0][0])))
         other = ringlet.new_group(everyone)
-        assert other is not None
+        assert isinstance(other, ringlet.Group)
         seeds = [self.lot.random(), self.lot.random()]
         errors: list[BaseException] = []
 

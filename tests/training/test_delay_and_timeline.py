@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage, SystemError
@@ -211,6 +212,38 @@ def a_step_is_traced(rank, world, folder):
 
 def test_a_step_is_traced(pool, tmp_path):
     pool.values(a_step_is_traced, 2, str(tmp_path), join="dist:ringlet")
+
+
+def a_removed_reducer_refuses(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    merge = reducer.accumulate(1)
+    loss_of(model, rank).backward()
+    reducer.remove()
+    for act in (
+        lambda: reducer.accumulate(2),
+        lambda: reducer.no_sync().__enter__(),
+        lambda: reducer.join(),
+        lambda: Join([reducer]),
+        reducer.flush,
+        merge.finish,
+        lambda: reducer.register_comm_hook(None, print),
+    ):
+        with pytest.raises(InvalidUsage, match="the reducer was removed: make a new one"):
+            act()
+    reducer.remove()
+    delayed = GradientReducer(model, delay=1, **SMALL)
+    model.zero_grad()
+    loss_of(model, rank).backward()
+    delayed.remove()
+    assert delayed.flush(), "the last averages are not lost"
+    assert_gradients(model, expected_average(model, world))
+    with pytest.raises(InvalidUsage, match=r"flush\(\): the reducer was removed"):
+        delayed.flush()
+
+
+def test_a_removed_reducer_refuses(pool):
+    pool.values(a_removed_reducer_refuses, 2, join="dist:gloo")
 
 
 def reprs_tell_the_state(rank, world):

@@ -296,6 +296,29 @@ def test_parameters_in_one_memory(two):
     two(tied_by_memory)
 
 
+def removed(rank, world):
+    for stage in (1, 2, 3):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        kept = zero.state_dict()
+        zero.remove()
+        loss_of(zero.module, *batch(0, rank)).backward()
+        for act in (
+            zero.step,
+            lambda: zero.step(partial=True),  # noqa: B023
+            zero.optimizer.step,
+            lambda: zero.clip_grad_norm(1.0),  # noqa: B023
+            lambda: zero.gathered().__enter__(),  # noqa: B023
+            lambda: zero.load_state_dict(kept),  # noqa: B023
+        ):
+            with pytest.raises(ringlet.InvalidUsage, match="the Zero was removed: make a new one"):
+                act()
+
+
+def test_a_removed_zero_refuses(two):
+    two(removed)
+
+
 def left_out_of_ddp(rank, world):
     for stage, trained in ((1, True), (3, False)):
         model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8))

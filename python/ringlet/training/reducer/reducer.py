@@ -162,6 +162,7 @@ class GradientReducer(Joinable):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside add up on this rank; the next one outside averages the sums. All ranks must do the same."""
+        self._check_attached("no_sync()")
         if self._merge is not None:
             raise InvalidUsage("no_sync() after accumulate(), which counts micro-batches already: use one of the two")
         before, self._sync = self._sync, False
@@ -179,12 +180,13 @@ class GradientReducer(Joinable):
 
         Raises:
             InvalidUsage: for a `k` below 1, inside `no_sync()` or `join()`, or while a window is open; after a backward
-                that stopped before its end, as the next forward would.
+                that stopped before its end, as the next forward would; after `remove()`.
         """
+        self._check_attached("accumulate()")
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
-        made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_stopped)
+        made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_finish)
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()
@@ -194,7 +196,8 @@ class GradientReducer(Joinable):
     def flush(self) -> bool:
         """With delay=1: waits for the last averages and puts them into `.grad`. Returns whether there were any.
 
-        Raises InvalidUsage if gradients of backwards that are not reduced yet are in `.grad`: they would be lost.
+        Raises InvalidUsage if gradients of backwards that are not reduced yet are in `.grad`: they would be lost; after
+        `remove()`, if there are no averages.
         """
         self._check_stopped()
         if self._merge is not None:
@@ -204,7 +207,10 @@ class GradientReducer(Joinable):
                 "flush() after a backward inside no_sync(): its gradients are not reduced yet: call flush() before it, "
                 "or after the backward that reduces"
             )
-        return self._reduction.flush()
+        if self._reduction.flush():  # remove() leaves the last averages to it
+            return True
+        self._check_attached("flush()")
+        return False
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Replaces the all-reduce of each bucket by `hook(state, bucket) -> Future[Tensor]`, as DDP's method does.
@@ -214,8 +220,9 @@ class GradientReducer(Joinable):
         differs between ranks, so other communication in a backward needs a group of its own.
 
         Raises:
-            InvalidUsage: if there is a hook already, or an option that needs plain all-reduces.
+            InvalidUsage: if there is a hook already, or an option that needs plain all-reduces; after `remove()`.
         """
+        self._check_attached("register_comm_hook()")
         if self._channel.hooked:
             raise InvalidUsage("register_comm_hook: this reducer has a communication hook already: make a new reducer")
         if self._options.measured or self._options.algorithm is not None:
@@ -240,7 +247,8 @@ class GradientReducer(Joinable):
         forward.
 
         Raises:
-            InvalidUsage: with accumulate(), delay=1, bucket_mb="measured" or an optimizer in backward.
+            InvalidUsage: with accumulate(), delay=1, bucket_mb="measured" or an optimizer in backward; after
+                `remove()`.
         """
         options = {"divide_by_initial_world_size": divide_by_initial_world_size}
         return Join([self], enable, throw_on_early_termination, **options)
@@ -391,6 +399,15 @@ class GradientReducer(Joinable):
         if self._backward.stopped:
             self._abandon()
 
+    def _check_finish(self) -> None:
+        """Before the finish() of a window."""
+        self._check_attached("finish()")
+        self._check_stopped()
+
+    def _check_attached(self, call: str) -> None:
+        if not self._hooks:
+            raise InvalidUsage(f"{call}: the reducer was removed: make a new one")
+
     def _check_module(self) -> None:
         """Refuses a module whose gradients the reducer would not average, or which another owner averages too."""
         wrong = shared_with_ddp(self._named, "GradientReducer")
@@ -449,6 +466,7 @@ class GradientReducer(Joinable):
 
     def join_hook(self, **options: Any) -> JoinHook:
         """For torch.distributed.algorithms.join.Join."""
+        self._check_attached("join()")
         if self._merge is not None or self._options.delay or self._options.measured or self.optimizers:
             raise InvalidUsage(
                 "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured' or an optimizer in backward"

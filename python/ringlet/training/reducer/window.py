@@ -69,7 +69,8 @@ class GradientMerge:
         """Closes a window of fewer than `k` micro-batches, at the end of an epoch. Collective.
 
         Returns whether there was one. If so, gradients are averages as with `complete`, divided by the real number of
-        micro-batches. Raises InvalidUsage on every rank if ranks have different numbers of micro-batches.
+        micro-batches. Raises InvalidUsage on every rank if ranks have different numbers of micro-batches; after the
+        reducer's `remove()`.
         """
         self._check()
         scale = self.gather(self.seen)

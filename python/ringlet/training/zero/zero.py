@@ -142,7 +142,10 @@ class Zero:
 
         `partial` ends a window that is not full, such as the last one of an epoch. Averages then divide by the number
         of its micro-batches. If there are none, it does nothing. Collective when it updates.
+
+        Raises InvalidUsage after `remove()`, as do `clip_grad_norm`, `gathered` and `load_state_dict`.
         """
+        self._refuse_removed("step()")
         self._changes.refuse_gathered("step()")
         self._abandon()
         if self._micro_batches == 0:
@@ -173,6 +176,7 @@ class Zero:
         It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients, also when it is called again; `inf`
         scales nothing. Collective, and possible only when the window is full.
         """
+        self._refuse_removed("clip_grad_norm()")
         refuse_max_norm(max_norm)
         if self._micro_batches < self.options.accumulate:
             raise InvalidUsage(
@@ -202,6 +206,7 @@ class Zero:
 
         Raises InvalidUsage for a parameter that only other ranks change.
         """
+        self._refuse_removed("gathered()")
         with self._changes.gathered() as kept:
             yield
         if kept:
@@ -233,6 +238,7 @@ class Zero:
 
         If it refuses what was loaded, the parameters and moments have the loaded values nevertheless, on every rank.
         """
+        self._refuse_removed("load_state_dict()")
         self._changes.refuse_gathered("load_state_dict()")
         if self._micro_batches and self._changes.pending():  # what was written is kept
             raise InvalidUsage(
@@ -275,6 +281,10 @@ class Zero:
             for parameter, values in whole:
                 restore(parameter, values)
             self._residency = None
+
+    def _refuse_removed(self, call: str) -> None:
+        if not self._hooks:
+            raise InvalidUsage(f"{call}: the Zero was removed: make a new one")
 
     def stats(self) -> dict[str, Any]:
         """This rank's memory, bytes sent and times, as plain numbers.
