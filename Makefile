@@ -146,7 +146,7 @@ format: $(STAMPS)/lint
 # the wheel would not share exceptions with torch (docs/decisions/0060).
 wheel: $(STAMPS)/wheel $(STAMPS)/tools
 	$(SAY) "wheel"
-	@rm -rf build/wheel build/lib.* && mkdir -p $(DIST)
+	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p $(DIST)
 	@$(INSIDE) $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
 	@$(INSIDE) auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w $(DIST) build/wheel/*.whl
 
