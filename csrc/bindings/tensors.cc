@@ -89,6 +89,9 @@ void check_dense(const at::Tensor& tensor, const char* call, const char* role) {
   if (!tensor.is_cpu() && !is_served(tensor.device())) {
     refuse("must be in host memory or on a CUDA device, got " + tensor.device().str());
   }
+  if (tensor._fw_grad(0).defined()) {
+    refuse("has a tangent of forward-mode differentiation, which calls do not carry: pass .detach()");
+  }
   if (!is_in_memory(tensor)) {
     refuse("has no memory for its elements (it is a fake, vmap or zero tensor, or its storage was resized)");
   }

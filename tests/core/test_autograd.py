@@ -236,6 +236,10 @@ def with_tangents(rank: int, world: int) -> None:
             with pytest.raises(ringlet.InvalidUsage, match=r"not differentiable in forward mode, .* pass \.detach"):
                 call()
         assert ringlet.all_reduce(used.detach()).tolist() == [world] * 4
+        plain = forward_ad.make_dual(torch.ones(4), torch.ones(4))
+        for call in (lambda: ringlet.all_reduce(plain), lambda: ringlet.broadcast(plain, 0)):
+            with pytest.raises(ringlet.InvalidUsage, match="has a tangent of forward-mode differentiation"):
+                call()
 
 
 def test_tensors_with_a_tangent_are_refused(pool):
