@@ -116,7 +116,8 @@ def collective(name: str, *arguments: Any) -> None:
         raise InvalidUsage(f"{name}: {op} is not differentiable, only {', '.join(LINEAR)} are; {advice}")
     outputs, inputs = _flat(output), _flat(input)
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in (*outputs, *inputs)):
-        raise InvalidUsage(f"{name}: not differentiable in forward mode, and a tensor has a tangent; pass .detach()")
+        what = "has a tangent of forward-mode differentiation, which calls do not carry"
+        raise InvalidUsage(f"{name}: a tensor {what}: pass .detach()")
     _C.check_written(outputs, name)
     call = _Call(name, group, op, algorithm, root, timeout, scale, isinstance(output, list), isinstance(input, list))
     results = _Collective.apply(call, len(outputs), *outputs, *inputs)  # type: ignore[no-untyped-call]
