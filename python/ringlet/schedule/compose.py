@@ -18,8 +18,8 @@ from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.execute import execute
 from ringlet.schedule.hosts import numbered, ranks_by_host
 from ringlet.schedule.messages import pair_messages
+from ringlet.schedule.steps import MOST_PARTS
 
-MOST_PARTS = 16384  # of a schedule (csrc/engine/authored.h)
 _LEADER = "leader."
 _ON_HOSTS = ("hierarchical",)  # uses the hosts itself, so it is no part of a composition
 

@@ -40,10 +40,10 @@ from ringlet.schedule.cost import counts
 from ringlet.schedule.execute import Execution, execute
 from ringlet.schedule.messages import Message, pair_messages
 from ringlet.schedule.named import registered
+from ringlet.schedule.steps import MOST_PARTS, MOST_ROUNDS
 from ringlet.schedule.trees import ranks_in
 
 ALL_ROOTS_UP_TO = 16
-MOST_PARTS, MOST_ROUNDS = 1 << 14, 1 << 15  # csrc/engine/authored.h
 VERBS = ("send", "recv", "reduce", "copy")
 
 

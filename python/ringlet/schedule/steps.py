@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringlet.schedule.prove import Proof
 
 RANKS_IN_REPR = 8
+MOST_PARTS, MOST_ROUNDS = 1 << 14, 1 << 15  # that an engine takes (csrc/engine/authored.h)
 
 
 class ScheduleError(ValueError):
