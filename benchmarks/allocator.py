@@ -18,6 +18,7 @@ import torch
 
 import ringlet
 from ringlet.bench.results import machine
+from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--report", type=Path, help="write the table there as well")
     arguments = parser.parse_args()
+    outputs.check({"--report": arguments.report})
     text = report(measure(arguments.rounds), arguments.rounds)
     print(text)
     if arguments.report:

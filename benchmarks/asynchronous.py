@@ -30,6 +30,7 @@ from ringlet.bench import report, results
 from ringlet.bench.calibrate import agreed
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 HEAD = ("through", "ranks", "size", "synchronous (us)", "async (us)", "async / sync", "allowed", "behind", "not hidden")
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=10.0)
     parser.add_argument("--report", type=Path, help="write a page to this folder")
     options = parser.parse_args()
+    outputs.check({"--report": options.report and options.report / "page.md"})
     load = os.getloadavg()[0]
     lines = ["| " + " | ".join(HEAD) + " |", "|---|---:|---:|---:|---:|---:|---|---:|---:|"]
     print("\n".join(lines), flush=True)

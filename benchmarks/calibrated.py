@@ -25,6 +25,7 @@ from ringlet.bench import report, results
 from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 from ringlet.cli.tune import calibration
 
 SIZES = tuple(4096 << shift for shift in range(0, 15))  # 4 KiB to 64 MiB
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=10.0)
     parser.add_argument("--report", type=Path, help="write a page to this folder")
     args = parser.parse_args()
+    outputs.check({"--report": args.report and args.report / "page.md"})
     load = os.getloadavg()[0]
     table = calibration()
     print(table, end="")

@@ -26,6 +26,7 @@ from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances, stream_times
 from ringlet.bench.run import Outcome, run
+from ringlet.cli import outputs
 from ringlet.schedule.uplink import uplink_load
 
 CLUSTERS = ("4x2-block", "4x2-cyclic", "2x4-block", "2x4-cyclic")
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    outputs.check({"--json": options.json, "--report": options.report, "--plot": options.plot})
     rows, outcome, load = [], Outcome(), os.getloadavg()[0]
     for ordered in (False, True):
         for name in CLUSTERS:

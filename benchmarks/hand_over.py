@@ -28,6 +28,7 @@ from ringlet.bench import report, results
 from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call, table_line
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 
 SIZES = tuple(4096 << shift for shift in range(0, 15, 2))  # 4 KiB to 64 MiB
 BUILT_IN = _C.tuned("", "")
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=3.0)
     parser.add_argument("--report", type=Path, help="write a page to this folder")
     args = parser.parse_args()
+    outputs.check({"--report": args.report and args.report / "page.md"})
     load = os.getloadavg()[0]
     lines = [HEAD, "|---:|---:|---|---:|---:|---:|---:|"]
     print("\n".join(lines), flush=True)

@@ -30,6 +30,7 @@ from ringlet import _C
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 
 SIZES = (8, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 BYTES = 32 << 20  # of a sample, if that takes no more than MOST calls
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--report", type=Path, help="write a page to this folder")
     args = parser.parse_args()
+    outputs.check({"--report": args.report and args.report / "page.md"})
     load = os.getloadavg()[0]
     times: dict[tuple[str, int], list[list[tuple[float, float]]]] = collections.defaultdict(lambda: [[], []])
     builds = (Path(ringlet.__file__).parents[1], args.other.resolve())

@@ -35,6 +35,7 @@ from ringlet.bench.hosts import Hosts
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from char_transformer import CharTransformer, Size, Text, loss_of
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="a page in Markdown, to this file")
     parser.add_argument("--quick", action="store_true", help="tiny models, for tests")
     options = parser.parse_args()
+    outputs.check({"--json": options.json, "--report": options.report})
     if options.hosts:
         options.ranks = options.hosts.world
     if options.rank is not None:

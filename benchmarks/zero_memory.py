@@ -27,6 +27,7 @@ import ringlet
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
+from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from char_transformer import CharTransformer, Size, Text, loss_of
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a row a line")
     parser.add_argument("--report", type=Path, help="a page in Markdown")
     options = parser.parse_args()
+    outputs.check({"--json": options.json, "--report": options.report})
     load, rows = os.getloadavg()[0], []
     for world in map(int, options.worlds.split(",")):
         with tempfile.TemporaryDirectory() as folder:
