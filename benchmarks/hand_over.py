@@ -1,22 +1,25 @@
 """All-reduce, and a message there and back, with slow copies past the caches (csrc/engine/pull/hand_over.h) against
-copies that stay in them.
+copies that stay in them; and calls of which the ranks try whether to read them in place
+(csrc/engine/pull/place_trials.h) against calls that are always read in place.
 
     python benchmarks/hand_over.py --report benchmarks/results/
 
 Starts two ranks --starts times, because a virtual machine may put its processors elsewhere each time. Each start has a
 group for each way and calls them in turns, in an order drawn anew, size by size, for --rounds rounds; a sample is as
 many calls as fill --ms. A time is that of the slower rank. The time of a line there and back tells how far the two
-cores were from each other.
+cores were from each other. *From memory*: each call takes the next of so many tensors that no cache holds them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import statistics
 import tempfile
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -30,9 +33,10 @@ from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
-SIZES = tuple(4096 << shift for shift in range(0, 15, 2))  # 4 KiB to 64 MiB
+SIZES = (*(4096 << shift for shift in range(0, 8, 2)), *(512 << 10 << shift for shift in range(8)))  # 4 KiB to 64 MiB
 BUILT_IN = _C.tuned("", "")
-WARM_UP = 500  # calls: of those that could be read in place one in 128 is staged and timed
+WARM_UP = 600  # calls: the ranks try both places at the beginning of every 256
+FROM_MEMORY = 128 << 20  # bytes of all tensors
 HEAD = "| start | a line there and back (ns) | call | size | cached (us) | by time (us) | cached / by time |"
 
 
@@ -74,12 +78,21 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
         for sends in (rank == 0, rank == 1):
             (ringlet.send if sends else ringlet.recv)(tensor, 1 - rank, group=group)
 
-    for what, call, allocate in (
-        ("all-reduce, ordinary", ringlet.all_reduce, torch.ones),
-        ("all-reduce, registered", ringlet.all_reduce, lambda count: ringlet.empty(count).fill_(1.0)),
-        ("message, ordinary", exchange, torch.ones),
+    turn = itertools.count()
+
+    def reduce_next(tensors: list[torch.Tensor], group: ringlet.Group) -> None:
+        ringlet.all_reduce(tensors[next(turn) % len(tensors)], group=group)
+
+    def registered(count: int) -> torch.Tensor:
+        return ringlet.empty(count).fill_(1.0)
+
+    for what, call, allocate, sizes in (
+        ("all-reduce, ordinary", ringlet.all_reduce, torch.ones, SIZES),
+        ("all-reduce, registered", ringlet.all_reduce, registered, SIZES),
+        ("all-reduce, registered, from memory", reduce_next, several(registered), SIZES[4:]),
+        ("message, ordinary", exchange, torch.ones, SIZES),
     ):
-        for size in SIZES:
+        for size in sizes:
             tensor = allocate(size // 4)
             calls = max(1, round(ms / 1000 / agreed([seconds_a_call(tensor, groups[0], 5, call)])[0]))
             warm_up = WARM_UP if size < BUILT_IN["streaming_bytes"] else 20
@@ -91,8 +104,12 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
         Path(folder, "times").write_text(json.dumps({"before": before, "after": after, "times": times}))
 
 
+def several(allocate: Callable[[int], torch.Tensor]) -> Callable[[int], list[torch.Tensor]]:
+    return lambda count: [allocate(count) for _ in range(max(2, FROM_MEMORY // (4 * count)))]
+
+
 def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
-    """A group of both ranks. A copy that is not timed stays in the cache."""
+    """A group of both ranks. A copy that is not timed stays in the cache, and a call that is not timed in its place."""
     table = Path(folder, f"{timed_copy_bytes}-{rank}")
     table.write_text(table_line("timed_copy_bytes", timed_copy_bytes, ""))
     os.environ["RINGLET_TABLE"] = str(table)
@@ -114,7 +131,9 @@ def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
     text += [
         f"All-reduce of float32 with `auto`, and a message there and back, 2 ranks, {rounds} rounds a start. Ratios",
         "are within a round: median (least to most). `by time`: a rank whose copies into staging buffers are slow",
-        "writes them past its caches, and stages messages that could be read in place.",
+        "writes them past its caches, and the ranks stage calls that are quicker so. `cached`: copies stay in the",
+        "caches, and what can be read in place is. `from memory`: each call takes the next of so many tensors that no",
+        "cache holds them.",
         "",
         *lines,
     ]

@@ -213,10 +213,10 @@ def test_all_ranks_have_the_sizes_of_rank_0s_processor(pool, tmp_path, world):
     assert ordinary[1] >= 2 or world > len(os.sched_getaffinity(0))  # who takes turns has larger segments
 
 
-def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) -> bool:
-    """Checks results when many copies were slow. Returns whether registered memory is read in place then."""
+def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) -> None:
+    """Checks results when many copies were slow."""
     with table_of(rank, tables):
-        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
+        ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
     try:
         registered, ordinary = ringlet.empty((1 << 18) + 37), torch.empty((1 << 18) + 37)
         for size in (8 << 10, *[8 << 10, 5003] * 32, 1 << 18, 1 << 18):
@@ -224,7 +224,6 @@ def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) ->
                 values = memory[start : start + size]
                 ringlet.all_reduce(torch.arange(size, out=values).mul_(rank + 1))
                 assert values.equal(torch.arange(size) * (world * (world + 1) / 2)), (size, start)
-        in_place = group.calls()[-1]["in_place"]
         for source in (1, 0):
             message = registered.copy_(torch.arange(len(registered)) + source) if rank == source else ordinary.zero_()
             ringlet.broadcast(message, source)
@@ -235,7 +234,6 @@ def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) ->
             else:
                 ringlet.recv(ordinary.zero_(), 0)
                 assert ordinary.equal(torch.arange(len(ordinary)) + 1)  # what rank 0 received above
-        return in_place
     finally:
         ringlet.finalize()
 
@@ -244,9 +242,41 @@ def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) ->
 def test_slow_copies_go_past_the_cache(pool, tmp_path, fast):
     table = tmp_path / "table"
     table.write_text(f"tuned fast_copy_bytes_per_us {fast}\n")
-    in_place = pool.values(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
-    with_a_processor_each = len(os.sched_getaffinity(0)) >= 2
-    assert in_place == [fast == "0B" or not with_a_processor_each] * 2
+    pool.run(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
+
+
+def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> list[bool]:
+    """Which of many calls in registered memory were in place. Checks their results."""
+    with table_of(rank, tables):
+        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
+    try:
+        tensor, places = ringlet.empty((1 << 18) + 37), []
+        for number in range(TRIALS + 300):
+            ringlet.all_reduce(tensor.fill_(rank + number))
+            assert tensor.eq(2 * number + 1).all(), number
+            places.append(group.calls()[-1]["in_place"])
+        return places
+    finally:
+        ringlet.finalize()
+
+
+TRIALS = 8  # of each place, at the beginning of every 256 calls
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share a processor try nothing")
+@pytest.mark.parametrize("tried", [True, False])
+def test_two_ranks_try_both_places(pool, tmp_path, tried):
+    table = tmp_path / "table"
+    table.write_text("" if tried else "tuned timed_copy_bytes 1024GiB\n")
+    first, second = pool.values(call_many_times, 2, str(tmp_path), [str(table), None], join="nothing")
+    assert first == second
+    if not tried:
+        assert all(first)
+        return
+    for start in (0, 256):
+        assert first[start : start + 2 * TRIALS] == [True] * TRIALS + [False] * TRIALS
+    rest = first[2 * TRIALS : 256]
+    assert rest in ([True] * len(rest), [False] * len(rest))
 
 
 def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:

@@ -59,24 +59,6 @@ void short_copies_are_not_timed() {
   for (int i = 0; i < 100; ++i) CHECK(!hand_over.times(16383));
 }
 
-void slow_copies_stage_calls_as_well() {
-  HandOver hand_over{Tuning{}};
-  const auto staged = [&] {
-    int calls = 0;
-    for (int i = 0; i < 1280; ++i) calls += hand_over.stages(kBytes);
-    return calls;
-  };
-  CHECK_EQ(staged(), 10);  // now and then, so that copies are timed
-  for (int i = 0; i < 4; ++i) copy_until_timed(hand_over, kSlow);
-  CHECK_EQ(staged(), 1280);
-  copy_until_timed(hand_over, kFast);
-  CHECK_EQ(staged(), 10);
-  Tuning off;
-  off.timed_copy_bytes = 2 * kBytes;
-  HandOver idle(off);
-  for (int i = 0; i < 1000; ++i) CHECK(!idle.stages(kBytes));
-}
-
 void a_table_says_what_is_slow() {
   Tuning tuning;
   tuning.fast_copy_bytes_per_us = 1 << 10;
@@ -109,7 +91,6 @@ int main() {
   a_few_slow_copies_change_nothing();
   slow_copies_go_past_the_cache_and_are_tried_again();
   short_copies_are_not_timed();
-  slow_copies_stage_calls_as_well();
   a_table_says_what_is_slow();
   bytes_are_copied_both_ways();
   return check_result("hand_over");

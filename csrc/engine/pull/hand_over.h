@@ -6,8 +6,6 @@
 // depends on where the ranks run, and a virtual machine's processors move. So a rank times some of its copies into
 // staging buffers. Once they are slow, it writes past the caches, and now and then it tries whether they still are. Each
 // rank decides for itself; the bits are the same (docs/decisions/0058-slow-stores-go-past-the-cache.md).
-// A call that is read in place writes to lines which peers have read, too, and cannot write past the caches: its results
-// go to lines that the rank has just read. So while stores are slow, two ranks stage such calls as well.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -37,10 +35,6 @@ class HandOver {
 
   bool past_cache(size_t bytes) const { return past_cache_ && bytes >= least_bytes_; }
 
-  /// Whether the next call of so many bytes, which could be read in place, is to be staged. Without calls that are
-  /// staged nothing is timed, so now and then one is.
-  bool stages(size_t bytes) { return bytes >= least_bytes_ && (past_cache_ || ++calls_ % kStagedOneOf == 0); }
-
   /// Whether the next copy of so many bytes is to be timed. Such a copy goes into the cache.
   bool times(size_t bytes) {
     if (bytes < least_bytes_) return false;
@@ -69,13 +63,12 @@ class HandOver {
  private:
   static constexpr int kSlowInARow = 4;  // one alone may be an interrupt's or a page fault's fault
   static constexpr unsigned kOneOf = 8;
-  static constexpr unsigned kStagedOneOf = 128;  // costs 1 % at most where a staged call takes twice as long
   static constexpr int kLeastPause = 16, kMostPause = 1024;  // copies between two trials
 
   const size_t least_bytes_, fast_;  // bytes, and bytes a microsecond
   bool past_cache_ = false;
   int slow_ = 0;  // in a row
-  unsigned copies_ = 0, calls_ = 0;
+  unsigned copies_ = 0;
   int pause_ = kLeastPause, until_trial_ = 0;
 };
 

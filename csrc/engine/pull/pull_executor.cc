@@ -75,7 +75,8 @@ void PullExecutor::begin(const Call& call) {
   streaming_ = whole >= tuning_.streaming_bytes;
   // Ranks that share a processor share its cache, so no result needs to be moved to another core.
   hands_over_ = whole <= tuning_.hand_over_bytes && !transport_.oversubscribed();
-  agreed_ = !small_ && !rather_staged(whole) && readable_in_place(call);  // this rank, so far
+  timed_ = false;
+  agreed_ = !small_ && !rather_staged(call, whole) && readable_in_place(call);  // this rank, so far
   previous_ = signature_;
   signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
   history_ = history_after(history_, signature_);
@@ -86,8 +87,11 @@ void PullExecutor::begin(const Call& call) {
 
 /// Whether this rank wants peers to read the call through staging buffers even if they could read it in place. Longer
 /// results go past the caches in place, too. Of more than two ranks it is not known what is better.
-bool PullExecutor::rather_staged(size_t bytes) {
-  return world_ == 2 && hands_over_ && !streaming_ && hand_over_.stages(bytes);
+bool PullExecutor::rather_staged(const Call& call, size_t bytes) {
+  if (world_ != 2 || !hands_over_ || streaming_ || bytes < tuning_.timed_copy_bytes) return false;
+  const bool staged = place_trials_.stages(call.collective, bytes);
+  timed_ = place_trials_.trying();
+  return staged;
 }
 
 /// Continues the call in progress. Returns false if it must wait for a peer and patience_ does not allow the wait.
@@ -117,6 +121,8 @@ bool PullExecutor::proceed() {
       case Phase::steps:
         if (!run_segment()) return false;
         if (++segment_index_ == segments_) {
+          if (timed_) [[unlikely]]
+            place_trials_.took(plan_->in_place, PlaceTrials::Clock::now() - began_);
           call_ = nullptr;
           waiter_.calls().end();
           return true;
@@ -132,6 +138,8 @@ bool PullExecutor::proceed() {
 /// Decides how to carry out the call. All ranks decide alike.
 void PullExecutor::choose(bool in_place) {
   const Call& call = *call_;
+  if (timed_) [[unlikely]]
+    began_ = PlaceTrials::Clock::now();
   const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, in_place);
   try {
     plan_ = &plan_for(algorithm, call.root, in_place);

@@ -17,6 +17,7 @@
 #include "engine/call_layout.h"
 #include "engine/engine.h"
 #include "engine/pull/hand_over.h"
+#include "engine/pull/place_trials.h"
 #include "engine/pull/plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
@@ -83,7 +84,7 @@ class PullExecutor {
   void tell(const Algorithm& algorithm, size_t limit);
   bool carry_on(const Call& call, bool first);
   void begin(const Call& call);
-  bool rather_staged(size_t bytes);
+  bool rather_staged(const Call& call, size_t bytes);
   bool proceed();
   void begin_epoch(Phase phase);
   bool peers_completed();
@@ -150,6 +151,9 @@ class PullExecutor {
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
   HandOver hand_over_;
+  PlaceTrials place_trials_;
+  bool timed_ = false;  // the call in progress is a trial of its place
+  PlaceTrials::Clock::time_point began_{};
   bool streaming_ = false, hands_over_ = false;
   std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources
