@@ -33,7 +33,8 @@ from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
-SIZES = (*(4096 << shift for shift in range(0, 8, 2)), *(512 << 10 << shift for shift in range(8)))  # 4 KiB to 64 MiB
+SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
+REREAD = SIZES.index(512 << 10)  # from this size on registered tensors may be read in place
 BUILT_IN = _C.tuned("", "")
 WARM_UP = 600  # calls: the ranks try both places at the beginning of every 256
 FROM_MEMORY = 128 << 20  # bytes of all tensors
@@ -89,7 +90,7 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
     for what, call, allocate, sizes in (
         ("all-reduce, ordinary", ringlet.all_reduce, torch.ones, SIZES),
         ("all-reduce, registered", ringlet.all_reduce, registered, SIZES),
-        ("all-reduce, registered, from memory", reduce_next, several(registered), SIZES[4:]),
+        ("all-reduce, registered, from memory", reduce_next, several(registered), SIZES[REREAD:]),
         ("message, ordinary", exchange, torch.ones, SIZES),
     ):
         for size in sizes:

@@ -44,7 +44,7 @@ void slow_copies_go_past_the_cache_and_are_tried_again() {
   HandOver hand_over{Tuning{}};
   for (int i = 0; i < 4; ++i) copy_until_timed(hand_over, kSlow);
   CHECK(hand_over.past_cache(kBytes));
-  CHECK(!hand_over.past_cache(4096));
+  CHECK(!hand_over.past_cache(Tuning::kTimedCopyBytes - 1));
   for (const int pause : {16, 32, 64, 128, 256, 512, 1024, 1024}) {
     CHECK_EQ(copy_until_timed(hand_over, kSlow), pause);
     CHECK(hand_over.past_cache(kBytes));
@@ -56,7 +56,7 @@ void slow_copies_go_past_the_cache_and_are_tried_again() {
 
 void short_copies_are_not_timed() {
   HandOver hand_over{Tuning{}};
-  for (int i = 0; i < 100; ++i) CHECK(!hand_over.times(16383));
+  for (int i = 0; i < 100; ++i) CHECK(!hand_over.times(Tuning::kTimedCopyBytes - 1));
 }
 
 void a_table_says_what_is_slow() {
