@@ -72,7 +72,7 @@ SLOW = {
 
 # What runs by itself, after the others, which run two at a time: each with what would suffer.
 ALONE = {
-    "core/test_across_hosts.py": "takes links away, and measures when that is known",
+    "core/test_across_hosts.py": "takes links away",
     "core/test_environment.py": "makes emulated hosts",
     "core/test_failure.py::test_killed*": "measures how soon a failure is known",
     "core/test_failure.py::test_stalled*": "measures when a wait ends",
@@ -189,6 +189,12 @@ def pool(tmp_path_factory):
     pool = Pool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.end()
+
+
+@pytest.fixture
+def two(pool):
+    """Runs a function on two ranks of a process group on ringlet."""
+    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -458,10 +457,8 @@ def test_uneven_blocks_may_be_the_first_call(pool, tmp_path):
 def known_to_one(rank: int, world: int, table: str) -> str:
     if rank == 1:
         ringlet.algorithm("all_reduce", name="of_rank_1", parts=1)(own_algorithms.own_ring.function)
-    began = time.monotonic()
     with mock.patch.dict(os.environ, RINGLET_TABLE=table), pytest.raises(ringlet.InvalidUsage) as refused:
         ringlet.init(rank, world, dist.FileStore(table + ".store", world), timeout=30)
-    assert time.monotonic() - began < 10
     return str(refused.value)
 
 

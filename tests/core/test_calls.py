@@ -122,12 +122,14 @@ def many_in_flight(rank: int, world: int) -> None:
     ringlet.all_reduce(again)
     assert again.tolist() == [float(world**6)] * 300
     # All kinds of call in one queue, handles dropped but for the last.
-    block, blocks = torch.full((4,), float(rank)), torch.zeros(world, 4)
+    block, blocks, last = torch.full((4,), rank + 1.0), torch.zeros(world, 4), torch.full((4,), float(rank))
     ringlet.all_gather(blocks, block, async_op=True)
-    ringlet.broadcast(blocks, world - 1, async_op=True)
-    ringlet.reduce_scatter(block, blocks, "max", async_op=True)
+    ringlet.all_reduce(blocks, async_op=True)
+    ringlet.reduce_scatter(block, blocks, async_op=True)
+    ringlet.broadcast(last, world - 1, async_op=True)
     ringlet.barrier(async_op=True).wait()
-    assert block.tolist() == [float(rank)] * 4
+    assert block.tolist() == [world**2 * (rank + 1.0)] * 4
+    assert last.tolist() == [world - 1.0] * 4
 
 
 def test_many_asynchronous_calls_in_order(everyone):

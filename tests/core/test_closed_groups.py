@@ -5,7 +5,6 @@ benchmarks/groups.py makes and closes thousands.
 
 import os
 import signal
-import threading
 from datetime import timedelta
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+import stalls
 from ringlet import _C
 from ringlet import group as groups
 
@@ -88,9 +88,10 @@ def closed_in_a_handler(rank, world):
     else:
         before = signal.signal(signal.SIGUSR1, close)
         work = ringlet.recv(torch.ones(4), 1, async_op=True)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(ringlet.Timeout):
-            work.wait(1.0)
+        stalls.later(0.2, os.kill, os.getpid(), signal.SIGUSR1)
+        while len(refused) < 2:
+            with pytest.raises(ringlet.Timeout):
+                work.wait(1.0)
         signal.signal(signal.SIGUSR1, before)
         ringlet.send(torch.ones(1), 1)
         work.wait()

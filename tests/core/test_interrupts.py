@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+import stalls
 from ranks import free_ports, on_host
 from ringlet import _C, launch
 from ringlet.cli.main import main
@@ -44,8 +45,7 @@ def interrupted(kind: type[BaseException] = KeyboardInterrupt) -> Iterator[None]
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(0.3, interrupt)
-    timer.start()
+    timer = stalls.later(0.3, interrupt)
     with pytest.raises(kind):
         yield
     assert time.monotonic() - sent[0] < BOUND_S
@@ -162,7 +162,7 @@ def handlers_of_the_program(rank: int, world: int, transport: str, path: str) ->
         with joined(rank, world, transport, name, store):
             if rank == 0:
                 with handling(signal.SIGUSR1, lambda *_, name=name: store.set(f"{name} handled", "")):
-                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+                    stalls.later(0.2, os.kill, os.getpid(), signal.SIGUSR1)
                     wait()
             else:
                 store.wait([f"{name} handled"])
@@ -324,7 +324,7 @@ def interrupted_from_another_thread(rank: int, world: int) -> None:
             ringlet.recv(ones(), 0)
         return
     target = ctypes.c_ulong(threading.get_ident())
-    threading.Timer(0.2, ctypes.pythonapi.PyThreadState_SetAsyncExc, (target, ctypes.py_object(Stop))).start()
+    stalls.later(0.2, ctypes.pythonapi.PyThreadState_SetAsyncExc, target, ctypes.py_object(Stop))
     with pytest.raises(Stop):
         ringlet.all_reduce(ones())
 
@@ -352,8 +352,8 @@ def note_process(rank: int, folder: str, stubborn: bool) -> None:
     pathlib.Path(folder, f"{rank} pid").write_text(str(os.getpid()))
     if stubborn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pathlib.Path(folder, f"{rank} waits").touch()
     try:
+        pathlib.Path(folder, f"{rank} waits").touch()
         if rank == 0:
             ringlet.recv(ones(), 1)
         while True:
@@ -508,8 +508,8 @@ sys.path[:0] = sys.argv[2:]
 import torch, ringlet
 group = ringlet.init()
 assert ringlet.all_reduce(torch.ones(1)).item() == group.world
-pathlib.Path(sys.argv[1], f"{group.rank} waits").touch()
 try:
+    pathlib.Path(sys.argv[1], f"{group.rank} waits").touch()
     ringlet.recv(torch.ones(1), 1 - group.rank)
 except KeyboardInterrupt:
     print("saved", flush=True)

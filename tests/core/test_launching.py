@@ -276,7 +276,7 @@ def test_training_goes_on_with_fewer_hosts(tmp_path):
     file.write_text(GO_ON_WITH_FEWER)
     flags = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
     flags += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}", "--rdzv-id", "fewer"]
-    waits = "last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=6"
+    waits = "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=12"
     agents = []
     try:
         for number, log in enumerate(logs):
@@ -284,9 +284,9 @@ def test_training_goes_on_with_fewer_hosts(tmp_path):
             with log.open("w") as told:
                 command = [*TORCHRUN, *flags, *conf, str(file), str(tmp_path)]
                 agents.append(subprocess.Popen(command, stdout=told, stderr=told, env=limited()))
-        _until(lambda: len(results(tmp_path)) == 4, 60)
+        _until(lambda: len(results(tmp_path)) == 4, 200)
         _kill(agents.pop())
-        assert agents[0].wait(90) == 0, logs[0].read_text()[-4000:]
+        assert agents[0].wait(200) == 0, logs[0].read_text()[-4000:]
     finally:
         for agent in agents:
             _kill(agent)
@@ -334,12 +334,10 @@ def test_under_an_mpis_launcher(peer, tmp_path):
 
 # ---- several hosts
 
-BACKENDS = ("gloo",)  # that cross hosts
-ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 WHERE = """
 import os, pathlib, socket, sys
 import ringlet, torch, torch.distributed as dist
-dist.init_process_group(sys.argv[2])
+dist.init_process_group("ringlet")
 x = torch.ones(1000)
 dist.all_reduce(x)
 told = f"{socket.gethostname()} {os.environ['LOCAL_RANK']} {x.unique().tolist()}"
@@ -348,8 +346,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrun_on_two_hosts(backend, tmp_path):
+def test_torchrun_on_two_hosts(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(WHERE)
     with hosts(2, ranks_per_host=2) as made:
@@ -357,9 +354,8 @@ def test_torchrun_on_two_hosts(backend, tmp_path):
         for host in range(2):
             where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400", "--local-addr", made.addresses[host]]
             command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", "7", *where, str(file)]
-            environ = limited() | ACROSS
             told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            agents.append(made.start(host, [*command, str(tmp_path), backend], env=environ, **told))
+            agents.append(made.start(host, [*command, str(tmp_path)], env=limited(), **told))
         for agent in agents:
             said, _ = agent.communicate(timeout=120)
             assert agent.returncode == 0, said[-4000:]
@@ -367,15 +363,14 @@ def test_torchrun_on_two_hosts(backend, tmp_path):
     assert {line[0] for line in results(tmp_path)} == {"host0", "host1"}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("peer", [peer for peer in peers.installed() if peer != "intelmpi"])
-def test_an_mpis_launcher_on_two_hosts(peer, backend, tmp_path):
+def test_an_mpis_launcher_on_two_hosts(peer, tmp_path):
     with hosts(2, ranks_per_host=2) as made:
         command = peers.command(peer, 4, "", "", made)
         start = command[: command.index("-n")] + (["-x", "MASTER_ADDR"] if peer == "openmpi" else [])
         environ = {name: value for name, value in limited().items() if name not in TORCH}
-        environ |= peers.environment(peer, 4, made) | ACROSS | {"MASTER_ADDR": "host0"}
-        program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path), backend]
+        environ |= peers.environment(peer, 4, made) | {"MASTER_ADDR": "host0"}
+        program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path)]
         done = subprocess.run(
             [*start, "-n", "4", *program], capture_output=True, text=True, timeout=120, env=environ, check=False
         )

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+import stalls
 
 SOON_S = 30.0  # a wait that does not end ends here
 
@@ -38,7 +39,7 @@ def closed_by_a_handler(rank: int, world: int, path: str) -> str:
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        stalls.later(0.3, os.kill, os.getpid(), signal.SIGUSR1)
         work = ringlet.all_reduce(torch.ones(4), async_op=True)
         with pytest.raises(Stop):
             work.wait(SOON_S)
@@ -65,7 +66,7 @@ def dropped_by_a_handler(rank: int, world: int, path: str) -> bool:
     work = ringlet.recv(torch.ones(4), 1, group=held[0], async_op=True)
     before = signal.signal(signal.SIGUSR1, lambda *_: held.clear())
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        stalls.later(0.3, os.kill, os.getpid(), signal.SIGUSR1)
         with pytest.raises(ringlet.Error):
             work.wait(SOON_S)
     finally:

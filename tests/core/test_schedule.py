@@ -120,14 +120,15 @@ def test_relative_program_form_is_one_program_or_refused():
 
 def test_prove_command_prints_a_table_and_writes_json(tmp_path, capsys):
     report = tmp_path / "proofs.json"
-    assert main(("prove", "--worlds", "1-5,8", "--algorithm", "ring", "--json", str(report))) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["ring", "all_reduce", "1-5,8", "2(p-1)", "2S(p-1)/p"]
+    assert main(("prove", "--worlds", "1-5,8", "--algorithm", "ring,butterfly", "--json", str(report))) == 0
+    rows = [line.split()[:5] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert ["ring", "all_reduce", "1-5,8", "2(p-1)", "2S(p-1)/p"] in rows
     data = json.loads(report.read_text())
-    assert data["proved"] and [row["collective"] for row in data["rows"]] == [
-        "all_reduce",
-        "reduce_scatter",
-        "all_gather",
+    assert data["proved"] and [[row["algorithm"], row["collective"]] for row in data["rows"]] == [
+        row[:2] for row in rows
     ]
+    assert {row[0] for row in rows} == {"ring", "butterfly"}
+    assert {row[1] for row in rows if row[0] == "ring"} == {"all_reduce", "reduce_scatter", "all_gather"}
     assert {"algorithm": "ring", "world": 5, "sent": "8/5"}.items() <= data["proofs"][4].items()
 
 

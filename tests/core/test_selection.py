@@ -242,7 +242,7 @@ def copy_slowly(rank: int, world: int, folder: str, tables: list[str | None]) ->
 def test_slow_copies_go_past_the_cache(pool, tmp_path, fast):
     table = tmp_path / "table"
     table.write_text(f"tuned fast_copy_bytes_per_us {fast}\n")
-    pool.run(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
+    pool.values(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
 
 
 def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> list[bool]:

@@ -22,8 +22,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 WANTED = ("slurmctld", "slurmd", "slurmstepd", "srun", "scontrol", "munged")
 PROGRAMS = {name: shutil.which(name, path=SBIN) for name in WANTED}
-BACKENDS = ("gloo",)  # that cross hosts
-ACROSS = {"GLOO_SOCKET_IFNAME": "eth0", "RINGLET_TRANSPORT": "tcp"}
 
 # No accounting, no control groups: a cluster for a minute.
 CONFIGURATION = """
@@ -61,7 +59,7 @@ SUM_ACROSS = """
 import os, pathlib, socket, sys
 import ringlet, torch, torch.distributed as dist
 place = ringlet.environment.export()
-dist.init_process_group(sys.argv[2])
+dist.init_process_group("ringlet")
 x = torch.full((3,), dist.get_rank() + 1.0)
 dist.all_reduce(x)
 told = f"{socket.gethostname()} {place.local_rank} {place.local_world} {x[0].item()}"
@@ -98,7 +96,6 @@ def srun(tmp_path):
     (state / "slurm.conf").write_text(CONFIGURATION.format(**told))
     path = os.pathsep.join([str(ROOT / "python"), *sys.path])
     environ = os.environ | {"SLURM_CONF": str(state / "slurm.conf"), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    environ |= ACROSS
     with hosts(2, ranks_per_host=2) as made:
         quiet = {"env": environ, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         made.start(0, munged(state), **quiet)
@@ -121,21 +118,19 @@ def test_a_step_on_one_host(srun, tmp_path):
     assert results(tmp_path) == ["2 3.0"] * 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("distribution", ["block", "cyclic"])
-def test_a_step_on_two_hosts(srun, distribution, backend, tmp_path):
-    srun(["-N2", "-n4", f"--distribution={distribution}"], "-c", SUM_ACROSS, str(tmp_path), backend)
+def test_a_step_on_two_hosts(srun, distribution, tmp_path):
+    srun(["-N2", "-n4", f"--distribution={distribution}"], "-c", SUM_ACROSS, str(tmp_path))
     block = [f"host{host} {local} 2 10.0" for host in range(2) for local in range(2)]
     cyclic = [f"host{host} {local} 2 10.0" for local in range(2) for host in range(2)]
     assert results(tmp_path) == (block if distribution == "block" else cyclic)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrun_in_a_step(srun, backend, tmp_path):
+def test_torchrun_in_a_step(srun, tmp_path):
     """torchrun's ranks count, not Slurm's tasks, of which there is one a host."""
     file = tmp_path / "program.py"
     file.write_text(SUM_ACROSS)
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400", "--rdzv-id", "7"]
     agent = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *where]
-    srun(["-N2", "--ntasks-per-node=1"], *agent, str(file), str(tmp_path), backend)
+    srun(["-N2", "--ntasks-per-node=1"], *agent, str(file), str(tmp_path))
     assert results(tmp_path) == [f"host{host} {local} 2 10.0" for host in range(2) for local in range(2)]

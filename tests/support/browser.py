@@ -5,11 +5,9 @@ A message is JSON that ends with a zero byte; the browser reads them from its de
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
-import pathlib
 import select
 import shutil
 import subprocess
@@ -82,10 +80,6 @@ class Tab:
         )
         self.mouse("Pressed", x, y)
         self.mouse("Released", x, y)
-
-    def screenshot(self, path: pathlib.Path, whole: bool = False) -> None:
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     @property
     def events(self) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import random
 import socket
 import threading
 import time
@@ -144,11 +145,15 @@ def serve(connection: multiprocessing.connection.Connection) -> None:
 
 
 def free_ports(wanted: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(wanted)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
+    """Ports of this machine that nobody listens on, and that the kernel gives to nobody who asks for any."""
+    kernels = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    with contextlib.ExitStack() as probes:
+        while len(ports) < wanted:
+            port = random.SystemRandom().randrange(1024, kernels)
+            with contextlib.suppress(OSError):
+                probes.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
     return ports
 
 

@@ -53,6 +53,11 @@ def assert_gradients(model: nn.Module, expected: list[torch.Tensor]) -> None:
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def storages(model: nn.Module) -> list[int]:
     return [p.grad.untyped_storage().data_ptr() for p in model.parameters()]
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 NAP_S = 0.005
 # A nap that is over this late says nothing of the machine.
@@ -39,6 +40,20 @@ class Stalls:
     def end(self) -> None:
         self._watching.set()
         self._thread.join()
+
+
+def later(seconds: float, act: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    """Calls act from a thread of its own when this process could run for so long: what waits by then on an idle
+    machine does so on a busy one."""
+
+    def run() -> None:
+        for _ in range(round(seconds / NAP_S)):
+            time.sleep(NAP_S)
+        act(*arguments)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree
 
 import pytest
 
@@ -107,28 +106,10 @@ def test_a_file_is_tried_without_a_trace(tmp_path):
     outputs.check({"--json": tmp_path / "pipe"})  # does not wait for a reader
 
 
-def test_prove_writes_a_table_for_people_and_one_for_programs(tmp_path, capsys):
-    file = tmp_path / "proofs.json"
-    told = printed(capsys, "prove", "--world", "1-5,8", "--algorithm", "ring,butterfly", "--json", str(file))
-    head, *rows = told.splitlines()
-    assert head.startswith("algorithm") and {row.split()[0] for row in rows} == {"ring", "butterfly"}
-    written = json.loads(file.read_text())
-    assert written["proved"] is True
-    assert len(written["rows"]) == len(rows)
-    assert {proof["world"] for proof in written["proofs"]} == {1, 2, 3, 4, 5, 8}
-
-
 def test_prove_proves_the_collectives_that_are_asked_for(capsys):
     head, *rows = printed(capsys, "prove", "--world", "4", "--collective", "broadcast,gather").splitlines()
     column = head.split().index("collective")
     assert {row.split()[column] for row in rows} == {"broadcast", "gather"}
-
-
-def test_draw_prints_text_and_writes_svg(tmp_path, capsys):
-    picture = tmp_path / "ring.svg"
-    told = printed(capsys, "draw", "ring", "--world", "3", "--text", "-o", str(picture))
-    assert "ring all_reduce, world 3" in told
-    assert xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
 # --- doctor

@@ -225,6 +225,7 @@ SWEEPS = (
         f"{key} = {value}"
         for key in ("worlds", "rounds", "begin_bytes", "peers", "op")
         for value in ("{}", "[]", '"?"')
+        if (key, value) != ("peers", "[]")  # none
     ),
     *(
         "rounds = -1",
@@ -242,8 +243,6 @@ SWEEPS = (
 
 @pytest.mark.parametrize("text", SWEEPS)
 def test_sweep_files_are_checked_as_flags_are(text, idle, capsys):
-    if text == "peers = []":  # none
-        return
     (idle / "mine.toml").write_text(text)
     refusal(capsys, "bench", "--sweep", "mine.toml")
 

@@ -17,6 +17,7 @@ from ringlet.cli.main import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, *ROOT.glob("[CS]*.md"), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # In this process; as a program of its own; as a program whose beginning is in PREPARED.
 RUN, RUN_FILE, RUN_PREPARED = "python run", "python run file", "python run prepared"
@@ -216,7 +217,7 @@ def test_example_runs_as_a_program(code, output, tmp_path):
         assert sorted(done.stdout.splitlines()) == sorted(output.splitlines())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)

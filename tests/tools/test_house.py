@@ -451,15 +451,6 @@ def test_decisions_are_numbered_and_those_cited_exist():
     report(violations)
 
 
-def test_links_between_documents_lead_somewhere():
-    violations = []
-    for path in sources(".md"):
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(path)):
-            if "://" not in target and not (ROOT / path.parent / target).exists():
-                violations.append(f"{path}: {target} is not there")
-    report(violations)
-
-
 # --- words
 
 # What the glossary replaced (docs/glossary.md). A word that means something else in arithmetic or torch is not here.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from reducer_checks import SMALL, expected_average, loss_of, mlp, train
+from reducer_checks import SMALL, expected_average, loss_of, mlp, same, train
 from ringlet import GradientReducer, InvalidUsage
 
 GLOO_ABORT = pathlib.Path(__file__).parents[1] / "support" / "gloo_abort.py"
@@ -23,11 +23,6 @@ CHECKS = []
 def check(function):
     CHECKS.append(function)
     return function
-
-
-def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
-    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def hooked_pair(state_of, hook):

@@ -12,7 +12,18 @@ from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from reducer_checks import SMALL, Branches, Checkpointed, assert_gradients, data, expected_average, loss_of, mlp, train
+from reducer_checks import (
+    SMALL,
+    Branches,
+    Checkpointed,
+    assert_gradients,
+    data,
+    expected_average,
+    loss_of,
+    mlp,
+    same,
+    train,
+)
 from ringlet import GradientReducer, InvalidUsage
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
@@ -22,11 +33,6 @@ CHECKS = []
 def check(function):
     CHECKS.append(function)
     return function
-
-
-def same(a: nn.Module, b: nn.Module, tolerance: float = 1e-5) -> None:
-    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # --- static graph
@@ -152,16 +158,13 @@ def copies_with_unused_parameters(rank, world):
 # --- uneven inputs
 
 
-def train_unevenly(model, context, rank, optimizer=None) -> list[int]:
+def train_unevenly(model, context, rank, optimizer=None):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    done = []
     with context:
         for step in range(2 + 2 * (rank % 2)):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
-            done.append(step)
-    return done
 
 
 @check
@@ -171,7 +174,7 @@ def join_equals_ddps(rank, world):
         ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
         theirs = DistributedDataParallel(copy.deepcopy(ours), bucket_cap_mb=0.001)
         reducer = GradientReducer(ours, **SMALL)
-        assert train_unevenly(ours, reducer.join(divide_by_initial_world_size=initial), rank)
+        train_unevenly(ours, reducer.join(divide_by_initial_world_size=initial), rank)
         train_unevenly(theirs, theirs.join(divide_by_initial_world_size=initial), rank)
         same(ours, theirs.module)
         reduced = reducer.stats()["backwards"]
@@ -193,16 +196,6 @@ def join_with_unused_parameters_and_no_sync(rank, world):
                 if step == world - 1:  # the last rank is alone by now: the others give zeros
                     own = expected_average(model, 1, (step, step), lambda m, _, step: loss_of(m, rank, step))
                     assert_gradients(model, [gradient / world for gradient in own])
-
-
-@check
-def join_with_another_joinable(rank, world):
-    if dist.get_backend() != "gloo":
-        return  # what is tested is torch's Join with two joinables
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    train_unevenly(model, Join([reducer, optimizer]), rank, optimizer)
 
 
 @check
@@ -345,3 +338,18 @@ def an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
 @pytest.mark.parametrize("function", CHECKS, ids=lambda function: function.__name__)
 def test_parity(place, function, pool):
     pool.values(function, place[1], join=f"dist:{place[0]}")
+
+
+def join_with_another_joinable(rank, world):
+    ours = mlp()
+    theirs = DistributedDataParallel(copy.deepcopy(ours))
+    for model, joinable in ((ours, GradientReducer(ours, **SMALL)), (theirs, theirs)):
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        train_unevenly(model, Join([joinable, optimizer]), rank, optimizer)
+    same(ours, theirs.module)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_join_with_another_joinable(world, pool):
+    """What is tested is torch's Join with two joinables: on gloo alone."""
+    pool.values(join_with_another_joinable, world, join="dist:gloo")

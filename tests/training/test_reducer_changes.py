@@ -1,7 +1,7 @@
 """What happens to a module and its gradients after the reducer was made: followed, or refused by name on all ranks."""
 
 import copy
-import time
+from unittest import mock
 
 import pytest
 import torch
@@ -406,18 +406,16 @@ def test_changes(place, check, pool):
 # --- a change on one rank alone
 
 
+@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
 def one_rank_unfreezes(rank, world, changing):
-    replicas.ALIKE_SECONDS = 0.5
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)
     loss_of(model, rank).backward()
     if rank == changing:
         unfreeze(model)
-    started = time.monotonic()
     with pytest.raises(ringlet.InvalidUsage, match=r"parameter 0\.weight was frozen and requires a gradient"):
         for _ in range(3):
             loss_of(model, rank).backward()
-    assert time.monotonic() - started < 20
     with pytest.raises(ringlet.Error, match="this group failed before"):
         dist.all_reduce(torch.ones(3))
     del reducer

@@ -34,11 +34,6 @@ def ranks(request, pool):
     return lambda function, *args: pool.values(function, world, *args, join=join)
 
 
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
-
-
 def stages_equal(rank, world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -13,11 +14,6 @@ from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
-
-
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
 
 
 # -- what is refused, by the name of the parameter --
@@ -68,7 +64,6 @@ REFUSED = {
 
 
 def refused(rank, world, change, alone):
-    replicas.ALIKE_SECONDS = 0.5
     for stage in STAGES:
         if stage == 3 and change in (convert, assign, unfreeze):
             continue  # torch's own calls read parameters that are in shards, and raise
@@ -100,8 +95,13 @@ def test_other_parameters_are_refused(two, change):
     two(refused, change, False)
 
 
+@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+def refused_by_one(rank, world):
+    refused(rank, world, unfreeze, alone=True)
+
+
 def test_other_parameters_on_one_rank_are_refused_on_all(two):
-    two(refused, unfreeze, True)
+    two(refused_by_one)
 
 
 def frozen_since(rank, world):

@@ -212,6 +212,9 @@ def inside_gathered(rank, world):
             for call in (zero.step, zero.state_dict, functools.partial(zero.load_state_dict, state)):
                 with pytest.raises(ringlet.InvalidUsage, match=r"\(\) inside gathered\(\): call it after the `with`"):
                     call()
+            if stage == 3:
+                with pytest.raises(ringlet.InvalidUsage, match=r"gathered\(\) inside gathered\(\)"), zero.gathered():
+                    pass
         assert zero.step()
 
 

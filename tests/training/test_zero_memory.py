@@ -16,11 +16,6 @@ LIMITS = {"bucket_elements": 80_000, "persistence_elements": 100}
 CHAIN = {"bucket_elements": 80_000, "persistence_elements": 600}  # the root's own parameter is small
 
 
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
-
-
 def tensors_alive() -> dict[int, int]:
     gc.collect()
     found = {}

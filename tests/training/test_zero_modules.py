@@ -14,11 +14,6 @@ ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
-
-
 class Checkpointed(nn.Module):
     def __init__(self, inner: nn.Module, reentrant: bool) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from unittest import mock
 
 import pytest
 import torch
@@ -11,11 +12,6 @@ import ringlet
 from ringlet.training import replicas
 from ringlet.training.zero.options import Options
 from zero_checks import batch, loss_of, make, train_zero, zero_of
-
-
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
 
 
 class Rows(torch.optim.Adam):
@@ -150,8 +146,8 @@ def modules(rank, world):
             ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
 
 
+@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
 def wrong_on_one_rank(rank, world):
-    replicas.ALIKE_SECONDS = 0.5
     wrong = {"max_norm": float("nan")} if rank == 1 else {}
     reason = "max_norm must be positive, got nan"
     with pytest.raises(ringlet.InvalidUsage, match=reason if rank == 1 else f"rank 1 refused .*{reason}"):

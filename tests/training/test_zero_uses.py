@@ -26,11 +26,6 @@ ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture
-def two(pool):
-    return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
-
-
 class Product(nn.Module):
     """One operation that saves two parameters, each a unit of its own."""
 
@@ -256,21 +251,6 @@ def two_models(rank, world):
 
 def test_two_models_of_one_loss(two):
     two(two_models)
-
-
-def read_only(rank, world):
-    zero = zero_of(make(), stage=3, lr=1e-2)
-    loss_of(zero.module, *batch(0, rank)).backward()
-    with zero.gathered():
-        with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) inside gathered\(\)"):
-            zero.step()
-        with pytest.raises(ringlet.InvalidUsage, match=r"gathered\(\) inside gathered\(\)"), zero.gathered():
-            pass
-    assert zero.step()
-
-
-def test_gathered_parameters_are_for_reading(two):
-    two(read_only)
 
 
 def a_loss_on_parameters(rank, world):

@@ -84,7 +84,6 @@ async function update(changes, { keepPosition = false } = {}) {
   chooseBox(before);
   showStages();
   loadPlayer(keepPosition ? player.position : state.at);
-  performance.mark("drawn");
   await new Promise((resolve) => setTimeout(resolve));
   const rows = (await Promise.all(named(state.collective).map((name) => resultOf(rowOf(name, state.collective), state)))).filter(Boolean);
   if (mine !== turn) return;
