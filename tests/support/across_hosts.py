@@ -40,7 +40,7 @@ def connections() -> None:
         ringlet.all_reduce(tensor, algorithm=algorithm, group=group)
         right = bool((tensor == sum(range(1, world + 1))).all())
         told[algorithm] = {"right": right, "connections": group.connections}
-        ringlet.barrier(group=group)
+        ringlet.barrier()  # of all, in another group, whose connections are its own
     say(**told)
 
 
