@@ -183,7 +183,7 @@ def test_a_rank_that_stalls(pool, tmp_path, world, name):
         folder = tmp_path / str(limit)
         folder.mkdir()
         texts = pool.values(stall, world, str(folder), name, limit, join="nothing")[:-1]
-        if all(f"waited {limit:g} s for rank" in text and f"rank {world - 1}" in text for text in texts):
+        if all(f"waited {limit:.1f} s for rank" in text and f"rank {world - 1}" in text for text in texts):
             return
     pytest.fail("\n".join(texts))
 
