@@ -118,6 +118,7 @@ LONG = {
     "tools/test_docs.py::test_example_runs_as_a_program*": "starts Python anew, which imports torch",
     "tools/test_docs.py::test_fragment_runs*": "imports what the page shows, and trains with it",
     "tools/test_docs.py::test_tables_*": "proves every algorithm for many worlds",
+    "tools/test_house.py::test_python_functions*": "parses every Python file of the project",
     "tools/test_simulate.py::test_the_picture*": "imports matplotlib, and draws",
     "torch/test_conformance.py::*": "imports torch's own suite",
     "torch/test_random_backend_calls.py::*": "runs a program long enough to mix every call",
