@@ -34,7 +34,6 @@ from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
-REREAD = SIZES.index(512 << 10)  # from this size on registered tensors may be read in place
 BUILT_IN = _C.tuned("", "")
 WARM_UP = 600  # calls: the ranks try both places at the beginning of every 256
 FROM_MEMORY = 128 << 20  # bytes of all tensors
@@ -80,6 +79,7 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
             (ringlet.send if sends else ringlet.recv)(tensor, 1 - rank, group=group)
 
     turn = itertools.count()
+    large = [size for size in SIZES if size > BUILT_IN["small_bytes_of_two"]]  # smaller ones are never read in place
 
     def reduce_next(tensors: list[torch.Tensor], group: ringlet.Group) -> None:
         ringlet.all_reduce(tensors[next(turn) % len(tensors)], group=group)
@@ -90,7 +90,7 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
     for what, call, allocate, sizes in (
         ("all-reduce, ordinary", ringlet.all_reduce, torch.ones, SIZES),
         ("all-reduce, registered", ringlet.all_reduce, registered, SIZES),
-        ("all-reduce, registered, from memory", reduce_next, several(registered), SIZES[REREAD:]),
+        ("all-reduce, registered, from memory", reduce_next, several(registered), large),
         ("message, ordinary", exchange, torch.ones, SIZES),
     ):
         for size in sizes:

@@ -150,7 +150,7 @@ def free_ports(wanted: int) -> list[int]:
     ports: list[int] = []
     with contextlib.ExitStack() as probes:
         while len(ports) < wanted:
-            port = random.SystemRandom().randrange(1024, kernels)
+            port = random.SystemRandom().choice(range(1024, kernels) or range(1024, 1 << 16))
             with contextlib.suppress(OSError):
                 probes.enter_context(socket.create_server(("127.0.0.1", port)))
                 ports.append(port)

@@ -17,7 +17,7 @@ from ringlet.cli.main import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, *ROOT.glob("[CS]*.md"), *sorted((ROOT / "benchmarks").rglob("*.md"))]
+LINKED = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")})
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # In this process; as a program of its own; as a program whose beginning is in PREPARED.
 RUN, RUN_FILE, RUN_PREPARED = "python run", "python run file", "python run prepared"
