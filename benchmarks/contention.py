@@ -5,7 +5,7 @@
 
 On emulated hosts (docs/decisions/0015), with ranks numbered host after host (block) and round robin (cyclic), first
 with schedules along the ranks' own order (RINGLET_TOPOLOGY=ignore), then along the topology. "predicted" is the load of
-the busiest uplink in units of the buffer (ringlet.schedule.uplink). "measured": the time of the all-reduce in times of
+the busiest uplink in units of the buffer (ringlet.schedule.cost). "measured": the time of the all-reduce in times of
 a plain TCP stream's for as many bytes over the same link in the same round: the median of paired ratios. "counted" is
 what the busiest uplink's interface counted, headers included, in units of the buffer.
 The claim: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
@@ -27,7 +27,7 @@ from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances, stream_times
 from ringlet.bench.run import Outcome, run
 from ringlet.cli import outputs
-from ringlet.schedule.uplink import uplink_load
+from ringlet.schedule.cost import uplink_load
 
 CLUSTERS = ("4x2-block", "4x2-cyclic", "2x4-block", "2x4-cyclic")
 ALGORITHMS = ("ring", "butterfly", "halving_doubling", "halving_doubling_far", "circulant", "hierarchical")

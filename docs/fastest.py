@@ -12,10 +12,9 @@ from ringlet import _C
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.results import read
 from ringlet.schedule import algorithms, schedule
-from ringlet.schedule.cost import cost
+from ringlet.schedule.cost import Predictor, cost
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.machine_file import read_machine
-from ringlet.schedule.predict import Predictor
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"

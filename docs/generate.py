@@ -16,10 +16,10 @@ from ringlet import _C
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import REDUCTIONS
+from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.draw import side_by_side
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import Proof, prove
-from ringlet.schedule.uplink import uplink_load
 
 DOCS = Path(__file__).parent
 sys.path += [str(DOCS), str(DOCS.parent / "tests" / "conformance")]

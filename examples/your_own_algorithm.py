@@ -15,7 +15,7 @@ from ringlet.schedule import recv, reduce, send
 
 
 @ringlet.algorithm("all_reduce", name="two_way_ring", parts=lambda world: 2 * world, order="along")
-def two_way_ring(rank: int, world: int) -> ringlet.schedule.author.Rounds:
+def two_way_ring(rank: int, world: int) -> ringlet.schedule.registry.Rounds:
     """Two half rings, one each way; 2(p-1) rounds, fewest bytes."""
     right, left = (rank + 1) % world, (rank - 1) % world
     for combine, behind in ((reduce, 1), (recv, 0)):

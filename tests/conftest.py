@@ -111,7 +111,7 @@ LONG = {
     "core/test_selection.py::test_the_store_ends*": "starts Python anew, which imports torch",
     "core/test_prove.py::*": "proves every algorithm for many worlds",
     "core/test_topology.py::*": "proves every algorithm for many worlds",
-    "core/test_schedule_file.py::test_a_schedule_shows*": "draws hundreds of chunks",
+    "core/test_schedule_files.py::test_a_schedule_shows*": "draws hundreds of chunks",
     "core/test_search.py::*": "predicts hundreds of schedules",
     "tools/test_algorithm_files.py::*": "proves for many worlds, makes pages, and predicts hundreds of schedules",
     "tools/test_cli.py::*": "starts the command line, which imports torch",

@@ -27,7 +27,7 @@ from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemErr
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import empty, registered_pool, use_registered_allocator
-from ringlet.schedule.author import algorithm
+from ringlet.schedule.registry import algorithm
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero
 

@@ -18,9 +18,9 @@ import torch
 from ringlet import _C
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError
-from ringlet.schedule.named import at_slot
 from ringlet.schedule.packed import DIGEST_BYTES, digest, packed
 from ringlet.schedule.prove import prove
+from ringlet.schedule.registry import at_slot
 
 PROOF_SECONDS = 3600.0  # how long the others wait for rank 0's proof: for a large world it takes minutes
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage, Timeout
 from ringlet.rendezvous import Claim, peek, rendezvous_key
-from ringlet.schedule.named import load_given
+from ringlet.schedule.registry import load_given
 from ringlet.store import asked, from_environment
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import ringlet
 from ranks import on_host
 from ringlet import _C
 from ringlet.schedule import copy, load, recv, reduce, schedule, send
+from ringlet.schedule.data import ScheduleError
 from ringlet.schedule.prove import prove, prove_all
-from ringlet.schedule.steps import ScheduleError
 
 COUNTS = (0, 1, 7, 123_567, 1 << 20)
 

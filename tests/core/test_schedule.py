@@ -134,7 +134,7 @@ def test_prove_command_prints_a_table_and_writes_json(tmp_path, capsys):
 
 def test_prove_command_fails_with_the_place(tmp_path, capsys, monkeypatch):
     broken = Schedule.from_steps("all_reduce", 1, [[[("send", 1, 0, 1)]], [[("recv", 0, 0, 1)]]])
-    monkeypatch.setattr(ringlet.schedule, "schedule", lambda *args, **kwargs: broken)
+    monkeypatch.setattr(ringlet.schedule.registry, "schedule", lambda *args, **kwargs: broken)
     report = tmp_path / "proofs.json"
     assert main(("prove", "--worlds", "2", "--algorithm", "ring", "--json", str(report))) == 1
     assert "rank 0, before any round, chunk 0: ends without the contribution of rank 1" in capsys.readouterr().err

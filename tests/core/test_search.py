@@ -12,13 +12,11 @@ from ringlet.cli.main import main
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.compose import Composition, compositions, segmented
-from ringlet.schedule.cost import Machine
+from ringlet.schedule.cost import Link, Machine, Predictor, Times, uplink_load, uplink_totals
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
-from ringlet.schedule.predict import Link, Predictor, Times
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import best, composed, schedules_of, search
-from ringlet.schedule.uplink import uplink_load, uplink_totals
 
 MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
 HOSTS = parse_hosts("4x2")

@@ -8,9 +8,9 @@ import pytest
 
 import ringlet
 from ringlet.cli.main import main
+from ringlet.schedule.cost import uplink_load, uplink_totals
 from ringlet.schedule.hosts import described, numbered, parse_hosts, ranks_by_host
 from ringlet.schedule.prove import prove_all
-from ringlet.schedule.uplink import uplink_load, uplink_totals
 
 REGULAR = [
     "1x5",

@@ -249,6 +249,23 @@ def test_python_imports_go_in_no_circle():
     report(violations)
 
 
+def test_schedules_stand_in_layers():
+    """Only the package itself binds a schedule's methods to what stands above it: no module asks it for anything, and
+    none imports late to hide a circle."""
+    violations = []
+    for path in sources(".py", under="python/ringlet/schedule/"):
+        if path.parts[-2:] == ("schedule", "__init__.py"):
+            continue
+        for line, module, name in imports(tree_of(path)):
+            if module == "ringlet.schedule" and f"{module}.{name}" not in modules():
+                violations.append(f"{path}:{line}: imports {name} of the package, not of the module that has it")
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef):
+                late = [module for _, module, _ in imports(node) if module.startswith("ringlet")]
+                violations += [f"{path}:{node.lineno}: {node.name} imports {module} late" for module in late]
+    report(violations)
+
+
 def private(name):
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 

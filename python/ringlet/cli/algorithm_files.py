@@ -14,7 +14,7 @@ from pathlib import Path
 from ringlet.cli import values
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, load
-from ringlet.schedule.named import ENDINGS, VARIABLE, load_given
+from ringlet.schedule.registry import ENDINGS, VARIABLE, load_given
 
 FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
 

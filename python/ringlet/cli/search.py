@@ -21,11 +21,11 @@ from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES, ROOTED
+from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.hosts import SYNTAX, Hosts
 from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import Candidate, best, composed, schedules_of, search
-from ringlet.schedule.uplink import uplink_load
 
 MOST_RANKS = 128  # each candidate is executed once, in Python
 MOVING = tuple(collective for collective in COLLECTIVES if collective != "barrier")

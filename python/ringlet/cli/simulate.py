@@ -19,9 +19,9 @@ from ringlet.cli.search import MOVING, add_machine_and_sizes, machine_of, sizes_
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, schedule
 from ringlet.schedule.collectives import ROOTED
+from ringlet.schedule.cost import Link, Predictor, Times
 from ringlet.schedule.hosts import SYNTAX, Hosts, described
 from ringlet.schedule.machine_file import HostsMachine
-from ringlet.schedule.predict import Link, Predictor, Times
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python

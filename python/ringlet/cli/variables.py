@@ -14,7 +14,7 @@ from pathlib import Path
 import ringlet
 from ringlet import _C
 from ringlet.cli.parser import did_you_mean
-from ringlet.schedule.named import VARIABLE, load_given
+from ringlet.schedule.registry import VARIABLE, load_given
 
 LOG_LEVELS = ("off", "warning", "info", "debug")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")

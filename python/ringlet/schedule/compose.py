@@ -13,12 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ringlet.schedule import Algorithm, Round, Schedule, Step, algorithms, schedule
 from ringlet.schedule.collectives import DIVIDED
-from ringlet.schedule.execute import execute
+from ringlet.schedule.data import MOST_PARTS, Round, Schedule, Step
+from ringlet.schedule.execution import execute
 from ringlet.schedule.hosts import numbered, ranks_by_host
-from ringlet.schedule.messages import pair_messages
-from ringlet.schedule.steps import MOST_PARTS
+from ringlet.schedule.registry import Algorithm, algorithms, schedule
 
 _LEADER = "leader."
 _ON_HOSTS = ("hierarchical",)  # uses the hosts itself, so it is no part of a composition
@@ -128,9 +127,8 @@ def _embedded(rounds: Sequence[Round], ranks: Sequence[int], first: int, width: 
 
 def _moments(whole: Schedule) -> list[dict[int, int]]:
     """By rank and round, the moment of the zero-buffer execution at which its messages pass."""
-    messages = pair_messages(whole)
     moments: list[dict[int, int]] = [{} for _ in range(whole.world)]
-    for message, moment in execute(whole, messages).moments.items():
+    for message, moment in execute(whole).moments.items():
         for rank, index in ((message.source, message.source_round), (message.target, message.target_round)):
             if moments[rank].setdefault(index, moment) != moment:
                 raise ValueError(f"{whole.name}: rank {rank} passes messages at different moments of its round {index}")

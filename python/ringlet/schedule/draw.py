@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ringlet.schedule import Schedule
 from ringlet.schedule.cost import counts
+from ringlet.schedule.data import Schedule
 from ringlet.schedule.frames import Content, Frames, Transfer, frames_of
 from ringlet.schedule.relative_program import program_of_any_rank, relative
 

@@ -1,6 +1,6 @@
 """A schedule as frames, for drawings: every rank's chunks at every moment, and the transfers between them.
 
-A moment counts rounds on a common clock (ringlet.schedule.execute). Frame 0 is the input, frame t the state after t
+A moment counts rounds on a common clock (ringlet.schedule.execution). Frame 0 is the input, frame t the state after t
 rounds.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ringlet.schedule import Schedule
 from ringlet.schedule.collectives import REDUCTIONS
-from ringlet.schedule.execute import execute
-from ringlet.schedule.messages import pair_messages
+from ringlet.schedule.data import Schedule
+from ringlet.schedule.execution import execute
 
 Content = tuple[int, int]  # (the input chunk it is made of, the contributing ranks as a bit mask)
 Frame = tuple[tuple[Content | None, ...], ...]  # [rank][box]
@@ -48,8 +47,7 @@ class Frames:
 
 def frames_of(schedule: Schedule) -> Frames:
     """Runs a schedule symbolically and keeps every frame; ScheduleError if it cannot run."""
-    messages = pair_messages(schedule)
-    execution = execute(schedule, messages)
+    execution = execute(schedule)
     barrier = schedule.collective == "barrier"
     now: list[list[Content | None]] = []
     for rank, (first, count) in enumerate(schedule.inputs):
@@ -67,7 +65,7 @@ def frames_of(schedule: Schedule) -> Frames:
                 now[change.rank][0] = (0, change.heard)
         frames.append(_frozen(now))
     transfers = []
-    for message in messages:
+    for message in execution.messages:
         begins, ends = execution.moments[message], execution.ends[message.target][message.target_round]
         # A barrier's messages carry no chunk; their arrow joins the two ranks' only box.
         pairs = [(0, 0)] if barrier else list(zip(message.sent.chunks, message.received.chunks, strict=True))

@@ -6,7 +6,7 @@ each round is one path.
 
 from __future__ import annotations
 
-from ringlet.schedule import Schedule
+from ringlet.schedule.data import Schedule, ScheduleError
 from ringlet.schedule.draw import FONT, GREY, caption, svg
 from ringlet.schedule.frames import Frames, Transfer, frames_of
 
@@ -19,6 +19,14 @@ MOST_BOXES, MOST_BOXES_OF_CHUNKS = 5_000_000, 10_000  # of a picture; of one wit
 def picture(schedule: Schedule) -> str:
     """The picture as an SVG document: with every chunk, or the overview if there are too many."""
     return svg(schedule) if boxes(schedule) <= MOST_BOXES_OF_CHUNKS else overview(schedule)
+
+
+def notebook_picture(schedule: Schedule) -> str | None:
+    """The picture, for notebooks; None, so that they show the text, if it is too large or the schedule is wrong."""
+    try:
+        return picture(schedule) if boxes(schedule) <= MOST_BOXES else None
+    except ScheduleError:
+        return None
 
 
 def boxes(schedule: Schedule) -> int:

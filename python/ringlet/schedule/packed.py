@@ -10,9 +10,8 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
+from ringlet.schedule.data import VERBS, Round, Schedule, ScheduleError, Step
 
-VERBS = ("send", "recv", "reduce", "copy")
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 _NUMBERS = {verb: number for number, verb in enumerate(VERBS)}

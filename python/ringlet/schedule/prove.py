@@ -7,7 +7,7 @@ Values are expression trees over the ranks' contributions, not sets, because set
 - the k-th send from a to b matches a k-th receive of the same chunks, and no send or receive is left over;
 - no write under a read: no recv or copy onto a chunk that the same round reads, no two writes to one chunk other than
   several reduces;
-- no deadlock, by one execution without buffers (ringlet.schedule.execute says why one is enough);
+- no deadlock, by one execution without buffers (ringlet.schedule.execution says why one is enough);
 - every contribution exactly once in every output chunk, and nothing else in it;
 - the same tree, up to commutation, wherever a chunk is an output: the same bits on all ranks;
 - rounds, bytes, roundings and number of trees as the closed forms say (ringlet.schedule.closed_forms).
@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ringlet import schedule as schedules
-from ringlet.schedule import Algorithm, Round, Schedule, ScheduleError, Step
+from ringlet.schedule import registry
 from ringlet.schedule.closed_forms import ClosedForm, closed_form
 from ringlet.schedule.collectives import (
     COLLECTIVES,
@@ -37,14 +36,12 @@ from ringlet.schedule.collectives import (
     required_parts,
 )
 from ringlet.schedule.cost import counts
-from ringlet.schedule.execute import Execution, execute
-from ringlet.schedule.messages import Message, pair_messages
-from ringlet.schedule.named import registered
-from ringlet.schedule.steps import MOST_PARTS, MOST_ROUNDS
+from ringlet.schedule.data import MOST_PARTS, MOST_ROUNDS, VERBS, Round, Schedule, ScheduleError, Step
+from ringlet.schedule.execution import Execution, Message, execute, pair_messages
+from ringlet.schedule.registry import Algorithm, algorithms, registered
 from ringlet.schedule.trees import ranks_in
 
 ALL_ROOTS_UP_TO = 16
-VERBS = ("send", "recv", "reduce", "copy")
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,11 @@ class Proof:
 def prove(schedule: Schedule) -> Proof:
     """Proves one schedule, registered or made by hand; raises ScheduleError if it is wrong."""
     try:
-        messages = well_formed(schedule)
+        well_formed(schedule)
         for rank, rounds in enumerate(schedule.ranks):
             for index, round in enumerate(rounds):
                 _check_hazards(rank, index, round)
-        execution = execute(schedule, messages)
+        execution = execute(schedule)
         results = _check_outputs(schedule, execution)
         _check_barrier(schedule, execution)
         return _measured(schedule, execution, results)
@@ -79,16 +76,14 @@ def prove(schedule: Schedule) -> Proof:
         raise
 
 
-def well_formed(schedule: Schedule) -> list[Message]:
-    """The messages of a schedule whose steps and messages fit its buffers and each other; else raises ScheduleError."""
+def well_formed(schedule: Schedule) -> None:
+    """Raises ScheduleError unless steps and messages fit the schedule's buffers and each other."""
     _check_shape(schedule)
     for rank, rounds in enumerate(schedule.ranks):
         for index, round in enumerate(rounds):
             _check_steps(schedule, rank, index, round)
-    messages = pair_messages(schedule)
-    for message in messages:
+    for message in pair_messages(schedule):
         _check_message(schedule, message)
-    return messages
 
 
 def prove_all(
@@ -116,7 +111,7 @@ def prove_all(
             progress(done, len(cases), f"{_name(a)} {c}")
         # One of a user's own may not cover every world.
         with contextlib.suppress(NotImplementedError):
-            proofs.append(prove(schedules.schedule(a, c, world=world, root=root, hosts=hosts)))
+            proofs.append(prove(registry.schedule(a, c, world=world, root=root, hosts=hosts)))
             covered.add((a, c))
     idle = [_name(a) for a, c in rows if (a, c) not in covered]
     if idle:
@@ -128,7 +123,7 @@ def prove_all(
 
 def _rows(chosen: list[str | Algorithm], collectives: list[str]) -> list[tuple[str | Algorithm, str]]:
     """(algorithm, collective) of what is chosen; of all that is built in, if `chosen` is empty."""
-    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in schedules.algorithms()]
+    known: list[tuple[str | Algorithm, str]] = [(a, c) for a, c, _ in algorithms()]
     known += [(own.name, own.collective) for own in registered() if own.name in chosen]
     known += [(own, own.collective) for own in chosen if isinstance(own, Algorithm)]
     rows = [(a, c) for a, c in known if a in (chosen or [a]) and c in (collectives or [c])]

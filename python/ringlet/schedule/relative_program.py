@@ -5,7 +5,7 @@ A ring's rank r sends chunk r-1 to r+1 in round 0 whatever r is; a butterfly's r
 
 from __future__ import annotations
 
-from ringlet.schedule import Round, Schedule
+from ringlet.schedule.data import Round, Schedule
 
 Action = tuple[str, int, tuple[int, ...]]  # (verb, peer - r, chunks - r), modulo world
 

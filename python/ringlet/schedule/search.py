@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringlet.schedule import Algorithm, Schedule, algorithms, schedule
 from ringlet.schedule.collectives import DIVIDED
 from ringlet.schedule.compose import compositions, segmented
+from ringlet.schedule.cost import Predictor
+from ringlet.schedule.data import Schedule
 from ringlet.schedule.machine_file import HostsMachine
-from ringlet.schedule.predict import Predictor
+from ringlet.schedule.registry import Algorithm, algorithms, schedule
 
 SEGMENTS = (1, 2, 4, 8, 16)
 

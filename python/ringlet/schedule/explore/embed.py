@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, DIVIDED, REDUCTIONS, ROOTED
 from ringlet.schedule.cost import Machine
+from ringlet.schedule.data import Schedule, ScheduleError
 from ringlet.schedule.draw import colours
 from ringlet.schedule.hosts import parse_hosts
+from ringlet.schedule.registry import Algorithm, algorithms, schedule
 
 VERBS = ("send", "recv", "reduce", "copy")
 MOST_WORLD = 30  # the page keeps the ranks of a sum in one 32-bit number

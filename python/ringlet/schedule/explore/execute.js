@@ -1,4 +1,4 @@
-// One symbolic execution, as ringlet/schedule/execute.py and frames.py: the port that test_explore.py compares.
+// One symbolic execution, as ringlet/schedule/execution.py and frames.py: the port that test_explore.py compares.
 // A moment counts rounds on a common clock; frame 0 is the input, frame m what has been reached after m rounds.
 
 /** Expression trees, each once: trees that differ only in the order of a node's first two terms are one. */

@@ -6,11 +6,11 @@ because a schedule that is made of it may sum in another order.
 
 from __future__ import annotations
 
+from ringlet.schedule.data import Schedule
 from ringlet.schedule.msccl.check import check
 from ringlet.schedule.msccl.export import to_xml
 from ringlet.schedule.msccl.program import MscclError, NotMscclError, read
 from ringlet.schedule.msccl.translate import translated
-from ringlet.schedule.steps import Schedule
 
 __all__ = ["MscclError", "NotMscclError", "check", "from_xml", "read", "to_xml"]
 

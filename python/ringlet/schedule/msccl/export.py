@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 from ringlet.schedule.collectives import required_parts
-from ringlet.schedule.messages import pair_messages
+from ringlet.schedule.data import MOST_PARTS, Round, Schedule, ScheduleError, Step
+from ringlet.schedule.execution import pair_messages
 from ringlet.schedule.msccl.program import COLLECTIVES, Location, MscclError
-from ringlet.schedule.steps import MOST_PARTS, Round, Schedule, ScheduleError, Step
 
 _NOWHERE: Location = ("i", -1)
 _LOCAL = (-1, -1)

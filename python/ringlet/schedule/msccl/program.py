@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from ringlet.schedule.collectives import DIVIDED
-from ringlet.schedule.steps import MOST_PARTS
+from ringlet.schedule.data import MOST_PARTS
 
 COLLECTIVES = {
     "allreduce": "all_reduce",

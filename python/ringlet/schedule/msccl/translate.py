@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from ringlet.schedule import Schedule
 from ringlet.schedule.collectives import required_parts
+from ringlet.schedule.data import Schedule
 from ringlet.schedule.msccl.check import input_places, output_places
 from ringlet.schedule.msccl.program import Location, MscclError, Program
 from ringlet.schedule.msccl.run import Operation, run

@@ -1,4 +1,4 @@
-"""A user's own algorithms: a pure function of a rank's place yields rounds, and every engine runs these rounds.
+"""The algorithms: those built in, and a user's own, each a pure function of a rank's place that yields rounds.
 
     import ringlet
     from ringlet.schedule import recv, reduce, send
@@ -11,22 +11,31 @@
         for i in range(world - 1):
             yield send(following, (rank - i) % world), recv(before, (rank - 1 - i) % world)
 
-After that, algorithm="mine" (or the object) is an algorithm like any other. A group proves it for its own world before
-the first call (ringlet/agreement.py). `load` takes a file. Source of the verbs: csrc/schedule/step.h. No torch here.
+After that, algorithm="mine" (or the object) is an algorithm like any other, and every engine runs its rounds. A group
+proves it for its own world before the first call (ringlet/agreement.py). `load` takes a file. Source of the verbs:
+csrc/schedule/step.h. No torch here.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import inspect
 import operator
+import os
 import re
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import ringlet._C as _C
 from ringlet.errors import InvalidUsage
+from ringlet.schedule import files, msccl
 from ringlet.schedule.collectives import (
     BLOCKED,
     COLLECTIVES,
@@ -35,9 +44,9 @@ from ringlet.schedule.collectives import (
     output_chunks,
     required_parts,
 )
+from ringlet.schedule.data import Round, Schedule, ScheduleError, Step
 from ringlet.schedule.hosts import numbered
 from ringlet.schedule.packed import packed, unpacked
-from ringlet.schedule.steps import Round, Schedule, ScheduleError, Step
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,62}")
 RESERVED = ("auto", "none", "nccl")
@@ -46,6 +55,14 @@ PLACE = ("rank", "world", "root", "hosts")  # the parameters that a function may
 
 Rounds = Iterable[Step | Iterable[Step]]
 Parts = int | Callable[[int], int] | None
+ENDINGS = (".py", ".json", ".xml")
+VARIABLE = "RINGLET_ALGORITHMS"  # files, as PATH has folders
+
+_names = threading.RLock()  # a file that is loaded registers
+_registered: dict[tuple[str, str], Algorithm] = {}  # the newest of each (collective, name)
+_by_slot: dict[int, Algorithm] = {}
+_loaded: dict[Path, tuple[bytes, list[Algorithm]]] = {}  # by file: a digest of its text, and what it made
+_loading: list[list[Algorithm]] = []  # of the files that run now
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +131,6 @@ class Algorithm:
     def _ordered(self, world: int, root: int, hosts: tuple[int, ...]) -> Schedule:
         """Makes the schedule for positions. Ranks take these host after host, or round robin, as in the built-in
         algorithms."""
-        import ringlet._C as _C
-
         rank_at = _C.orders(list(hosts))[ORDERS.index(self.order) - 1]
         plain = Algorithm(self.collective, self.name, self.function, self.parts, origin=self.origin)
         made = plain.schedule(world, rank_at.index(root))
@@ -140,8 +155,6 @@ def algorithm(
 
     Raises InvalidUsage if the name is taken, or if the function cannot be an algorithm. See docs/authoring.md.
     """
-
-    from ringlet.schedule.named import register
 
     if callable(collective):
         raise InvalidUsage('algorithm: the collective is missing: write @ringlet.algorithm("all_reduce")')
@@ -234,14 +247,180 @@ def _origin(function: Callable[..., Any]) -> str:
     return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code else repr(function)[:60]
 
 
+def schedule(
+    algorithm: str | Algorithm,
+    collective: str = "all_reduce",
+    *,
+    world: int | None = None,
+    root: int = 0,
+    hosts: Sequence[int] | None = None,
+) -> Schedule:
+    """The schedule of all `world` ranks, as the engines run it.
+
+    algorithm: a name of `algorithms()`, or an `Algorithm` of your own, whose collective then counts.
+    root: for broadcast, reduce, gather and scatter.
+    hosts: `hosts[r]` is any number for rank r's host, the same for ranks that share a host (default: all do). If given,
+    its length is the world.
+    Raises ValueError, which names what is known, for an unknown algorithm or collective, or a wrong world, root or
+    hosts.
+    """
+    if world is None:
+        if not hosts:
+            raise ValueError("schedule: pass world= (the number of ranks) or hosts= (the host of each rank)")
+        world = len(hosts)
+    own = [algorithm] if isinstance(algorithm, Algorithm) else registered(algorithm, collective)
+    if own:
+        return own[0].schedule(world, root, hosts)
+    data: dict[str, Any] = _C.schedule(str(algorithm), collective, world, root, hosts)
+    ranks = tuple(tuple(Round(tuple(Step(*s) for s in steps)) for steps in rounds) for rounds in data["ranks"])
+    inputs, outputs = tuple(data["inputs"]), tuple(data["outputs"])
+    on_hosts = numbered(hosts) if hosts and len(set(hosts)) > 1 else ()
+    return Schedule(str(algorithm), collective, len(ranks), root, data["parts"], ranks, inputs, outputs, on_hosts)
+
+
+def algorithms() -> list[tuple[str, str, str]]:
+    """(algorithm, collective, one-line summary) of everything built in, in the registry's order."""
+    return list(_C.algorithms())
+
+
+def register(made: Algorithm) -> Algorithm:
+    """Gives an algorithm its name in this process. The same function again is the same algorithm. If another function
+    has the name, later calls use the new one. Raises InvalidUsage for the name of a built-in algorithm."""
+    key = (made.collective, made.name)
+    with _names:
+        placed = _registered.get(key)
+        if placed is None or not _alike(placed, made):
+            slot = _C.add_algorithm(made.collective, made.name, made.summary)
+            placed = _registered[key] = _by_slot[slot] = replace(made, slot=slot)
+        for made_here in _loading:
+            made_here.append(placed)
+        return placed
+
+
+def registered(name: str | None = None, collective: str | None = None) -> list[Algorithm]:
+    """This process's own algorithms, the newest of each name; or only those of a name or a collective."""
+    with _names:
+        found = list(_registered.values())
+    return [a for a in found if a.name == (name or a.name) and a.collective == (collective or a.collective)]
+
+
+def at_slot(slot: int) -> Algorithm:
+    """The algorithm that the core knows by that number."""
+    return _by_slot[slot]
+
+
 def load(path: str | Path) -> list[Algorithm]:
     """Registers the algorithms that a file has, and returns them: a Python file (.py) that makes some, or one that has
-    schedules, in JSON (.json, ringlet/schedule/schedule_file.py) or MSCCL-XML (.xml). An algorithm of schedules has the
-    file's name, and covers only the worlds in the file.
+    schedules, in JSON (.json, ringlet/schedule/files.py) or MSCCL-XML (.xml). An algorithm of schedules has the file's
+    name, and covers only the worlds in the file.
 
     A process runs a Python file once, however often it loads it, and again if the file has changed. Raises
     InvalidUsage, which names the file, if it cannot be read, fails, or makes no algorithm.
     """
-    from ringlet.schedule.named import load as load_named
+    path = Path(path).absolute()
+    if path.suffix not in ENDINGS:
+        raise InvalidUsage(f"{path}: the name of a file of algorithms must end in {', '.join(ENDINGS)}")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InvalidUsage(f"{path}: cannot read the file: {error.strerror}") from error
+    key = hashlib.sha256(text).digest()
+    with _names:
+        before = _loaded.get(path)
+        if before is not None and before[0] == key:
+            return list(before[1])
+        made = _run(path) if path.suffix == ".py" else _read(path, text)
+        _loaded[path] = (key, made)
+        return list(made)
 
-    return load_named(Path(path))
+
+def load_given() -> None:
+    """Registers the algorithms of the files that RINGLET_ALGORITHMS names. A new group does this first."""
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            load(name)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{VARIABLE}: {error}") from error
+
+
+def _read(path: Path, text: bytes) -> list[Algorithm]:
+    """The algorithm of a file of schedules."""
+    try:
+        return [register(_algorithm_of_file(path, text.decode()))]
+    except (ValueError, RecursionError) as error:  # of JSON, of its letters or depth, of the schedule, or of its name
+        raise InvalidUsage(f"{path}: {error}") from error
+
+
+def _run(path: Path) -> list[Algorithm]:
+    """The algorithms that the file registers, directly or by an import."""
+    name = f"ringlet_algorithms_{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickle and dataclasses look for it there
+    made: list[Algorithm] = []
+    _loading.append(made)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidUsage(f"{path}: {type(error).__name__}: {error}") from error
+    finally:
+        _loading.pop()
+    if not made:
+        raise InvalidUsage(f"{path}: the file makes no algorithm: decorate a function with @ringlet.algorithm(...)")
+    return list(dict.fromkeys(made))
+
+
+def _alike(a: Algorithm, b: Algorithm) -> bool:
+    """Whether both are the same function, perhaps made twice: by two threads, or by a notebook cell that ran twice."""
+    return (
+        a.order == b.order and _content(a.function) == _content(b.function) and _content(a.parts) == _content(b.parts)
+    )
+
+
+def _content(value: Callable[..., Any] | int | None) -> Any:
+    """The parts that make a function; the value itself if it is not a plain function."""
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return value
+    try:
+        cells = tuple(cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
+    except ValueError:  # a cell that is empty so far
+        return value
+    return code, cells, getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None)
+
+
+def _algorithm_of_file(path: Path, text: str) -> Algorithm:
+    """The algorithm of a file, under the file's name. It is not registered yet, and covers the file's worlds only.
+    Raises ValueError for a file that is wrong."""
+    if not NAME.fullmatch(path.stem):
+        raise ValueError(f"the file's name is the algorithm's: begin it with a letter, got {path.stem!r}")
+    schedules = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else files.from_json(text)
+    collectives = sorted({schedule.collective for schedule in schedules})
+    if len(collectives) != 1:
+        raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
+    places = {(one.world, one.root): one for one in schedules}
+    if len(places) < len(schedules):
+        twice, _ = Counter((one.world, one.root) for one in schedules).most_common(1)[0]
+        raise ValueError(f"has two schedules for world {twice[0]}, root {twice[1]}")
+    return _algorithm(path, collectives[0], places)
+
+
+def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Schedule]) -> Algorithm:
+    worlds = ", ".join(str(world) for world in sorted({world for world, _ in schedules}))
+    parts_of = {world: schedule.parts for (world, _), schedule in schedules.items()}
+    if any(parts_of[one.world] != one.parts for one in schedules.values()):
+        raise ValueError("the schedules of one world must have the same parts for every root")
+
+    def rounds(rank: int, world: int, root: int) -> Iterator[tuple[Step, ...]]:
+        if (world, root) not in schedules:
+            raise NotImplementedError(
+                f"{path.name} has schedules for worlds {worlds}, and not for {world}, root {root}"
+            )
+        return (round.steps for round in schedules[world, root].ranks[rank])
+
+    def parts(world: int) -> int:
+        return parts_of[world]
+
+    made = written(collective, path.stem, rounds, None if collective in BLOCKED else parts, "none")
+    return replace(made, summary=f"from {path.name}, for worlds {worlds}", origin=path.name)

@@ -11,18 +11,12 @@ A JSON file has one object for a schedule, or a list of objects for several worl
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ringlet.schedule import msccl
-from ringlet.schedule.author import NAME, Algorithm, written
-from ringlet.schedule.collectives import BLOCKED, COLLECTIVES
-from ringlet.schedule.steps import Schedule, Step
-
-ENDINGS = (".json", ".xml")
+from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule.data import Schedule
 
 
 def to_json(schedule: Schedule) -> str:
@@ -39,42 +33,6 @@ def from_json(text: str) -> list[Schedule]:
     """The schedules of a JSON file, not yet proved. Raises ValueError with the place of what is wrong."""
     data = json.loads(text)
     return [_schedule(one, f"[{i}]") for i, one in enumerate(data)] if isinstance(data, list) else [_schedule(data, "")]
-
-
-def algorithm_of_file(path: Path, text: str) -> Algorithm:
-    """The algorithm of a file, under the file's name. It is not registered yet, and covers the file's worlds only.
-    Raises ValueError for a file that is wrong."""
-    if not NAME.fullmatch(path.stem):
-        raise ValueError(f"the file's name is the algorithm's: begin it with a letter, got {path.stem!r}")
-    schedules = [msccl.from_xml(text, path.stem)] if path.suffix == ".xml" else from_json(text)
-    collectives = sorted({schedule.collective for schedule in schedules})
-    if len(collectives) != 1:
-        raise ValueError(f"must have schedules of one collective, got {', '.join(collectives) or 'none'}")
-    places = {(one.world, one.root): one for one in schedules}
-    if len(places) < len(schedules):
-        twice, _ = Counter((one.world, one.root) for one in schedules).most_common(1)[0]
-        raise ValueError(f"has two schedules for world {twice[0]}, root {twice[1]}")
-    return _algorithm(path, collectives[0], places)
-
-
-def _algorithm(path: Path, collective: str, schedules: dict[tuple[int, int], Schedule]) -> Algorithm:
-    worlds = ", ".join(str(world) for world in sorted({world for world, _ in schedules}))
-    parts_of = {world: schedule.parts for (world, _), schedule in schedules.items()}
-    if any(parts_of[one.world] != one.parts for one in schedules.values()):
-        raise ValueError("the schedules of one world must have the same parts for every root")
-
-    def rounds(rank: int, world: int, root: int) -> Iterator[tuple[Step, ...]]:
-        if (world, root) not in schedules:
-            raise NotImplementedError(
-                f"{path.name} has schedules for worlds {worlds}, and not for {world}, root {root}"
-            )
-        return (round.steps for round in schedules[world, root].ranks[rank])
-
-    def parts(world: int) -> int:
-        return parts_of[world]
-
-    made = written(collective, path.stem, rounds, None if collective in BLOCKED else parts, "none")
-    return replace(made, summary=f"from {path.name}, for worlds {worlds}", origin=path.name)
 
 
 def _schedule(data: Any, where: str) -> Schedule:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 import ringlet
 from ringlet.schedule import algorithms, load, schedule
+from ringlet.schedule.files import from_json
 from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import prove
-from ringlet.schedule.schedule_file import from_json
 
 EVERY = [(algorithm, collective) for algorithm, collective, _ in algorithms()]
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringlet.schedule.prove import Proof
 
 RANKS_IN_REPR = 8
+VERBS = ("send", "recv", "reduce", "copy")
 MOST_PARTS, MOST_ROUNDS = 1 << 14, 1 << 15  # that an engine takes (csrc/engine/authored.h)
 
 
@@ -91,7 +92,7 @@ class Round:
         return ", ".join(map(str, self.steps))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """All ranks' rounds of one collective. `inputs[r]` and `outputs[r]` are rank r's (first chunk, count).
 
@@ -136,50 +137,25 @@ class Schedule:
         """The largest number of rounds of any rank."""
         return max(len(rounds) for rounds in self.ranks)
 
-    def prove(self) -> Proof:
-        """See ringlet.schedule.prove.prove."""
-        from ringlet.schedule.prove import prove
+    if TYPE_CHECKING:  # ringlet.schedule, which stands above all that these need, binds them
 
-        return prove(self)
+        def prove(self) -> Proof:
+            """See ringlet.schedule.prove.prove."""
 
-    def cost(self, nbytes: float, machine: Machine | None = None) -> Cost:
-        """See ringlet.schedule.cost.cost."""
-        from ringlet.schedule.cost import cost
+        def cost(self, nbytes: float, machine: Machine | None = None) -> Cost:
+            """See ringlet.schedule.cost.cost."""
 
-        return cost(self, nbytes, machine)
+        def svg(self) -> str:
+            """The picture as an SVG document; see ringlet.schedule.draw."""
 
-    def svg(self) -> str:
-        """The picture as an SVG document; see ringlet.schedule.draw."""
-        from ringlet.schedule.draw import svg
+        def text(self) -> str:
+            """The picture in characters; see ringlet.schedule.draw."""
 
-        return svg(self)
+        def json(self) -> str:
+            """The schedule as a JSON file, which `ringlet.schedule.load` reads; see ringlet.schedule.files."""
 
-    def text(self) -> str:
-        """The picture in characters; see ringlet.schedule.draw."""
-        from ringlet.schedule.draw import text
-
-        return text(self)
-
-    def json(self) -> str:
-        """The schedule as a JSON file, which `ringlet.schedule.load` reads; see ringlet.schedule.schedule_file."""
-        from ringlet.schedule.schedule_file import to_json
-
-        return to_json(self)
-
-    def xml(self) -> str:
-        """The schedule as MSCCL-XML. Raises ValueError for gather, scatter, barrier, and a root other than 0."""
-        from ringlet.schedule.msccl import to_xml
-
-        return to_xml(self)
-
-    def _repr_svg_(self) -> str | None:
-        """The picture, for notebooks; None, so that they show the text, if it is too large or the schedule is wrong."""
-        from ringlet.schedule.overview import MOST_BOXES, boxes, picture
-
-        try:
-            return picture(self) if boxes(self) <= MOST_BOXES else None
-        except ScheduleError:
-            return None
+        def xml(self) -> str:
+            """The schedule as MSCCL-XML. Raises ValueError for gather, scatter, barrier, and a root other than 0."""
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.parts} part{'s' * (self.parts != 1)}, {self.rounds} rounds"]
