@@ -44,12 +44,10 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   for (const at::Tensor* tensor : {&output, &input}) {
     if (tensor->defined()) check_dense(*tensor, call(), tensor == &output ? "output" : "input");
   }
-  // An elementwise collective allows any order of elements that all ranks share, such as channels_last.
-  const auto dense = [&](const at::Tensor& tensor) {
-    return !tensor.defined() || (is_divided(collective) && tensor.is_contiguous(tensor.suggest_memory_format()));
-  };
+  // Another dense order of elements, such as channels_last, is copied too: other ranks may have another order.
+  const auto contiguous = [](const at::Tensor& tensor) { return !tensor.defined() || tensor.is_contiguous(); };
   at::Tensor from = input, to = output;
-  if (!dense(output) || !dense(input)) {
+  if (!contiguous(output) || !contiguous(input)) {
     const at::NoGradGuard no_grad;
     const bool only_reads = collective == Collective::broadcast && input.defined();  // at the root
     if (output.defined() && !only_reads) check_apart({output}, call());

@@ -89,6 +89,55 @@ def lists_of_any_layout(rank: int, world: int) -> None:
     assert image.unique().tolist() == [world]
 
 
+LAYOUTS = {
+    "channels_last": lambda tensor: tensor.to(memory_format=torch.channels_last),
+    "channels_last_3d": lambda tensor: tensor.unsqueeze(2).to(memory_format=torch.channels_last_3d).squeeze(2),
+    "transposed": lambda tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2),
+    "reversed": lambda tensor: tensor.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "sliced": lambda tensor: torch.cat([tensor, tensor], 3)[..., : tensor.size(3)],
+}
+
+
+def layouts_of_one_rank_alone(rank: int, world: int) -> None:
+    """A tensor's values are its elements by index, however they lie in memory on this rank and on others."""
+    odd, root = 1, 0
+    for scale in (1, 40):  # one segment and many
+        shape = (2, 3, 4 * scale, 5 * scale)
+        each = [torch.arange(120.0 * scale**2).view(shape) % 50 + q for q in range(world)]
+        total, rows = sum(each), torch.cat(each)
+        for name, lay in LAYOUTS.items():
+            for odds in ({odd}, {root}, set(range(world))):
+                other = lay if rank in odds else torch.clone
+
+                def mine(tensor: torch.Tensor = each[rank], other=other) -> torch.Tensor:
+                    return other(tensor.clone())
+
+                case = (scale, name, odds)
+                dist.all_reduce(x := mine())
+                assert torch.equal(x, total), case
+                dist.all_reduce_coalesced(several := [mine(), mine()])
+                assert all(torch.equal(x, total) for x in several), case
+                dist.broadcast(x := mine(), root)
+                assert torch.equal(x, each[root]), case
+                dist.reduce(x := mine(), root)
+                assert rank != root or torch.equal(x, total), case
+                gathered = [other(torch.empty(shape)) for _ in range(world)]
+                dist.all_gather(gathered, mine())
+                assert all(map(torch.equal, gathered, each)), case
+                dist.all_gather_into_tensor(x := other(torch.empty(rows.shape)), mine())
+                assert torch.equal(x, rows), case
+                dist.gather(mine(), gathered if rank == root else None, root)
+                assert rank != root or all(map(torch.equal, gathered, each)), case
+                dist.scatter(x := other(torch.empty(shape)), [mine(q) for q in each] if rank == root else None, root)
+                assert torch.equal(x, each[rank]), case
+                dist.reduce_scatter(x := other(torch.empty(shape)), [mine(q) for q in each])
+                assert torch.equal(x, world * each[rank]), case
+                dist.reduce_scatter_tensor(x := other(torch.empty(shape)), mine(rows))
+                assert torch.equal(x, world * each[rank]), case
+                dist.all_to_all(gathered, [mine(q) for q in each])
+                assert all(torch.equal(x, each[rank]) for x in gathered), case
+
+
 def coalesced(rank: int, world: int) -> None:
     counts = (3, 0, 100_000)
     tensors = [torch.full((count,), 1.0 + rank) for count in counts]
@@ -154,6 +203,7 @@ def split(rank: int, world: int) -> None:
         uneven_reduce_scatters,
         uneven_exchanges,
         lists_of_any_layout,
+        layouts_of_one_rank_alone,
         coalesced,
         sparse_sums,
         split,
