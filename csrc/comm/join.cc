@@ -49,6 +49,13 @@ class Rendezvous {
     return all;
   }
 
+  /// The last step of making a group: it returns when all ranks have come here. If a rank fails before, no rank has
+  /// the group: each raises that rank's error.
+  void commit() {
+    exchange("made", "");
+    part();
+  }
+
   /// Rank 0 waits here for all others, because its process may serve the store, which ends with it.
   void part() {
     const std::string place = name_ + "/parted";
@@ -142,11 +149,6 @@ std::string title_of(const std::string& name) {
   return title;
 }
 
-std::unique_ptr<Engine> titled(std::unique_ptr<Engine> engine, const std::string& title) {
-  engine->calls().set_source({engine->rank(), engine->world(), title});
-  return engine;
-}
-
 std::vector<int> each_apart(int world) {
   std::vector<int> numbers(static_cast<size_t>(world));
   std::iota(numbers.begin(), numbers.end(), 0);
@@ -213,9 +215,14 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
       throw;
     }
   }();
+  const auto committed = [&](std::unique_ptr<Engine> engine) {
+    engine->calls().set_source({rank, world, title_of(name)});
+    rendezvous.commit();
+    return engine;
+  };
   if (carrier == Carrier::shared_memory || (carrier == Carrier::automatic && one_host(hosts))) {
     auto transport = connect_shared_memory(store, name, rank, world, deadline);
-    return titled(std::make_unique<PullEngine>(std::move(transport), std::move(selector)), title_of(name));
+    return committed(std::make_unique<PullEngine>(std::move(transport), std::move(selector)));
   }
   Mesh::Setup setup;
   setup.group = title_of(name);
@@ -234,10 +241,8 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   }
   const char* transport = carrier == Carrier::tcp ? "tcp" : "shared_memory+tcp";
   Topology topology(topology_ignored ? each_apart(world) : hosts);
-  const std::string title = setup.group;
-  return titled(std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
-                                                std::move(topology), transport, std::move(selector)),
-                title);
+  return committed(std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
+                                                   std::move(topology), transport, std::move(selector)));
 }
 
 }  // namespace ringlet

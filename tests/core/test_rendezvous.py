@@ -428,40 +428,49 @@ def test_under_torchs_detailed_checks(pool, tmp_path):
     pool.values(in_detail, 2, str(tmp_path / "store"), join="nothing")
 
 
-def with_few_descriptors(rank: int, world: int, port: int) -> list[str]:
-    """Rank 0 runs out of them at each place of the handshake in turn."""
+def with_few_descriptors(rank: int, world: int, port: int, poor: int, transport: str) -> list[str]:
+    """The poor rank runs out of them at each place of the handshake in turn."""
     said = []
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 1, wait_for_workers=False)
+    serves = rank == (poor + 1) % world
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=serves, wait_for_workers=False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for more in range(12):
+    hosts = {"RINGLET_HOST_ID": f"host {rank % 2}"} if transport == "mixed" else {}
+    for more in range(16):
         place = dist.PrefixStore(f"round {more}", store)
-        if rank == 0:
+        if rank == poor:
             used = {int(number) for number in os.listdir("/proc/self/fd")}
             limit = next(itertools.islice((number for number in itertools.count() if number not in used), more, None))
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         try:
-            ringlet.init(rank, world, place, transport="shared_memory", timeout=10)
-            ringlet.all_reduce(torch.ones(10))
+            with variables(**hosts):
+                name = "auto" if transport == "mixed" else transport
+                ringlet.init(rank, world, place, transport=name, timeout=20)
             said.append("well")
         except ringlet.Error as error:
             said.append(f"{type(error).__name__}: {error}")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            ringlet.finalize()
+        if said[-1] == "well":
+            ringlet.all_reduce(torch.ones(10))
+        ringlet.finalize()
         store.set(f"{more} of {rank}", "")
         store.wait([f"{more} of {other}" for other in range(world)])
-    if rank == 0:
-        store.set("over", "")
-    else:
-        store.wait(["over"])  # it serves the store
+    store.set(f"over {rank}", "")
+    if serves:
+        store.wait([f"over {other}" for other in range(world)])
     return said
 
 
-def test_a_rank_without_descriptors_says_so_to_all(pool):
-    first, second = pool.values(with_few_descriptors, 2, free_ports(1)[0], join="nothing")
-    assert first[0] != "well" and first[-1] == "well"
-    for here, there in zip(first, second, strict=True):
-        assert here == there == "well" or ("Too many open files" in here and "Too many open files" in there), here
+@pytest.mark.parametrize("poor", range(3))
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "mixed"])
+def test_a_rank_without_descriptors_says_so_to_all(pool, transport, poor):
+    """No rank has a group that another lacks."""
+    each = pool.values(with_few_descriptors, 3, free_ports(1)[0], poor, transport, join="nothing")
+    assert each[poor][0] != "well" and each[poor][-1] == "well"
+    for told in zip(*each, strict=True):
+        if told != ("well",) * 3:
+            assert all(one.startswith("SystemError: ") and "Too many open files" in one for one in told), told
+            assert all(f"rank {poor} reported: " in one for rank, one in enumerate(told) if rank != poor), told
 
 
 def slurm(job: str, rank: int) -> dict[str, str]:
