@@ -10,7 +10,7 @@ not differentiable.
 
 Arguments that all calls share:
 
-- group: by default the default group.
+- group: a Group, or a group of torch.distributed; by default the default group, of `init` or torch.distributed.
 - algorithm: a name of `ringlet.schedule.algorithms()`, an algorithm of your own, or "auto".
 - op: sum, avg, product, min, max, band, bor, bxor or premul_sum, which first multiplies this rank's input by `scale`.
 - timeout: seconds (infinity: no limit) or timedelta; by default the group's.
@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
-from ringlet.group import Group, current, has_default
+from ringlet.group import Group, current, group_from, has_default
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
 Arrays: TypeAlias = Array | Sequence[Array]  # a sequence: one for each rank
+AnyGroup: TypeAlias = Group | dist.ProcessGroup
 Timeout: TypeAlias = float | timedelta | None
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Tensor | list[Tensor]  # a list if the caller passed a sequence
@@ -58,7 +59,7 @@ Async: TypeAlias = Literal[True]
 
 
 class Waits(TypedDict, total=False):
-    group: Group | None
+    group: AnyGroup | None
     timeout: Timeout
 
 
@@ -85,7 +86,7 @@ def all_reduce(
     op: str = "sum",
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
     scale: float = 1.0,
@@ -99,7 +100,8 @@ def all_reduce(
     if type(tensor) is not torch.Tensor:
         tensor = as_tensor(tensor)
     target = tensor if output is None else as_tensor(output)
-    work = _C.all_reduce(_handle(group, "all_reduce"), target, tensor, op, algorithm, 0, timeout, scale, async_op)
+    handle = group_from(group, "all_reduce").handle
+    work = _C.all_reduce(handle, target, tensor, op, algorithm, 0, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -146,7 +148,7 @@ def reduce_scatter(
     op: str = "sum",
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
     scale: float = 1.0,
@@ -180,7 +182,7 @@ def all_gather(
     input: Array,
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
@@ -212,7 +214,7 @@ def broadcast(
     root: int = 0,
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
@@ -242,7 +244,7 @@ def reduce(
     op: str = "sum",
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
     scale: float = 1.0,
@@ -278,7 +280,7 @@ def gather(
     root: int = 0,
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
@@ -315,7 +317,7 @@ def scatter(
     root: int = 0,
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
@@ -347,7 +349,7 @@ def all_to_all(
     input: Arrays,
     *,
     algorithm: str = "auto",
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
 ) -> Any:
@@ -374,7 +376,7 @@ def barrier(*, async_op: Sync = ..., **_: Unpack[Waits]) -> None: ...
 def barrier(*, async_op: Async, **_: Unpack[Waits]) -> Work: ...
 @overload
 def barrier(*, async_op: bool, **_: Unpack[Waits]) -> Work | None: ...
-def barrier(*, group: Group | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
+def barrier(*, group: AnyGroup | None = None, async_op: bool = False, timeout: Timeout = None) -> Any:
     """Returns when every rank of the group has called it (Hensgen, Finkel and Manber 1988: dissemination)."""
     return _call(
         _C.barrier, None, None, op="sum", algorithm="auto", root=0, group=group, async_op=async_op, timeout=timeout
@@ -388,7 +390,12 @@ def send(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Wo
 @overload
 def send(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def send(
-    tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
+    tensor: Array,
+    peer: int,
+    *,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
 ) -> Any:
     """Sends a tensor to a rank, which receives the same dtype and count. Returns when `tensor` may be written."""
     return _message(tensor, peer, sending=True, group=group, async_op=async_op, timeout=timeout)
@@ -401,7 +408,12 @@ def recv(tensor: Array, peer: int, *, async_op: Async, **_: Unpack[Waits]) -> Wo
 @overload
 def recv(tensor: Array, peer: int, *, async_op: bool, **_: Unpack[Waits]) -> Tensor | Work: ...
 def recv(
-    tensor: Array, peer: int, *, group: Group | None = None, async_op: bool = False, timeout: Timeout = None
+    tensor: Array,
+    peer: int,
+    *,
+    group: AnyGroup | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
 ) -> Any:
     """Receives from a rank into `tensor`. Messages of one pair arrive in the order in which they were sent."""
     return _message(tensor, peer, sending=False, group=group, async_op=async_op, timeout=timeout)
@@ -434,18 +446,6 @@ def as_tensor(array: object) -> torch.Tensor:
     raise InvalidUsage(f"a {type(array).__name__} is neither a torch tensor nor a numpy array")
 
 
-def _handle(group: Group | None, call: Any) -> _C.Group:
-    """call: its function in _C, or its name, for the error."""
-    if group is None:
-        return current().handle
-    if isinstance(group, Group):
-        return group.handle
-    name = call if isinstance(call, str) else call.__name__
-    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidUsage(f"{name}: this rank is not a member of the group: make the call on its members only")
-    raise InvalidUsage(f"{name}: group must be a ringlet.Group, not {group!r}")
-
-
 def _call(
     entry: Any,
     output: Arrays | None,
@@ -454,13 +454,14 @@ def _call(
     op: str,
     algorithm: str,
     root: int,
-    group: Group | None,
+    group: AnyGroup | None,
     async_op: bool,
     timeout: Timeout,
     scale: float = 1.0,
 ) -> Any:
     target, source = _as_tensors(output), _as_tensors(input)
-    work = entry(_handle(group, entry), target, source, op, algorithm, root, timeout, scale, async_op)
+    handle = group_from(group, entry.__name__).handle
+    work = entry(handle, target, source, op, algorithm, root, timeout, scale, async_op)
     return work if async_op else target
 
 
@@ -470,8 +471,16 @@ def _as_tensors(arrays: Arrays | None) -> torch.Tensor | list[torch.Tensor] | No
     return None if arrays is None else as_tensor(arrays)
 
 
-def _message(tensor: Array, peer: int, *, sending: bool, group: Group | None, async_op: bool, timeout: Timeout) -> Any:
-    array, handle = as_tensor(tensor), _handle(group, "send" if sending else "recv")
+def _message(
+    tensor: Array,
+    peer: int,
+    *,
+    sending: bool,
+    group: AnyGroup | None,
+    async_op: bool,
+    timeout: Timeout,
+) -> Any:
+    array, handle = as_tensor(tensor), group_from(group, "send" if sending else "recv").handle
     if not sending:
         _refuse_any_source(handle, peer)
     work = _C.message(handle, array, peer, sending, timeout, async_op)

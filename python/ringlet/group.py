@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,35 @@ class Group:
         self.hosts: tuple[int, ...] = tuple(handle.hosts)
         self._children = itertools.count()
         self._closed = False
+        self._process_group: dist.ProcessGroup | None = None
+        self._owns_torch = False
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup) -> Group:
+        """The ranks of a group of torch.distributed, whatever its backend, as a Group. All its ranks make the first
+        call for it, which joins them; later calls return the same Group. `finalize` closes it.
+
+        Raises InvalidUsage for what is no group of which this rank is a member; Timeout, which names missing ranks.
+        """
+        if not isinstance(process_group, dist.ProcessGroup):
+            raise InvalidUsage(f"Group.of: pass a group of torch.distributed, not {process_group!r}")
+        made = _of_torch.get(process_group)
+        if made is None or made._closed:
+            _close_of_torch(dist.distributed_c10d._world.pg_map)
+            made = _of_torch[process_group] = _joined_from(process_group)
+        return made
+
+    def process_group(self) -> dist.ProcessGroup:
+        """The same ranks as a group of torch.distributed, for DDP, FSDP, DTensor and whatever else takes one. For the
+        default group, all ranks make the first call, which makes torch.distributed's default group with the backend
+        "ringlet" unless there is one; later calls return the same. A group of `Group.of` has the one it was made of.
+
+        Raises InvalidUsage if ranks are threads (torch.distributed has one world a process), and for a part of the
+        default group: make that with torch.distributed.new_group, and take `Group.of` of it.
+        """
+        if self._process_group is None:
+            self._process_group = _made_for_torch(self)
+        return self._process_group
 
     def close(self, patience: timedelta | float = timedelta(seconds=2)) -> None:
         """Leaves the group. Pending calls complete, or end after `patience` (seconds or timedelta). Later calls raise
@@ -83,6 +112,8 @@ class Group:
         limit = _patience(patience)
         try:
             self.handle.close(limit)
+            if self._owns_torch and dist.is_initialized():
+                dist.destroy_process_group()
         except InvalidUsage:
             raise
         except BaseException:  # such as KeyboardInterrupt: the group ended nevertheless
@@ -153,14 +184,102 @@ class _Default(threading.local):
 
 _of_thread = _Default()
 _of_process: Group | None = None
+_of_torch: dict[dist.ProcessGroup, Group] = {}  # by Group.of
 
 
 def current() -> Group:
-    """The default group. Raises InvalidUsage before `init`."""
+    """The default group: that of `init`, or else of torch.distributed's default group, whose ranks then all make this
+    call. Raises InvalidUsage if there is neither."""
     group = _of_thread.group or _of_process
+    if group is None and dist.is_initialized():
+        return Group.of(_world_of_torch())
     if group is None:
         raise InvalidUsage("no group yet: call ringlet.init() first (under torchrun, or with rank=, world= and store=)")
     return group
+
+
+def process_group_of(group: Any, who: str) -> dist.ProcessGroup:
+    """The group of torch.distributed that `group` means: itself, that of a Group, or for None the default of
+    torch.distributed, or else of `init`. Raises InvalidUsage, in the name of `who`, if there is none."""
+    if group is None and dist.is_initialized():
+        return _world_of_torch()
+    if group is None and has_default():
+        group = current()
+    if isinstance(group, Group):
+        return group.process_group()
+    if group is None:
+        raise InvalidUsage(f"{who}: no group yet: call torch.distributed.init_process_group() or ringlet.init() first")
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidUsage(f"{who}: this rank is not a member of the group: make a {who} on its members only")
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidUsage(
+            f"{who}: the group is a {type(group).__name__}: pass a ringlet.Group, or what "
+            "torch.distributed.new_group() returns"
+        )
+    return group
+
+
+def group_from(group: Any, call: str) -> Group:
+    """The Group that `group` means: itself, that of a group of torch.distributed, or for None the default. Raises
+    InvalidUsage, in the name of `call`, if it means none."""
+    if isinstance(group, Group):
+        return group
+    if group is None:
+        return current()
+    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidUsage(f"{call}: this rank is not a member of the group: make the call on its members only")
+    if isinstance(group, dist.ProcessGroup):
+        return Group.of(group)
+    raise InvalidUsage(f"{call}: group must be a ringlet.Group or a group of torch.distributed, not {group!r}")
+
+
+def _world_of_torch() -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group()
+
+
+def _joined_from(process_group: dist.ProcessGroup) -> Group:
+    store = dist.distributed_c10d._get_process_group_store(process_group)
+    rank, world = process_group.rank(), process_group.size()
+    limit = process_group._get_backend(process_group._device_types[0]).options._timeout
+    transport = default_transport()
+    if transport == "threads":
+        raise InvalidUsage("Group.of: ranks of torch.distributed are processes: unset RINGLET_TRANSPORT=threads")
+    began = log.configure(rank, world)
+    read_given(rank)
+    name = f"of {process_group.group_name}"
+    key = rendezvous_key(store, "ringlet/group", Claim(rank, world, transport), limit)
+    handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
+    made = Group(handle, name, store, dist.get_process_group_ranks(process_group), transport)
+    made._process_group = process_group
+    return made
+
+
+def _close_of_torch(alive: Container[dist.ProcessGroup] = ()) -> None:
+    """Closes what Group.of made of groups of torch.distributed, except of those that are still `alive`."""
+    for process_group in [one for one in _of_torch if one not in alive]:
+        _of_torch.pop(process_group).close()
+
+
+def _made_for_torch(group: Group) -> dist.ProcessGroup:
+    if group.store is None:
+        raise InvalidUsage("process_group: ranks are threads, but torch.distributed has one world a process")
+    if group is not _of_process:
+        raise InvalidUsage(
+            "process_group: this is a part of the default group: make it with torch.distributed.new_group, and use "
+            "ringlet.Group.of(...) of that for the calls here"
+        )
+    if not dist.is_initialized():
+        options = _C.BackendOptions(transport=group.carrier, max_ctas=group.handle.max_ctas)
+        store = dist.PrefixStore("ringlet/torch", group.store)
+        place: dict[str, Any] = {"rank": group.rank, "world_size": group.world, "timeout": group.handle.timeout}
+        dist.init_process_group("ringlet", store=store, pg_options=options, **place)
+        group._owns_torch = True
+    if (dist.get_rank(), dist.get_world_size()) != (group.rank, group.world):
+        raise InvalidUsage(
+            f"process_group: this is rank {group.rank} of {group.world}, but rank {dist.get_rank()} of "
+            f"{dist.get_world_size()} in torch.distributed: make both of the same ranks"
+        )
+    return _world_of_torch()
 
 
 def has_default() -> bool:
@@ -236,6 +355,7 @@ def finalize() -> None:
 
     Raises InvalidUsage where `Group.close` does. The default group then stays.
     """
+    _close_of_torch()
     group = _of_thread.group or _of_process
     if group is None:
         return

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringlet.errors import InvalidUsage
+from ringlet.group import process_group_of
 
 from .gradient_hooks import owner_of
 
@@ -21,18 +22,7 @@ def group_of(module: Any, group: Any, who: str) -> dist.ProcessGroup:
     """The group to train `module` in: the given one, or the whole world."""
     if not isinstance(module, nn.Module):
         raise InvalidUsage(f"{who}: module is a {type(module).__name__}, not a torch.nn.Module")
-    if group is None:
-        if not dist.is_initialized():
-            raise InvalidUsage(f"{who}: no process group yet: call torch.distributed.init_process_group() first")
-        return dist.distributed_c10d._get_default_group()
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidUsage(f"{who}: this rank is not a member of process_group: make a {who} on its members only")
-    if not isinstance(group, dist.ProcessGroup):
-        raise InvalidUsage(
-            f"{who}: process_group is a {type(group).__name__}, not a group of torch.distributed: pass what "
-            "torch.distributed.new_group() returns"
-        )
-    return group
+    return process_group_of(group, who)
 
 
 def device_of(module: nn.Module) -> torch.device:

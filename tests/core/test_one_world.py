@@ -1,0 +1,101 @@
+"""Groups of ringlet and of torch.distributed stand for each other, wherever one is asked for."""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ringlet
+
+
+def summed(world):
+    return world * (world + 1) / 2
+
+
+def train_on(group, rank, world):
+    """A step of the reducer and one of Zero; the gradient's average of ranks that saw rank + 1."""
+    for make in (ringlet.GradientReducer, lambda model, **of: ringlet.Zero(model, torch.optim.SGD, lr=1.0, **of)):
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        trainer = make(model, process_group=group)
+        model(torch.full((1, 1), float(rank + 1))).sum().backward()
+        if isinstance(trainer, ringlet.GradientReducer):
+            assert model.weight.grad.item() == summed(world) / world
+        else:
+            trainer.step()
+            assert model.weight.item() == -summed(world) / world
+
+
+def train_without_torchs_init(rank, world):
+    assert not dist.is_initialized()
+    train_on(None, rank, world)
+    made = ringlet.current().process_group()
+    assert made is dist.group.WORLD and ringlet.current().process_group() is made
+    value = torch.full((3,), float(rank + 1))
+    dist.all_reduce(value)
+    assert value.tolist() == [summed(world)] * 3
+    train_on(ringlet.current(), rank, world)
+    if world > 2:
+        part = ringlet.new_group([0, 2])
+        if rank in (0, 2):
+            with pytest.raises(ringlet.InvalidUsage, match=r"torch\.distributed\.new_group"):
+                part.process_group()
+            part.close()
+    ringlet.finalize()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+def test_a_group_is_one_of_torch_distributed(pool, transport):
+    pool.values(train_without_torchs_init, 3, join=transport)
+
+
+def reduce_without_init(rank, world):
+    value = torch.full((3,), float(rank + 1))
+    ringlet.ring_allreduce(value)
+    assert value.tolist() == [summed(world)] * 3
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        value = torch.full((3,), float(rank + 1))
+        ringlet.all_reduce(value, group=pair)
+        assert value.tolist() == [3.0] * 3 and ringlet.Group.of(pair) is ringlet.Group.of(pair)
+        assert ringlet.Group.of(pair).ranks == (0, 1)
+    else:
+        with pytest.raises(ringlet.InvalidUsage, match="not a member"):
+            ringlet.all_reduce(value, group=pair)
+    train_on(ringlet.Group.of(dist.group.WORLD), rank, world)
+    ringlet.finalize()
+    assert dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ringlet"])
+def test_a_group_of_torch_distributed_is_one_of_ringlet(pool, backend):
+    pool.values(reduce_without_init, 3, join=f"dist:{backend}")
+
+
+def have_no_process_group(rank, world):
+    with pytest.raises(ringlet.InvalidUsage, match="ranks are threads"):
+        ringlet.current().process_group()
+    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: the group is a str"):
+        ringlet.GradientReducer(nn.Linear(1, 1), process_group="all")
+
+
+def test_threads_have_no_group_of_torch_distributed(pool):
+    pool.values(have_no_process_group, 2, join="threads")
+
+
+@pytest.mark.parametrize(
+    ("error", "caught"),
+    [
+        (ringlet.Error, (dist.DistError, RuntimeError)),
+        (ringlet.InvalidUsage, (ringlet.Error, ValueError)),
+        (ringlet.PeerLost, (ringlet.Error, dist.DistBackendError, ConnectionError)),
+        (ringlet.Timeout, (ringlet.Error, dist.DistBackendError, TimeoutError)),
+    ],
+)
+def test_an_error_is_what_programs_for_torch_catch(error, caught):
+    again = pickle.loads(pickle.dumps(error("rank 1 is gone")))
+    assert str(again) == "rank 1 is gone" and type(again) is error and all(isinstance(again, one) for one in caught)
