@@ -26,7 +26,7 @@ std::string shown(PyObject* object) {
 }
 
 /// Infinite if Python's integer is too large for a double; none if the object is not a number.
-std::optional<double> number_of(PyObject* object) {
+std::optional<double> as_number(PyObject* object) {
   const double number = PyFloat_AsDouble(object);
   if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
   const bool large = PyErr_ExceptionMatches(PyExc_OverflowError) && PyLong_Check(object);
@@ -40,7 +40,7 @@ std::optional<double> number_of(PyObject* object) {
 std::optional<double> seconds_of(PyObject* object) {
   if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
   if (PyDateTimeAPI == nullptr) throw py::error_already_set();
-  if (!PyDelta_Check(object)) return number_of(object);
+  if (!PyDelta_Check(object)) return as_number(object);
   return PyDateTime_DELTA_GET_DAYS(object) * 86400.0 + PyDateTime_DELTA_GET_SECONDS(object) +
          PyDateTime_DELTA_GET_MICROSECONDS(object) * 1e-6;
 }
@@ -89,7 +89,7 @@ int integer_of(PyObject* object, const char* call, const char* parameter) {
 }
 
 double number_of(PyObject* object, const char* call, const char* parameter) {
-  const std::optional<double> number = number_of(object);
+  const std::optional<double> number = as_number(object);
   if (!number) refuse(call, std::string(parameter) + " must be a number", shown(object));
   return *number;
 }
