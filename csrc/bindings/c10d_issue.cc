@@ -41,6 +41,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add(Collective collective, const a
   step.call.collective = collective;
   step.call.count = static_cast<size_t>(count);
   step.call.timeout = timeout;
+  step.call.label = call_label();
   for (const at::Tensor* tensor : {&output, &input}) {
     if (tensor->defined()) check_dense(*tensor, call(), tensor == &output ? "output" : "input");
   }
@@ -92,6 +93,7 @@ C10dBackend::Issue::Step& C10dBackend::Issue::add_blocks(Collective collective, 
   blocks.counts = std::move(counts);
   step.call.collective = collective;
   step.call.timeout = timeout;
+  step.call.label = call_label();
   step.call.count = blocks.longest;
   step.call.dtype = dtype;
   step.call.blocks = step.blocks.get();

@@ -6,6 +6,7 @@
 #include "bindings/log.h"
 #include "bindings/module.h"
 #include "bindings/registered_allocator.h"
+#include "engine/call_label.h"
 
 namespace py = pybind11;
 
@@ -41,6 +42,10 @@ void bind_options(py::module_& m) {
 void bind_c10d(py::module_& m) {
   py::module_::import("torch.distributed");  // its classes must be registered before ours names one as its base
   bind_options(m);
+  m.def("make_call_labels", &make_call_labels, py::arg("texts"),
+        "A number for each text, for set_call_label(). Ranks that give the same texts get the same numbers.");
+  m.def("set_call_label", &set_call_label, py::arg("label"),
+        "What the calls of torch.distributed that this thread makes next are for; 0: not said. Ranks compare it.");
   py::class_<C10dBackend, c10::intrusive_ptr<C10dBackend>, c10d::Backend>(m, "Backend")
       .def_property("algorithm", &C10dBackend::algorithm, &C10dBackend::set_algorithm,
                     "All-reduce algorithm by name; \"auto\" lets the selector choose by size and world.")

@@ -8,8 +8,8 @@ namespace {
 
 constexpr uint64_t kRegistered = uint64_t{1} << 63;
 
-// Bits of a signature: collective 0-3, uneven blocks 4, dtype 5-9, op 10-13, algorithm 14-31, root 32-47, history 48-61,
-// valid 62, registered 63. An algorithm is a number that all processes give it.
+// Bits of a signature: collective 0-3, uneven blocks 4, dtype 5-9, op 10-13, algorithm 14-31, root or label 32-47, history
+// 48-61, valid 62, registered 63. An algorithm is a number that all processes give it.
 constexpr int kDTypeShift = 5, kOpShift = 10, kAlgorithmShift = 14, kRootShift = 32;
 constexpr int kHistoryShift = 48;
 constexpr uint64_t kHistory = uint64_t{0x3fff} << kHistoryShift;
@@ -24,7 +24,16 @@ uint64_t field(uint64_t signature, int shift, int bits) { return signature >> sh
 Collective collective_in(uint64_t signature) noexcept { return static_cast<Collective>(field(signature, 0, 4)); }
 DType dtype_in(uint64_t signature) noexcept { return static_cast<DType>(field(signature, kDTypeShift, 5)); }
 ReduceOp op_in(uint64_t signature) noexcept { return static_cast<ReduceOp>(field(signature, kOpShift, 4)); }
-int root_in(uint64_t signature) noexcept { return static_cast<int>(field(signature, kRootShift, 16)); }
+/// The root, or the label if there is none.
+uint64_t root_or_label(const Call& call) noexcept {
+  return has_root(call.collective) ? static_cast<uint64_t>(call.root) : call.label;
+}
+int root_in(uint64_t signature) noexcept {
+  return has_root(collective_in(signature)) ? static_cast<int>(field(signature, kRootShift, 16)) : 0;
+}
+CallLabel label_in(uint64_t signature) noexcept {
+  return has_root(collective_in(signature)) ? kNoLabel : static_cast<CallLabel>(field(signature, kRootShift, 16));
+}
 uint64_t algorithm_in(uint64_t signature) noexcept { return field(signature, kAlgorithmShift, 18); }
 
 uint64_t id_of(const Algorithm* algorithm) noexcept {
@@ -66,7 +75,7 @@ uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexc
   const bool uneven = call.blocks != nullptr && call.blocks->uneven;
   return static_cast<uint64_t>(call.collective) | (uneven ? kUneven : 0) |
          static_cast<uint64_t>(call.dtype) << kDTypeShift | static_cast<uint64_t>(call.op) << kOpShift |
-         id_of(call.algorithm) << kAlgorithmShift | static_cast<uint64_t>(call.root) << kRootShift |
+         id_of(call.algorithm) << kAlgorithmShift | root_or_label(call) << kRootShift |
          (history << kHistoryShift & kHistory) | kValid | (registered ? kRegistered : 0);
 }
 
@@ -112,6 +121,7 @@ std::string arguments(const CallSignature& a) {
     text += std::to_string(uneven ? a.count & kTotal : a.count) + (uneven ? " elements in uneven blocks" : " elements");
   }
   if (has_root(collective)) text += ", root " + std::to_string(root_in(a.signature));
+  if (const CallLabel label = label_in(a.signature); label != kNoLabel) text += ", " + label_text(label);
   return text + ")";
 }
 
@@ -128,6 +138,7 @@ Call call_of(const CallSignature& a) noexcept {
   call.dtype = dtype_in(a.signature);
   call.op = op_in(a.signature);
   call.root = root_in(a.signature);
+  call.label = label_in(a.signature);
   call.count = (a.signature & kUneven) != 0 ? a.count & kTotal : a.count;
   return call;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "engine/call_label.h"
 #include "schedule/collective.h"
 #include "schedule/registry.h"
 #include "transport/control.h"
@@ -41,6 +42,7 @@ struct Call {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
+  CallLabel label = kNoLabel;        ///< of a call without root
   size_t count = 0;                  ///< elements: of the whole buffer if it is divided, of one block otherwise
   const std::byte* input = nullptr;  ///< null if this rank has none
   std::byte* output = nullptr;       ///< null if this rank has none; may be the input
@@ -57,7 +59,7 @@ size_t output_elements(const Call& call, int rank, int world) noexcept;
 /// The bytes of the schedule's whole buffer. The selector, the thresholds and the segments depend on this size.
 size_t buffer_bytes(const Call& call, int world) noexcept;
 
-/// Packs collective, algorithm, dtype, op and root. `registered`: peers may read input and output in place. `history`
+/// Packs collective, algorithm, dtype, op, and root or label. `registered`: peers may read input and output in place. `history`
 /// is a digest of all calls before: ranks that made different calls in which neither needed the other (broadcasts from
 /// two roots) detect that in the next call in which they exchange data.
 uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexcept;
@@ -68,7 +70,7 @@ bool registered_in(uint64_t signature) noexcept;
 bool same_call(const CallSignature& a, const CallSignature& b) noexcept;  ///< all but the memory
 bool same_but_for_history(const CallSignature& a, const CallSignature& b) noexcept;
 
-/// Unpacks collective, algorithm, dtype, operation, root and count.
+/// Unpacks collective, algorithm, dtype, operation, root or label, and count.
 Call call_of(const CallSignature& signature) noexcept;
 /// The signature of a call without history.
 CallSignature call_signature(const Call& call) noexcept;

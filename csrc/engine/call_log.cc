@@ -14,7 +14,7 @@ int64_t now_ns() noexcept { return std::chrono::steady_clock::now().time_since_e
 bool alike(const PastCall& a, const PastCall& b) {
   const Call &x = a.call, &y = b.call;
   return a.done == b.done && x.collective == y.collective && x.dtype == y.dtype && x.op == y.op && x.root == y.root &&
-         x.count == y.count && x.algorithm == y.algorithm;
+         x.label == y.label && x.count == y.count && x.algorithm == y.algorithm;
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 """What modules do that ZeRO must survive: checkpointed activations, shared, frozen and unused parameters, errors."""
 
 import copy
+import re
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -151,6 +154,24 @@ def unused_everywhere(rank, world):
 
 def test_modules_in_changing_order(two):
     two(unused_everywhere)
+
+
+def different_modules(rank, world, transport):
+    """Gathers of equal size: only their labels tell the modules apart."""
+    for width in (6, 600):  # so that ranks compare before the data and with it
+        torch.manual_seed(1)
+        model = nn.ModuleDict({"a": nn.Linear(width, 30), "b": nn.Linear(width, 30)})
+        group = dist.new_group(timeout=timedelta(seconds=30), pg_options=ringlet.BackendOptions(transport=transport))
+        zero = ringlet.Zero(model, torch.optim.SGD, 3, process_group=group, lr=0.1, persistence_elements=0)
+        with pytest.raises(ringlet.InvalidUsage) as told:
+            zero.module["ab"[rank]](torch.ones(4, width)).sum()
+        assert re.search(r"rank 0 is in all_gather .*, unit 0 of Zero \(a.weight, a.bias\)\)", str(told.value)), told
+        assert re.search(r"rank 1 is in all_gather .*, unit 1 of Zero \(b.weight, b.bias\)\)", str(told.value)), told
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_ranks_that_run_different_modules(pool, transport):
+    pool.values(different_modules, 2, transport, join="dist:ringlet")
 
 
 def evaluation(rank, world):

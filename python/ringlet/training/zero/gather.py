@@ -288,7 +288,7 @@ class Residency:
         key = (unit.dtype, unit.device)
         pool = self.pools.setdefault(key, Pool(*key, self._traffic.group))
         buffer = pool.borrow(unit.count)
-        pending = self._traffic.all_gather(buffer, flat.shard.to(unit.device, non_blocking=True))
+        pending = self._traffic.all_gather(buffer, flat.shard.to(unit.device, non_blocking=True), unit.label)
         self._whole[flat] = whole = _Whole(buffer, pending)
         self._of_storage[storage_key(buffer)] = flat
         return whole

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringlet._C import set_call_label
+
 # torch 2.13 renamed them, and warns of the old names
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -45,10 +47,16 @@ class Traffic:
         self.waited_ns = 0
         self.overlap = overlap
 
-    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Pending:
-        """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it."""
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor, label: int) -> Pending:
+        """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it. `label`: of
+        the unit; `ringlet` raises InvalidUsage on all ranks if they gather different units."""
         self.gathered_bytes += whole.nbytes * (self.world - 1) // self.world
-        return self._start(_all_gather(whole, shard, group=self.group, async_op=True), (whole, shard))
+        set_call_label(label)
+        try:
+            work = _all_gather(whole, shard, group=self.group, async_op=True)
+        finally:
+            set_call_label(0)
+        return self._start(work, (whole, shard))
 
     def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor) -> Pending:
         """The average over ranks of `whole`, this rank's part of it into `shard`."""

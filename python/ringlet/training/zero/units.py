@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ringlet._C import make_call_labels
+
 ALIGNMENT_BYTES = 64
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
@@ -56,6 +58,7 @@ class Unit:
     device: torch.device
     trainable: bool
     small: bool
+    label: int = 0  # of the unit's collectives
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +96,16 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
             for part in _cut(alike, limits.unit):
                 placed = [(names[id(p)], p, users[id(p)]) for p in part]
                 units.append(_lay_out(len(units), placed, is_small, world))
+    for unit, label in zip(units, make_call_labels([_text_of(unit) for unit in units]), strict=True):
+        unit.label = label
     return units
+
+
+def _text_of(unit: Unit) -> str:
+    """What an error calls the unit."""
+    shown, more = unit.slots[:2], len(unit.slots) - 2
+    names = ", ".join(slot.name for slot in shown) + (f" and {more} more" if more > 0 else "")
+    return f"unit {unit.index} of Zero ({names})"
 
 
 def _divide(

@@ -265,7 +265,7 @@ class Zero:
         self._parts.sharded.round_masters()
         for flat in self._parts.flats:
             if flat.whole is not None:
-                self._traffic.all_gather(flat.whole, flat.shard).wait()
+                self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label).wait()
         self._mark_changed()
 
     def remove(self) -> None:
@@ -448,7 +448,7 @@ class Zero:
         gathers = []
         for flat in self._parts.sharded.step({unit.flat: unit for unit in self._gradients.units}, factor):
             if flat.whole is not None:
-                gathers.append(self._traffic.all_gather(flat.whole, flat.shard))
+                gathers.append(self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label))
         for gather in gathers:
             gather.wait()
         self._mark_changed()
