@@ -11,7 +11,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ringlet
-from zero_checks import LIMITS, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+from zero_checks import (
+    LIMITS,
+    WIDTH,
+    assert_same,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
@@ -263,6 +274,44 @@ def raising(rank, world):
 
 def test_an_error_in_forward_leaves_nothing_behind(two):
     two(raising)
+
+
+def interrupted(rank, world):
+    def interrupt(_module, _inputs, _output):
+        raise KeyboardInterrupt
+
+    def as_it_is(tensor):
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    inputs, _ = batch(0, rank)
+    x = torch.ones(1, WIDTH, dtype=torch.float64)
+    for place, checkpointed in (("blocks.1.norm", False), ("blocks.1.out", True), ("head", False)):
+        model = make(tied=False)
+        zero = zero_of(model, stage=3, lr=1e-2)
+        block = zero.module.blocks[1]
+        train_zero(zero, rank, 1)
+        model.load_state_dict(parameters_of(zero), strict=False)
+        hook = zero.module.get_submodule(place).register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt), hooks(as_it_is, as_it_is), hooks(as_it_is, as_it_is):
+            if checkpointed:
+                checkpoint(block, x, use_reentrant=False)
+            zero.module(inputs)
+        hook.remove()
+        with hooks(as_it_is, as_it_is):
+            assert torch.equal(zero.module(inputs), model(inputs))
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        hook = zero.module.get_submodule(place).register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            zero.module(inputs)
+        hook.remove()
+        train_zero(zero, rank, 1)
+        model.load_state_dict(parameters_of(zero), strict=False)
+        assert torch.equal(block(x), model.blocks[1](x))
+
+
+def test_an_interrupted_forward_leaves_nothing_behind(two):
+    two(interrupted)
 
 
 def raising_in_backward(rank, world):

@@ -9,9 +9,11 @@ uses are released first, so a chain of modules has two whole units at any time. 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -50,6 +52,36 @@ class _Saved:
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class _Running:
+    """A module's forward that runs with units. `hooks`: None until they are set; `all_hooks`: all that were set then.
+    `frame`: of torch's call of the module."""
+
+    module: nn.Module
+    frame: FrameType | None
+    lent: list[tuple[FlatUnit, Slot]] = field(default_factory=list)
+    hooks: Any = None
+    all_hooks: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def ended(self) -> bool:
+        """Whether the call has ended, without the hook behind it: torch calls that for an Exception, and not for a
+        KeyboardInterrupt. The caller is in the same thread as the call."""
+        if self.frame is None:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is None
+
+
+def _call_of_module() -> FrameType | None:
+    """The frame of torch's nearest call of a module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != nn.Module.__module__:
+        frame = frame.f_back
+    return frame
 
 
 class _Order:
@@ -91,7 +123,7 @@ class Residency:
         self._of_storage: dict[int, FlatUnit] = {}
         self._current: FlatUnit | None = None
         self._forward, self._backward = _Order(), _Order()
-        self._running: list[tuple[nn.Module, Any, list[tuple[FlatUnit, Slot]]]] = []
+        self._running: list[_Running] = []
         self._depth: dict[nn.Parameter, int] = {}
         self._lent_version: dict[nn.Parameter, int] = {}
         for flat in flats:
@@ -116,6 +148,7 @@ class Residency:
         return handles
 
     def begin_forward(self) -> None:
+        self._drop_interrupted()
         if not self._running:
             self.release_all()
             self._forward.begin(self.flats)
@@ -143,6 +176,7 @@ class Residency:
 
     def before_update(self) -> None:
         """Call it before the shards change: whole units, and what autograd saved of them, are then out of date."""
+        self._drop_interrupted()
         self.release_all()
         self._updates += 1
 
@@ -150,6 +184,7 @@ class Residency:
         """Makes every unit whole, and every parameter usable, until `let_go_all`, in buffers beside the usual ones."""
         if self._held is not None:
             raise InvalidUsage("gathered() inside gathered(): parameters are whole already")
+        self._drop_interrupted()
         self.release_all()
         self._usual_pools, self.pools = self.pools, {}
         for flat in self.flats:
@@ -174,10 +209,30 @@ class Residency:
         self.pools, self._held = self._usual_pools, None
 
     def _enter(self, own: list[tuple[FlatUnit, Slot]], module: nn.Module, _inputs: Any) -> None:
+        self._drop_interrupted()
+        running = _Running(module, _call_of_module())
+        self._running.append(running)
         for flat, slot in own:
             self._touch(flat).uses += 1
+            running.lent.append((flat, slot))
             self._lend(flat, slot)
-        self._running.append((module, self._watch_saved(), own))
+        running.hooks = self._watch_saved()
+        running.all_hooks = _take_hooks()
+        _set_hooks(running.all_hooks)
+
+    def _drop_interrupted(self) -> None:
+        """Ends forwards that an interrupt ended."""
+        ended = []
+        while self._running and self._running[-1].ended():
+            ended.append(self._running.pop())
+        if not ended:
+            return
+        if with_hooks := [one for one in ended if one.hooks is not None]:
+            _remove_hooks(with_hooks[0].all_hooks, len(with_hooks))
+        for one in ended:
+            for flat, slot in one.lent:
+                self._take_back(slot)
+                self._whole[flat].uses -= 1
 
     def _watch_saved(self) -> Any:
         """From now until the `__exit__` of what it returns, autograd saves parts of units as their places."""
@@ -189,11 +244,15 @@ class Residency:
         return hooks
 
     def _leave(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not self._running or self._running[-1][0] is not module:
-            return  # an error before _enter was done
-        _, hooks, own = self._running.pop()
-        hooks.__exit__()
-        written = [slot.name for flat, slot in own if self._depth[slot.parameter] == 1 and self._is_written(flat, slot)]
+        if not self._running or self._running[-1].module is not module:
+            return  # an error before _enter
+        running = self._running.pop()
+        own = running.lent
+        if running.hooks is not None:
+            running.hooks.__exit__()
+        written = [
+            slot.name for flat, slot in own if self._depth.get(slot.parameter) == 1 and self._is_written(flat, slot)
+        ]
         for flat, slot in own:
             self._take_back(slot)
             self._whole[flat].uses -= 1
@@ -219,6 +278,8 @@ class Residency:
         self._depth[slot.parameter] = depth + 1
 
     def _take_back(self, slot: Slot) -> None:
+        if self._depth.get(slot.parameter, 0) == 0:
+            return  # _lend was interrupted
         self._depth[slot.parameter] -= 1
         if self._depth[slot.parameter] == 0:
             release(slot.parameter, slot.name, slot.shape)
@@ -304,3 +365,28 @@ class Residency:
             self._files.release_pages([flat.shard])
         if self._current is flat:
             self._current = None
+
+
+def _take_hooks() -> list[tuple[Any, Any]]:
+    """Takes all hooks on saved tensors away; the innermost are the last."""
+    taken = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    return taken[::-1]
+
+
+def _set_hooks(all_hooks: list[tuple[Any, Any]]) -> None:
+    for pack, unpack in all_hooks:
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _remove_hooks(then: list[tuple[Any, Any]], count: int) -> None:
+    """Removes `count` hooks on saved tensors that interrupted forwards left, of those that were set `then`. A `with`
+    block that set hooks has since removed the last ones, which may not have been its own. So those left are the first,
+    and behind them are those of new blocks."""
+    now = _take_hooks()
+    left = 0
+    while left < min(len(then), len(now)) and now[left] == then[left]:
+        left += 1
+    _set_hooks(now[: left - count] + now[left:])

@@ -27,8 +27,12 @@ class Pending:
     def wait(self) -> None:
         if self.work is not None:
             started_ns = time.perf_counter_ns()
-            work, self.work = self.work, None
-            work.wait()
+            try:
+                self.work.wait()
+            except Exception:
+                self.work = None
+                raise  # after an interrupt, which is none, the work may still be under way
+            self.work = None
             self.traffic.waited_ns += time.perf_counter_ns() - started_ns
             self.tensors = ()
 
