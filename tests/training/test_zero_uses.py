@@ -125,6 +125,53 @@ def test_operations_that_save_a_parameter_as_something_else(two, kind, checkpoin
     two(viewed, kind, checkpointed)
 
 
+class KeepsViews(torch.autograd.Function):
+    """A product that keeps a view of the weight beside what autograd saves."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        ctx.weight = weight.t()
+        return x @ ctx.weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient @ ctx.weight.t(), gradient.t() @ x
+
+
+class KeepingLinear(nn.Linear):
+    def forward(self, x):
+        return KeepsViews.apply(x, self.weight) + self.bias
+
+
+class Caching(nn.Linear):
+    def forward(self, x):
+        if not hasattr(self, "cache"):
+            self.cache = self.weight.detach().t()
+        return x @ self.cache + super().forward(x)
+
+
+def views_kept(rank, world):
+    torch.manual_seed(2)
+    model = nn.Sequential(*(KeepingLinear(40, 40) for _ in range(6))).double()
+    zero = zero_of(model, torch.optim.SGD, 3, lr=0.1)
+    inputs = torch.randn(4, 3, 40, dtype=torch.float64)
+    assert_trains_alike(model, zero, inputs, **ROUNDING)
+    caching = nn.Sequential(*(Caching(40, 40) for _ in range(3))).double()
+    zero = zero_of(caching, torch.optim.SGD, 3, lr=0.1)
+    zero.module(inputs[0]).square().sum().backward()
+    with pytest.raises(ringlet.InvalidUsage, match=r"a view of a parameter .*[0-2]\.weight.* is still held.*clone\(\)"):
+        zero.step()
+    for module in zero.module:
+        module.cache = module.cache.clone()
+    assert zero.step()
+
+
+def test_views_of_a_parameter_that_are_kept(two):
+    two(views_kept)
+
+
 def checkpoint_inside(rank, world):
     model = nn.Sequential(Angle(), Angle())
     for angle in model:

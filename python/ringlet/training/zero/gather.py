@@ -9,6 +9,7 @@ uses are released first, so a chain of modules has two whole units at any time. 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from ringlet._C import storage_owners
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
 from ringlet.training.gradient_hooks import ForwardHook, untraced
 
-from .memory import MappedFiles, Pool, storage_key
+from .memory import MappedFiles, Pool, own_tensors, storage_key
 from .released import Released, release, restore
 from .shards import FlatUnit
 from .traffic import Pending, Traffic
@@ -126,6 +128,7 @@ class Residency:
         self._running: list[_Running] = []
         self._depth: dict[nn.Parameter, int] = {}
         self._lent_version: dict[nn.Parameter, int] = {}
+        self._aliased: list[tuple[FlatUnit, torch.Tensor]] = []  # released, but others have tensors of their buffers
         for flat in flats:
             for slot in flat.unit.slots:
                 release(slot.parameter, slot.name, slot.shape)
@@ -175,9 +178,11 @@ class Residency:
             self._release(flat)
 
     def before_update(self) -> None:
-        """Call it before the shards change: whole units, and what autograd saved of them, are then out of date."""
+        """Call it before the shards change: whole units, and what autograd saved of them, are then out of date. Raises
+        InvalidUsage if someone still has a view of a parameter, whose values would be out of date."""
         self._drop_interrupted()
         self.release_all()
+        self._refuse_aliases()
         self._updates += 1
 
     def hold_all(self) -> None:
@@ -329,6 +334,24 @@ class Residency:
         # with create_graph the backward is recorded in its turn, and what it saves is not packed
         return part.clone() if not whole.awaited or torch.is_grad_enabled() else part
 
+    def _refuse_aliases(self) -> None:
+        shared = self._shared()
+        if shared:
+            gc.collect()
+            shared = self._shared()
+        self._aliased = shared
+        if shared:
+            names = ", ".join(slot.name for slot in shared[0][0].unit.slots)
+            raise InvalidUsage(
+                f"a view of a parameter that stage 3 has released (one of {names}) is still held, and would keep the "
+                "values from before this update: drop it before step(), or keep a copy (parameter.detach().clone()). "
+                "In an autograd.Function use ctx.save_for_backward"
+            )
+
+    def _shared(self) -> list[tuple[FlatUnit, torch.Tensor]]:
+        there = [buffer for pool in self.pools.values() for buffer in pool.reclaim()]
+        return [(flat, buffer) for flat, buffer in self._aliased if any(buffer is one for one in there)]
+
     def _touch(self, flat: FlatUnit, prefetch: bool = True) -> _Whole:
         fresh = flat is not self._current
         if fresh:
@@ -360,7 +383,11 @@ class Residency:
             return
         whole.pending.wait()  # a gather whose parameters no module used
         del self._whole[flat], self._of_storage[storage_key(whole.buffer)]
-        self.pools[flat.unit.dtype, flat.unit.device].give_back(whole.buffer)
+        pool = self.pools[flat.unit.dtype, flat.unit.device]
+        if storage_owners(whole.buffer) > own_tensors() + 1 and self._held is None:  # `whole.buffer` is one, too
+            self._aliased.append((flat, pool.set_aside(whole.buffer)))
+        else:
+            pool.give_back(whole.buffer)
         if self._files is not None:
             self._files.release_pages([flat.shard])
         if self._current is flat:

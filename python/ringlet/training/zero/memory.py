@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import pathlib
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
+from ringlet._C import storage_owners
 from ringlet.errors import SystemError
 from ringlet.training.flat_memory import allocate
 
@@ -19,6 +21,15 @@ from ringlet.training.flat_memory import allocate
 def storage_key(tensor: torch.Tensor) -> int:
     """The same for all tensors that share a storage."""
     return tensor.untyped_storage().data_ptr()
+
+
+@functools.cache
+def own_tensors() -> int:
+    """storage_owners() of a tensor whose memory nothing else uses, after storage_key(). It depends on the version of
+    torch."""
+    tensor = torch.zeros(1, device="cpu")
+    storage_key(tensor)
+    return storage_owners(tensor)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -36,16 +47,18 @@ class Pool:
     def __init__(self, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
         self._place = (dtype, device, group)
         self._free: list[torch.Tensor] = []
+        self._aside: list[torch.Tensor] = []  # given back, but others have tensors of their memory
         self._borrowed: dict[int, torch.Tensor] = {}
         self.peak_bytes = 0
         self.peak_live = 0
 
     @property
     def held_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._free, *self._borrowed.values()))
+        return sum(buffer.nbytes for buffer in (*self._free, *self._aside, *self._borrowed.values()))
 
     def borrow(self, count: int) -> torch.Tensor:
         """The first `count` elements of a buffer, with undefined values."""
+        self.reclaim()
         fitting = [buffer for buffer in self._free if buffer.numel() >= count]
         if fitting:
             buffer = min(fitting, key=torch.Tensor.numel)
@@ -61,6 +74,18 @@ class Pool:
 
     def give_back(self, part: torch.Tensor) -> None:
         self._free.append(self._borrowed.pop(storage_key(part)))
+
+    def set_aside(self, part: torch.Tensor) -> torch.Tensor:
+        """Gives back a buffer of whose memory others have tensors. It is borrowed again after these are gone; until
+        then `reclaim` finds it shared. Returns the buffer."""
+        self._aside.append(self._borrowed.pop(storage_key(part)))
+        return self._aside[-1]
+
+    def reclaim(self) -> list[torch.Tensor]:
+        """Frees buffers that are not shared any more, and returns the others."""
+        self._free += [buffer for buffer in self._aside if storage_owners(buffer) <= own_tensors()]
+        self._aside = [buffer for buffer in self._aside if storage_owners(buffer) > own_tensors()]
+        return self._aside
 
     def _drop(self, buffer: torch.Tensor) -> None:
         self._free = [other for other in self._free if other is not buffer]
