@@ -1,11 +1,13 @@
 #include "memory/heap.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -29,6 +31,37 @@ size_t default_heap_bytes() {
 
 }  // namespace
 
+/// All heaps that this process has mapped. A forked child makes its copies private.
+class Heap::Living {
+ public:
+  static Living& heaps() {
+    static auto* living = new Living;  // heaps may end after static objects
+    return *living;
+  }
+
+  void add(Heap& heap) {
+    const std::lock_guard lock(mutex_);
+    heaps_.insert(&heap);
+  }
+
+  void remove(Heap& heap) {
+    const std::lock_guard lock(mutex_);
+    heaps_.erase(&heap);
+  }
+
+ private:
+  Living() {
+    ::pthread_atfork([] { heaps().mutex_.lock(); }, [] { heaps().mutex_.unlock(); },
+                     [] {
+                       for (Heap* heap : heaps().heaps_) heap->map_.make_private(heap->file_.get());
+                       heaps().mutex_.unlock();
+                     });
+  }
+
+  std::mutex mutex_;
+  std::set<Heap*> heaps_;  // guarded by mutex_
+};
+
 const std::shared_ptr<Heap>& Heap::process() {
   static std::mutex mutex;
   static std::shared_ptr<Heap> heap;
@@ -49,7 +82,10 @@ Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
   if (::getrandom(&id_, sizeof id_, 0) != sizeof id_) throw_errno("getrandom");
+  Living::heaps().add(*this);
 }
+
+Heap::~Heap() { Living::heaps().remove(*this); }
 
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;

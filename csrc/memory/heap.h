@@ -4,6 +4,8 @@
 // peer takes part. A page exists from its first touch on. Nothing is in /dev/shm: the file has no name and ends with
 // its last process.
 // Ownership: allocate/free pairs. A forked child must not use its parent's heap: process() gives it a heap of its own.
+// It still has its parent's tensors. It sees what the parent writes into a page, until it writes into that page itself:
+// then it has its own copy, which the parent does not see.
 // Thread safety: all calls may come from any thread.
 #pragma once
 
@@ -28,6 +30,9 @@ class Heap {
   static const std::shared_ptr<Heap>& process();
 
   explicit Heap(size_t bytes);
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
 
   /// At least `bytes`, aligned to 64 bytes (to 2 MiB from 2 MiB on). Memory that was never used before is zero. Throws
   /// SystemError if the heap is full.
@@ -69,6 +74,8 @@ class Heap {
     std::byte* pointer;
     std::function<bool()> unused;
   };
+
+  class Living;
 
   std::optional<size_t> take(size_t bytes, size_t alignment);
 

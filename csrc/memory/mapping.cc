@@ -41,6 +41,12 @@ Mapping::~Mapping() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
 
+void Mapping::make_private(int fd) noexcept {
+  const void* mapped = ::mmap(base_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, 0);
+  // Where the kernel counts each private page as used (vm.overcommit_memory=2) there may be no room.
+  if (mapped == MAP_FAILED) ::mprotect(base_, bytes_, PROT_READ);
+}
+
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }

@@ -1,6 +1,7 @@
 // A mapping of a file: one mmap, aligned for huge pages. The destructor unmaps it.
 //
-// Ownership: owns the address range, not the descriptor. Thread safety: immutable once made.
+// Ownership: owns the address range, not the descriptor. Thread safety: immutable once made, but for a forked child's
+// make_private().
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,10 @@ class Mapping {
     return *this;
   }
   ~Mapping();
+
+  /// In a forked child, for a mapping of `fd`: what this process writes from now on reaches no other process. If the
+  /// kernel refuses that, a write ends this process.
+  void make_private(int fd) noexcept;
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }

@@ -61,8 +61,9 @@ def use_registered_allocator(enabled: bool = True) -> None:
     Costs and limits (docs/torch.md has figures): allocations come from one heap of the size of RINGLET_HEAP_MIB (by
     default the machine's memory; only touched pages count). The allocator keeps up to 512 MiB of freed blocks for
     reuse. A block is up to an eighth larger than the request. A forked child (a DataLoader worker) shares the
-    registered tensors of its parent; they are not copied on write. So a child must not write to them, and while
-    it reads one, the parent must neither write nor free it. Tensors that a child creates are its own.
+    registered tensors of its parent until it writes into them, page by page; the parent does not see what the child
+    writes. While a child reads one, the parent must neither write nor free it. Tensors that a child creates are its
+    own.
     """
     _C.use_registered_allocator(enabled)
 

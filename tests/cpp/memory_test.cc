@@ -93,13 +93,28 @@ void a_forked_child_has_its_own() {
   const auto parents = Heap::process();
   std::byte* block = parents->allocate(64);
   block[0] = std::byte{7};
+  std::byte* late = parents->allocate(size_t{1} << 13);  // of another page
+  int told[2];
+  CHECK_EQ(::pipe(told), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    parents->free(block);  // neither must reach the parent's heap
+    parents->free(block);  // none of these must reach the parent's heap
     parents->discard(block, 64);
     const bool own = Heap::process() != parents && static_cast<int>(block[0]) == 7;
-    ::_exit(own ? 0 : 1);
+    block[0] = std::byte{8};
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) {
+      block[0] = std::byte{9};
+      ::_exit(0);
+    }
+    int status = -1;
+    ::waitpid(grandchild, &status, 0);
+    char word = 0;
+    const bool seen = ::read(told[0], &word, 1) == 1 && static_cast<int>(late[1 << 12]) == 5;
+    ::_exit(own && status == 0 && seen && static_cast<int>(block[0]) == 8 ? 0 : 1);
   }
+  late[1 << 12] = std::byte{5};  // the child has not written there
+  CHECK_EQ(::write(told[1], "", 1), 1);
   int status = -1;
   ::waitpid(child, &status, 0);
   CHECK_EQ(status, 0);
