@@ -75,9 +75,9 @@ def in_child(tensor: torch.Tensor, report) -> None:
     torch.set_num_threads(1)  # as a DataLoader does: the threads of the parent are not here
     own = torch.full((100_000,), 2.0)
     sums = (tensor.sum().item(), own.sum().item(), ringlet.is_registered(own))
+    tensor.fill_(3)  # its own copy
     del tensor, own
     gc.collect()
-    tensor.fill_(3)  # its own copy
     report.send(sums)
     report.close()
     os._exit(0)

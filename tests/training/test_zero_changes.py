@@ -1,6 +1,7 @@
 """What is done to a module between two steps of its Zero: followed as plain torch would, or refused on every rank."""
 
 import copy
+import itertools
 import re
 from unittest import mock
 
@@ -256,6 +257,43 @@ def written(rank, world, write, low):
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_written_values_are_trained_on(two, write, low):
     two(written, write, low)
+
+
+def halve_and_turn(model):
+    for p in model.parameters():
+        p.data.clamp_(-0.1, 0.1)
+        p.data += 0.25
+        p.data.copy_(p.data.flip(0).clone())
+
+
+def written_through_data(rank, world):
+    for stage, dtype in itertools.product(STAGES, (None, torch.bfloat16)):
+        model = make(tied=False)
+        model.blocks[0].gate.requires_grad_(False)
+        zero = zero_of(model, stage=stage, lr=1e-2, dtype=dtype)
+        with zero.gathered():
+            model.load_state_dict(zero.module.state_dict())
+            model.to(zero.module.head.weight.dtype)
+            if rank == 0:
+                halve_and_turn(zero.module)
+        halve_and_turn(model)
+        assert_same(model, zero, rtol=0, atol=0)
+        loss = loss_of(zero.module, *batch(0, rank))
+        with zero.gathered():  # only read: the backward may come
+            sum(p.data.sum() for p in zero.module.parameters())
+        loss.backward()
+        if dtype is None:
+            zero.step()
+            train_alone(model, world, 1, lr=1e-2)
+            assert_same(model, zero, **ROUNDING)
+        told = pytest.raises(ringlet.InvalidUsage, match=r"parameter head\.weight was changed inside gathered")
+        with told, zero.gathered():
+            zero.module.head.weight.data[0, 0] += rank
+        zero.zero_grad()
+
+
+def test_values_written_through_data_inside_gathered(two):
+    two(written_through_data)
 
 
 def small_steps_survive(rank, world):

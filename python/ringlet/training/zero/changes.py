@@ -6,6 +6,7 @@ way, other trained parameters and another shape, dtype or device, because it mak
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,12 +28,14 @@ from .units import Slot
 
 _version_of = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _is_contiguous = torch.Tensor.is_contiguous
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class Changes:
     """A parameter's values have changed if autograd counts a change, or if the parameter has other memory. A write
-    through `parameter.data` is neither: every rank keeps its own shard of it.
+    through `parameter.data` is neither: `gathered` finds it by a digest of the values; elsewhere every rank keeps its
+    own shard of it.
 
     `follow` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
     """
@@ -95,6 +98,7 @@ class Changes:
         before = dict(zip(self._whole, self._versions, strict=True))
         others = [p for p in self._module.parameters() if p not in before]
         before |= {p: p._version for p in others}
+        digests = {p: _digest(p) for p in before}
         aside = {p: _place_of(p) for p in others if p not in self._places}
         kept: list[nn.Parameter] = []
         self._gathering = True
@@ -102,7 +106,12 @@ class Changes:
             yield kept
             self._refuse_other_parameters()
             changed = [
-                (p, self._has_changed(p, version) or (p in aside and _place_of(p) != aside[p]))
+                (
+                    p,
+                    self._has_changed(p, version)
+                    or (p in aside and _place_of(p) != aside[p])
+                    or _digest(p) != digests[p],
+                )
                 for p, version in before.items()
             ]
             self._keep(changed, kept)
@@ -204,6 +213,25 @@ class Changes:
 
 def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:
     return parameter.data_ptr(), parameter.stride()
+
+
+@torch.no_grad()
+def _digest(parameter: torch.Tensor) -> int:
+    """A number for the bytes of the values and their order. It differs if one element does, and else nearly surely."""
+    values = torch.view_as_real(parameter) if parameter.is_complex() else parameter.detach()
+    words = values.reshape(-1).view(_INTEGERS[values.element_size()])
+    factors = _factors(parameter.device)
+    digest = 0
+    for part in words.split(factors.numel()):
+        digest = (digest * 0x9E3779B97F4A7C15 + int((part.long() * factors[: part.numel()]).sum())) % (1 << 64)
+    return digest
+
+
+@functools.cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """Odd, so that no difference of one element vanishes modulo 2^64. As many as leave products in the cache."""
+    drawn = torch.randint(1 << 62, (1 << 15,), generator=torch.Generator().manual_seed(0))
+    return (2 * drawn + 1).to(device)
 
 
 def _copy_common(to: torch.Tensor, to_start: int, values: torch.Tensor, start: int) -> None:

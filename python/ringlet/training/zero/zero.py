@@ -201,8 +201,8 @@ class Zero:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All parameters are whole inside. If rank 0 changes a parameter in place, every rank takes its values, masters
-        included. Zero does not detect a write through `.data`. Collective; other ranks may change what rank 0 changes.
+        """All parameters are whole inside. If rank 0 changes a parameter, also through `.data`, every rank takes its
+        values, masters included. Collective; other ranks may change what rank 0 changes.
 
         Raises InvalidUsage for a parameter that only other ranks change.
         """
