@@ -11,7 +11,7 @@ from torch import nn
 
 import ringlet
 from ringlet.training import replicas
-from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
+from zero_checks import WIDTH, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 STAGES = (1, 2, 3)
@@ -106,7 +106,7 @@ def test_other_parameters_on_one_rank_are_refused_on_all(two):
 
 
 def frozen_since(rank, world):
-    for stage in (1, 2):
+    for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
         loss_of(zero.module, *batch(0, rank)).backward()
         zero.module.positions.requires_grad_(False)
@@ -114,6 +114,22 @@ def frozen_since(rank, world):
             zero.step()
         zero.module.positions.requires_grad_(True)  # as around the training of another model
         assert zero.step()
+        zero.module.requires_grad_(False)
+        train_in_turns(zero, rank, world)
+
+
+def train_in_turns(zero, rank, world):
+    """As a discriminator while the generator is trained."""
+    alone = make()
+    with zero.gathered():
+        alone.load_state_dict(zero.module.state_dict())
+    x = torch.randn(2, 6, WIDTH, dtype=torch.float64, requires_grad=True)
+    for block in (zero.module.blocks[1], alone.blocks[1].requires_grad_(False)):
+        block(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * torch.autograd.grad(alone.blocks[1](x).square().sum(), x)[0], **ROUNDING)
+    zero.module.requires_grad_(True)
+    loss_of(zero.module, *batch(1, rank)).backward()
+    assert zero.step()
 
 
 def test_a_frozen_parameter_is_not_decayed(two):
@@ -125,7 +141,7 @@ def refused_in_shards(rank, world):
     state = make(tied=False, seed=8).state_dict()
     with pytest.raises(ringlet.InvalidUsage, match=r"load_state_dict of .* call it inside `with zero.gathered\(\):`"):
         zero.module.load_state_dict(state)
-    for call in (lambda m: m.requires_grad_(False), lambda m: m.float(), lambda m: m.to(memory_format=1)):
+    for call in (lambda m: m.float(), lambda m: m.to(memory_format=1)):
         with pytest.raises((ringlet.InvalidUsage, TypeError)):
             call(zero.module)
 

@@ -1,6 +1,7 @@
 """What modules do that ZeRO must survive: checkpointed activations, shared, frozen and unused parameters, errors."""
 
 import copy
+import functools
 import re
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ringlet
 from zero_checks import (
@@ -115,6 +116,39 @@ def frozen(rank, world):
 
 def test_frozen_parameters(two):
     two(frozen)
+
+
+class Selective(nn.Module):
+    def __init__(self, inner: nn.Module, seen: set) -> None:
+        super().__init__()
+        self.inner, self.seen = inner, seen
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        def policy(_context, op, *_arguments, **_options):
+            self.seen.add(str(op))
+            return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+        x = self.inner.embedding(tokens)
+        for block in self.inner.blocks:
+            contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+            x = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        return self.inner.head(x)
+
+
+def selectively(rank, world):
+    model = make(tied=False)
+    model.positions = None
+    zero = zero_of(Selective(model, set()), torch.optim.SGD, 3, lr=0.1)
+    train_zero(zero, rank, 2)
+    ops = zero.module.seen
+    assert ops and not any("c10d" in op or "gather" in op for op in ops), ops
+    alone = Selective(model, set())
+    train_alone(alone, world, 2, torch.optim.SGD, lr=0.1)
+    assert_same(alone, zero, **ROUNDING)
+
+
+def test_selective_checkpoints(two):
+    two(selectively)
 
 
 class Branches(nn.Module):

@@ -7,12 +7,14 @@ collector sees the module's own hooks, and they keep the owner alive as long as 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlet._C import GradientArrivals, hook_fallback, storage_owners
 from ringlet.errors import InvalidUsage
@@ -101,7 +103,11 @@ def owner_of(parameter: torch.Tensor) -> Any:
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+    if torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0:
+        return function(*arguments)
+    # The modes of the program, such as a selective checkpoint's, are about its operations, and not about these.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return function(*arguments)
 
 
 @functools.cache
@@ -115,10 +121,6 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(_untraced_call(), function)
 
 
-def _nothing(*_arguments: Any) -> None:
-    pass
-
-
 class ForwardHook(functools.partial[None]):
     """`function` as a hook on a module's forward, untraced.
 
@@ -129,4 +131,5 @@ class ForwardHook(functools.partial[None]):
         return super().__new__(cls, _untraced_call(), function)
 
     def __reduce__(self) -> Any:
-        return ForwardHook, (_nothing,)
+        # a call without an effect, whatever its arguments, that is read without ringlet
+        return getattr, (contextlib.nullcontext(), "__exit__")

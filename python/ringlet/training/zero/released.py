@@ -17,11 +17,12 @@ from ringlet.training.backward import in_backward
 _READ = "shape dtype device layout requires_grad grad is_leaf ndim grad_fn is_cuda is_meta _post_accumulate_grad_hooks"
 _METHODS = (
     "size dim numel nelement element_size stride is_floating_point is_complex __hash__ __len__ "
-    "register_hook register_post_accumulate_grad_hook"
+    "register_hook register_post_accumulate_grad_hook requires_grad_"
 )
 _ALLOWED = {getattr(torch.Tensor, name).__get__ for name in _READ.split()}
 _ALLOWED |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
 _ALLOWED |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__}  # type: ignore[union-attr]
+_ALLOWED |= {torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 
 
 class Released(nn.Parameter):
@@ -30,13 +31,16 @@ class Released(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ALLOWED:
-            name = next((v.__dict__.get("ringlet_name") for v in _flat(args) if isinstance(v, Released)), "?")
+            read = next((v for v in _flat(args) if isinstance(v, Released)), None)
+            name = "?" if read is None else read.__dict__.get("ringlet_name")
+            whole = "persistence_elements so large" if read is None else f"persistence_elements={read.numel()} or more"
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
             hint = (
                 "An activation checkpoint inside that forward recomputes part of it: put it around whole modules"
                 if in_backward() and torch.is_grad_enabled()
-                else "Call that module, make bucket_elements so large that the module which reads it is one unit, or "
-                "use `with zero.gathered():`"
+                else f"Call that module, pass {whole}, which keeps the parameter whole on every rank, or make "
+                "bucket_elements so large that the module which reads it is one unit (the outermost module never is). "
+                "Outside of a training forward use `with zero.gathered():`"
             )
             raise InvalidUsage(
                 f"{called} on parameter {name}, whose values are in shards: stage 3 gathers a parameter only "
