@@ -172,6 +172,49 @@ def test_views_of_a_parameter_that_are_kept(two):
     two(views_kept)
 
 
+def transformed(rank, world):
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)).double()
+    x = torch.randn(3, 40, dtype=torch.float64)
+    expected = torch.func.grad(lambda x: model(x).square().sum())(x)
+    for stage in STAGES:
+        zero = zero_of(model, torch.optim.SGD, stage, lr=0.1)
+        used = zero.module
+        if stage == 3:
+            for transform in (torch.func.vmap(used), torch.func.grad(lambda x: used(x).sum())):  # noqa: B023
+                with pytest.raises(ringlet.InvalidUsage, match=r"in a transform of torch.func .* copy.deepcopy"):
+                    transform(x)
+            with zero.gathered():
+                used = copy.deepcopy(zero.module)
+        torch.testing.assert_close(torch.func.grad(lambda x: used(x).square().sum())(x), expected)  # noqa: B023
+        assert_trains_alike(copy.deepcopy(model), zero, [x], **ROUNDING)
+
+
+def test_transforms_of_torch_func(two):
+    two(transformed)
+
+
+class Expanded(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("shift", torch.full((2, 1, 1), value).expand(2, 3, 8))
+
+    def forward(self, x):
+        return self.linear(x) + self.shift
+
+
+def expanded(rank, world):
+    for stage in STAGES:
+        zero = ringlet.Zero(Expanded(float(rank)), torch.optim.SGD, stage, lr=0.1)
+        assert torch.equal(zero.module.shift, torch.zeros(2, 3, 8))
+        zero.module(torch.ones(3, 8)).sum().backward()
+        assert zero.step()
+
+
+def test_expanded_buffers(two):
+    two(expanded)
+
+
 def checkpoint_inside(rank, world):
     model = nn.Sequential(Angle(), Angle())
     for angle in model:

@@ -104,7 +104,8 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup, source: i
     must agree; ignored ones are left alone. As bytes: backends know fewer dtypes than torch."""
     sent = []
     for _, tensor in (*parameters_of(module), *buffers_of(module)):
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        tensor = _own_elements(tensor.detach())
+        dense = tensor.resolve_conj().resolve_neg().contiguous()
         sent.append((tensor, dense, dist.broadcast(_bytes_of(dense), group=group, group_src=source, async_op=True)))
     for tensor, dense, work in sent:
         work.wait()
@@ -120,7 +121,7 @@ def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source:
     """
     alike: dict[torch.device, list[torch.Tensor]] = {}
     for _, buffer in sorted(buffers_of(module), key=lambda named: -named[1].element_size()):  # so each is aligned
-        alike.setdefault(buffer.device, []).append(buffer)
+        alike.setdefault(buffer.device, []).append(_own_elements(buffer))
     for found in alike.values():
         flat = torch.cat([_bytes_of(buffer.resolve_conj().resolve_neg()) for buffer in found])
         dist.broadcast(flat, group=group, group_src=source)
@@ -128,6 +129,16 @@ def broadcast_buffers(module: torch.nn.Module, group: dist.ProcessGroup, source:
             with torch.autograd._unsafe_preserve_version_counter(tuple(found)):
                 for buffer, values in zip(found, flat.split([b.nbytes for b in found]), strict=True):
                     buffer.copy_(values.view(buffer.dtype).view_as(buffer))
+
+
+def _own_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that has each element of an expanded tensor once."""
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return tensor
+    once = [
+        (1, 1) if stride == 0 else (size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return tensor.as_strided([size for size, _ in once], [stride for _, stride in once]) if tensor.numel() else tensor
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -214,6 +214,12 @@ class Residency:
         self.pools, self._held = self._usual_pools, None
 
     def _enter(self, own: list[tuple[FlatUnit, Slot]], module: nn.Module, _inputs: Any) -> None:
+        if torch._C._functorch.maybe_current_level() is not None:
+            raise InvalidUsage(
+                f"{type(module).__name__} in a transform of torch.func (grad, vmap, jvp): stage 3 gathers parameters "
+                "outside of transforms only: transform a copy.deepcopy() of the module that you make inside `with "
+                "zero.gathered():`, or use stage 1 or 2"
+            )
         self._drop_interrupted()
         running = _Running(module, _call_of_module())
         self._running.append(running)
