@@ -3,6 +3,7 @@
 import copy
 import itertools
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -136,6 +137,28 @@ def partial_window(rank, world):
 
 def test_a_window_that_ends_early_averages_what_it_has(two):
     two(partial_window)
+
+
+def no_window_on_one(rank, world):
+    for stage in STAGES:
+        group = dist.new_group(timeout=timedelta(seconds=40))
+        zero = zero_of(make(), stage=stage, lr=1e-2, accumulate=4, process_group=group)
+        before = parameters_of(zero)
+        assert not zero.step(partial=True)  # on no rank
+        assert all(torch.equal(value, before[name]) for name, value in parameters_of(zero).items())
+        said = r"rank 0 1, rank 1 0\. Nothing was updated" if stage == 1 else r"calls do not match"
+        with pytest.raises(ringlet.InvalidUsage, match=said):
+            if rank == 0:
+                loss_of(zero.module, *batch(0, rank)).backward()
+            zero.step(partial=True)
+        if stage == 1:  # the others reduce in every backward, which the other rank has not begun
+            zero.zero_grad()
+            loss_of(zero.module, *batch(0, rank)).backward()
+            assert zero.step(partial=True)
+
+
+def test_a_window_that_one_rank_has_not_begun(two):
+    two(no_window_on_one)
 
 
 def sums_without_average(rank, world):

@@ -141,19 +141,20 @@ class Zero:
         """Updates the parameters if the window is full, and returns whether it did. Call it after every backward.
 
         `partial` ends a window that is not full, such as the last one of an epoch. Averages then divide by the number
-        of its micro-batches. If there are none, it does nothing. Collective when it updates.
+        of its micro-batches. If there are none, it updates nothing. Collective when it updates, and with `partial` if
+        `accumulate` is more than 1.
 
         Raises InvalidUsage after `remove()`, as do `clip_grad_norm`, `gathered` and `load_state_dict`.
         """
         self._refuse_removed("step()")
         self._changes.refuse_gathered("step()")
         self._abandon()
-        if self._micro_batches == 0:
-            if partial:
-                return False
+        if self._micro_batches == 0 and not partial:
             raise InvalidUsage("step() without a backward since the last step(): there are no gradients")
         self._stepped_at = self._micro_batches
         if self._micro_batches < self.options.accumulate and not partial:
+            return False
+        if self._micro_batches == 0 and self.options.accumulate == 1:
             return False
         self._changes.follow()
         self._changes.refuse_frozen()
@@ -161,6 +162,9 @@ class Zero:
             self._complete_window()
             if self.options.accumulate > 1:
                 self._compare_windows()
+            if self._micro_batches == 0:  # on every rank
+                self._gradients.begin_window()
+                return False
             if self.options.max_norm is not None:
                 self._clip(self.options.max_norm)
             self._update()
