@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, log
+from ringlet import _C, environment, log
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta, default_transport, read_given
 from ringlet.rendezvous import Claim, rendezvous_key
@@ -32,7 +32,9 @@ def _make(options: Any, pg_options: Any) -> _C.Backend:
     rank, world, timeout = options.group_rank, options.group_size, options.timeout
     began = log.configure(rank, world)
     read_given(rank)
-    key = rendezvous_key(options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport), timeout)
+    key = rendezvous_key(
+        options.store, f"ringlet/{options.group_id}", Claim(rank, world, transport, environment.job_of(world)), timeout
+    )
     backend = _C.make_backend(options.store, key, rank, world, timeout, transport)
     backend.algorithm, backend.max_ctas = algorithm, max_ctas
     return log.made(backend, began)

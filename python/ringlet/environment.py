@@ -3,7 +3,8 @@
 Launchers nest (mpirun in a Slurm job, torchrun in a Slurm step). ringlet uses the first one in this order, which is the
 innermost one if both number the ranks:
 
-    torchrun            RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    torchrun            RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TORCHELASTIC_RUN_ID
+                        names the job
     Open MPI's mpirun   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_NAMESPACE names the job
     MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS; I_MPI_HYDRA_UUID names Intel's job
     Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID, SLURM_STEP_NODELIST
@@ -48,7 +49,8 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
     a number; wanted: what it then says that there is none of."""
     variables = os.environ if environment is None else environment
     if "RANK" in variables or "WORLD_SIZE" in variables:
-        return _place("torchrun", variables, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        names: tuple[str, ...] = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return _place("torchrun", variables, names, job=variables.get("TORCHELASTIC_RUN_ID"))
     if "OMPI_COMM_WORLD_RANK" in variables:
         names = tuple(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
         return _place("Open MPI", variables, names, job=variables.get("PMIX_NAMESPACE"))
@@ -68,6 +70,16 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
         f"{wanted} is not set: pass {give}, or launch with torchrun, mpirun or srun, which set RANK, "
         "OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
     )
+
+
+def job_of(world: int) -> str | None:
+    """The job of which this process is a rank, if the launcher names it and started as many ranks: the program may have
+    numbered them anew, but may not have put ranks of other jobs, or fewer, into its world."""
+    try:
+        place = find()
+    except InvalidUsage:
+        return None
+    return place.job if place.world == world else None
 
 
 def master(environment: Mapping[str, str] | None = None) -> tuple[str, int]:
@@ -106,6 +118,7 @@ def export() -> LaunchInfo:
     told = {
         "RANK": place.rank, "WORLD_SIZE": place.world, "LOCAL_RANK": place.local_rank,
         "LOCAL_WORLD_SIZE": place.local_world, "MASTER_ADDR": address, "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": place.job,
     }  # fmt: skip
     os.environ.update({name: str(value) for name, value in told.items() if value is not None})
     return place

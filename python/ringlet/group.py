@@ -331,7 +331,7 @@ def init(
         return _of_thread.group
     if store is None:
         store = from_environment(rank, world, limit)
-    key = _met(store, name, Claim(rank, world, transport), limit)
+    key = _met(store, name, Claim(rank, world, transport, environment.job_of(world)), limit)
     handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     handle.max_ctas = max_ctas
     _of_process = Group(handle, name, store, range(world), transport)

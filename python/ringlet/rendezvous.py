@@ -49,11 +49,12 @@ def _process() -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A rank's claim about itself and its group. Claims may differ in rank and process only."""
+    """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown."""
 
     rank: int
     world: int
     transport: str
+    job: str | None = None
     version: str = field(default_factory=_version)
     process: str = field(default_factory=_process)
     number: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -213,8 +214,9 @@ def _difference(lead: Claim, theirs: Claim | None) -> str:
         ("runs ringlet", lead.version, theirs.version),
         ("says world", lead.world, theirs.world),
         ("says transport", f'"{lead.transport}"', f'"{theirs.transport}"'),
+        ("is of job", lead.job, theirs.job),
     ):
-        if mine != other:
+        if mine != other and None not in (mine, other):
             return f"rank {lead.rank} {said} {mine}, rank {theirs.rank} {said} {other}; all ranks must agree"
     return ""
 

@@ -19,20 +19,51 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _ATTEMPT_S, _PAUSE_S = 3.0, 0.1
+_OWNER = "ringlet/job"  # the key of the job whose rank 0 serves the store
+
+# By process, because a forked child must not use, or end, what it has of its parent: the address of the last store, and
+# the store. It outlives groups: others may still read there how they joined the last one, or join the next one already.
+_kept: dict[int, tuple[tuple[str, int], Store]] = {}
 
 
 def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT, or on the host that the launcher names. Rank 0 serves it, unless
-    torchrun does. Raises InvalidUsage, SystemError if rank 0 cannot serve it, Timeout if a rank cannot reach it."""
+    torchrun does, or this process does already (for torch.distributed). Raises InvalidUsage if it is another job's,
+    SystemError if rank 0 cannot serve it, Timeout if a rank cannot reach it."""
     if world == 1:
         return dist.HashStore()
-    address, port = environment.master()
-    # Under torchrun the agent already serves the store at that address, and keeps it over restarts (rendezvous.py).
-    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    _reach(address, port, f"rank {rank} of {world}", timeout, serve)
+    where = environment.master()
+    if not _still_answers(where, timeout):
+        _kept[os.getpid()] = where, _made(where, rank, world, timeout)
+    store = _kept[os.getpid()][1]
+    # Another job may have the same port, and reach this job's store: its ranks do not count as this job's.
+    job = environment.job_of(world)
+    if job is not None:
+        _check_owner(store, job, "{}:{}".format(*where))
+    return dist.PrefixStore(f"ringlet/{job}" if job else "ringlet", store)
+
+
+def _still_answers(where: tuple[str, int], timeout: timedelta) -> bool:
+    """Whether this process has a store of that address, whoever serves it."""
+    there, store = _kept.get(os.getpid(), (None, None))
+    if there != where or store is None:
+        return False
+    try:
+        store.check([_OWNER])
+    except RuntimeError:  # its process has ended
+        return False
+    store.set_timeout(timeout)
+    return True
+
+
+def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> Store:
+    address, port = where
+    serve = _reach(address, port, rank, world, timeout)
     try:
         # rendezvous.py names the missing ranks; TCPStore would only count them.
-        store = interruptible.call(lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False))
+        store = interruptible.call(
+            lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False, multi_tenant=True)
+        )
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
         if not serve:
@@ -41,18 +72,20 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
             f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if another job or a "
             "second rank 0 uses MASTER_PORT, set another port"
         ) from error
-    job = _job_of(world)
-    return dist.PrefixStore(f"ringlet/{job}" if job else "ringlet", store)
+    if serve:
+        store.set(_OWNER, environment.job_of(world) or "")
+    return store
 
 
-def _job_of(world: int) -> str | None:
-    """The job of which this is a rank, if the launcher names it. Another job may have the same port, and reach this
-    job's store: then its ranks do not count as this job's. The program may have numbered the job's ranks anew."""
-    try:
-        place = environment.find()
-    except InvalidUsage:
-        return None
-    return place.job if place.world == world else None
+def _check_owner(store: Store, job: str, where: str) -> None:
+    """Raises InvalidUsage if another job's rank 0 serves the store. Of a store that torchrun serves nobody is owner."""
+    with asked():
+        owner = store.get(_OWNER).decode() if store.check([_OWNER]) else ""
+    if owner not in ("", job):
+        raise InvalidUsage(
+            f"the store at {where} (MASTER_ADDR:MASTER_PORT) belongs to job {owner!r}, this rank to job {job!r}: set "
+            "another MASTER_PORT for one of them"
+        )
 
 
 @contextlib.contextmanager
@@ -70,18 +103,26 @@ def asked() -> Iterator[None]:
         ) from error
 
 
-def _reach(address: str, port: int, who: str, timeout: timedelta, serve: bool) -> None:
-    """Returns once the name is known and, unless this process is to serve there, somebody listens. That a name is
-    unknown can change while a job starts."""
+def _reach(address: str, port: int, rank: int, world: int, timeout: timedelta) -> bool:
+    """Returns once the name is known and somebody listens, or this process is to: then True. That a name is unknown can
+    change while a job starts.
+
+    Under torchrun the agent serves the store, from before it starts the ranks, and keeps it over restarts
+    (rendezvous.py). If nobody listens, the program has set another address than the agent's."""
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     until = time.monotonic() + timeout.total_seconds()
     while True:
         left = until - time.monotonic()
         try:
-            if serve:
-                socket.getaddrinfo(address, port)
-            else:
-                socket.create_connection((address, port), timeout=max(0.01, min(_ATTEMPT_S, left))).close()
-            return
+            if rank == 0 and not by_agent:
+                _check_route(address, port)
+                return True
+            socket.create_connection((address, port), timeout=max(0.01, min(_ATTEMPT_S, left))).close()
+            return False
+        except ConnectionRefusedError as error:
+            if rank == 0:
+                return True
+            failure: Exception = error
         except (OSError, UnicodeError) as error:
             failure = error
         if left <= 0:
@@ -91,6 +132,14 @@ def _reach(address: str, port: int, who: str, timeout: timedelta, serve: bool) -
     if isinstance(failure, (socket.gaierror, UnicodeError)):
         raise InvalidUsage(f'MASTER_ADDR="{address}" cannot be resolved ({reason}): set it to the host of rank 0')
     raise Timeout(
-        f"{who} did not reach the store of rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT) in "
+        f"rank {rank} of {world} did not reach the store of rank 0 at {address}:{port} (MASTER_ADDR:MASTER_PORT) in "
         f"{timeout.total_seconds():g} s ({reason}): rank 0 or torchrun may have failed, or not have started"
     )
+
+
+def _check_route(address: str, port: int) -> None:
+    """Raises OSError if packets to that address have no way from here, as with the loopback interface down: TCPStore,
+    which connects to the server that it makes, would print warnings until the timeout."""
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)  # of a datagram socket: sends nothing

@@ -479,13 +479,78 @@ def slurm(job: str, rank: int) -> dict[str, str]:
     return {f"SLURM_{name}": value for name, value in given.items()}
 
 
-def test_two_jobs_of_one_port_do_not_mix():
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    with variables(**place, **slurm("1", 0)):
+def torchruns(job: str, rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": job}
+
+
+@pytest.mark.parametrize("launcher", [slurm, torchruns])
+def test_two_jobs_of_one_port_do_not_mix(launcher, monkeypatch):
+    port = free_ports(1)[0]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with variables(**place, **launcher("1", 0)):
         serving = from_environment(0, 2, timedelta(seconds=20))
-    with variables(**place, **slurm("2", 1)):
-        from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
-    assert not serving.check(["hello"])
-    with variables(**place, **slurm("1", 0)):  # the program may number the job's ranks anew
+    said = f"127.0.0.1:{port} .* belongs to job .*1.*, this rank to job .*2.*: set another MASTER_PORT"
+    monkeypatch.setattr("ringlet.store._kept", {})  # as in processes of their own
+    with variables(**place, **launcher("2", 1)), pytest.raises(ringlet.InvalidUsage, match=said):
+        from_environment(1, 2, timedelta(seconds=20))
+    with variables(**place, **launcher("1", 0)):  # the program may number the job's ranks anew
         from_environment(1, 2, timedelta(seconds=20)).set("hello", "")
     assert serving.check(["hello"])
+
+
+def many_rounds(rank: int, world: int, port: int, rounds: int) -> int:
+    """Every third group outlives its round."""
+    kept = []
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with variables(**{name: str(value) for name, value in place.items()}):
+        for number in range(rounds):
+            group = ringlet.init(timeout=30)
+            assert ringlet.all_reduce(torch.ones(4)).tolist() == [world] * 4
+            if number % 3 == 0:
+                kept.append(group)
+            del group
+            ringlet.finalize()
+    return len(kept)
+
+
+def test_a_program_may_leave_and_join_again(pool):
+    assert pool.values(many_rounds, 3, free_ports(1)[0], 300, join="nothing") == [100] * 3
+
+
+def beside_torch(rank: int, world: int, port: int, backend: str, torch_first: bool) -> list[float]:
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with variables(**{name: str(value) for name, value in place.items()}):
+        joins = [lambda: dist.init_process_group(backend), lambda: ringlet.init(timeout=20)]
+        for join in joins if torch_first else reversed(joins):
+            join()
+        try:
+            ours, theirs = torch.full((4,), rank + 1.0), torch.full((4,), rank + 10.0)
+            dist.all_reduce(theirs)
+            return [float(ringlet.all_reduce(ours)[0]), float(theirs[0])]
+        finally:
+            dist.destroy_process_group()
+            ringlet.finalize()
+
+
+@pytest.mark.parametrize("torch_first", [True, False])
+@pytest.mark.parametrize("backend", ["gloo", "ringlet"])
+def test_beside_torchs_own_group_at_the_same_address(pool, backend, torch_first):
+    port = free_ports(1)[0]
+    for _ in range(2):
+        assert pool.values(beside_torch, 2, port, backend, torch_first, join="nothing") == [[3.0, 21.0]] * 2
+
+
+def at_a_port_of_its_own(rank: int, world: int, port: int) -> float:
+    """As under torchrun, whose agent serves another port."""
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with variables(**{name: str(value) for name, value in place.items()}):
+        ringlet.init(timeout=20)
+        try:
+            return float(ringlet.all_reduce(torch.ones(1)))
+        finally:
+            ringlet.finalize()
+
+
+def test_a_program_under_torchrun_may_set_another_port(pool):
+    assert pool.values(at_a_port_of_its_own, 2, free_ports(1)[0], join="nothing") == [2.0, 2.0]

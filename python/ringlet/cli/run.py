@@ -8,6 +8,7 @@ import functools
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,7 @@ class _Ranks:
             "MASTER_PORT": self._port,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_RUN_ID": f"ringlet run {os.getpid()} on {socket.gethostname()}",
         }
         defaults = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._world))}
         return {**defaults, **os.environ, **{name: str(value) for name, value in told.items()}}
