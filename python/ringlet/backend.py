@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, environment, log
+from ringlet import _C, environment, leaving, log
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta, default_transport, read_given
 from ringlet.rendezvous import Claim, rendezvous_key
@@ -51,6 +51,7 @@ def register() -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
         atexit.register(_C.close_backends)  # the program may not have called destroy_process_group
+        atexit.register(leaving.leave)  # before that
 
 
 def monitored_barrier(

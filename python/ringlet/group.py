@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ringlet import _C, environment, log
+from ringlet import _C, environment, leaving, log
 from ringlet.errors import InvalidUsage, Timeout
 from ringlet.rendezvous import Claim, peek, rendezvous_key
 from ringlet.schedule.registry import load_given
@@ -110,6 +110,7 @@ class Group:
         if self._closed:
             return
         limit = _patience(patience)
+        leaving.leave()
         try:
             self.handle.close(limit)
             if self._owns_torch and dist.is_initialized():
@@ -123,6 +124,7 @@ class Group:
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
+        leaving.leave()
         self.handle.abort(reason)
 
     def calls(self) -> list[dict[str, Any]]:

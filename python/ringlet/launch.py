@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import io
 import multiprocessing.connection
 import os
 import pickle
@@ -17,14 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
 
 from ringlet import group as groups
+from ringlet import log
 from ringlet.errors import InvalidUsage, SystemError
 
 GRACE_S = 5.0
@@ -44,7 +47,8 @@ def spawn(
 ) -> None:
     """Runs `main(rank, *args)` on `nprocs` ranks that have joined the default group.
 
-    main: a function of a module, and args: plain data, because both are pickled, unless ranks are threads.
+    main: a function of a module, and args: plain data, because both are pickled, unless ranks are threads. So each rank
+    has copies of args; tensors that `share_memory_()` has moved stay shared. Ranks that are threads share args.
 
     Returns when all ranks have. If one rank fails, spawn ends the others and raises the rank's traceback
     (torch.multiprocessing's ProcessRaisedException; for threads RuntimeError). Ctrl-C and SIGTERM end the ranks: each
@@ -53,6 +57,7 @@ def spawn(
     """
     if not callable(main):
         raise InvalidUsage(f"spawn: main is {main!r:.60}; pass a function that takes a rank")
+    log.keep_standard_descriptors()
     nprocs = groups.whole(nprocs, "spawn: nprocs")
     if nprocs < 1:
         raise InvalidUsage(f"spawn: nprocs must be at least 1, got {nprocs}")
@@ -103,7 +108,11 @@ class _Memory:
 
     @classmethod
     def make(cls) -> _Memory:
-        return cls(os.memfd_create("ringlet-store"))
+        made = cls(os.memfd_create("ringlet-store"))
+        if not os.path.exists(made.path()):  # a FileStore would wait for it
+            made.close()
+            raise SystemError(f'spawn: there is no {made.path()}: mount /proc, or pass transport="threads"')
+        return made
 
     def path(self) -> str:
         """The path of the file in this process."""
@@ -120,12 +129,59 @@ class _Memory:
         return _Memory(descriptor.detach())
 
 
+class _Pickler(reduction.ForkingPickler):
+    """Pickles tensors by value. torch's own way moves them to memory that all processes share, for all ranks the
+    same."""
+
+    def reducer_override(self, value: Any) -> Any:
+        # The public method of a TypedStorage warns.
+        shared = getattr(value, "_is_shared" if isinstance(value, torch.TypedStorage) else "is_shared", None)
+        if isinstance(value, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)) and shared and not shared():
+            return value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__" and not _main_is_a_file():
+            raise InvalidUsage(
+                f"spawn: {value.__qualname__} is of a program that is no file (a prompt, a notebook, python - or -c), "
+                'which other processes cannot import: put it into a module, or pass transport="threads"'
+            )
+        return NotImplemented
+
+
+def _main_is_a_file() -> bool:
+    """Whether multiprocessing can run the program's file again in another process. Raises InvalidUsage if it would try
+    in vain."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None or (file is not None and os.path.exists(file)):
+        return True
+    if file is None:
+        return False
+    raise InvalidUsage(
+        f"spawn: the program is no file ({file}), so other processes cannot run it: put it into one, or pass "
+        'transport="threads"'
+    )
+
+
+class _ByValue:
+    """What each rank gets a copy of."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data = io.BytesIO()
+        _Pickler(data, pickle.DEFAULT_PROTOCOL).dump(self.value)
+        return _ByValue._copied, (data.getvalue(),)
+
+    @staticmethod
+    def _copied(data: bytes) -> _ByValue:
+        return _ByValue(pickle.loads(data))
+
+
 @dataclass(frozen=True)
 class _Job:
     """The arguments of every rank's process."""
 
-    main: Callable[..., Any]
-    args: tuple[Any, ...]
+    call: _ByValue  # main and args
     world: int
     store: _Memory
     membership: tuple[str, timedelta | float]  # transport and timeout
@@ -143,8 +199,9 @@ class _Report:
 def _spawn_processes(
     main: Callable[..., Any], world: int, args: tuple[Any, ...], membership: tuple[str, timedelta | float]
 ) -> None:
+    _main_is_a_file()
     with contextlib.closing(_Memory.make()) as store, termination_raises():
-        ranks = _Ranks(_Job(main, args, world, store, membership, os.getpid()))
+        ranks = _Ranks(_Job(_ByValue((main, args)), world, store, membership, os.getpid()))
         try:
             ranks.start()
             ranks.wait()
@@ -283,7 +340,8 @@ def _rank_main(rank: int, job: _Job, reports: Any) -> None:
             transport, timeout = job.membership
             store = dist.FileStore(job.store.path(), job.world)
             groups.init(rank, job.world, store, transport=transport, timeout=timeout)
-            job.main(rank, *job.args)
+            main, args = job.call.value
+            main(rank, *args)
         except (Exception, KeyboardInterrupt):
             # Before the others see that this rank goes, and fail too.
             reports.send(_Report(traceback.format_exc(), time.monotonic()))

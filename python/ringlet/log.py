@@ -45,6 +45,7 @@ def configure(rank: int, world: int) -> float:
     Raises InvalidUsage for a RINGLET_LOG that is no level, SystemError for a RINGLET_LOG_FILE that cannot be written.
     """
     global _introduced, _reader
+    keep_standard_descriptors()
     own = LOGGER.level
     wanted = next((name for name, level in _LEVELS.items() if own <= level), "off") if own else "off"
     _C.configure_log(wanted)
@@ -55,6 +56,16 @@ def configure(rank: int, world: int) -> float:
         _introduced = os.getpid()
         info(_introduction(), rank, world)
     return time.monotonic()
+
+
+def keep_standard_descriptors() -> None:
+    """Opens the null device as what is closed of standard input, output and error. Else the next file that is opened,
+    such as a store or a connection, would be standard error, and lines of logs would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
 
 
 def made(group: Any, began: float) -> Any:
@@ -112,4 +123,5 @@ def _end() -> None:
     _reader = None
 
 
+keep_standard_descriptors()  # before the core opens files
 atexit.register(_end)  # before groups register their ends: it runs after them

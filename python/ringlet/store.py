@@ -115,7 +115,7 @@ def _reach(address: str, port: int, rank: int, world: int, timeout: timedelta) -
         left = until - time.monotonic()
         try:
             if rank == 0 and not by_agent:
-                _check_route(address, port)
+                check_route(address, port)
                 return True
             socket.create_connection((address, port), timeout=max(0.01, min(_ATTEMPT_S, left))).close()
             return False
@@ -137,7 +137,7 @@ def _reach(address: str, port: int, rank: int, world: int, timeout: timedelta) -
     )
 
 
-def _check_route(address: str, port: int) -> None:
+def check_route(address: str, port: int) -> None:
     """Raises OSError if packets to that address have no way from here, as with the loopback interface down: TCPStore,
     which connects to the server that it makes, would print warnings until the timeout."""
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]

@@ -557,6 +557,157 @@ def test_ctrl_c_ends_a_run(tmp_path, capfd):
     assert [line for line in err.splitlines() if "Warning" not in line] == ["ringlet run: interrupted"], err
 
 
+FAIL_SLOWLY = """
+import atexit, os, sys, time
+atexit.register(time.sleep, 1)  # called after ringlet's: the other ranks end first
+sys.path[:0] = sys.argv[1:]
+import torch, ringlet, torch.distributed as dist
+how = os.environ["HOW"]
+dist.init_process_group("ringlet") if how == "torch" else ringlet.init()
+call = dist.all_reduce if how == "torch" else ringlet.all_reduce
+call(torch.ones(1))
+if os.environ["RANK"] == "1":
+    if how == "exit":
+        sys.exit(7)
+    try:
+        1 / 0
+    finally:
+        if how == "torch":
+            dist.destroy_process_group()
+        if how == "finally":
+            ringlet.finalize()
+call(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("how", ["finally", "exit", "plain", "torch"])
+def test_run_names_the_rank_that_failed_first_and_not_those_that_lost_it(tmp_path, capfd, monkeypatch, how):
+    monkeypatch.setenv("HOW", how)
+    code = run(tmp_path, FAIL_SLOWLY, str(ROOT / "python"), options=("-n", "3"))
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert (code, told) == (
+        7 if how == "exit" else 1,
+        f"ringlet run: rank 1 exited with code {code}; the other ranks were ended",
+    )
+
+
+BAR = """
+import os, sys, time
+for step in range(3):
+    sys.stderr.write(f"\\r step {step}")
+    sys.stderr.flush()
+open(sys.argv[1] + os.environ["RANK"], "w").close()
+while not os.path.exists(sys.argv[1] + "seen"):
+    time.sleep(0.01)
+"""
+
+
+def test_run_passes_progress_bars_on_at_once(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(BAR)
+    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script), str(tmp_path / "rank ")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        seen = b""
+        while seen.count(b"step 2") < 2:  # while the ranks run
+            seen += os.read(process.stderr.fileno(), 1 << 16)
+        assert b"\r[0]  step 2" in seen and b"\r[1]  step 2" in seen and b"\n" not in seen
+        (tmp_path / "rank seen").touch()
+        process.stderr.read()
+    assert process.returncode == 0
+
+
+LONG = """
+import os, sys
+if os.environ["RANK"] == "0":
+    sys.stdout.write("x" * 80_000_000)
+    sys.stdout.write("y\\nend")
+"""
+
+
+def test_run_passes_long_lines_on_in_linear_time(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(LONG)
+    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script)]
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run(command, stdout=out, timeout=40, check=True)
+    long, end, rest = (tmp_path / "out").read_bytes().split(b"\n")
+    assert (len(long), long[:5], end, rest) == (80_000_005, b"[0] x", b"[0] end", b"")
+
+
+STOPPED = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], f"{os.environ['RANK']} waits").write_text(str(os.getpid()))
+while not pathlib.Path(sys.argv[1], "over").exists():
+    time.sleep(0.01)
+"""
+
+
+def state(pid: int) -> str:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "gone"
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_ctrl_z_stops_the_ranks_too(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(STOPPED)
+    command = [sys.executable, "-m", "ringlet", "run", "-n", "2", str(script), str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        until(lambda: all_wait(tmp_path, 2)() and all(path.read_text() for path in tmp_path.glob("* waits")))
+        pids = [process.pid, *(int(path.read_text()) for path in tmp_path.glob("* waits"))]
+        os.killpg(process.pid, signal.SIGTSTP)
+        until(lambda: [state(pid) for pid in pids] == ["T"] * 3)
+        os.killpg(process.pid, signal.SIGCONT)
+        until(lambda: "T" not in [state(pid) for pid in pids])
+        (tmp_path / "over").touch()
+    assert process.returncode == 0
+
+
+LEAVE_CHILDREN = """
+import os, pathlib, signal, subprocess, sys, time
+rank, folder = os.environ["RANK"], pathlib.Path(sys.argv[1])
+child = subprocess.Popen(["sleep", "600"])
+(folder / f"{rank} new").write_text(str(child.pid))
+(folder / f"{rank} new").rename(folder / f"{rank} waits")
+while len(list(folder.glob("* waits"))) < 2:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL) if rank == "1" else time.sleep(60)
+"""
+
+
+def test_children_of_killed_ranks_end(tmp_path, capfd):
+    assert run(tmp_path, LEAVE_CHILDREN, str(tmp_path)) == 137
+    for path in tmp_path.glob("* waits"):
+        until(lambda path=path: state(int(path.read_text())) in ("gone", "Z"))
+
+
+def test_run_works_where_pidfd_open_is_refused(tmp_path, capfd, monkeypatch):
+    def refused(*arguments: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert run(tmp_path, FAIL) == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_run_with_loopback_down_says_so_at_once(tmp_path):
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no network namespaces")
+    command = ["unshare", "-n", sys.executable, "-m", "ringlet", "run", "-n", "2", "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    said = "ringlet run: the ranks cannot meet at 127.0.0.1 (Network is unreachable): bring the loopback interface up"
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
 def test_run_refuses_no_ranks(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["run", "-n", "0", "program.py"])

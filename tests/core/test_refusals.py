@@ -10,6 +10,8 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -384,6 +386,53 @@ def test_spawn_refuses_what_it_cannot_run():
             ringlet.spawn(main, ranks, transport="shared_memory")
     with pytest.raises(ringlet.InvalidUsage, match="cannot be pickled"):
         ringlet.spawn(adds, 1, (threading.Lock(),), transport="shared_memory")
+
+
+def adds_its_own(rank: int, tensor: torch.Tensor, module: torch.nn.Module, shared: torch.Tensor) -> None:
+    assert ringlet.all_reduce(tensor).tolist() == [2.0] * 3
+    assert ringlet.all_reduce(module.weight.data).tolist() == [[2.0]]
+    shared[rank] = 1.0
+
+
+def test_spawn_gives_each_rank_tensors_of_its_own():
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    tensor, shared = torch.ones(3), torch.zeros(2).share_memory_()
+    ringlet.spawn(adds_its_own, 2, (tensor, module, shared), transport="shared_memory")
+    assert tensor.tolist() == [1.0] * 3 and not tensor.is_shared() and module.weight.item() == 1.0
+    assert shared.tolist() == [1.0] * 2
+
+
+OWN_MAIN = """
+import ringlet
+def main(rank):
+    ringlet.barrier()
+if __name__ == "__main__":
+    ringlet.spawn(main, 2, timeout=30)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["-"], "the program is no file"), (["-c", OWN_MAIN], "main is of a")])
+def test_spawn_refuses_a_program_that_is_no_file(arguments, said):
+    run = subprocess.run([sys.executable, *arguments], input=OWN_MAIN, capture_output=True, text=True, timeout=60)
+    assert run.stderr.splitlines()[-1].startswith(f"ringlet.errors.InvalidUsage: spawn: {said}"), run.stderr
+
+
+def test_spawn_with_standard_error_closed_and_a_log(tmp_path):
+    (tmp_path / "program.py").write_text(OWN_MAIN)
+    command = f"{sys.executable} {tmp_path}/program.py 2>&-"
+    environment = os.environ | {"RINGLET_LOG": "debug"}
+    assert subprocess.run(["bash", "-c", command], env=environment, timeout=100).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_spawn_without_proc_says_so(tmp_path):
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespaces")
+    (tmp_path / "program.py").write_text(OWN_MAIN)
+    command = f"mount -t tmpfs none /proc; {sys.executable} {tmp_path}/program.py"
+    run = subprocess.run(["unshare", "-m", "bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "ringlet.errors.SystemError: spawn: there is no /proc/self/fd/" in run.stderr
 
 
 def test_spawn_shows_the_traceback_of_the_rank_that_failed(tmp_path):

@@ -257,6 +257,18 @@ def test_a_reader_that_leaves_changes_no_exit_code(monkeypatch):
         assert main(("doctor",)) == code
 
 
+def test_drawings_are_printed_in_any_encoding():
+    drawn = {}
+    for encoding in ("utf-8", "ascii", "latin-1"):
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-m", "ringlet", "draw", "swing", "--world", "4"]
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+        drawn[encoding] = done.stdout.decode(encoding).splitlines()
+    assert "".join(drawn["ascii"]).isascii() and not "".join(drawn["utf-8"]).isascii()
+    for lines in drawn.values():
+        assert [len(line) for line in lines] == [len(line) for line in drawn["utf-8"]]
+
+
 def test_a_closed_stdout_is_no_failure():
     command = f"{sys.executable} -m ringlet draw ring >&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -29,6 +31,9 @@ examples:
 Exit codes: 0 success, 1 check failed, 2 bad arguments or failure, 130 interrupted.
 """
 _READER_LEFT = 128 + signal.SIGPIPE
+
+# What is printed for the characters of drawings where the encoding of the output lacks them; else "?".
+_PLAIN = dict(zip("▁▂▃▄▅▆▇█·→µö", ".:-=+*%#.>uo", strict=True))
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -70,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else 141, as a shell reports SIGPIPE.
     """
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors=_plain.__name__)
     words = sys.argv[1:] if arguments is None else arguments
     name, code = "ringlet", _READER_LEFT
     try:
@@ -88,6 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         _give_up_broken_streams()
     return code
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """A handler of characters that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(each, "?") for each in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_plain.__name__, _plain)
 
 
 def _complain(line: str) -> None:
