@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/runtime.h"
 
@@ -87,6 +89,15 @@ int64_t TorchStore::add(const std::string& key, int64_t more) {
 
 void TorchStore::forget(const std::string& key) {
   asked([&] { return store_->deleteKey(key); });
+}
+
+std::string TorchStore::host() const {
+  c10::intrusive_ptr<c10d::Store> store = store_;
+  if (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    store = prefixed->getUnderlyingNonPrefixStore();
+  }
+  const auto* const served = dynamic_cast<c10d::TCPStore*>(store.get());
+  return served != nullptr ? served->getHost() : "";
 }
 
 bool TorchStore::has(const std::string& key) {

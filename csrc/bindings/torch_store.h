@@ -29,6 +29,7 @@ class TorchStore final : public Store {
   void forget(const std::string& key) override;
   bool has(const std::string& key) override;
   void raise_failure() override;
+  std::string host() const override;
 
  private:
   void await(const std::vector<std::string>& keys, const Deadline& deadline);

@@ -230,7 +230,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   setup.world = world;
   const Token token = rank == 0 ? random_token() : Token{};
   const std::string key(token.begin(), token.end());
-  setup.addresses = rendezvous.exchange("address", key + Mesh::address());
+  setup.addresses = rendezvous.exchange("address", key + Mesh::address(store.host()));
   std::copy_n(setup.addresses[0].begin(), setup.key.size(), setup.key.begin());
   for (std::string& address : setup.addresses) address.erase(0, setup.key.size());
   if (carrier == Carrier::automatic) {

@@ -125,13 +125,29 @@ void StreamP2p::examine(const Waiting& waiting, const Deadline& deadline, bool c
   }
 }
 
+/// A rank that waits for a message connects to the sender, too: perhaps a firewall lets only this side. The connection
+/// for collectives ends when the sender's process does.
+bool StreamP2p::lost(int peer, const Waiting& waiting) {
+  try {
+    engine_.mesh().open(peer, ConnectionKind::collectives);
+  } catch (const PeerLost&) {
+    if (waiting.peer >= 0) throw;
+    return true;  // a message may come from another rank
+  }
+  if (waiting.receiving) {
+    try {
+      engine_.mesh().open(peer, ConnectionKind::incoming);
+    } catch (const PeerLost&) {  // the peer has left, which the other connection shows
+    }
+  }
+  return engine_.mesh().gone(peer, waiting.receiving);
+}
+
 void StreamP2p::check_alive(const Waiting& waiting) {
   bool all = true;
   for (int peer = 0; peer < world(); ++peer) {
     if (peer == rank() || (waiting.peer >= 0 && peer != waiting.peer)) continue;
-    // A rank that waits for a message holds a connection to the sender, which ends when that process does.
-    if (waiting.peer >= 0) engine_.mesh().open(peer, ConnectionKind::collectives);
-    all = all && engine_.mesh().gone(peer, waiting.receiving);
+    all = lost(peer, waiting) && all;
   }
   if (!all || waiting.reached()) return;
   engine_.poll_failures();  // the peer may have sent a final error before its connection ended

@@ -44,6 +44,7 @@ class StreamP2p final : public P2pTransport {
   };
   Pipe* open(int peer);
   Incoming* incoming(int peer);
+  bool lost(int peer, const Waiting& waiting);
   void check_alive(const Waiting& waiting);
   [[noreturn]] void fail_for_memory(const char* call, int peer);
 

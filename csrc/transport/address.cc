@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -25,6 +26,7 @@ namespace {
 constexpr std::array<uint8_t, 12> kV4Prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 constexpr int kPeerAddressVersion = 1;
 
+/// An address of an interface.
 struct Interface {
   std::string name;
   Address address;
@@ -45,6 +47,8 @@ std::vector<Interface> interfaces_here() {
   return found;
 }
 
+bool needs_interface(const Address& address) { return !address.is_v4() && address.is_link_local(); }
+
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
@@ -54,33 +58,35 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-std::vector<Address> named(const std::vector<Interface>& all, const std::string& names) {
-  std::vector<Address> addresses;
+/// The addresses of the named interfaces, or of all that are up.
+std::vector<Interface> chosen(const std::vector<Interface>& all, const std::string& names) {
+  std::vector<Interface> found;
+  for (const Interface& each : all) {
+    if (names.empty() && each.up) found.push_back(each);
+  }
   for (const std::string& name : split(names, ',')) {
-    const size_t before = addresses.size();
+    const size_t before = found.size();
     for (const Interface& each : all) {
-      if (each.name == name && !each.address.is_link_local()) addresses.push_back(each.address);
+      if (each.name == name) found.push_back(each);
     }
-    if (addresses.size() > before) continue;
+    if (found.size() > before) continue;
     std::string there;
-    for (const Interface& each : all) {
-      const std::string one = each.name + " (" + each.address.text() + ")";
-      if (!each.address.is_link_local()) there += (there.empty() ? "" : ", ") + one;
-    }
+    for (const Interface& each : all)
+      there += (there.empty() ? "" : ", ") + each.name + " (" + each.address.text() + ")";
     throw InvalidUsage("RINGLET_INTERFACE (or GLOO_SOCKET_IFNAME) names \"" + name +
                        "\", but no interface of that name has an address here; " +
                        "there are: " + (there.empty() ? "none" : there));
   }
-  return addresses;
+  return found;
 }
 
-/// The address from which this process sends packets to MASTER_ADDR. To connect a datagram socket sends no packet.
-std::optional<Address> towards_master() {
-  const char* master = std::getenv("MASTER_ADDR");
+/// The address from which this process sends packets to that host; none if it is this one, by loopback, which says
+/// nothing about the way to other hosts. To connect a datagram socket sends no packet.
+std::optional<Address> towards(const char* host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
-  if (master == nullptr || ::getaddrinfo(master, "9", &hints, &first) != 0) return std::nullopt;
+  if (host == nullptr || *host == '\0' || ::getaddrinfo(host, "9", &hints, &first) != 0) return std::nullopt;
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> list(first, ::freeaddrinfo);
   for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
     const Descriptor probe(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -88,7 +94,8 @@ std::optional<Address> towards_master() {
     socklen_t length = sizeof own;
     if (probe.valid() && ::connect(probe.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
-      return Address(reinterpret_cast<const sockaddr*>(&own));
+      const Address found(reinterpret_cast<const sockaddr*>(&own));
+      if (!found.is_loopback()) return found;
     }
   }
   return std::nullopt;
@@ -147,10 +154,17 @@ bool Address::is_link_local() const {
   return is_v4() ? bytes_[12] == 169 && bytes_[13] == 254 : bytes_[0] == 0xfe && (bytes_[1] & 0xc0) == 0x80;
 }
 
+Address Address::through(uint32_t interface) const {
+  Address address = *this;
+  address.interface_ = interface;
+  return address;
+}
+
 std::string Address::text() const {
-  char buffer[INET6_ADDRSTRLEN] = {};
+  char buffer[INET6_ADDRSTRLEN] = {}, name[IF_NAMESIZE] = {};
   if (is_v4()) return ::inet_ntop(AF_INET, bytes_.data() + kV4Prefix.size(), buffer, sizeof buffer);
-  return ::inet_ntop(AF_INET6, bytes_.data(), buffer, sizeof buffer);
+  const std::string text = ::inet_ntop(AF_INET6, bytes_.data(), buffer, sizeof buffer);
+  return interface_ != 0 && ::if_indextoname(interface_, name) != nullptr ? text + '%' + name : text;
 }
 
 sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
@@ -166,6 +180,7 @@ sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
     v6.sin6_family = AF_INET6;
     v6.sin6_port = htons(port);
     std::memcpy(&v6.sin6_addr, bytes_.data(), bytes_.size());
+    v6.sin6_scope_id = interface_;
     length = sizeof v6;
   }
   return storage;
@@ -198,13 +213,28 @@ PeerAddress PeerAddress::unpack(const std::string& text) {
 }
 
 std::vector<Address> PeerAddress::reachable_from(uint64_t own_host) const {
-  std::vector<Address> order = addresses;
-  if (own_host == host) {
-    std::stable_partition(order.begin(), order.end(), [](const Address& each) { return each.is_loopback(); });
-  } else {
-    std::erase_if(order, [](const Address& each) { return each.is_loopback(); });
+  std::vector<Address> order;
+  for (const Address& each : addresses) {
+    if (each.is_loopback() && own_host != host) continue;
+    if (!needs_interface(each)) {
+      order.push_back(each);
+      continue;
+    }
+    for (const Interface& own : interfaces_here()) {
+      if (own.up && needs_interface(own.address)) order.push_back(each.through(::if_nametoindex(own.name.c_str())));
+    }
   }
+  std::stable_partition(order.begin(), order.end(), [](const Address& each) { return each.is_loopback(); });
   return order;
+}
+
+std::string PeerAddress::why_unreachable() const {
+  const bool loopback =
+      std::all_of(addresses.begin(), addresses.end(), [](const auto& each) { return each.is_loopback(); });
+  return std::string(loopback
+                         ? "it has only loopback addresses, which other hosts cannot reach"
+                         : "it has only IPv6 link-local addresses, and no interface of this host that is up has one") +
+         ": set RINGLET_INTERFACE there to choose others";
 }
 
 uint64_t host_identity() {
@@ -218,20 +248,38 @@ uint64_t host_identity() {
   return std::hash<std::string>{}(boot) * 1000003u ^ network.st_ino;
 }
 
-std::vector<Address> own_addresses(const std::string& interfaces) {
-  const std::vector<Interface> all = interfaces_here();
-  if (!interfaces.empty()) return named(all, interfaces);
+std::vector<Address> own_addresses(const std::string& interfaces, const std::string& store) {
+  std::vector<Interface> found = chosen(interfaces_here(), interfaces);
+  // Every interface has an IPv6 link-local address. If it has another, that one leads along the same cable.
+  const std::vector<Interface> all = found;
+  std::erase_if(found, [&](const Interface& each) {
+    return needs_interface(each.address) && std::any_of(all.begin(), all.end(), [&](const Interface& other) {
+             return other.name == each.name && !other.address.is_link_local();
+           });
+  });
+  if (interfaces.empty()) {
+    std::optional<Address> best = towards(store.c_str());
+    if (!best) best = towards(std::getenv("MASTER_ADDR"));
+    std::map<std::string, int> seen;  // by interface: one with many addresses must not hide the others
+    std::vector<std::pair<std::pair<int, int>, Interface>> ranked;
+    for (const Interface& each : found) {
+      const Address& address = each.address;
+      const int kind = best == address ? 0 : address.is_loopback() ? 3 : address.is_link_local() ? 2 : 1;
+      ranked.push_back({{kind, seen[each.name]++}, each});
+    }
+    std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::transform(ranked.begin(), ranked.end(), found.begin(), [](const auto& each) { return each.second; });
+  }
   std::vector<Address> addresses;
-  for (const bool loopback : {false, true}) {
-    for (const Interface& each : all) {
-      const bool fits = each.up && !each.address.is_link_local() && each.address.is_loopback() == loopback;
-      if (fits && addresses.size() < PeerAddress::kMostAddresses) addresses.push_back(each.address);
+  for (const Interface& each : found) {
+    if (std::find(addresses.begin(), addresses.end(), each.address) == addresses.end()) {
+      addresses.push_back(each.address);
     }
   }
-  if (const std::optional<Address> first = towards_master()) {
-    const auto place = std::find(addresses.begin(), addresses.end(), *first);
-    // A master on this host is reached by loopback, which says nothing about the way to other hosts.
-    if (place != addresses.end() && !first->is_loopback()) std::rotate(addresses.begin(), place, place + 1);
+  while (addresses.size() > PeerAddress::kMostAddresses) {
+    const auto last =
+        std::find_if_not(addresses.rbegin(), addresses.rend(), [](const Address& a) { return a.is_loopback(); });
+    addresses.erase(last == addresses.rend() ? addresses.end() - 1 : std::next(last).base());
   }
   return addresses;
 }

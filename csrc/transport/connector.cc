@@ -17,6 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kWhole = 10s;      // the time to find a listener that answers
 constexpr auto kPerAddress = 2s;  // TCP sends a lost SYN again after 1 s
+constexpr auto kStagger = 50ms;   // between two addresses; a host of the same network answers in much less
 // The time to be admitted, after the right listener has answered: the peer's group may not be made yet, or the
 // peer's own connector may be under way.
 constexpr auto kWelcome = 50s;
@@ -31,138 +32,183 @@ std::string why(int code) { return code == kClosed ? "closed the connection" : s
 Connector::Connector(Target target)
     : target_(std::move(target)),
       addresses_(target_.address.reachable_from(host_identity())),
-      until_(Deadline::after(kWhole)),
-      step_(Deadline::after(0ms)),
+      start_(Deadline::after(0ms)),
+      until_(Deadline::after(target_.which == ConnectionKind::collectives ? kWhole : kLongestTimeout)),
       pause_(kFirstPause) {}
 
-short Connector::events() const { return state_ == State::connecting ? POLLOUT : POLLIN; }
+void Connector::watch(std::vector<pollfd>& list) const {
+  for (const Attempt& each : attempts_) {
+    const bool connecting = each.state == Attempt::State::connecting;
+    list.push_back({each.socket.get(), static_cast<short>(connecting ? POLLOUT : POLLIN), 0});
+  }
+}
 
-std::string Connector::place() const {
-  const Address& address = addresses_[address_];
+std::chrono::milliseconds Connector::left() const {
+  std::chrono::milliseconds left = next_ < addresses_.size() ? start_.left() : kLongestTimeout;
+  for (const Attempt& each : attempts_) left = std::min(left, each.limit.left());
+  return left;
+}
+
+bool Connector::has_proved() const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const Attempt& each) { return each.state == Attempt::State::proving; });
+}
+
+std::string Connector::place(const Address& address) const {
   const std::string text = address.is_v4() ? address.text() : '[' + address.text() + ']';
   return text + ':' + std::to_string(target_.address.port);
 }
 
 Connector::Outcome Connector::advance() {
-  switch (state_) {
-    case State::pause: return step_.passed() ? start() : Outcome::going;
-    case State::connecting: return connected();
-    case State::asking: return answered();
-    case State::proving: return welcomed();
+  if (addresses_.empty()) {
+    fail(ErrorKind::peer_lost, target_.address.why_unreachable());
+    return Outcome::failed;
   }
-  return Outcome::failed;
+  const auto ended = [&](Step step) { return step == Step::made || step == Step::failed; };
+  const auto outcome = [&](Step step) {
+    attempts_.clear();
+    return step == Step::made ? Outcome::made : Outcome::failed;
+  };
+  for (size_t i = 0; i < attempts_.size();) {
+    const Step step = advance(attempts_[i]);
+    if (ended(step)) return outcome(step);
+    if (step == Step::missed) {
+      attempts_.erase(attempts_.begin() + static_cast<std::ptrdiff_t>(i));
+      start_ = Deadline::after(0ms);  // the next address need not wait
+    } else {
+      ++i;
+    }
+  }
+  while (next_ < addresses_.size() && start_.passed()) {
+    const Step step = start(addresses_[next_++]);
+    if (ended(step)) return outcome(step);
+    if (step == Step::going) start_ = Deadline::after(kStagger);
+  }
+  return attempts_.empty() && next_ == addresses_.size() ? end_round() : Outcome::going;
 }
 
-Connector::Outcome Connector::start() {
-  if (addresses_.empty()) {
-    return fail(ErrorKind::peer_lost,
-                "it has only loopback addresses, which other hosts cannot reach: "
-                "set RINGLET_INTERFACE there to choose others");
-  }
+Connector::Step Connector::start(const Address& address) {
   socklen_t length = 0;
-  const sockaddr_storage address = addresses_[address_].with_port(target_.address.port, length);
-  socket_ = Socket(::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket_.valid()) {
-    if (errno == EAFNOSUPPORT) return miss(std::strerror(errno), false);
+  const sockaddr_storage to = address.with_port(target_.address.port, length);
+  Socket socket(::socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) {
+    if (errno == EAFNOSUPPORT) return miss(address, std::strerror(errno), false);
     return fail(ErrorKind::system_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
   }
-  use_congestion_control(socket_.get());
-  state_ = State::connecting;
-  step_ = Deadline::after(kPerAddress);
-  if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return connected();
-  return errno == EINPROGRESS ? Outcome::going : miss(std::strerror(errno), false);
+  use_congestion_control(socket.get());
+  // A connect() that a signal ends goes on as one that does not wait: it is not repeated.
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), length) != 0 && errno != EINPROGRESS &&
+      errno != EINTR) {
+    return miss(address, std::strerror(errno), !address.is_loopback());
+  }
+  attempts_.push_back({&address, std::move(socket), Deadline::after(kPerAddress)});
+  return Step::going;
 }
 
-Connector::Outcome Connector::connected() {
-  pollfd ready{socket_.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, 0) <= 0) return step_.passed() ? miss("no answer", true) : Outcome::going;
+Connector::Step Connector::advance(Attempt& attempt) {
+  switch (attempt.state) {
+    case Attempt::State::connecting: return connected(attempt);
+    case Attempt::State::asking: return answered(attempt);
+    case Attempt::State::proving: return welcomed(attempt);
+  }
+  return Step::failed;
+}
+
+Connector::Step Connector::connected(Attempt& attempt) {
+  pollfd ready{attempt.socket.get(), POLLOUT, 0};
+  if (::poll(&ready, 1, 0) <= 0) {
+    return attempt.limit.passed() ? miss(*attempt.address, "no answer", true) : Step::going;
+  }
   int code = 0;
   socklen_t length = sizeof code;
-  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &code, &length);
-  if (code != 0) return miss(std::strerror(code), code == ETIMEDOUT);
-  hello_ = {.listener = target_.address.listener,
-            .group = group_name(target_.key),
-            .from = target_.from,
-            .to = target_.to,
-            .which = static_cast<uint64_t>(target_.which),
-            .nonce = random_token()};
-  if (::send(socket_.get(), &hello_, sizeof hello_, MSG_NOSIGNAL) != sizeof hello_) {
-    return miss(std::strerror(errno), true);
+  ::getsockopt(attempt.socket.get(), SOL_SOCKET, SO_ERROR, &code, &length);
+  if (code != 0) return miss(*attempt.address, std::strerror(code), !attempt.address->is_loopback());
+  attempt.hello = {.listener = target_.address.listener,
+                   .group = group_name(target_.key),
+                   .from = target_.from,
+                   .to = target_.to,
+                   .which = static_cast<uint64_t>(target_.which),
+                   .nonce = random_token()};
+  if (::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL) != sizeof attempt.hello) {
+    return miss(*attempt.address, std::strerror(errno), true);
   }
-  state_ = State::asking;
-  got_ = 0;
-  step_ = Deadline::after(kPerAddress);
-  return Outcome::going;
+  attempt.state = Attempt::State::asking;
+  attempt.limit = Deadline::after(kPerAddress);
+  return Step::going;
 }
 
-int Connector::fill(void* message, size_t bytes) {
-  const ssize_t n = ::recv(socket_.get(), static_cast<std::byte*>(message) + got_, bytes - got_, MSG_DONTWAIT);
+int Connector::Attempt::fill(void* message, size_t bytes) {
+  const ssize_t n = ::recv(socket.get(), static_cast<std::byte*>(message) + got, bytes - got, MSG_DONTWAIT);
   if (n == 0) return kClosed;
   if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
-  got_ += static_cast<size_t>(n);
-  return got_ == bytes ? kComplete : 0;
+  got += static_cast<size_t>(n);
+  return got == bytes ? kComplete : 0;
 }
 
-Connector::Outcome Connector::answered() {
-  const int state = fill(&answer_, sizeof answer_);
-  if (state > 0) return miss(why(state), true);
-  if (state == 0) return step_.passed() ? miss("connected, but got no answer", true) : Outcome::going;
-  if (answer_.magic != kWireMagic) return miss("a program other than ringlet answered", false);
-  if (answer_.version != kWireVersion) {
-    return fail(ErrorKind::invalid_usage, place() + " speaks version " + std::to_string(answer_.version) +
+Connector::Step Connector::answered(Attempt& attempt) {
+  const int state = attempt.fill(&attempt.answer, sizeof attempt.answer);
+  if (state > 0) return miss(*attempt.address, why(state), true);
+  if (state == 0) {
+    return attempt.limit.passed() ? miss(*attempt.address, "connected, but got no answer", true) : Step::going;
+  }
+  if (attempt.answer.magic != kWireMagic) return miss(*attempt.address, "a program other than ringlet answered", false);
+  if (attempt.answer.version != kWireVersion) {
+    return fail(ErrorKind::invalid_usage, place(*attempt.address) + " speaks version " +
+                                              std::to_string(attempt.answer.version) +
                                               " of ringlet's wire format, this rank " + std::to_string(kWireVersion) +
                                               ": install the same version on all hosts");
   }
-  const Proof proof = prove(target_.key, Domain::initiator, hello_, answer_);
-  if (::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL) != sizeof proof) {
-    return miss(std::strerror(errno), true);
+  const Proof proof = prove(target_.key, Domain::initiator, attempt.hello, attempt.answer);
+  if (::send(attempt.socket.get(), &proof, sizeof proof, MSG_NOSIGNAL) != sizeof proof) {
+    return miss(*attempt.address, std::strerror(errno), true);
   }
-  state_ = State::proving;
-  got_ = 0;
-  step_ = Deadline::after(kWelcome);
-  return Outcome::going;
+  attempt.state = Attempt::State::proving;
+  attempt.got = 0;
+  attempt.limit = Deadline::after(kWelcome);
+  return Step::going;
 }
 
-Connector::Outcome Connector::welcomed() {
-  const int state = fill(&proof_, sizeof proof_);
-  if (state > 0) return miss(why(state), true);
+Connector::Step Connector::welcomed(Attempt& attempt) {
+  const int state = attempt.fill(&attempt.proof, sizeof attempt.proof);
+  if (state > 0) return miss(*attempt.address, why(state), true);
   if (state == 0) {
-    return step_.passed() ? fail(ErrorKind::peer_lost, place() + " answered, but did not join this group in time")
-                          : Outcome::going;
+    if (!attempt.limit.passed()) return Step::going;
+    return fail(ErrorKind::peer_lost, place(*attempt.address) + " answered, but did not join this group in time");
   }
-  if (same(proof_, prove(target_.key, Domain::acceptor, hello_, answer_))) return Outcome::made;
-  if (same(proof_, prove(target_.key, Domain::departed, hello_, answer_))) {
+  if (same(attempt.proof, prove(target_.key, Domain::acceptor, attempt.hello, attempt.answer))) {
+    made_ = std::move(attempt.socket);
+    return Step::made;
+  }
+  if (same(attempt.proof, prove(target_.key, Domain::departed, attempt.hello, attempt.answer))) {
     return fail(ErrorKind::peer_lost, "rank " + std::to_string(target_.to) +
                                           " left the group: it finished early, or raised an error: look at its output");
   }
-  return miss("answered, but does not know this group's secret", false);
+  return miss(*attempt.address, "answered, but does not know this group's secret", false);
 }
 
-Connector::Outcome Connector::miss(const std::string& why, bool worth_repeating) {
-  reasons_ += (reasons_.empty() ? "" : "; ") + place() + ": " + why;
+Connector::Step Connector::miss(const Address& address, const std::string& why, bool worth_repeating) {
+  reasons_ += (reasons_.empty() ? "" : "; ") + place(address) + ": " + why;
   repeat_ = repeat_ || worth_repeating;
-  socket_ = Socket();
-  const auto give_up = [&] {
-    return fail(ErrorKind::peer_lost, reasons_ + "; its process may be gone, or a firewall may be between the hosts");
-  };
-  if (until_.passed()) return give_up();
-  state_ = State::pause;
-  step_ = Deadline::after(0ms);
-  if (++address_ < addresses_.size()) return Outcome::going;
-  if (!repeat_) return give_up();
-  address_ = 0;
-  repeat_ = false;
-  reasons_.clear();
-  step_ = Deadline::after(pause_);
-  pause_ = std::min<std::chrono::milliseconds>(2 * pause_, kLongestPause);
-  return Outcome::going;
+  return Step::missed;
 }
 
-Connector::Outcome Connector::fail(ErrorKind kind, const std::string& why) {
-  socket_ = Socket();
+Connector::Step Connector::fail(ErrorKind kind, const std::string& why) {
   kind_ = kind;
   reason_ = why;
-  return Outcome::failed;
+  return Step::failed;
+}
+
+Connector::Outcome Connector::end_round() {
+  if (!repeat_ || until_.passed()) {
+    fail(ErrorKind::peer_lost, reasons_ + "; its process may be gone, or a firewall may be between the hosts");
+    return Outcome::failed;
+  }
+  next_ = 0;
+  repeat_ = false;
+  reasons_.clear();
+  start_ = Deadline::after(pause_);
+  pause_ = std::min<std::chrono::milliseconds>(2 * pause_, kLongestPause);
+  return Outcome::going;
 }
 
 }  // namespace ringlet

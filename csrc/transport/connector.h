@@ -1,11 +1,15 @@
 // A connection that this process is making: the initiator's side of transport/connection_handshake.h. The connector
-// tries the addresses of one peer in turn.
+// tries the addresses of one peer, each a moment after the one before (RFC 8305): an address that does not answer
+// delays nothing. The first connection over which the peer proves itself is used.
 //
-// It never waits: advance() goes as far as it can now; descriptor(), events() and next() say when to call it again. If
-// all addresses refuse or are unreachable, it fails at once. If there is no answer, or an overloaded listener drops the
-// connection, it tries again until its time is over.
-// Ownership: owns the socket until take(). Thread safety: one thread at a time (the listener's).
+// It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If an address that
+// only a local process can have refuses, the connector fails at once. Between hosts it tries again until its time is
+// over: meanwhile the peer may connect, if a firewall lets only one side. A connector for messages never gives up for
+// that reason, because the one for `collectives` does.
+// Ownership: owns the sockets until take(). Thread safety: one thread at a time (the listener's).
 #pragma once
+
+#include <poll.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,42 +40,55 @@ class Connector {
 
   Outcome advance();
   const Target& target() const { return target_; }
-  int descriptor() const { return socket_.get(); }  ///< -1 during a pause
-  short events() const;                             ///< for poll()
-  const Deadline& next() const { return step_; }
+  void watch(std::vector<pollfd>& list) const;
+  std::chrono::milliseconds left() const;  ///< until the next call, if no socket is ready before
+  /// Whether the peer may have taken a connection already.
+  bool has_proved() const;
 
-  Socket take() { return std::move(socket_); }
+  Socket take() { return std::move(made_); }
   ErrorKind kind() const { return kind_; }
   const std::string& reason() const { return reason_; }
 
  private:
-  enum class State { pause, connecting, asking, proving };
+  /// A connection to one of the addresses.
+  struct Attempt {
+    enum class State { connecting, asking, proving };
 
-  Outcome start();
-  Outcome connected();
-  Outcome answered();
-  Outcome welcomed();
-  /// This address failed: tries the next one, or fails after the last.
-  Outcome miss(const std::string& why, bool worth_repeating);
-  Outcome fail(ErrorKind kind, const std::string& why);
-  /// -1 when all of the message is there; 0 while more is to come; else the error number.
-  int fill(void* message, size_t bytes);
-  std::string place() const;
+    const Address* address;
+    Socket socket;
+    Deadline limit;
+    State state = State::connecting;
+    size_t got = 0;  // bytes of the message that is arriving
+    Hello hello{};
+    Answer answer{};
+    Proof proof{};
+
+    /// -1 when all of the message is there; 0 while more is to come; else the error number.
+    int fill(void* message, size_t bytes);
+  };
+  enum class Step { going, made, missed, failed };
+
+  Step start(const Address& address);
+  Step advance(Attempt& attempt);
+  Step connected(Attempt& attempt);
+  Step answered(Attempt& attempt);
+  Step welcomed(Attempt& attempt);
+  Step miss(const Address& address, const std::string& why, bool worth_repeating);
+  Step fail(ErrorKind kind, const std::string& why);
+  /// All addresses failed: begins again after a pause, or fails.
+  Outcome end_round();
+  std::string place(const Address& address) const;
 
   Target target_;
   std::vector<Address> addresses_;
-  size_t address_ = 0;
-  Socket socket_;
-  State state_ = State::pause;
+  size_t next_ = 0;  // the address to try next
+  Deadline start_;   // when to try it
+  std::vector<Attempt> attempts_;
+  Socket made_;
   Deadline until_;
-  Deadline step_;
   std::chrono::milliseconds pause_;
   bool repeat_ = false;  // an address that failed in this round may succeed in the next
   std::string reasons_;  // why the addresses of this round failed
-  size_t got_ = 0;
-  Hello hello_;
-  Answer answer_;
-  Proof proof_{};
   ErrorKind kind_ = ErrorKind::peer_lost;
   std::string reason_;
 };

@@ -67,19 +67,19 @@ std::string chosen_interfaces() {
   return "";
 }
 
-/// The acceptor's kind for a kind of the initiator; none if an initiator never opens that kind.
+/// The acceptor's kind for a kind of the initiator; none if there is no such kind.
 std::optional<ConnectionKind> facing(uint64_t which) {
   if (which == static_cast<uint64_t>(ConnectionKind::collectives)) return ConnectionKind::collectives;
   if (which == static_cast<uint64_t>(ConnectionKind::outgoing)) return ConnectionKind::incoming;
+  if (which == static_cast<uint64_t>(ConnectionKind::incoming)) return ConnectionKind::outgoing;
   return std::nullopt;
 }
 
-/// Whether both join the same ranks on kind `collectives`, whichever end connected.
+/// Whether both join the same ranks for the same purpose, whichever end connected.
 bool same_pair(const Connector& own, const Hello& theirs) {
   const Connector::Target& call = own.target();
-  return call.which == ConnectionKind::collectives &&
-         theirs.which == static_cast<uint64_t>(ConnectionKind::collectives) && call.from == theirs.to &&
-         call.to == theirs.from && group_name(call.key) == theirs.group;
+  return facing(theirs.which) == call.which && call.from == theirs.to && call.to == theirs.from &&
+         group_name(call.key) == theirs.group;
 }
 
 }  // namespace
@@ -100,16 +100,20 @@ Listener::Listener()
     : owner_(::getpid()), listener_(listen_anywhere()), wakeup_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wakeup_.valid()) throw_errno("eventfd");
   const Token noise = random_token();
-  std::copy_n(noise.begin(), sizeof address_of_process_.listener,
-              reinterpret_cast<uint8_t*>(&address_of_process_.listener));
-  address_of_process_.host = host_identity();
-  address_of_process_.port = port_of(listener_);
-  address_of_process_.addresses = own_addresses(chosen_interfaces());
-  if (address_of_process_.addresses.empty()) {
+  std::copy_n(noise.begin(), sizeof own_.listener, reinterpret_cast<uint8_t*>(&own_.listener));
+  own_.host = host_identity();
+  own_.port = port_of(listener_);
+}
+
+PeerAddress Listener::address(const std::string& store) const {
+  PeerAddress address = own_;
+  address.addresses = own_addresses(chosen_interfaces(), store);
+  if (address.addresses.empty()) {
     throw SystemError(
         "no network interface of this host is up, so no rank could reach this one over TCP: bring one up (inside one "
         "host \"ip link set lo up\" will do), or choose transport=\"shared_memory\" for ranks of one host");
   }
+  return address;
 }
 
 void Listener::start() {
@@ -230,8 +234,8 @@ void Listener::wait() {
     left = std::min(left, each.deadline().left());
   }
   for (const Connector& each : connectors_) {
-    watched.push_back({each.descriptor(), each.events(), 0});
-    left = std::min(left, each.next().left());
+    each.watch(watched);
+    left = std::min(left, each.left());
   }
   for (const Leaving& each : leaving_) {
     watched.push_back({each.socket.get(), POLLIN, 0});
@@ -255,7 +259,7 @@ void Listener::receive() {
   for (int i = 0; i < kAtOnce; ++i) {
     Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
-      incoming_.emplace_back(std::move(socket), address_of_process_.listener);
+      incoming_.emplace_back(std::move(socket), own_.listener);
       incoming_.back().advance();
       if (incoming_.back().state() != IncomingConnection::State::unauthenticated) reconsider_ = true;
       make_room();
@@ -299,8 +303,9 @@ bool Listener::consider(IncomingConnection& incoming) {
   const std::optional<ConnectionKind> which = facing(hello.which);
   if (!incoming.proves(host.key) || !which) return true;
   if (!resident->wants(static_cast<int>(hello.from), *which)) return turn_away(incoming) || true;
-  const bool rivals =
-      std::any_of(connectors_.begin(), connectors_.end(), [&](const Connector& own) { return same_pair(own, hello); });
+  // The peer may have taken a connection over which this rank has proved itself, and no other.
+  const bool rivals = std::any_of(connectors_.begin(), connectors_.end(),
+                                  [&](const Connector& own) { return same_pair(own, hello) && own.has_proved(); });
   if (rivals && hello.to > hello.from) return false;
   resident->admit(static_cast<int>(hello.from), *which, [&] { return incoming.welcome(host.key); });
   if (incoming.state() != IncomingConnection::State::gone) turn_away(incoming);  // the rank left meanwhile

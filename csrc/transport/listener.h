@@ -2,9 +2,9 @@
 //
 // No connection waits for another: unauthenticated connections cost a bounded number of descriptors for a bounded time,
 // and never delay the connections of this job. The listener keeps an incoming connection whose group is not made yet.
-// If both ranks of a pair connect at once on kind `collectives`, the connection of the higher rank is used. The other
-// one waits at the higher rank's listener, which takes it if its own connector fails. docs/decisions/0011 says why it
-// is safe to listen.
+// Either rank of a pair may connect, on each kind. If both do at once, the connection of the higher rank is used. The
+// other one waits at the higher rank's listener, if its own connector has proved itself to the peer, and is taken if
+// that connector fails. docs/decisions/0011 says why it is safe to listen.
 // Ownership: made at first use, lives as long as the process; a forked child makes its own.
 // Thread safety: all calls from any thread. Only the listener's thread calls a Resident.
 #pragma once
@@ -48,11 +48,12 @@ class Listener {
     virtual void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
 
-  /// Throws SystemError if this process cannot listen, InvalidUsage if RINGLET_INTERFACE or RINGLET_TCP_CONGESTION has
-  /// an unknown name.
+  /// Throws SystemError if this process cannot listen, InvalidUsage if RINGLET_TCP_CONGESTION has an unknown name.
   static Listener& process();
 
-  const PeerAddress& address() const { return address_of_process_; }
+  /// Where peers reach this process; `store` is as for own_addresses(). Throws SystemError if there is no network,
+  /// InvalidUsage if RINGLET_INTERFACE has an unknown name.
+  PeerAddress address(const std::string& store) const;
   /// From now on the listener takes connections to `rank` of the group with this key. It does not keep `resident`
   /// alive.
   void enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident);
@@ -101,8 +102,8 @@ class Listener {
   void part(Socket socket, const Bytes& final_frame);
   void close_departed();
 
-  const int owner_;  // the process whose listener this is
-  PeerAddress address_of_process_;
+  const int owner_;    // the process whose listener this is
+  PeerAddress own_{};  // without addresses: interfaces come and go
   Socket listener_;
   Descriptor wakeup_;
   std::mutex mutex_;

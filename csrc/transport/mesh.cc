@@ -136,7 +136,6 @@ struct Mesh::State final : Listener::Resident {
     setup.local->control().asleep[static_cast<size_t>(which)].store(asleep, std::memory_order_seq_cst);
   }
   void ask(int peer, ConnectionKind which);  // mutex is held
-  void look_after(int peer);
 
   template <typename Do>
   void for_each_pipe(Do act) const {
@@ -221,37 +220,21 @@ void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket
   log(LogLevel::info, source, text);
 }
 
-/// A message pipe does not show that its sender has ended before it connected. The pipe for collectives shows that.
-void Mesh::State::look_after(int peer) {
-  const Pipe* pipe = at(peer, ConnectionKind::collectives).pipe.load(std::memory_order_acquire);
-  const bool over = pipe != nullptr && pipe->ended();
-  const std::lock_guard lock(mutex);
-  if (at(peer, ConnectionKind::incoming).owned != nullptr) return;  // the message pipe was made before the peer ended
-  if (pipe == nullptr) ask(peer, ConnectionKind::collectives);
-  if (!over || closed) return;
-  throw PeerLost("rank " + std::to_string(setup.rank) + " waits for rank " + std::to_string(peer) + ", which " +
-                 pipe->why_ended() + ": it finished early, or raised an error: look at its output");
-}
-
 Mesh::Mesh(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {
   Listener::process().enter(state_->setup.key, state_->setup.rank, state_);
 }
 
 Mesh::~Mesh() { close(Deadline::after(0ms)); }
 
-std::string Mesh::address() { return Listener::process().address().pack(); }
+std::string Mesh::address(const std::string& store) { return Listener::process().address(store).pack(); }
 int Mesh::rank() const { return state_->setup.rank; }
 int Mesh::world() const { return state_->setup.world; }
 
 Pipe* Mesh::open(int peer, ConnectionKind which) {
   Pipe* pipe = find(peer, which);
   if (pipe != nullptr) return pipe;
-  if (which == ConnectionKind::incoming) {
-    state_->look_after(peer);
-  } else {
-    const std::lock_guard lock(state_->mutex);
-    state_->ask(peer, which);
-  }
+  const std::lock_guard lock(state_->mutex);
+  state_->ask(peer, which);
   return nullptr;
 }
 

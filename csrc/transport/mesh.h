@@ -1,8 +1,8 @@
 // The pipes of one group: rings in shared memory within a host, TCP between hosts. open() makes a pipe at first use.
 //
-// Contract: either side may ask first; a pair has one connection per kind. Handshakes run on the listener of the
-// process (transport/listener.h), so open() never waits. ConnectionKind `collectives` carries both directions. A
-// message kind carries one: `outgoing` here is `incoming` at the peer, and only the `outgoing` end connects.
+// Contract: either side may open a pipe, of every kind; a pair has one connection per kind. Handshakes run on the
+// listener of the process (transport/listener.h), so open() never waits. ConnectionKind `collectives` carries both
+// directions. A message kind carries one: `outgoing` here is `incoming` at the peer.
 // Sleeping: call about_to_sleep, look at every pipe once more, then sleep. Each kind has its own wakeup: a thread that
 // watches pipes of several kinds calls about_to_sleep for each.
 // Ownership: owns the pipes, which stay readable objects as long as it lives. The listener outlives it.
@@ -42,15 +42,15 @@ class Mesh {
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  /// The address of this process, for the peers' Setup::addresses.
-  static std::string address();
+  /// The address of this process, for the peers' Setup::addresses; `store` is as for own_addresses().
+  static std::string address(const std::string& store = "");
 
   int rank() const;
   int world() const;
 
-  /// The pipe. The first call starts the connection; until it is complete, the result is null. Only the peer can start
-  /// `incoming`: for that kind open() connects `collectives`, whose end says that nothing will come. Throws PeerLost or
-  /// SystemError if the connection cannot be made.
+  /// The pipe. The first call starts the connection; until it is complete, the result is null. Throws PeerLost or
+  /// SystemError if the connection cannot be made. A peer that cannot be reached ends `collectives` only: open that kind,
+  /// too.
   Pipe* open(int peer, ConnectionKind which);
   /// The pipe, if the connection is complete; null otherwise.
   Pipe* find(int peer, ConnectionKind which) const noexcept;

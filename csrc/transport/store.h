@@ -20,6 +20,8 @@ class Store {
   virtual bool has(const std::string& key) = 0;
   /// Throws the failure that another rank has told, if there is one. A wait outside of the store asks now and then.
   virtual void raise_failure() {}
+  /// The name or address of the host that serves the store; "" if it is not known.
+  virtual std::string host() const { return ""; }
   /// Deletes a key, so that a later group may use the name again.
   virtual void forget(const std::string& key) = 0;
 };

@@ -20,6 +20,13 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr ConnectionKind kKinds[] = {ConnectionKind::collectives, ConnectionKind::outgoing, ConnectionKind::incoming};
+
+ConnectionKind facing(ConnectionKind which) {
+  if (which == ConnectionKind::outgoing) return ConnectionKind::incoming;
+  return which == ConnectionKind::incoming ? ConnectionKind::outgoing : which;
+}
+
 void digests_match_the_reference() {
   Token key;
   std::array<std::byte, 15> data;
@@ -50,6 +57,20 @@ void addresses_are_read_back_and_checked() {
         std::string("1 5 7 0 10.1.2.3"), std::string(5000, '1')}) {
     CHECK_THROWS(InvalidUsage, PeerAddress::unpack(text));
   }
+}
+
+/// A link-local address is tried through each interface of this host that has one, too; loopback only within a host.
+void link_local_addresses_are_tried_through_interfaces() {
+  PeerAddress address{.host = 5, .listener = 7, .port = 4000, .addresses = {Address(std::string("fe80::1"))}};
+  CHECK(PeerAddress::unpack(address.pack()).addresses == address.addresses);
+  for (const Address& each : address.reachable_from(6)) CHECK(each.text().starts_with("fe80::1%"));
+  CHECK(address.why_unreachable().find("only IPv6 link-local addresses") != std::string::npos);
+  address.addresses = {Address(std::string("127.0.0.1")), Address(std::string("169.254.1.2"))};
+  CHECK_EQ(address.reachable_from(6).front().text(), "169.254.1.2");
+  CHECK_EQ(address.reachable_from(6).size(), size_t{1});
+  address.addresses.resize(1, address.addresses[0]);
+  CHECK(address.reachable_from(6).empty());
+  CHECK(address.why_unreachable().find("only loopback addresses") != std::string::npos);
 }
 
 void addresses_are_those_of_the_interface() {
@@ -148,6 +169,24 @@ void ends_wait_for_nobody_who_has_ended(const Hosts& hosts) {
       CHECK(!soon.passed());
       if (before) first.count_down();
     });
+  }
+}
+
+/// Rank 0 cannot connect to rank 1, which can. Each asks for its own end only.
+void one_end_that_can_connect_is_enough() {
+  for (const ConnectionKind which : kKinds) {
+    for (const int blocked : {0, 1}) {
+      Group group(2, [&](int rank, PeerAddress& address) {
+        if (rank == blocked) return;
+        address.host ^= 1;  // between hosts
+        address.addresses = {Address(std::string("192.0.2.1"))};
+      });
+      group.run([&](Mesh& mesh) {
+        const bool is_blocked = mesh.rank() == blocked;
+        wait_for(mesh, 1 - mesh.rank(), is_blocked ? which : facing(which));
+        CHECK_EQ(mesh.connections(), 1);
+      });
+    }
   }
 }
 
@@ -265,6 +304,7 @@ bool has_v6() {
 int main() {
   digests_match_the_reference();
   addresses_are_read_back_and_checked();
+  link_local_addresses_are_tried_through_interfaces();
   addresses_are_those_of_the_interface();
   all_pairs_exchange(Group(2), 3);
   all_pairs_exchange(Group(4), 9);
@@ -280,6 +320,7 @@ int main() {
   a_message_outlives_the_end_of_another_pipe(Group(Hosts{0, 0}));
   ends_wait_for_nobody_who_has_ended({0, 1});
   ends_wait_for_nobody_who_has_ended({0, 0});
+  one_end_that_can_connect_is_enough();
   nobody_there_is_an_error_that_names_it();
   nothing_comes_from_who_is_gone();
   shared_memory_does_without_wakeups();

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 import ringlet
 
@@ -57,5 +59,74 @@ def until_it_fails() -> None:
         say(rank=group.rank, kind=type(error).__name__, message=str(error))
 
 
+def join_by_file(limit: float) -> ringlet.Group:
+    """Without MASTER_ADDR: the store is a file, so nothing says which address leads to the other host."""
+    rank, world, path = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    return ringlet.init(rank, world, dist.FileStore(path, world), timeout=timedelta(seconds=limit))
+
+
+def sum_and_messages() -> None:
+    """An all-reduce, and a message in each direction."""
+    group = join_by_file(60)
+    tensor = torch.ones(1000)
+    ringlet.all_reduce(tensor)
+    pass_on(group, group.rank)
+    say(rank=group.rank, right=tensor.tolist() == [group.world] * 1000)
+
+
+def pass_on(group: ringlet.Group, rank: int) -> None:
+    for sender in (0, 1):
+        tensor = torch.full((100_000,), float(sender))
+        if rank == sender:
+            ringlet.send(tensor, 1 - sender, group=group)
+        else:
+            ringlet.recv(received := torch.empty(100_000), sender, group=group)
+            assert torch.equal(received, tensor)
+
+
+def one_way() -> None:
+    """What argv[5] names, after the test has put up a firewall in front of rank argv[6]."""
+    what, open_rank = sys.argv[5], int(sys.argv[6])
+    if what == "any":
+        return receive_from_any(open_rank)
+    group = join_by_file(60)
+    blocked = group.rank != open_rank
+    wait_for_firewall()
+    tensor, wanted = torch.full((100_000,), float(group.rank)), float(1 - group.rank)
+    if what == "all_reduce":
+        ringlet.all_reduce(tensor)
+        wanted = 1.0
+    elif what == "both":
+        pass_on(group, group.rank)
+        tensor.fill_(wanted)
+    elif blocked:
+        ringlet.send(tensor, open_rank)
+        tensor.fill_(wanted)
+    else:
+        if what == "late":
+            time.sleep(3)  # the sender must wait for this rank, however long it has tried
+        ringlet.recv(tensor, 1 - open_rank)
+    say(rank=group.rank, right=bool((tensor == wanted).all()))
+
+
+def receive_from_any(open_rank: int) -> None:
+    rank, world, path = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    dist.init_process_group("ringlet", store=dist.FileStore(path, world), rank=rank, world_size=world)
+    wait_for_firewall()
+    tensor = torch.full((100_000,), float(rank))
+    if rank == open_rank:
+        assert dist.recv(tensor) == 1 - rank
+    else:
+        dist.send(tensor, open_rank)
+    say(rank=rank, right=bool((tensor == 1 - open_rank).all()))
+    dist.destroy_process_group()
+
+
+def wait_for_firewall() -> None:
+    say(ready=True)
+    sys.stdin.readline()
+
+
 if __name__ == "__main__":
-    {"sums": sums, "connections": connections, "until_it_fails": until_it_fails}[sys.argv[1]]()
+    jobs = (sums, connections, until_it_fails, sum_and_messages, one_way)
+    {job.__name__: job for job in jobs}[sys.argv[1]]()
