@@ -1,9 +1,10 @@
-// A pull plan (engine/pull/plan.h) as a GPU runs it: one kernel on every rank reads peers' memory, no host in between.
+// A pull plan (engine/pull/pull_plan.h) as a GPU runs it: one kernel on every rank reads peers' memory, no host in between.
 //
 // A block runs the whole plan for every blocks-th piece of all chunks, and meets its peers as pull_meeting.h says.
 // Ownership and thread safety: as there.
 #pragma once
 
+#include "base/home.h"
 #include "cuda/pull_meeting.h"
 
 namespace ringlet::cuda {
@@ -14,7 +15,7 @@ inline constexpr int kMostTogether = 8;
 struct PullStep {
   enum Kind : uint8_t { publish, wait, combine };
   Kind kind;
-  uint8_t to;
+  Home to;
   bool tee;
   bool finish;
   uint8_t together;  // so many steps from this one on, all of its kind, can be taken side by side
@@ -28,13 +29,10 @@ struct PullStep {
 struct PullSource {
   int rank;
   int chunk;
-  uint8_t space;
-  uint8_t staged;
+  Home home;
+  Home staged;
   bool raw;
 };
-
-// Spaces by number; all from staging_a on are staging buffers.
-inline constexpr uint8_t kNoSpace = 0, kInput = 1, kOutput = 2, kStagingA = 3;
 
 /// A plan on the device; gpu/pull_program.h makes it.
 struct PullProgram {
@@ -129,10 +127,11 @@ class PullInterpreter : PullMeeting<Block> {
 
   /// Of a staging buffer: where it begins. past() further the piece begins, as far from a pack's start as in the tensor
   /// of the rank that stages it, so that packs meet packs.
-  RINGLET_BOTH const std::byte* address(int rank, uint8_t space, size_t chunk) const {
-    if (space == kInput) return shared().inputs[rank] + place(chunk);
-    if (space == kOutput) return shared().outputs[rank] + place(chunk);
-    return args_.regions[rank] + args_.layout.slot(block_.index(), epoch_, space - kStagingA, chunk, args_.parts);
+  RINGLET_BOTH const std::byte* address(int rank, Home home, size_t chunk) const {
+    if (home == Home::input) return shared().inputs[rank] + place(chunk);
+    if (home == Home::output) return shared().outputs[rank] + place(chunk);
+    return args_.regions[rank] +
+           args_.layout.slot(block_.index(), epoch_, home == Home::staging_a ? 0 : 1, chunk, args_.parts);
   }
   RINGLET_BOTH static size_t past(size_t place, uint8_t skew) { return (place + skew) % kPackBytes; }
 
@@ -222,10 +221,10 @@ class PullInterpreter : PullMeeting<Block> {
 
   RINGLET_BOTH void address_source(int k, const PullStep& step, int i) const {
     const PullSource& source = program_.sources[step.first_source + i];
-    const uint8_t space = is_scaled(source) && source.staged != kNoSpace ? source.staged : source.space;
+    const Home home = is_scaled(source) && source.staged != Home::none ? source.staged : source.home;
     const auto chunk = static_cast<size_t>(source.chunk);
-    shared().works[k].srcs[i] = address(source.rank, space, chunk);
-    shared().staged_by[k][i] = space < kStagingA ? kNowhere : static_cast<uint8_t>(source.rank);
+    shared().works[k].srcs[i] = address(source.rank, home, chunk);
+    shared().staged_by[k][i] = home < Home::staging_a ? kNowhere : static_cast<uint8_t>(source.rank);
     shared().past[k][i] = static_cast<uint8_t>(past(place(chunk), 0));
   }
 
@@ -236,16 +235,16 @@ class PullInterpreter : PullMeeting<Block> {
 
   RINGLET_BOTH void fill(ReduceWork<kMostRanks>& work, const PullStep& step) const {
     const auto chunk = static_cast<size_t>(step.chunk);
-    const size_t further = step.to < kStagingA ? 0 : past(place(chunk), shared().skews[args_.rank]);
+    const size_t further = step.to < Home::staging_a ? 0 : past(place(chunk), shared().skews[args_.rank]);
     work.dst = const_cast<std::byte*>(address(args_.rank, step.to, chunk)) + further;
-    work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, kOutput, chunk)) : nullptr;
+    work.dst2 = step.tee ? const_cast<std::byte*>(address(args_.rank, Home::output, chunk)) : nullptr;
     work.n = step.sources;
     work.scale = args_.scale;
     work.scaled_source = -1;
     work.divisor = step.finish ? args_.divisor : 1;
     for (int i = 0; args_.premul && i < step.sources; ++i) {
       const PullSource& source = program_.sources[step.first_source + i];
-      if (is_scaled(source) && source.staged == kNoSpace) work.scaled_source = i;
+      if (is_scaled(source) && source.staged == Home::none) work.scaled_source = i;
     }
     const size_t bytes = elements(chunk) * args_.size;
     work.count = is_copy(work) ? bytes : bytes / sizeof(typename E::Bits);  // a complex number is two reals to its sums

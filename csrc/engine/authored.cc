@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/plan_inputs.h"
+#include "plan/schedules.h"
 #include "schedule/topology.h"
 
 namespace ringlet {
@@ -57,7 +57,7 @@ class Entry final : public Authored {
   void hand_over(Key place, std::vector<Schedule> ranks) const {
     const bool keeps = ringlet::keeps_lengths(algorithm.collective, ranks);
     const std::lock_guard lock(mutex_);
-    schedules_.try_emplace(std::move(place), Schedules{std::move(ranks), keeps});
+    schedules_.try_emplace(std::move(place), Ranks{std::move(ranks), keeps});
   }
 
   const Entry* const before;
@@ -69,12 +69,12 @@ class Entry final : public Authored {
   const Algorithm algorithm;
 
  private:
-  struct Schedules {
+  struct Ranks {
     std::vector<Schedule> ranks;
     bool keeps_lengths;
   };
 
-  const Schedules& of(const RankInfo& info) const {
+  const Ranks& of(const RankInfo& info) const {
     const auto found = schedules_.find(key_of(info));
     if (found != schedules_.end()) return found->second;
     throw InvalidUsage(std::string(ringlet::name(algorithm.collective)) + " algorithm \"" + name_ +
@@ -82,7 +82,7 @@ class Entry final : public Authored {
   }
 
   mutable std::mutex mutex_;
-  mutable std::map<Key, Schedules> schedules_;  // guarded by mutex_
+  mutable std::map<Key, Ranks> schedules_;  // guarded by mutex_
 };
 
 std::mutex adding;

@@ -39,7 +39,7 @@ struct GpuMessageExecutor::Segment {
 struct GpuMessageExecutor::Turn {
   size_t group;
   Segment segment;
-  const GpuRound* round;
+  int round;
 };
 
 /// A call with its plan: where things lie and how it is cut.
@@ -50,9 +50,6 @@ struct GpuMessageExecutor::Bound {
   size_t elements(int chunk, const Segment& segment) const {
     return layout.elements(chunk, segment.begin, segment.width);
   }
-  size_t bytes(int chunk, const Segment& segment) const {
-    return chunk == kNoChunk ? 1 : elements(chunk, segment) * size;
-  }
   bool overlapped() const { return transfers != computing; }
 
   /// A chunk's slots lie as the chunk itself does, modulo 16: kernels then load and store packs.
@@ -61,13 +58,14 @@ struct GpuMessageExecutor::Bound {
     return layout.inputs().contains(chunk) ? remainder_of(layout.input(chunk, segment.begin)) : 0;
   }
 
-  std::byte* address(Location location, const Segment& segment) const {
-    if (location.residence == Residence::output) return layout.output(location.chunk, segment.begin);
-    if (location.residence == Residence::input)
-      return const_cast<std::byte*>(layout.input(location.chunk, segment.begin));
-    const size_t slot =
-        static_cast<size_t>(location.residence == Residence::work ? location.slot : plan.work_slots + location.slot);
-    return scratch + (segment.set * slots + slot) * slot_bytes + skew(location.chunk, segment);
+  std::byte* slot(int number, int chunk, const Segment& segment) const {
+    return scratch + (segment.set * slots + static_cast<size_t>(number)) * slot_bytes + skew(chunk, segment);
+  }
+  std::byte* address(Home home, int chunk, const Segment& segment) const {
+    home = plan.found(home, chunk);
+    if (home == Home::output) return layout.output(chunk, segment.begin);
+    if (home == Home::input) return const_cast<std::byte*>(layout.input(chunk, segment.begin));
+    return slot(plan.work[chunk], chunk, segment);
   }
 
   Segment segment(size_t index) const { return {index * width, width, index % sets}; }
@@ -82,10 +80,8 @@ struct GpuMessageExecutor::Bound {
     const size_t apart = std::max(steps * stride, sets);  // a segment and the next one in the same slots
     for (size_t s = 0; s < segments; ++s) {
       const size_t start = s / sets * apart + s % sets;
-      for (const GpuRound& round : plan.rounds) {
-        if (round.step >= plan.whole_from) break;
-        all.push_back({start + static_cast<size_t>(round.step) * stride, segment(s), &round});
-      }
+      for (int r = 0; r < static_cast<int>(plan.rounds.size()) && plan.steps[r] < plan.whole_from; ++r)
+        all.push_back({start + static_cast<size_t>(plan.steps[r]) * stride, segment(s), r});
     }
     std::stable_sort(all.begin(), all.end(), [](const Turn& a, const Turn& b) { return a.group < b.group; });
     return all;
@@ -251,25 +247,33 @@ void GpuMessageExecutor::enqueue(const Bound& bound) {
   const Segment whole = bound.whole();
   if (bound.segments == 0) begin(bound, whole);
   if (bound.segments > 1) mark_ready(bound, whole);  // behind the arithmetic of all segments
-  for (const GpuRound& round : bound.plan.rounds) {
-    if (round.step >= bound.plan.whole_from) run_together(bound, {{0, whole, &round}});
+  for (int r = 0; r < static_cast<int>(bound.plan.rounds.size()); ++r) {
+    if (bound.plan.steps[r] >= bound.plan.whole_from) run_together(bound, {{0, whole, r}});
   }
-  for (const GpuCombine& copy : bound.plan.deliver) combine(bound, copy, whole, false);
+  for (const int c : bound.plan.delivered) {
+    if (!bound.plan.scaled) carry_input(bound, c, Home::output, whole);
+  }
   catch_up(bound);
   order(bound, done_, bound.computing, bound.stream);
 }
 
 void GpuMessageExecutor::begin(const Bound& bound, const Segment& segment) {
-  for (const GpuCombine& own : bound.plan.scale) combine(bound, own, segment, true);
-  if (!bound.plan.scale.empty()) mark_ready(bound, segment);
+  if (!bound.plan.scaled) return;
+  for (int c = bound.plan.input.first; c < bound.plan.input.end(); ++c)
+    carry_input(bound, c, bound.plan.target(c), segment);
+  mark_ready(bound, segment);
 }
 
 void GpuMessageExecutor::run_together(const Bound& bound, const std::vector<Turn>& turns) {
   moving_ = transfer(bound, turns) || moving_;
   for (const Turn& turn : turns) {
-    if (turn.round->combines.empty()) continue;
+    const auto combines = Plan::part(bound.plan.combines, bound.plan.rounds[turn.round].combines);
+    const auto acts = [&](const Combine& one) { return bound.plan.acts(one); };
+    if (std::none_of(combines.begin(), combines.end(), acts)) continue;
     catch_up(bound);
-    for (const GpuCombine& item : turn.round->combines) combine(bound, item, turn.segment, false);
+    for (const Combine& one : combines) {
+      if (acts(one)) combine(bound, one, turn.segment);
+    }
     mark_ready(bound, turn.segment);
   }
 }
@@ -291,19 +295,32 @@ void GpuMessageExecutor::mark_ready(const Bound& bound, const Segment& segment) 
 bool GpuMessageExecutor::transfer(const Bound& bound, const std::vector<Turn>& turns) {
   bool any = false;
   communicator_.open_group();
+  const auto send = [&](std::byte* from, size_t bytes, int peer) {
+    if (bytes > 0) communicator_.send(from, bytes, peer, bound.transfers);
+    any = any || bytes > 0;
+  };
+  const auto recv = [&](std::byte* to, size_t bytes, int peer) {
+    if (bytes > 0) communicator_.recv(to, bytes, peer, bound.transfers);
+    any = any || bytes > 0;
+  };
+  const GpuPlan& plan = bound.plan;
   for (const Turn& turn : turns) {
-    const auto each = [&](const std::vector<GpuTransfer>& transfers, const auto& act) {
-      for (const GpuTransfer& t : transfers) {
-        const size_t bytes = bound.bytes(t.location.chunk, turn.segment);
-        if (bytes == 0) continue;
-        act(bound.address(t.location, turn.segment), bytes, t.peer);
-        any = true;
+    const Segment& segment = turn.segment;
+    int meeting = plan.meetings;
+    for (const Transfer& sent : Plan::part(plan.sent, plan.rounds[turn.round].sent)) {
+      if (sent.count == 0) send(bound.slot(meeting++, -1, segment), 1, sent.peer);
+      for (int i = 0, c = sent.first; i < sent.count; ++i, ++c)
+        send(bound.address(plan.sent_homes[sent.place + i], c, segment), bound.elements(c, segment) * bound.size,
+             sent.peer);
+    }
+    for (const Transfer& received : Plan::part(plan.received, plan.rounds[turn.round].received)) {
+      if (received.count == 0) recv(bound.slot(meeting++, -1, segment), 1, received.peer);
+      for (int i = 0, c = received.first; i < received.count; ++i, ++c) {
+        std::byte* const to = received.reduces ? bound.slot(plan.incoming[received.place + i], c, segment)
+                                               : bound.address(plan.target(c), c, segment);
+        recv(to, bound.elements(c, segment) * bound.size, received.peer);
       }
-    };
-    each(turn.round->sends,
-         [&](std::byte* from, size_t bytes, int peer) { communicator_.send(from, bytes, peer, bound.transfers); });
-    each(turn.round->receives,
-         [&](std::byte* to, size_t bytes, int peer) { communicator_.recv(to, bytes, peer, bound.transfers); });
+    }
   }
   if (!any) return false;
   for (const Turn& turn : turns) {
@@ -314,26 +331,41 @@ bool GpuMessageExecutor::transfer(const Bound& bound, const std::vector<Turn>& t
   return true;
 }
 
-void GpuMessageExecutor::combine(const Bound& bound, const GpuCombine& item, const Segment& segment, bool scale) {
-  const Call& call = bound.call;
+void GpuMessageExecutor::combine(const Bound& bound, const Combine& one, const Segment& segment) {
+  const GpuPlan& plan = bound.plan;
   ReduceArgs args{};
-  args.dst = bound.address(item.to, segment);
+  args.dst = bound.address(one.to, one.chunk, segment);
+  args.n = one.sources;
+  args.count = bound.elements(one.chunk, segment);
+  args.divisor = one.finish && bound.call.op == ReduceOp::avg ? world_ : 1;
+  for (int i = 0; i < one.sources; ++i) {
+    const Source& source = plan.sources[one.first_source + i];
+    pointers_[i] = source.message < 0 ? bound.address(source.home, source.chunk, segment)
+                                      : bound.slot(plan.incoming[plan.place_of(source)], one.chunk, segment);
+  }
   args.srcs = pointers_.data();
-  args.n = item.sources;
-  args.count = bound.elements(item.to.chunk, segment);
-  args.divisor = item.finish && call.op == ReduceOp::avg ? world_ : 1;
-  if (scale) {
-    args.scaled_source = 0;
-    args.scale = call.scale;
-  }
-  for (int i = 0; i < item.sources; ++i) {
-    pointers_[i] = bound.address(bound.plan.sources[item.first_source + i], segment);
-  }
+  move(bound, args, one.sources > 1);
+}
+
+/// As it is, or scaled.
+void GpuMessageExecutor::carry_input(const Bound& bound, int chunk, Home to, const Segment& segment) {
+  const std::byte* const from = bound.layout.input(chunk, segment.begin);
+  ReduceArgs args{};
+  args.dst = bound.address(to, chunk, segment);
+  args.srcs = &from;
+  args.n = 1;
+  args.count = bound.elements(chunk, segment);
+  args.scaled_source = bound.plan.scaled ? 0 : -1;
+  args.scale = bound.call.scale;
+  move(bound, args, bound.plan.scaled);
+}
+
+void GpuMessageExecutor::move(const Bound& bound, const ReduceArgs& args, bool reduces) {
   if (args.count == 0) return;
-  if (item.sources > 1 || scale) {
-    check_device(device_, device_.reduce(&args, call.dtype, call.op, bound.computing), "a reduction");
-  } else if (args.dst != pointers_[0]) {
-    check_device(device_, device_.copy(args.dst, pointers_[0], args.count * bound.size, bound.computing), "a copy");
+  if (reduces) {
+    check_device(device_, device_.reduce(&args, bound.call.dtype, bound.call.op, bound.computing), "a reduction");
+  } else if (args.dst != args.srcs[0]) {
+    check_device(device_, device_.copy(args.dst, args.srcs[0], args.count * bound.size, bound.computing), "a copy");
   }
 }
 

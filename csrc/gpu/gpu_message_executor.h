@@ -76,7 +76,9 @@ class GpuMessageExecutor {
   void begin(const Bound& bound, const Segment& segment);
   void run_together(const Bound& bound, const std::vector<Turn>& turns);
   bool transfer(const Bound& bound, const std::vector<Turn>& turns);
-  void combine(const Bound& bound, const GpuCombine& combine, const Segment& segment, bool scale);
+  void combine(const Bound& bound, const Combine& one, const Segment& segment);
+  void carry_input(const Bound& bound, int chunk, Home to, const Segment& segment);
+  void move(const Bound& bound, const ReduceArgs& args, bool reduces);
   void catch_up(const Bound& bound);
   void mark_ready(const Bound& bound, const Segment& segment);
   void order(const Bound& bound, void* event, NcclStream before, NcclStream after);

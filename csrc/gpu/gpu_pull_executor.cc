@@ -99,7 +99,7 @@ const GpuPullExecutor::Uploaded& GpuPullExecutor::plan_for(const Algorithm& algo
   if (!known) {
     auto made = std::make_unique<Uploaded>();
     const RankInfo info{setup_.rank, setup_.world, root};
-    made->plan = make_plan(algorithm, info, in_place);
+    made->plan = make_pull_plan(algorithm, info, in_place);
     made->ends_in_place = in_place || ends_in_place(algorithm, info);
     const FlatPlan flat = flatten(made->plan, setup_.rank);
     const std::byte* steps = upload(flat.steps.data(), flat.steps.size() * sizeof(PullStep));
@@ -141,7 +141,7 @@ PullLayout GpuPullExecutor::layout() const {
 }
 
 /// How the message is cut: the same on all ranks, since it depends on nothing that differs between them.
-void GpuPullExecutor::cut(const Plan& plan, const Call& call, PullArgs& args) const {
+void GpuPullExecutor::cut(const PullPlan& plan, const Call& call, PullArgs& args) const {
   PullLayout cut = layout();
   args.width = std::max<size_t>(1, kPieceBytes / args.size);
   if (plan.staging_buffers > 0) {

@@ -1,4 +1,4 @@
-// Runs pull plans (engine/pull/plan.h) and all-to-alls on the GPU: one kernel per rank, which reads peers' memory itself.
+// Runs pull plans (engine/pull/pull_plan.h) and all-to-alls on the GPU: one kernel per rank, which reads peers' memory itself.
 //
 // Contract: run() enqueues one collective on the caller's stream and returns; all ranks make the same calls in the same
 // order, one at a time (what they call is compared), and every rank's kernel must get to run beside its peers': with
@@ -25,7 +25,7 @@
 #include "cuda/pull.h"
 #include "engine/call_layout.h"
 #include "engine/failure.h"
-#include "engine/pull/plan.h"
+#include "engine/pull/pull_plan.h"
 #include "engine/selector.h"
 #include "gpu/copy_stream.h"
 
@@ -85,7 +85,7 @@ class GpuPullExecutor {
  private:
   /// A plan with its copy on the device.
   struct Uploaded {
-    Plan plan;
+    PullPlan plan;
     cuda::PullProgram program{};
     bool ends_in_place = true;  // the staged plan's algorithm
   };
@@ -105,7 +105,7 @@ class GpuPullExecutor {
   void reserve(size_t bytes);
   const std::byte* upload(const void* data, size_t bytes);
   void check_call(const Call& call) const;
-  void cut(const Plan& plan, const Call& call, cuda::PullArgs& args) const;
+  void cut(const PullPlan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
   std::string named(int rank) const;
   std::string this_rank() const;

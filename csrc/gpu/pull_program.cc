@@ -9,15 +9,11 @@ using cuda::PullSource;
 using cuda::PullStep;
 
 // The kernel has numbers for what the host has names for.
-static_assert(static_cast<uint8_t>(Space::none) == cuda::kNoSpace);
-static_assert(static_cast<uint8_t>(Space::input) == cuda::kInput);
-static_assert(static_cast<uint8_t>(Space::output) == cuda::kOutput);
-static_assert(static_cast<uint8_t>(Space::staging_a) == cuda::kStagingA);
 static_assert(static_cast<int>(PlanStep::Kind::combine) == PullStep::combine);
 
 class Flattener {
  public:
-  Flattener(const Plan& plan, int rank) : plan_(plan), rank_(rank) {}
+  Flattener(const PullPlan& plan, int rank) : plan_(plan), rank_(rank) {}
 
   FlatPlan make() {
     const size_t body = std::min(plan_.body, plan_.steps.size());
@@ -51,11 +47,9 @@ class Flattener {
       const int first_source = static_cast<int>(flat_.sources.size());
       for (int i = 0; i < step.sources; ++i) {
         const Source& s = plan_.sources[static_cast<size_t>(step.first_source + i)];
-        flat_.sources.push_back(
-            {s.rank, s.chunk + c, static_cast<uint8_t>(s.space), static_cast<uint8_t>(s.staged), s.raw});
+        flat_.sources.push_back({s.rank, s.chunk + c, s.home, s.staged, s.raw});
       }
-      flat_.steps.push_back({static_cast<PullStep::Kind>(step.kind), static_cast<uint8_t>(step.to), step.tee,
-                             step.finish,
+      flat_.steps.push_back({static_cast<PullStep::Kind>(step.kind), step.to, step.tee, step.finish,
                              /*together=*/1, step.peer, step.phase, step.chunk + c, first_source, step.sources});
       join();
     }
@@ -79,28 +73,28 @@ class Flattener {
   }
 
   /// Input and output may be the same memory, chunk by chunk.
-  static bool same_place(uint8_t space, int chunk, uint8_t other_space, int other_chunk) {
-    const auto memory = [](uint8_t s) { return s == cuda::kOutput ? cuda::kInput : s; };
-    return chunk == other_chunk && memory(space) == memory(other_space);
+  static bool same_place(Home home, int chunk, Home other_home, int other_chunk) {
+    const auto memory = [](Home each) { return each == Home::output ? Home::input : each; };
+    return chunk == other_chunk && memory(home) == memory(other_home);
   }
 
   /// Whether `writer` writes what `other` reads or writes.
   bool touches(const PullStep& writer, const PullStep& other) const {
-    const auto writes = [&](uint8_t space, int chunk) {
-      return same_place(writer.to, writer.chunk, space, chunk) ||
-             (writer.tee && same_place(cuda::kOutput, writer.chunk, space, chunk));
+    const auto writes = [&](Home home, int chunk) {
+      return same_place(writer.to, writer.chunk, home, chunk) ||
+             (writer.tee && same_place(Home::output, writer.chunk, home, chunk));
     };
-    if (writes(other.to, other.chunk) || (other.tee && writes(cuda::kOutput, other.chunk))) return true;
+    if (writes(other.to, other.chunk) || (other.tee && writes(Home::output, other.chunk))) return true;
     for (int i = 0; i < other.sources; ++i) {
       const PullSource& source = flat_.sources[static_cast<size_t>(other.first_source + i)];
       if (source.rank != rank_) continue;
-      if (writes(source.space, source.chunk)) return true;
-      if (source.staged != cuda::kNoSpace && writes(source.staged, source.chunk)) return true;
+      if (writes(source.home, source.chunk)) return true;
+      if (source.staged != Home::none && writes(source.staged, source.chunk)) return true;
     }
     return false;
   }
 
-  const Plan& plan_;
+  const PullPlan& plan_;
   const int rank_;
   size_t first_ = 0;  // of the steps that the next may join
   FlatPlan flat_;
@@ -108,6 +102,6 @@ class Flattener {
 
 }  // namespace
 
-FlatPlan flatten(const Plan& plan, int rank) { return Flattener(plan, rank).make(); }
+FlatPlan flatten(const PullPlan& plan, int rank) { return Flattener(plan, rank).make(); }
 
 }  // namespace ringlet

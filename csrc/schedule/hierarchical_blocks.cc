@@ -22,15 +22,15 @@ int owner_on(const Topology& topology, int host, int block) {
   return topology.ranks_on(host)[topology.index_on_host(block) % topology.size(host)];
 }
 
-/// The blocks that a rank owns on its host, in ranges.
-std::vector<Chunks> owned_by(const Topology& topology, int rank) {
-  std::vector<Chunks> ranges;
-  for (int block = 0; block < topology.world(); ++block) {
-    if (owner_on(topology, topology.host(rank), block) != rank) continue;
-    if (ranges.empty() || ranges.back().first + ranges.back().count < block) ranges.push_back({block, 0});
+/// The blocks that each rank of this host owns, in ranges; by its index on the host.
+std::vector<std::vector<Chunks>> owned_on(const Locals& here) {
+  std::vector<std::vector<Chunks>> owned(static_cast<size_t>(here.size()));
+  for (int block = 0; block < here.topology.world(); ++block) {
+    std::vector<Chunks>& ranges = owned[here.topology.index_on_host(block) % here.size()];
+    if (ranges.empty() || ranges.back().end() < block) ranges.push_back({block, 0});
     ++ranges.back().count;
   }
-  return ranges;
+  return owned;
 }
 
 /// The owners of a rank's block on the other hosts, from the next host on.
@@ -56,15 +56,15 @@ std::vector<int> served_elsewhere(const Locals& here, const RankInfo& info) {
 
 Schedule hierarchical_reduce_scatter(const RankInfo& info) {
   const Locals here(info);
-  const std::vector<Chunks> own = owned_by(here.topology, info.rank);
+  const std::vector<std::vector<Chunks>> owned = owned_on(here);
   Schedule schedule(info.world);
   if (!here.alone()) {
     Round& in = schedule.round();
-    for (const int peer : here.peers()) {
-      for (const Chunks blocks : owned_by(here.topology, peer)) in.send(peer, blocks);
+    for (const int i : here.others(here.size())) {
+      for (const Chunks blocks : owned[i]) in.send(here.ranks[i], blocks);
     }
-    for (const int peer : here.peers()) {
-      for (const Chunks blocks : own) in.reduce(peer, blocks);
+    for (const int i : here.others(here.size())) {
+      for (const Chunks blocks : owned[here.index]) in.reduce(here.ranks[i], blocks);
     }
   }
   if (!here.topology.one_host()) {
@@ -77,7 +77,7 @@ Schedule hierarchical_reduce_scatter(const RankInfo& info) {
 
 Schedule hierarchical_all_gather(const RankInfo& info) {
   const Locals here(info);
-  const std::vector<Chunks> own = owned_by(here.topology, info.rank);
+  const std::vector<std::vector<Chunks>> owned = owned_on(here);
   Schedule schedule(info.world);
   if (!here.topology.one_host()) {
     Round& across = schedule.round();
@@ -86,11 +86,11 @@ Schedule hierarchical_all_gather(const RankInfo& info) {
   }
   if (!here.alone()) {
     Round& out = schedule.round();
-    for (const int peer : here.peers()) {
-      for (const Chunks blocks : own) out.send(peer, blocks);
+    for (const int i : here.others(here.size())) {
+      for (const Chunks blocks : owned[here.index]) out.send(here.ranks[i], blocks);
     }
-    for (const int peer : here.peers()) {
-      for (const Chunks blocks : owned_by(here.topology, peer)) out.recv(peer, blocks);
+    for (const int i : here.others(here.size())) {
+      for (const Chunks blocks : owned[i]) out.recv(here.ranks[i], blocks);
     }
   }
   return schedule;

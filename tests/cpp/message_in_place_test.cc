@@ -42,7 +42,7 @@ struct OneSegment {
   }
 
   void arrive(int message) {
-    const ReceivedMessage& received = plan.received[message];
+    const Transfer& received = plan.received[message];
     std::vector<const std::byte*> places;
     for (int c = received.first; c < received.first + received.count; ++c) {
       places.push_back(reinterpret_cast<const std::byte*>(peers[received.peer].data()) + layout.offset(c, 0));

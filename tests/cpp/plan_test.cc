@@ -1,17 +1,23 @@
 // Plans under every order of events that their waits allow: ranks take steps in random order on a model of memory whose
 // cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed. As a
 // GPU takes plans, too (gpu/pull_program.h): there steps that can be taken side by side are in an order of their own.
-#include "engine/pull/plan.h"
+// And plans of many ranks, by the memory that making them takes.
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstring>
 #include <map>
+#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "check.h"
-#include "engine/plan_inputs.h"
+#include "engine/message/message_plan.h"
+#include "engine/pull/pull_plan.h"
+#include "gpu/gpu_plan.h"
 #include "gpu/pull_program.h"
 #include "schedule/registry.h"
 #include "schedule/topology.h"
@@ -20,32 +26,49 @@
 using namespace ringlet;
 
 namespace {
+size_t bytes_now = 0, bytes_at_most = 0;
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const block = std::malloc(bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  bytes_now += malloc_usable_size(block);
+  bytes_at_most = std::max(bytes_at_most, bytes_now);
+  return block;
+}
+[[gnu::noinline]] void operator delete(void* block) noexcept {
+  if (block != nullptr) bytes_now -= malloc_usable_size(block);
+  std::free(block);
+}
+void operator delete(void* block, size_t) noexcept { operator delete(block); }
+
+namespace {
 
 using Value = std::vector<int>;  // by (rank, chunk of its input): how often it is in the sum
 
 struct Rank {
-  Plan plan;
+  PullPlan plan;
   size_t next = 0;
   uint32_t progress = kSignatureReady;
   std::map<std::pair<int, int>, Value> memory;  // (tensor 0, stage a 1, stage b 2; chunk)
   bool done() const { return next == plan.steps.size(); }
 };
 
-int area(Space space) { return space == Space::staging_a ? 1 : space == Space::staging_b ? 2 : 0; }
+int area(Home home) { return home == Home::staging_a ? 1 : home == Home::staging_b ? 2 : 0; }
 
 /// The rank's plan in an order that a GPU might take it in.
-Plan as_on_gpu(const Plan& plan, int rank, std::mt19937& random) {
+PullPlan as_on_gpu(const PullPlan& plan, int rank, std::mt19937& random) {
   const FlatPlan flat = flatten(plan, rank);
-  Plan taken = plan;
+  PullPlan taken = plan;
   taken.steps.clear();
   taken.sources.clear();
   for (const cuda::PullSource& s : flat.sources) {
-    taken.sources.push_back({s.rank, s.chunk, static_cast<Space>(s.space), s.raw, static_cast<Space>(s.staged)});
+    taken.sources.push_back({s.rank, s.chunk, s.home, s.raw, s.staged});
   }
   for (size_t i = 0; i < flat.steps.size(); i += flat.steps[i].together) {
     for (int k = 0; k < flat.steps[i].together; ++k) {
       const cuda::PullStep& s = flat.steps[i + static_cast<size_t>(k)];
-      taken.steps.push_back({static_cast<PlanStep::Kind>(s.kind), static_cast<Space>(s.to), s.tee, s.finish,
+      taken.steps.push_back({static_cast<PlanStep::Kind>(s.kind), s.to, s.tee, s.finish,
                              /*read_later=*/true, s.peer, s.phase, s.chunk, /*chunks=*/1, s.first_source, s.sources});
     }
     std::shuffle(taken.steps.end() - flat.steps[i].together, taken.steps.end(), random);
@@ -58,7 +81,7 @@ class Model {
   Model(const Algorithm& algorithm, const Topology& topology, int root, bool in_place, unsigned seed)
       : algorithm_(algorithm), world_(topology.world()), root_(root), random_(seed) {
     for (int q = 0; q < world_; ++q) {
-      const Plan plan = make_plan(algorithm, {q, world_, root, &topology}, in_place);
+      const PullPlan plan = make_pull_plan(algorithm, {q, world_, root, &topology}, in_place);
       ranks_.push_back({seed % 2 == 1 ? as_on_gpu(plan, q, random_) : plan, 0, kSignatureReady, {}});
       parts_ = ranks_.back().plan.parts;
       const Chunks input = input_chunks(algorithm.collective, {q, world_, root}, parts_);
@@ -137,7 +160,7 @@ class Model {
       Value sum(static_cast<size_t>(world_) * static_cast<size_t>(parts_), 0);
       for (int s = 0; s < step.sources; ++s) {
         const Source& source = rank.plan.sources[step.first_source + s];
-        const Value& value = ranks_[source.rank].memory[{area(source.space), source.chunk + i}];
+        const Value& value = ranks_[source.rank].memory[{area(source.home), source.chunk + i}];
         for (size_t k = 0; k < value.size(); ++k) sum[k] += value[k];
       }
       rank.memory[{area(step.to), step.chunk + i}] = sum;
@@ -185,18 +208,18 @@ Groups groups_of(const FlatPlan& flat) {
 
 /// Of a plan, how many steps are taken at once, one number for each time.
 Groups groups(const char* algorithm, bool in_place) {
-  return groups_of(flatten(make_plan(*find_algorithm(Collective::all_reduce, algorithm), {0, 8, 0}, in_place), 0));
+  return groups_of(flatten(make_pull_plan(*find_algorithm(Collective::all_reduce, algorithm), {0, 8, 0}, in_place), 0));
 }
 
 /// Two copies by rank 1, of which the second is of what `second` says.
-Groups two_copies(Space to, int chunk, Source second) {
-  Plan plan;
+Groups two_copies(Home to, int chunk, Source second) {
+  PullPlan plan;
   PlanStep step{PlanStep::Kind::combine};
   step.sources = 1;
-  step.to = Space::staging_a;
+  step.to = Home::staging_a;
   step.chunk = 3;
   plan.steps.push_back(step);
-  plan.sources = {{1, 2, Space::input, true}, second};
+  plan.sources = {{1, 2, Home::input, true}, second};
   step.to = to;
   step.chunk = chunk;
   step.first_source = 1;
@@ -207,14 +230,13 @@ Groups two_copies(Space to, int chunk, Source second) {
 
 /// What one writes the other must not touch; input and output may be the same memory.
 void not_side_by_side() {
-  CHECK(two_copies(Space::staging_a, 4, {1, 2, Space::input, true}) == Groups{2});
-  CHECK(two_copies(Space::staging_a, 3, {1, 5, Space::input, true}) == (Groups{1, 1}));    // both write there
-  CHECK(two_copies(Space::output, 5, {1, 3, Space::staging_a, false}) == (Groups{1, 1}));  // reads what the first wrote
-  CHECK(two_copies(Space::output, 5, {0, 3, Space::staging_a, false}) == Groups{2});       // which is another rank's
-  CHECK(two_copies(Space::output, 2, {1, 5, Space::input, true}) == (Groups{1, 1}));  // writes what the first reads
-  CHECK(two_copies(Space::output, 5, {1, 6, Space::input, true, Space::staging_a}) == Groups{2});
-  CHECK(two_copies(Space::output, 5, {1, 3, Space::input, true, Space::staging_a}) ==
-        (Groups{1, 1}));  // as peers see it
+  CHECK(two_copies(Home::staging_a, 4, {1, 2, Home::input, true}) == Groups{2});
+  CHECK(two_copies(Home::staging_a, 3, {1, 5, Home::input, true}) == (Groups{1, 1}));    // both write there
+  CHECK(two_copies(Home::output, 5, {1, 3, Home::staging_a, false}) == (Groups{1, 1}));  // reads what the first wrote
+  CHECK(two_copies(Home::output, 5, {0, 3, Home::staging_a, false}) == Groups{2});       // which is another rank's
+  CHECK(two_copies(Home::output, 2, {1, 5, Home::input, true}) == (Groups{1, 1}));       // writes what the first reads
+  CHECK(two_copies(Home::output, 5, {1, 6, Home::input, true, Home::staging_a}) == Groups{2});
+  CHECK(two_copies(Home::output, 5, {1, 3, Home::input, true, Home::staging_a}) == (Groups{1, 1}));  // as peers see it
 }
 
 /// What each way through memory costs is paid once for all peers, not once for each.
@@ -259,9 +281,79 @@ void blocks_stay_in_places_of_their_length() {
   CHECK(!relayed(2, 5) && !relayed(2, 3) && relayed(1, 3));
 }
 
+/// All reads of a round see the values from before it, in whatever order its steps stand.
+Schedule copying_what_it_reduces(const RankInfo& info) {
+  Schedule schedule(/*parts=*/2);
+  schedule.round().send(1 - info.rank, {0, 1}).reduce(1 - info.rank, {0, 1}).copy({0, 1}, 1);
+  return schedule;
+}
+
+void copies_come_first() {
+  const Algorithm algorithm{"copying", Collective::all_reduce, copying_what_it_reduces, ""};
+  for (const bool in_place : {false, true}) {
+    const PullPlan plan = make_pull_plan(algorithm, {0, 2, 0}, in_place);
+    std::vector<int> written;
+    for (const PlanStep& step : plan.steps) {
+      if (step.kind == PlanStep::Kind::combine && step.to == Home::output) written.push_back(step.chunk);
+    }
+    CHECK(written.front() == 1);
+  }
+}
+
+/// The most bytes that `make` holds at once.
+template <typename Make>
+size_t bytes_for(Make make) {
+  const size_t before = bytes_now;
+  bytes_at_most = before;
+  make();
+  return bytes_at_most - before;
+}
+
+/// What making a plan may take grows as the schedules do, and what a plan has as the rank's own.
+void plans_of_many_ranks() {
+  const int world = few_cases() || kSanitized ? 256 : 1024;
+  std::vector<int> cyclic;
+  for (int rank = 0; rank < world; ++rank) cyclic.push_back(rank % (world / 8));
+  const Topology topology(cyclic);
+  size_t most = 0;
+  double longest = 0;
+  for (const Algorithm& algorithm : algorithms()) {
+    const RankInfo info{world / 3, world, 0, std::strcmp(algorithm.name, "ring") == 0 ? nullptr : &topology};
+    size_t steps = 0, chunks = 0, places = 0;
+    {
+      const Schedules schedules(algorithm, info);
+      for (int q = 0; q < world; ++q) steps += schedules[q].steps.size();
+      for (const Step& step : schedules[info.rank].steps) chunks += 1 + static_cast<size_t>(step.count);
+      chunks += static_cast<size_t>(schedules[info.rank].parts + schedules[info.rank].rounds());
+      places = static_cast<size_t>(schedules[info.rank].parts) * static_cast<size_t>(world);
+    }
+    size_t length = 0;
+    const std::array<std::function<void()>, 4> makes{
+        [&] { length = make_pull_plan(algorithm, info, false).steps.size(); },
+        [&] { length = make_faster_plan(algorithm, info).steps.size(); },
+        [&] { length = make_message_plan(algorithm, info).sources.size(); },
+        [&] { length = make_gpu_plan(algorithm, info, true).sources.size(); }};
+    for (const auto& make : makes) {
+      const auto began = std::chrono::steady_clock::now();
+      const size_t bytes = bytes_for(make);
+      longest = std::max(longest, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+      most = std::max(most, bytes);
+      if (bytes > (size_t{1} << 20) + 32 * steps + 16 * places + 256 * chunks || length > 3 * chunks)
+        std::fprintf(stderr, "%s %s: %zu bytes for %zu steps\n", name(algorithm.collective), algorithm.name, bytes,
+                     steps);
+      CHECK(bytes <= (size_t{1} << 20) + 32 * steps + 16 * places + 256 * chunks);
+      CHECK(bytes <= size_t{200} << 20);
+      CHECK(length <= 3 * chunks);
+    }
+  }
+  std::printf("a plan of %d ranks: at most %zu MiB, %.2f s\n", world, most >> 20, longest);
+}
+
 }  // namespace
 
 int main() {
+  plans_of_many_ranks();
+  copies_come_first();
   in_place_if_that_saves_copies();
   side_by_side();
   not_side_by_side();

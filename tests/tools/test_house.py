@@ -23,11 +23,14 @@ ROOMS = {
     "reduce": {"base", "reduce"},
     "memory": {"base", "memory"},
     "transport": {"base", "memory", "transport"},
-    "engine": {"base", "schedule", "reduce", "memory", "transport", "engine"},
+    "plan": {"base", "schedule", "plan"},
+    "engine": {"base", "schedule", "reduce", "memory", "transport", "plan", "engine"},
     "cuda": {"base", "reduce", "cuda"},
-    "gpu": {"base", "schedule", "reduce", "memory", "transport", "engine", "cuda", "gpu"},
-    "comm": {"base", "schedule", "reduce", "memory", "transport", "engine", "cuda", "gpu", "comm"},
-    "bindings": {"base", "schedule", "reduce", "memory", "transport", "engine", "cuda", "gpu", "comm", "bindings"},
+    "gpu": {"base", "schedule", "reduce", "memory", "transport", "plan", "engine", "cuda", "gpu"},
+    "comm": {"base", "schedule", "reduce", "memory", "transport", "plan", "engine", "cuda", "gpu", "comm"},
+    "bindings": {
+        *("base", "schedule", "reduce", "memory", "transport", "plan", "engine", "cuda", "gpu", "comm", "bindings"),
+    },
 }
 TORCH = re.compile(r"(torch|ATen|c10|pybind11)/|Python\.h")
 # The schedules are pure functions of (rank, world).

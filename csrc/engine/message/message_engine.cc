@@ -267,7 +267,7 @@ bool MessageEngine::fill_header(Link& link) {
     link.header.index = plan.received[next.message].index;
     return true;
   }
-  const SentMessage& sent = plan.sent[next.message];
+  const Transfer& sent = plan.sent[next.message];
   const MessageSegment& segment = segments_[next.segment % run_->window];
   link.header.bytes = segment.bytes(sent.first, sent.count);
   link.header.index = sent.index;
@@ -331,7 +331,7 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
                      !run.finished[header.segment % run.window];
   if (known) {
     const int message = from->second[header.index];
-    const ReceivedMessage& received = run.shared.plan.received[message];
+    const Transfer& received = run.shared.plan.received[message];
     MessageSegment& segment = segments_[header.segment % run.window];
     const size_t bytes = segment.bytes(received.first, received.count);
     const bool in_place = header.detail != 0 && link.pipe->reads_memory();

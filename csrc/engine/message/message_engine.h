@@ -102,9 +102,9 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   template <typename Act>
   void in_segment(size_t index, Act act);
   // Messages that the peer reads in the sender's memory: message_in_place.cc.
-  bool give(Link& link, const MessageSegment& segment, const SentMessage& sent, bool& ready);
+  bool give(Link& link, const MessageSegment& segment, const Transfer& sent, bool& ready);
   enum class Staged : unsigned char { yes, later, no_room };
-  Staged stage(Link& link, const MessageSegment& segment, const SentMessage& sent);
+  Staged stage(Link& link, const MessageSegment& segment, const Transfer& sent);
   void take_in_place(Link& link, MessageSegment& segment, int message);
   bool tell_taken(size_t index, int message);
   void on_taken(Link& link, const FrameHeader& header);

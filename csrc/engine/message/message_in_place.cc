@@ -20,10 +20,9 @@ constexpr size_t kLeastInBlock = size_t{64} << 10;
 // Blocks for a peer that it has not read yet. While it reads one, the next is written; more would only leave the cache.
 constexpr auto kMostStaged = 4;
 
-bool locate(Pipe& pipe, const MessageSegment& segment, const SentMessage& sent, std::vector<uint64_t>& places) {
+bool locate(Pipe& pipe, const MessageSegment& segment, const Transfer& sent, std::vector<uint64_t>& places) {
   for (int i = 0; i < sent.count; ++i) {
-    const int chunk = sent.first + i;
-    const auto place = pipe.locate(segment.chunk(chunk), segment.bytes(chunk, 1));
+    const auto place = pipe.locate(segment.sent_chunk(sent, i), segment.bytes(sent.first + i, 1));
     if (!place) return false;
     places[i] = *place;
   }
@@ -34,12 +33,12 @@ bool locate(Pipe& pipe, const MessageSegment& segment, const SentMessage& sent, 
 
 /// Makes of the frame to be sent one that says where the message lies; false if the peer gains nothing by that. `ready`
 /// is false if the peer has to read others first.
-bool MessageEngine::give(Link& link, const MessageSegment& segment, const SentMessage& sent, bool& ready) {
+bool MessageEngine::give(Link& link, const MessageSegment& segment, const Transfer& sent, bool& ready) {
   const size_t bytes = link.header.bytes;
   if (bytes < (sent.last ? kLeastInLastRound : kLeastInPlace)) return false;
   link.sent_places.resize(static_cast<size_t>(sent.count));
   if (sent.overwritten || !locate(*link.pipe, segment, sent, link.sent_places)) {
-    if (!sent.reduced || bytes < kLeastInBlock) return false;
+    if (!sent.reduces || bytes < kLeastInBlock) return false;
     const Staged staged = stage(link, segment, sent);
     if (staged == Staged::no_room) return false;
     if (!(ready = staged == Staged::yes)) return true;
@@ -52,7 +51,7 @@ bool MessageEngine::give(Link& link, const MessageSegment& segment, const SentMe
 
 /// Copies a message into a block, unless it did before there was room for the frame. `later`: the peer has to read
 /// others first. `no_room`: the heap is full.
-MessageEngine::Staged MessageEngine::stage(Link& link, const MessageSegment& segment, const SentMessage& sent) {
+MessageEngine::Staged MessageEngine::stage(Link& link, const MessageSegment& segment, const Transfer& sent) {
   const bool copied = link.block != nullptr;
   if (!copied) {
     const auto staged = [](const Link::Given& each) { return each.block != nullptr; };
@@ -66,7 +65,7 @@ MessageEngine::Staged MessageEngine::stage(Link& link, const MessageSegment& seg
   std::byte* to = link.block;
   for (int i = 0; i < sent.count; ++i) {
     const size_t bytes = segment.bytes(sent.first + i, 1);
-    if (!copied) copy_bytes(to, segment.chunk(sent.first + i), bytes);
+    if (!copied) copy_bytes(to, segment.sent_chunk(sent, i), bytes);
     link.sent_places[i] = *link.pipe->locate(to, bytes);
     to += bytes;
   }

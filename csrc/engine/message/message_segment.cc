@@ -12,18 +12,16 @@ void MessageSegment::begin(const MessageCall& call, size_t index) {
   round_ = 0;
   rounds_ = static_cast<int>(plan.rounds.size());
   sending_ = 0;
-  homes_.assign(plan.parts, Home::none);
   readers_.assign(plan.parts, 0);
   scratch_.assign(plan.received.size(), nullptr);
   places_.assign(plan.all_received, nullptr);
   arrived_.assign(plan.received.size(), 0);
   in_place_.assign(plan.received.size(), 0);
   copied_.assign(plan.sent.size(), 0);
-  sources_.resize(plan.most_parts);
-  for (int c = plan.input.first; c < plan.input.end(); ++c) homes_[c] = Home::input;
-  const bool scaled = call.kernel != nullptr && call.call.op == ReduceOp::premul_sum;
-  if (plan.works || scaled) work_.resize(call.width * call.layout.element_bytes() * static_cast<size_t>(plan.parts));
-  if (scaled) scale_input();
+  sources_.resize(plan.most_sources);
+  scaled_ = call.kernel != nullptr && call.call.op == ReduceOp::premul_sum;
+  if (plan.works || scaled_) work_.resize(call.width * call.layout.element_bytes() * static_cast<size_t>(plan.parts));
+  if (scaled_) scale_input();
   if (rounds_ > 0) start_round();
   advance();
 }
@@ -33,7 +31,7 @@ std::byte* MessageSegment::at(int chunk, Home home) const {
     case Home::input: return const_cast<std::byte*>(call_->layout.input(chunk, begin_));
     case Home::output: return call_->layout.output(chunk, begin_);
     case Home::work: return const_cast<std::byte*>(work_.data()) + chunk * call_->width * call_->layout.element_bytes();
-    case Home::none: break;
+    default: break;
   }
   return nullptr;
 }
@@ -54,15 +52,15 @@ size_t MessageSegment::bytes(int first, int count) const {
 }
 
 void MessageSegment::pieces_of_sent(int message, std::vector<iovec>& pieces) const {
-  const SentMessage& sent = call_->plan.sent[message];
+  const Transfer& sent = call_->plan.sent[message];
   pieces.clear();
-  for (int c = sent.first; c < sent.first + sent.count; ++c) {
-    add(pieces, at(c, homes_[c]), elements(c) * call_->layout.element_bytes());
+  for (int i = 0; i < sent.count; ++i) {
+    add(pieces, const_cast<std::byte*>(sent_chunk(sent, i)), bytes(sent.first + i, 1));
   }
 }
 
 void MessageSegment::pieces_of_received(int message, std::vector<iovec>& pieces) {
-  const ReceivedMessage& received = call_->plan.received[message];
+  const Transfer& received = call_->plan.received[message];
   pieces.clear();
   if (may_go_direct(received)) {
     for (int c = received.first; c < received.first + received.count; ++c) {
@@ -76,14 +74,14 @@ void MessageSegment::pieces_of_received(int message, std::vector<iovec>& pieces)
   }
 }
 
-bool MessageSegment::may_go_direct(const ReceivedMessage& received) const {
-  if (received.reduces || round_ < received.direct_from) return false;
+bool MessageSegment::may_go_direct(const Transfer& received) const {
+  if (received.reduces || round_ < received.free_from) return false;
   const auto readers = readers_.begin() + received.first;
   return std::all_of(readers, readers + received.count, [](int n) { return n == 0; });
 }
 
 void MessageSegment::copied(int message) {
-  const SentMessage& sent = call_->plan.sent[message];
+  const Transfer& sent = call_->plan.sent[message];
   for (int c = sent.first; c < sent.first + sent.count; ++c) --readers_[c];
   copied_[message] = 1;
   advance();
@@ -106,7 +104,7 @@ void MessageSegment::arrived(int message) {
 }
 
 void MessageSegment::arrived_in_place(int message, const std::byte* const* places) {
-  const ReceivedMessage& received = call_->plan.received[message];
+  const Transfer& received = call_->plan.received[message];
   in_place_[message] = arrived_[message] = 1;
   std::copy_n(places, received.count, places_.begin() + received.place);
   if (may_go_direct(received)) {
@@ -122,7 +120,7 @@ void MessageSegment::arrived_in_place(int message, const std::byte* const* place
 void MessageSegment::fetch() {
   for (size_t m = 0; m < in_place_.size(); ++m) {
     if (!in_place_[m]) continue;
-    const ReceivedMessage& received = call_->plan.received[m];
+    const Transfer& received = call_->plan.received[m];
     scratch_[m] = call_->scratch.take();
     std::byte* to = scratch_[m];
     for (int i = 0; i < received.count; ++i) {
@@ -147,9 +145,9 @@ void MessageSegment::settle(int message) {
 
 void MessageSegment::advance() {
   while (round_ < rounds_ && ready(call_->plan.rounds[round_])) {
-    for (const ChunkUpdate& update : call_->plan.rounds[round_].updates) combine(update);
-    const MessageRound& round = call_->plan.rounds[round_];
-    for (int m = round.first_received; m < round.first_received + round.received; ++m) {
+    const Plan::Round& round = call_->plan.rounds[round_];
+    for (const Combine& one : Plan::part(call_->plan.combines, round.combines)) combine(one);
+    for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
       if (scratch_[m] != nullptr) call_->scratch.give(scratch_[m]);
       scratch_[m] = nullptr;
       if (in_place_[m]) settle(m);
@@ -157,42 +155,41 @@ void MessageSegment::advance() {
     if (!ready(round)) return;  // what was read may have changed meanwhile: nobody gets the result
     if (++round_ < rounds_) start_round();
   }
-  if (complete()) deliver_input();
+  if (complete() && !scaled_) deliver_input();
 }
 
-bool MessageSegment::ready(const MessageRound& round) const {
-  for (int m = round.first_received; m < round.first_received + round.received; ++m) {
+bool MessageSegment::ready(const Plan::Round& round) const {
+  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
     if (!arrived_[m]) return false;
   }
-  for (const ChunkUpdate& update : round.updates) {
-    if (readers_[update.chunk] != 0) return false;
+  for (const Combine& one : Plan::part(call_->plan.combines, round.combines)) {
+    if (readers_[one.chunk] != 0) return false;
   }
   return true;
 }
 
 void MessageSegment::start_round() {
-  const MessageRound& round = call_->plan.rounds[round_];
-  for (int m = round.first_sent; m < round.first_sent + round.sent; ++m) {
-    const SentMessage& message = call_->plan.sent[m];
+  const Plan::Range sent = call_->plan.rounds[round_].sent;
+  for (int m = sent.first; m < sent.first + sent.count; ++m) {
+    const Transfer& message = call_->plan.sent[m];
     for (int c = message.first; c < message.first + message.count; ++c) ++readers_[c];
     ++sending_;
     call_->outbox(index_, m);
   }
 }
 
-void MessageSegment::combine(const ChunkUpdate& update) {
-  const size_t count = elements(update.chunk), size = call_->layout.element_bytes();
-  const Home home = target(update.chunk);
-  std::byte* const to = at(update.chunk, home);
+void MessageSegment::combine(const Combine& one) {
+  const MessagePlan& plan = call_->plan;
+  const size_t count = elements(one.chunk), size = call_->layout.element_bytes();
+  std::byte* const to = at(one.chunk, one.to);
   size_t n = 0;
-  for (const ChunkUpdate::Part& part : update.parts) {
-    if (part.message == ChunkUpdate::kOwn) {
-      sources_[n++] = at(part.chunk, homes_[part.chunk]);
-    } else if (const std::byte* place = places_[call_->plan.received[part.message].place + part.chunk]) {
+  for (const Source& source : plan.sources_of(one)) {
+    if (source.message < 0) {
+      sources_[n++] = at(source.chunk, found(source.home, source.chunk));
+    } else if (const std::byte* place = places_[plan.place_of(source)]) {
       sources_[n++] = place;
     }
   }
-  homes_[update.chunk] = home;
   if (count == 0 || n == 0) return;  // n == 0: the payload was read directly into its place
   if (n == 1) {
     if (sources_[0] != to) copy_bytes(to, sources_[0], count * size);
@@ -203,7 +200,7 @@ void MessageSegment::combine(const ChunkUpdate& update) {
   args.srcs = sources_.data();
   args.n = static_cast<int>(n);
   args.count = count;
-  args.divisor = update.finish && call_->call.op == ReduceOp::avg ? call_->world : 1;
+  args.divisor = one.finish && call_->call.op == ReduceOp::avg ? call_->world : 1;
   call_->kernel(args);
 }
 
@@ -220,26 +217,21 @@ void MessageSegment::scale_input() {
     args.scaled_source = 0;
     args.scale = call_->call.scale;
     if (args.count > 0) call_->kernel(args);
-    homes_[c] = target(c);
   }
 }
 
-/// Copies the chunks that are still only in the input to the output.
 void MessageSegment::deliver_input() {
-  const Chunks output = call_->plan.output;
-  for (int c = output.first; c < output.end(); ++c) {
-    if (homes_[c] != Home::input) continue;
+  for (const int c : call_->plan.delivered) {
     std::byte* const to = at(c, Home::output);
     const std::byte* const from = at(c, Home::input);
-    if (to != from && elements(c) > 0) copy_bytes(to, from, elements(c) * call_->layout.element_bytes());
-    homes_[c] = Home::output;
+    if (to != from && elements(c) > 0) copy_bytes(to, from, bytes(c, 1));
   }
 }
 
 int MessageSegment::awaited() const {
   if (round_ == rounds_) return -1;
-  const MessageRound& round = call_->plan.rounds[round_];
-  for (int m = round.first_received; m < round.first_received + round.received; ++m) {
+  const Plan::Round& round = call_->plan.rounds[round_];
+  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
     if (!arrived_[m]) return call_->plan.received[m].peer;
   }
   return -1;
@@ -247,8 +239,8 @@ int MessageSegment::awaited() const {
 
 bool MessageSegment::needs(int peer) const {
   if (round_ == rounds_) return false;
-  const MessageRound& round = call_->plan.rounds[round_];
-  for (int m = round.first_received; m < round.first_received + round.received; ++m) {
+  const Plan::Round& round = call_->plan.rounds[round_];
+  for (int m = round.received.first; m < round.received.first + round.received.count; ++m) {
     if (!arrived_[m] && call_->plan.received[m].peer == peer) return true;
   }
   return false;

@@ -41,7 +41,10 @@ class MessageSegment {
   bool complete() const { return round_ == rounds_ && sending_ == 0; }
   int round() const { return round_; }
 
-  const std::byte* chunk(int chunk) const { return at(chunk, homes_[chunk]); }
+  /// Where the i-th chunk of a message lies.
+  const std::byte* sent_chunk(const Transfer& sent, int i) const {
+    return at(sent.first + i, found(call_->plan.sent_homes[sent.place + i], sent.first + i));
+  }
   /// The pieces of a message; neighbours in memory are joined.
   void pieces_of_sent(int message, std::vector<iovec>& pieces) const;
   void pieces_of_received(int message, std::vector<iovec>& pieces);
@@ -68,26 +71,26 @@ class MessageSegment {
   void forget();
 
  private:
-  enum class Home : uint8_t { none, input, output, work };
-
   std::byte* at(int chunk, Home home) const;
   Home target(int chunk) const { return call_->plan.output.contains(chunk) ? Home::output : Home::work; }
+  /// Input that is scaled lies where its results go.
+  Home found(Home home, int chunk) const { return scaled_ && home == Home::input ? target(chunk) : home; }
   size_t elements(int chunk) const { return call_->layout.elements(chunk, begin_, call_->width); }
-  bool may_go_direct(const ReceivedMessage& received) const;
+  bool may_go_direct(const Transfer& received) const;
   void settle(int message);
   void add(std::vector<iovec>& pieces, std::byte* data, size_t bytes) const;
   void advance();
-  bool ready(const MessageRound& round) const;
+  bool ready(const Plan::Round& round) const;
   void start_round();
-  void combine(const ChunkUpdate& update);
+  void combine(const Combine& one);
   void scale_input();
   void deliver_input();
 
   const MessageCall* call_ = nullptr;
   size_t index_ = 0, begin_ = 0;
   int round_ = 0, rounds_ = 0;
+  bool scaled_ = false;                   // premul_sum
   int sending_ = 0;                       // messages that are not sent yet
-  std::vector<Home> homes_;               // by chunk: the memory that holds its value
   std::vector<int> readers_;              // by chunk: messages not sent yet that read it
   std::vector<std::byte*> scratch_;       // by received message: its block, if it did not go directly to its place
   std::vector<const std::byte*> places_;  // by received chunk: where it waits to be combined

@@ -230,13 +230,14 @@ bool PullExecutor::peers_agree() {
   return true;
 }
 
-const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+const PullPlan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in_place) {
   const size_t quick = 2 * static_cast<size_t>(index_of(algorithm)) + (in_place ? 1 : 0);
   if (root == 0 && quick < quick_.size() && quick_[quick] != nullptr) return *quick_[quick];
-  std::unique_ptr<Plan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
+  std::unique_ptr<PullPlan>& plan = plans_[quick << 32 | static_cast<uint32_t>(root)];
   if (!plan) {
     const RankInfo info{rank_, world_, root};
-    plan = std::make_unique<Plan>(in_place ? make_faster_plan(algorithm, info) : make_plan(algorithm, info, false));
+    plan = std::make_unique<PullPlan>(in_place ? make_faster_plan(algorithm, info)
+                                               : make_pull_plan(algorithm, info, false));
     pointers_.resize(std::max(pointers_.size(), static_cast<size_t>(plan->most_sources)));
   }
   if (root != 0) return *plan;
@@ -247,7 +248,7 @@ const Plan& PullExecutor::plan_for(const Algorithm& algorithm, int root, bool in
 
 void PullExecutor::bind() {
   const Call& call = *call_;
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   const CallLayout& layout = segment_->layout;
   if (is_reduction(call.collective)) {
     kernel_ = reduce_kernel(call.dtype, call.op);
@@ -266,7 +267,7 @@ void PullExecutor::bind() {
 }
 
 size_t PullExecutor::segment_limit() const {
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   if (plan.staging_buffers == 0) return tuning_.in_place_segment_bytes;
   const size_t wanted = transport_.oversubscribed() ? kStagedSegmentBytesInTurns : tuning_.staged_segment_bytes;
   return std::min(wanted, RegionLayout::kStagingBytes / (4 * static_cast<size_t>(plan.staging_buffers)));
@@ -277,7 +278,7 @@ size_t PullExecutor::segment_limit() const {
 /// (segment_limit), so when the places start again from 0, they do not overlap the segment before. If they
 /// start again early, this function first checks that.
 void PullExecutor::take_stages() {
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   Segment& segment = *segment_;
   step_ = 0;
   phase_ = Phase::steps;
@@ -294,7 +295,7 @@ void PullExecutor::take_stages() {
 }
 
 bool PullExecutor::run_segment() {
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   const bool last = segment_index_ + 1 == segments_;
   const size_t end = last ? plan.steps.size() : plan.body;
   for (; step_ < end; ++step_) {
@@ -325,7 +326,7 @@ bool PullExecutor::run_segment() {
 /// Called before this rank tells the peers that its reads are done, because a peer may then end the call. The last
 /// segment checks for all segments.
 void PullExecutor::confirm_reads(size_t end) {
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   while (end-- > 0 && plan.steps[end].kind != PlanStep::Kind::publish) confirm_sources(plan.steps[end]);
 }
 
@@ -333,7 +334,7 @@ void PullExecutor::confirm_reads(size_t end) {
 void PullExecutor::confirm_sources(const PlanStep& step) {
   for (int i = 0; i < step.sources; ++i) {
     const Source& source = plan_->sources[static_cast<size_t>(step.first_source + i)];
-    if (source.rank == rank_ || is_staging(source.space)) continue;
+    if (source.rank == rank_ || is_staging(source.home)) continue;
     confirm(transport_, waiter_, source.rank, [&] { return context(); });
   }
 }
@@ -346,18 +347,17 @@ NextReader PullExecutor::next_reader(const PlanStep& step, size_t bytes) const {
 }
 
 void PullExecutor::combine(const PlanStep& step) {
-  const Plan& plan = *plan_;
+  const PullPlan& plan = *plan_;
   const Segment& segment = *segment_;
   const CallLayout& layout = segment.layout;
   const size_t size = layout.element_bytes();
-  const auto address = [&](int rank, Space space, int chunk) -> const std::byte* {
-    if (call_->blocks != nullptr && !is_staging(space)) {
-      return space == Space::input ? layout.input(chunk, segment.begin) : layout.output(chunk, segment.begin);
+  const auto address = [&](int rank, Home home, int chunk) -> const std::byte* {
+    if (call_->blocks != nullptr && !is_staging(home)) {
+      return home == Home::input ? layout.input(chunk, segment.begin) : layout.output(chunk, segment.begin);
     }
-    if (space == Space::input) return inputs_[rank] + layout.offset(chunk, segment.begin);
-    if (space == Space::output) return outputs_[rank] + layout.offset(chunk, segment.begin);
-    return transport_.link(rank).region + segment.staging[space == Space::staging_a ? 0 : 1] +
-           segment.in_staging(chunk);
+    if (home == Home::input) return inputs_[rank] + layout.offset(chunk, segment.begin);
+    if (home == Home::output) return outputs_[rank] + layout.offset(chunk, segment.begin);
+    return transport_.link(rank).region + segment.staging[home == Home::staging_a ? 0 : 1] + segment.in_staging(chunk);
   };
   const int stride = segment.stride(step.chunks);
   for (int c = 0; c < step.chunks; c += stride) {
@@ -365,7 +365,7 @@ void PullExecutor::combine(const PlanStep& step) {
     if (elements == 0) continue;
     ReduceArgs args{};
     args.dst = const_cast<std::byte*>(address(rank_, step.to, step.chunk + c));
-    args.dst2 = step.tee ? const_cast<std::byte*>(address(rank_, Space::output, step.chunk + c)) : nullptr;
+    args.dst2 = step.tee ? const_cast<std::byte*>(address(rank_, Home::output, step.chunk + c)) : nullptr;
     args.n = step.sources;
     args.srcs = pointers_.data();
     args.count = elements;
@@ -376,8 +376,8 @@ void PullExecutor::combine(const PlanStep& step) {
     for (int i = 0; i < step.sources; ++i) {
       const Source& source = plan.sources[step.first_source + i];
       const bool scaled = source.raw && source.rank == rank_ && call_->op == ReduceOp::premul_sum;
-      const bool published = scaled && source.staged != Space::none;
-      pointers_[i] = address(source.rank, published ? source.staged : source.space, source.chunk + c);
+      const bool published = scaled && source.staged != Home::none;
+      pointers_[i] = address(source.rank, published ? source.staged : source.home, source.chunk + c);
       if (scaled && !published) args.scaled_source = i;
       foreign += source.rank != rank_;
     }

@@ -18,7 +18,7 @@
 #include "engine/engine.h"
 #include "engine/pull/hand_over.h"
 #include "engine/pull/place_trials.h"
-#include "engine/pull/plan.h"
+#include "engine/pull/pull_plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
 #include "reduce/reduce.h"
@@ -79,7 +79,7 @@ class PullExecutor {
   Situation situation(Collective collective, size_t bytes, bool registered) const {
     return {collective, bytes, world_, registered && bytes > tuning_.small(world_)};
   }
-  const Plan& plan_for(const Algorithm& algorithm, int root, bool in_place);
+  const PullPlan& plan_for(const Algorithm& algorithm, int root, bool in_place);
   const Algorithm& chosen_for(const Call& call, bool in_place);
   void tell(const Algorithm& algorithm, size_t limit);
   bool carry_on(const Call& call, bool first);
@@ -126,8 +126,8 @@ class PullExecutor {
   Deadline::Clock::time_point held_since_{};
   std::vector<uint64_t> seen_;  // by peer: progress last read
   std::atomic<uint64_t> bytes_read_{0};
-  std::unordered_map<uint64_t, std::unique_ptr<Plan>> plans_;
-  std::vector<const Plan*> quick_;          // by algorithm and place, for root 0
+  std::unordered_map<uint64_t, std::unique_ptr<PullPlan>> plans_;
+  std::vector<const PullPlan*> quick_;      // by algorithm and place, for root 0
   const Algorithm* last_chosen_ = nullptr;  // by the selector, for the three below; null: nothing yet
   Collective last_collective_{};
   size_t last_bytes_ = 0;
@@ -136,9 +136,9 @@ class PullExecutor {
   // Of the call in progress.
   const Call* call_ = nullptr;
   Phase phase_ = Phase::first_epoch;
-  int next_ = 0;                // the next rank to check, which is also the number of ranks checked
-  const Plan* plan_ = nullptr;  // null until it is chosen
-  size_t step_ = 0;             // of the plan
+  int next_ = 0;                    // the next rank to check, which is also the number of ranks checked
+  const PullPlan* plan_ = nullptr;  // null until it is chosen
+  size_t step_ = 0;                 // of the plan
   std::optional<Segment> segment_;
   bool small_ = false, agreed_ = false;
   CallSignature signature_, previous_;

@@ -1,4 +1,5 @@
-// A plan: one rank's part of a schedule as a sequence of three kinds of step, with all read and write hazards resolved.
+// A plan (plan/plan.h) for ranks that read each other's memory: a sequence of three kinds of step, with all read and
+// write hazards resolved.
 //
 //   publish   tell the peers that earlier rounds are done, and that they can read the chunks of the next round
 //   wait      until a peer has published a phase
@@ -13,23 +14,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/pull/placement.h"
-#include "schedule/registry.h"
+#include "plan/plan.h"
 
 namespace ringlet {
-
-struct Source {
-  int rank;
-  int chunk;
-  Space space;
-  bool raw;                    // the rank's unmodified input: premul_sum scales it, if it is this rank's own ...
-  Space staged = Space::none;  // ... or, if it is published, takes it from here as the peers do: scaled and rounded
-};
 
 struct PlanStep {
   enum class Kind : uint8_t { publish, wait, combine };
   Kind kind;
-  Space to = Space::none;
+  Home to = Home::none;
   bool tee = false;        // combine: to the output as well
   bool finish = false;     // combine: holds the contributions of all ranks: divide for avg
   bool read_later = true;  // combine: peers or this rank read the result from `to` again
@@ -44,7 +36,7 @@ struct PlanStep {
 /// The phase after the last phase: the epoch is complete. Added to the epoch's counter value, it gives the next epoch.
 inline constexpr uint32_t kCompleted = 1u << 16;
 
-struct Plan {
+struct PullPlan {
   int parts = 1;
   int rounds = 0;
   bool in_place = false;
@@ -58,12 +50,12 @@ struct Plan {
 
 /// The plan of info.rank. `in_place`: every rank's tensors are registered, and ends_in_place(). Throws InvalidUsage if
 /// ranks would wait in a circle, which only added algorithms can bring about.
-Plan make_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place);
+PullPlan make_pull_plan(const Algorithm& algorithm, const RankInfo& info, bool in_place);
 
 /// The plan of info.rank if every rank's tensors are registered: in place, unless ranks would wait in a circle, or it
 /// copies as much as the staged plan, over all ranks. Then the staged plan is faster: in place each line of a tensor
 /// moves to the cache of the peer that reads it, and back to this rank, which writes it.
-Plan make_faster_plan(const Algorithm& algorithm, const RankInfo& info);
+PullPlan make_faster_plan(const Algorithm& algorithm, const RankInfo& info);
 
 /// Whether no ranks wait in a circle in place.
 bool ends_in_place(const Algorithm& algorithm, const RankInfo& info);
