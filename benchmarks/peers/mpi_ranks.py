@@ -38,6 +38,7 @@ class Mpi:
     """MPI_COMM_WORLD."""
 
     compares = True
+    out_of_place = True
     finish = None
 
     def __init__(self) -> None:
@@ -69,7 +70,9 @@ class Mpi:
         receive = None if output is None else [output, datatype]
         into_root = (MPI.IN_PLACE, send) if self.rank == ROOT else (send, None)
         return {
-            "all_reduce": functools.partial(comm.Allreduce, MPI.IN_PLACE, send, op),
+            "all_reduce": functools.partial(
+                comm.Allreduce, *((send, receive) if receive else (MPI.IN_PLACE, send)), op
+            ),
             "broadcast": functools.partial(comm.Bcast, send, ROOT),
             "reduce": functools.partial(comm.Reduce, *into_root, op, ROOT),
             "reduce_scatter": functools.partial(comm.Reduce_scatter_block, send, receive, op),

@@ -28,6 +28,7 @@ from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import empty, registered_pool, use_registered_allocator
 from ringlet.schedule.registry import algorithm
+from ringlet.summation import assert_one_order, assert_same_order, reveal
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero
 
@@ -58,6 +59,8 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "assert_one_order",
+    "assert_same_order",
     "barrier",
     "broadcast",
     "butterfly_allreduce",
@@ -73,6 +76,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "registered_pool",
+    "reveal",
     "ring_allreduce",
     "scatter",
     "schedule",

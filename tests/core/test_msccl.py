@@ -106,7 +106,7 @@ def test_local_additions_are_one_reduction():
     assert rounds_of(made)[1] == ["send [0] to 0, send [0] to 2, reduce [0] from 0, reduce [0] from 2"]
     assert (prove(made).depth, prove(made).trees) == (1, 1)
     # As written, each begins with its own: the schedule is right, the file is not.
-    with pytest.raises(MscclError, match=r"chunk 0: different bits: GPU 2 sums \(1\+\(0\+2\)\), GPU 0 \(2\+\(0\+1\)\)"):
+    with pytest.raises(MscclError, match=r"chunk 0: different bits: GPU 2 sums \(\(0\+2\)\+1\), GPU 0 \(\(0\+1\)\+2\)"):
         check(read(text))
 
 

@@ -222,7 +222,7 @@ def test_each_rank_adding_in_its_own_order():
         [[("send", 2, 0, 1)], [("send", 0, 0, 1)], [("recv", 0, 0, 1)]],
         [[("send", 0, 0, 1), ("reduce", 1, 0, 1)], [("reduce", 0, 0, 1)]],
     ]
-    refused(made(ranks), 2, 1, 0, "different bits: summed as (0+(1+2)), on rank 0 as (1+(0+2))")
+    refused(made(ranks), 2, 1, 0, "different bits: summed as (0+(1+2)), on rank 0 as ((0+2)+1)")
 
 
 def test_a_peer_that_does_not_exist():

@@ -96,7 +96,7 @@ def test_prove_tells_what_is_wrong(files, tmp_path, capsys):
     assert main(["prove", str(tmp_path / "one_pass.xml")]) == 1
     said = capsys.readouterr()
     assert re.search(r"^one_pass +all_reduce +3 +1 +2 S +1 +1 +yes", said.out, re.MULTILINE)
-    assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums (1+(0+2)), GPU 0 (2+(0+1))" in said.err
+    assert "one_pass.xml as MSCCL runs it: chunk 0: different bits: GPU 2 sums ((0+2)+1), GPU 0 ((0+1)+2)" in said.err
 
 
 def exchange(first, second):

@@ -16,7 +16,7 @@ from ringlet.cli import doctor, outputs, values, variables
 from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = ("bench", "tune", "search", "simulate", "prove", "draw", "explore", "doctor", "version")
+COMMANDS = ("bench", "tune", "search", "simulate", "prove", "draw", "explore", "reveal", "doctor", "version")
 
 
 def printed(capsys, *words):
@@ -75,6 +75,7 @@ def test_options_have_one_meaning_in_all_commands():
         for command in ("bench", "tune", "prove"):
             assert parsed(command, world, "2,4-5,4").worlds == (2, 4, 5)
         assert parsed("draw", "ring", world, "3").world == 3
+        assert parsed("reveal", "gloo", world, "3").world == 3
         assert parsed("run", world, "3", "x.py").nproc == 3
     for name in ("--algorithm", "--algorithms"):
         assert parsed("bench", name, "ring,butterfly,ring").algorithms == ("ring", "butterfly")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ringlet.cli import bench as bench_cli
-from ringlet.cli import doctor, tune
+from ringlet.cli import doctor, reveal, tune
 from ringlet.cli import schedule as schedule_cli
 from ringlet.cli.main import main
 from ringlet.schedule import prove
@@ -22,7 +22,13 @@ def idle(monkeypatch, tmp_path):
     def begin(*args, **kwargs):
         raise WorkBegan
 
-    for module, name in ((bench_cli, "measure"), (tune.bench, "measure"), (prove, "prove"), (schedule_cli, "svg")):
+    for module, name in (
+        (bench_cli, "measure"),
+        (tune.bench, "measure"),
+        (prove, "prove"),
+        (schedule_cli, "svg"),
+        (reveal, "Jobs"),
+    ):
         monkeypatch.setattr(module, name, begin)
     monkeypatch.setattr(schedule_cli, "text", begin)
     monkeypatch.setattr(doctor, "examine", begin)
@@ -101,6 +107,16 @@ FUZZ = [
     (*SIMULATED, "two_shot+ring", "--collective", "broadcast"), (*SIMULATED, "--collective", "reduce", "--root", "4"),
     (*SIMULATED, "--hosts", "2x2"), (*SIMULATED, "-b", "2K", "-e", "1K"), (*SIMULATED, "--json", "x", "--plot", "x"),
     SIMULATED[:3], ("simulate", "--world", "4"), ("simulate", "--world", "4", "--machine", "missing.toml"),
+    *[("reveal", "gloo", "-n", value) for value in (*WORLDS, "1", "1024-1025")],
+    *[("reveal", "gloo", "--sizes", value) for value in (*SIZES, "4..1", "1..", "..4", "1..2..3")],
+    *[("reveal", "gloo", "--calls", value) for value in (*WHOLES, "0")],
+    *[("reveal", "gloo", flag, value) for flag in ("--dtype", "--collective") for value in ("", "int32", "barrier")],
+    *[("reveal", "gloo", flag, value) for flag in ("--memory", "--transport", "--device") for value in ("", "x")],
+    *[("reveal", "gloo", "-o", value) for value in (*FILES, "x.png", "x")],
+    *[("reveal", "gloo", "--json", value) for value in FILES],
+    *[("reveal", value) for value in ("", "foo", "ringlet:", "ringlet:rong", "a b:c", "a:b:c", ":f", "m:")],
+    ("reveal",), ("reveal", "gloo", "-n", "19", "--dtype", "float16"),
+    ("reveal", "ringlet:tree"), ("reveal", "ringlet:ring", "--collective", "reduce"),
     *[("doctor", "--json", value) for value in FILES], ("doctor", "surplus"), ("doctor", "--jsom", "x"),
     ("sing",), ("benhc",), ("--nonsense",), ("Bench",), ("--world", "4"), ("",),
 ]  # fmt: skip
@@ -132,6 +148,8 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         ((*SIMULATED, "chain"), "'chain': all_reduce: algorithm must be one of ring, butterfly"),
         ((*SIMULATED, "--root", "1"), "--root: all_reduce takes a root from 0 to 0 here, got 1"),
         (SIMULATED[:3], "one of the arguments --world --hosts is required"),
+        (("reveal", "ringlet:rong"), "all_reduce has no algorithm 'rong'; did you mean ring?; it has auto, ring"),
+        (("reveal", "gloo", "--world", "1"), "takes 2 to 1024 ranks, got 1: one rank adds nothing"),
         (("tune", "--world", "1"), "a single rank has no algorithm to choose"),
     ],
 )

@@ -184,6 +184,7 @@ PYTHON_ROOMS = {
     "training": {"errors", "", "training"},
     "settings": {"errors", "", "training", "settings"},
     "bench": {"errors", "", "schedule", "bench"},
+    "summation": {"errors", "", "schedule", "bench", "summation"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `ringlet run | bench | tune | search | simulate | prove | draw | explore | doctor | version`."""
+"""The command line: `ringlet COMMAND`; the parts below list the commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.cli import bench, doctor, explore, run, schedule, search, simulate, tune
+from ringlet.cli import bench, doctor, explore, reveal, run, schedule, search, simulate, tune
 from ringlet.cli.parser import Parser, did_you_mean
 
 # Each adds its commands; a command's default `run` takes the parsed arguments and returns the exit code.
-_PARTS = (run, doctor, schedule, explore, bench, tune, search, simulate)
+_PARTS = (run, doctor, schedule, explore, reveal, bench, tune, search, simulate)
 
 _EPILOG = """\
 examples:

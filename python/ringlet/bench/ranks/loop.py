@@ -32,6 +32,7 @@ import numpy as np
 
 from . import data
 from .case import KEEP_BYTES, Case, buffer_elements
+from .probe import Prober
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,6 +41,7 @@ class Library(Protocol):
     """One library, on one rank. `compares`: its result is the collective's, and is checked."""
 
     compares: bool
+    out_of_place: bool  # has an all-reduce into another buffer
     finish: Callable[[], object] | None  # waits for calls that return before they are done
     rank: int
     transport: str
@@ -166,13 +168,15 @@ def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -
     try:
         library = make_library()
         answer({"version": library.version, "transport": library.transport})
-        worker = Rank(library)
+        worker, prober = Rank(library), Prober(library)
+        commands = {"prepare": worker.prepare, "measure": worker.measure}
+        commands |= {"constants": prober.constants, "random": prober.random}
         for line in stream:
             command = json.loads(line)
             if command["do"] == "stop":
                 library.close()
                 return
-            answer(worker.prepare(command) if command["do"] == "prepare" else worker.measure(command))
+            answer(commands[command["do"]](command))
     except Exception as error:
         with contextlib.suppress(OSError):
             kind = type(error).__name__

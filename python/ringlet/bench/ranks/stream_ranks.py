@@ -24,6 +24,7 @@ class Stream:
     """One connection between rank 0 and rank `other`."""
 
     compares = False
+    out_of_place = False
     finish: Callable[[], object] | None = None
     transport = "tcp"
     version = "one TCP connection"

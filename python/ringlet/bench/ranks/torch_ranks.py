@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import operator
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +29,7 @@ class _Torch:
     """The common part: tensors in the host's memory or on a GPU."""
 
     compares = True
+    out_of_place = False
 
     def __init__(self, rank: int, world: int, device: str) -> None:
         self.rank = rank
@@ -136,6 +139,8 @@ class TorchDistributed(_Torch):
 class Ringlet(_Torch):
     """ringlet's own interface. transport: as `ringlet.init` takes it; "" leaves the choice to it."""
 
+    out_of_place = True
+
     def __init__(self, rank: int, world: int, store: dist.Store | None, transport: str, device: str) -> None:
         super().__init__(rank, world, device)
         import ringlet
@@ -160,8 +165,9 @@ class Ringlet(_Torch):
         ringlet = self._ringlet
         # `auto` is the default: not passing it measures what a user types.
         chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
+        into = {"output": output} if case.collective == "all_reduce" and output is not None else {}
         calls: dict[str, Callable[[], object]] = {
-            "all_reduce": functools.partial(ringlet.all_reduce, source, op=case.op, **chosen),
+            "all_reduce": functools.partial(ringlet.all_reduce, source, op=case.op, **chosen, **into),
             "broadcast": functools.partial(ringlet.broadcast, source, root=ROOT, **chosen),
             "reduce": functools.partial(ringlet.reduce, source, root=ROOT, op=case.op, **chosen),
             "reduce_scatter": functools.partial(ringlet.reduce_scatter, output, source, op=case.op, **chosen),
@@ -179,6 +185,48 @@ class Ringlet(_Torch):
 
     def close(self) -> None:
         self._ringlet.finalize()
+
+
+class Function(_Torch):
+    """A user's call: `function(tensor)`, in place or giving the result; of reduce_scatter `function(output, input)`.
+
+    One that is named "module:function" finds the default groups of torch.distributed, on gloo, and of ringlet.
+    """
+
+    def __init__(self, rank: int, world: int, device: str, function: Callable[..., Any] | str, store: str = "") -> None:
+        super().__init__(rank, world, device)
+        self._function: Callable[..., Any]
+        if isinstance(function, str):
+            limit = timedelta(seconds=_TIMEOUT_S)
+            dist.init_process_group(
+                "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=limit
+            )
+            _ringlet().init(rank=rank, world=world, store=dist.FileStore(store + "-ringlet", world))
+            module, _, name = function.partition(":")
+            try:
+                self._function = operator.attrgetter(name)(importlib.import_module(module))
+            except (ImportError, AttributeError) as error:
+                raise _ringlet().InvalidUsage(f"{function} cannot be imported: {error}") from error
+        else:
+            self._function = function
+
+    def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
+        if case.collective == "reduce_scatter":
+            return functools.partial(self._function, output, source)
+
+        def call() -> None:
+            result = self._function(source)
+            if isinstance(result, torch.Tensor) and result is not source:
+                source.copy_(result)
+
+        return call
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        _ringlet().finalize()
+        dist.destroy_process_group()
 
 
 def _ringlet() -> Any:
@@ -213,7 +261,9 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     library, _, via = job.partition("/")
 
-    def make() -> Ringlet | TorchDistributed:
+    def make() -> Ringlet | TorchDistributed | Function:
+        if ":" in job:
+            return Function(rank, world, device, job, store)
         if via == "api":
             return Ringlet(rank, world, dist.FileStore(store, world), transport, device)
         return TorchDistributed(library, rank, world, store, device)

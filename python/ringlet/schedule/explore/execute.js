@@ -15,10 +15,10 @@ class Trees {
   }
 
   combine(terms) {
-    const [first, second, ...rest] = terms;
-    const key = [Math.min(first, second), Math.max(first, second), ...rest].join();
+    const lowest = (tree) => this.ranks[tree] & -this.ranks[tree];
+    const ordered = [...terms.slice(0, 2).sort((a, b) => lowest(a) - lowest(b)), ...terms.slice(2)];
     const ranks = terms.reduce((mask, tree) => mask | this.ranks[tree], 0);
-    return this.find(key, terms, ranks, 1 + Math.max(...terms.map((tree) => this.depth[tree])));
+    return this.find(ordered.join(), ordered, ranks, 1 + Math.max(...terms.map((tree) => this.depth[tree])));
   }
 
   find(key, terms, ranks, depth) {

@@ -1,0 +1,160 @@
+"""`ringlet reveal`: in which order a library's all-reduce adds, seen from outside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ringlet.bench import peers
+from ringlet.bench.cases import DEVICES, MPI_PEERS
+from ringlet.bench.errors import BenchError
+from ringlet.bench.jobs import Jobs
+from ringlet.bench.ranks.case import MEMORIES, Case
+from ringlet.cli import bench, outputs, values
+from ringlet.cli.parser import add_option, did_you_mean
+from ringlet.errors import InvalidUsage
+from ringlet.schedule import algorithms, draw_trees
+from ringlet.summation import Revealed, reveal_call
+from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
+
+TARGETS = ("gloo", "nccl", *MPI_PEERS)
+_OWN = "ringlet:"
+_FACTOR = 4
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds `reveal`."""
+    parser = subparsers.add_parser(
+        "reveal",
+        help="show the order in which a library sums",
+        description="Start the ranks of a library, and find out from the results of its all-reduce in which order it "
+        "adds every element, and what the order depends on: the element's place, the message's size, the rank, the "
+        "calls before, the memory. Two libraries are shown side by side.",
+        epilog="examples:\n  ringlet reveal gloo -n 4\n"
+        "  ringlet reveal openmpi ringlet:ring -n 3 --sizes 1000..64K -o trees.svg\n"
+        "  ringlet reveal my_module:all_reduce -n 4 --dtype bfloat16\n",
+    )
+    parser.add_argument("targets", nargs="+", type=_target, metavar="TARGET",
+        help=f"one of {', '.join(TARGETS)}, ringlet:ALGORITHM, or MODULE:FUNCTION of a tensor, which sums in place or "
+        "gives the sum; its ranks are in the default groups of ringlet, and of torch.distributed on gloo")  # fmt: skip
+    parser.add_argument("-n", "--world", dest="world", type=values.world, default=4, metavar="N",
+        help="number of ranks (default 4)")  # fmt: skip
+    parser.add_argument("--nproc", "--worlds", dest="world", type=values.world, default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS)  # fmt: skip
+    parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M"), metavar="S,S|S..S",
+        help="elements of the messages; a range goes up by factors of 4 (default 1..1M). Between them, the sizes at "
+        "which the order changes are searched for")  # fmt: skip
+    parser.add_argument("--calls", type=values.whole(1, 1000), default=2, metavar="K",
+        help="how often each message is probed, and compared (default 2)")  # fmt: skip
+    add_option(parser, "--dtype", type=values.one_of(tuple(NUMBERS)), default="float32", metavar="D",
+        help=f"one of {', '.join(NUMBERS)} (default float32)")  # fmt: skip
+    add_option(parser, "--collective", type=values.one_of(REVEALED), default="all_reduce", metavar="C",
+        help=f"one of {', '.join(REVEALED)} (default all_reduce)")  # fmt: skip
+    parser.add_argument("--memory", type=values.one_of(MEMORIES), default="ordinary", metavar="M",
+        help="of ringlet's tensors: registered or ordinary (default ordinary)")  # fmt: skip
+    parser.add_argument("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
+        help=f"ringlet's: one of {', '.join(bench.TRANSPORTS)}")  # fmt: skip
+    parser.add_argument("--device", type=values.one_of(DEVICES), default="cpu", metavar="D",
+        help="of the tensors: cpu or cuda (default cpu)")  # fmt: skip
+    parser.add_argument("--timeout", type=values.number(0, 86400), default=120.0, metavar="SECONDS",
+        help="the most that one probe may take (default 120)")  # fmt: skip
+    parser.add_argument("-o", "--output", type=values.file(".svg"), metavar="FILE", help="draw the trees to FILE.svg")
+    parser.add_argument(
+        "--json", type=values.file(), metavar="FILE", help="also write everything to FILE, for programs"
+    )
+    parser.set_defaults(run=reveal_command)
+
+
+def reveal_command(args: argparse.Namespace) -> int:
+    """Returns 0; InvalidUsage if a library cannot be started, or does not sum."""
+    outputs.check({"-o": args.output, "--json": args.json})
+    for target in args.targets:
+        numbers_of(_case(target, args))
+    try:
+        peers.require(tuple(args.targets))
+        found = [_revealed(target, args) for target in args.targets]
+    except BenchError as error:
+        raise InvalidUsage(str(error)) from error
+    for one in found:
+        print(one.text())
+    if len(found) == 2:
+        print(_compared(*found))
+    if args.json:
+        args.json.write_text(json.dumps([one.plain() for one in found], indent=1) + "\n", encoding="utf-8")
+    if args.output:
+        args.output.write_text(draw_trees.svg(panels([one.plain() for one in found])), encoding="utf-8")
+    return 0
+
+
+def panels(found: Sequence[dict[str, Any]]) -> list[draw_trees.Panel]:
+    """The pictures of what `--json` writes: of each library, the largest message with the most orders."""
+    drawn = []
+    for one in found:
+        seen = max(one["messages"], key=lambda seen: (len(set(seen["layouts"][0]["orders"])), seen["elements"]))
+        layout = seen["layouts"][0]
+        used = list(dict.fromkeys(layout["orders"]))
+        drawn.append(
+            draw_trees.Panel(
+                title=f"{one['target']}, {one['world']} ranks",
+                subtitle=f"{one['version']}: {one['collective']} of {seen['elements']:,} {one['dtype']}",
+                elements=seen["elements"] * (one["world"] if one["collective"] == "reduce_scatter" else 1),
+                starts=layout["starts"],
+                trees=[used.index(order) for order in layout["orders"]],
+                texts=[one["orders"][order]["text"] for order in used],
+            )
+        )
+    return drawn
+
+
+def _revealed(target: str, args: argparse.Namespace) -> Revealed:
+    case, name = _case(target, args), "ringlet/api" if target.startswith(_OWN) else target
+    with Jobs([name], args.world, args.timeout, transport=args.transport or "", device=args.device) as jobs:
+        job = jobs[name]
+
+        def ask(command: dict[str, Any]) -> list[dict[str, Any]]:
+            return job.ask(command, args.timeout)
+
+        return reveal_call(ask, case, args.sizes, target=target, version=job.version, calls=args.calls)
+
+
+def _case(target: str, args: argparse.Namespace) -> Case:
+    algorithm = target.removeprefix(_OWN) if target.startswith(_OWN) else "auto"
+    known = ["auto", *(name for name, collective, _ in algorithms() if collective == args.collective)]
+    if algorithm not in known:
+        raise InvalidUsage(
+            f"{target}: {args.collective} has no algorithm {values.shown(algorithm)}{did_you_mean(algorithm, known)}; "
+            f"it has {', '.join(known)}"
+        )
+    return Case(args.collective, algorithm, args.memory, "api", args.world, 0, 0, args.dtype, "sum")
+
+
+def _compared(one: Revealed, other: Revealed) -> str:
+    """In how many of the messages both add all elements in the same order."""
+    same = sum(a.layouts == b.layouts for a, b in zip(one.messages, other.messages, strict=True))
+    return f"{one.target} and {other.target} add in the same order at {same} of {len(one.messages)} sizes"
+
+
+def _target(text: str) -> str:
+    if text not in TARGETS and not re.fullmatch(r"[\w.]+:[\w.]+", text):
+        raise argparse.ArgumentTypeError(
+            f"{values.shown(text)} is not one of {', '.join(TARGETS)}, nor ringlet:ALGORITHM or MODULE:FUNCTION"
+        )
+    return text
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """ "1..1K,5000" -> (1, 4, 16, 64, 256, 1024, 5000)"""
+    found: set[int] = set()
+    for word in text.split(","):
+        first, dots, last = word.partition("..")
+        low, high = values.size(first), values.size(last if dots else first)
+        if low > high:
+            raise argparse.ArgumentTypeError(f"{values.shown(word)}: the first size is larger than the last")
+        while low < high:
+            found.add(low)
+            low *= _FACTOR
+        found.add(high)
+    return tuple(sorted(found))

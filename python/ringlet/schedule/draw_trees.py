@@ -1,0 +1,146 @@
+"""Draws summation trees: a panel for each library, with its message's segments and the tree of each of them.
+
+Leaves are the ranks' inputs. A filled circle adds its terms left to right and rounds once; a hollow one does not round;
+a square adds its terms at once. The same trees always give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringlet.schedule.draw import FONT, GREY, colours
+from ringlet.schedule.trees import Trees, ranks_in
+
+LEAF_STEP, LEVEL_STEP, RADIUS = 26.0, 30.0, 9.0
+WIDTH, MARGIN, BAR_TOP, BAR_HEIGHT, TREES_TOP = 540.0, 16.0, 66.0, 18.0, 112.0
+MOST_TREES = 16  # of a panel
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The message of one library: from element `starts[k]` on, its elements have the tree `texts[trees[k]]`.
+
+    texts: as `Trees.text` gives them; a text that is no tree is shown as it is.
+    """
+
+    title: str
+    subtitle: str
+    elements: int
+    starts: Sequence[int]
+    trees: Sequence[int]
+    texts: Sequence[str]
+
+
+def svg(panels: Sequence[Panel]) -> str:
+    """One SVG document with the panels from left to right."""
+    drawn = [_panel(panel, MARGIN + k * (WIDTH + 2 * MARGIN)) for k, panel in enumerate(panels)]
+    width, height = len(panels) * (WIDTH + 2 * MARGIN), max(bottom for _, bottom in drawn) + MARGIN
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
+    )
+    title = "<title>" + "; ".join(f"{panel.title}: {', '.join(panel.texts)}" for panel in panels) + "</title>"
+    return "\n".join([head, title, *(line for lines, _ in drawn for line in lines), "</svg>", ""])
+
+
+def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
+    """The lines, and the y of the lower end."""
+    palette = colours(len(panel.texts))
+    lines = [
+        _text(left, 24, panel.title, 'font-size="17" font-weight="600"'),
+        _text(left, 43, panel.subtitle, 'font-size="12"'),
+        *_bar(panel, left, palette),
+    ]
+    x, y, row = left, TREES_TOP, 0.0
+    for number, text in list(enumerate(panel.texts))[:MOST_TREES]:
+        picture, width, height = _tree(text, palette[number])
+        if x > left and x + width > left + WIDTH:
+            x, y, row = left, y + row, 0.0
+        label = f"{_letter(number)}  {text}"
+        lines.append(f'<g transform="translate({x:g} {y:g})">')
+        lines += [_text(0, 12, label, f'font-size="12" fill="{palette[number]}" font-weight="600"'), *picture, "</g>"]
+        x, row = x + max(width, 7.0 * len(label)) + 20, max(row, height + 20)
+    if len(panel.texts) > MOST_TREES:
+        lines.append(_text(left, y + row + 12, f"and {len(panel.texts) - MOST_TREES} more", 'font-size="12"'))
+        row += 20
+    return lines, y + row
+
+
+def _bar(panel: Panel, left: float, palette: Sequence[str]) -> list[str]:
+    """The message from its first element to its last."""
+    lines = []
+    for k, (start, tree) in enumerate(zip(panel.starts, panel.trees, strict=True)):
+        end = panel.starts[k + 1] if k + 1 < len(panel.starts) else panel.elements
+        x, width = left + WIDTH * start / panel.elements, WIDTH * (end - start) / panel.elements
+        lines.append(
+            f'<rect x="{x:.2f}" y="{BAR_TOP:g}" width="{width:.2f}" height="{BAR_HEIGHT:g}" fill="{palette[tree]}"/>'
+        )
+        if width > 14:
+            style = f'font-size="11" font-weight="600" text-anchor="middle" fill="{_ON_COLOUR}"'
+            lines.append(_text(x + width / 2, BAR_TOP + 13, _letter(tree), style))
+    lines.append(_text(left, BAR_TOP - 5, "element 0", 'font-size="10"'))
+    lines.append(_text(left + WIDTH, BAR_TOP - 5, f"{panel.elements - 1:,}", 'font-size="10" text-anchor="end"'))
+    return lines
+
+
+def _tree(text: str, colour: str) -> tuple[list[str], float, float]:
+    """(lines, width, height); the first line's room is left to the label."""
+    trees = Trees()
+    try:
+        root = trees.parse(text)
+    except ValueError:
+        return [], 0.0, LEVEL_STEP
+    levels: dict[int, int] = {}
+    places: dict[int, float] = {}
+    leaves = 0
+
+    def place(tree: int) -> None:
+        nonlocal leaves
+        for term in trees.terms(tree):
+            place(term)
+        terms = trees.terms(tree)
+        levels[tree] = 1 + max(levels[term] for term in terms) if terms else 0
+        places[tree] = sum(places[term] for term in terms) / len(terms) if terms else leaves
+        leaves += not terms
+
+    place(root)
+    bottom = 28 + levels[root] * LEVEL_STEP
+
+    def position(tree: int) -> tuple[float, float]:
+        return RADIUS + places[tree] * LEAF_STEP, bottom - levels[tree] * LEVEL_STEP
+
+    lines = [_edge(position(tree), position(term), colour) for tree in sorted(places) for term in trees.terms(tree)] + [
+        _node(trees, tree, position(tree), colour) for tree in sorted(places)
+    ]
+    return lines, 2 * RADIUS + (leaves - 1) * LEAF_STEP, bottom + RADIUS + 2
+
+
+def _edge(upper: tuple[float, float], lower: tuple[float, float], colour: str) -> str:
+    (x1, y1), (x2, y2) = upper, lower
+    middle = y1 + LEVEL_STEP / 2
+    path = f"M{x1:g} {y1:g}C{x1:g} {middle:g} {x2:g} {y1:g} {x2:g} {min(y2, y1 + LEVEL_STEP):g}V{y2:g}"
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.7"/>'
+
+
+def _node(trees: Trees, tree: int, position: tuple[float, float], colour: str) -> str:
+    x, y = position
+    if not trees.terms(tree):
+        rank = ranks_in(trees.ranks[tree])[0]
+        circle = f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS:g}" fill="{GREY}"/>'
+        return circle + _text(x, y + 4, str(rank), f'font-size="11" text-anchor="middle" fill="{_ON_COLOUR}"')
+    fill = colour if trees.is_rounded(tree) else _ON_COLOUR
+    if trees.is_at_once(tree):
+        return f'<rect x="{x - 5:g}" y="{y - 5:g}" width="10" height="10" fill="{fill}" stroke="{colour}"/>'
+    return f'<circle cx="{x:g}" cy="{y:g}" r="5" fill="{fill}" stroke="{colour}" stroke-width="1.7"/>'
+
+
+_ON_COLOUR = "#ffffff"
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
+def _text(x: float, y: float, what: str, style: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" {style}>{what}</text>'

@@ -1,0 +1,235 @@
+"""What an element's summation order depends on: messages of many sizes, and what one message tells."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringlet.bench.ranks.case import ITEM_BYTES, Case
+from ringlet.errors import InvalidUsage
+from ringlet.summation.probe import Ask, Layout, Order, Probe, Seen
+
+MOST_CHANGES = 16  # sizes at which the order changes that are looked for
+ASIDE = 4096  # elements, at most, of the messages that are probed at another place
+
+
+@dataclass(frozen=True)
+class Change:
+    """At `count` elements the orders are others than at one element less."""
+
+    count: int
+    before: tuple[Order, ...]
+    after: tuple[Order, ...]
+
+
+@dataclass
+class Revealed:
+    """The summation orders of one library's call. `depends`: what an element's bits depend on, in words, by topic;
+    `independent`: topics that were tried and do not matter."""
+
+    target: str
+    version: str
+    case: Case
+    digits: int
+    messages: list[Seen]
+    changes: list[Change] = field(default_factory=list)
+    depends: dict[str, str] = field(default_factory=dict)
+    independent: list[str] = field(default_factory=list)
+
+    @property
+    def orders(self) -> list[Order]:
+        """All distinct orders, in the order of their appearance."""
+        found = [order for seen in self.messages for layout in seen.layouts for order in layout.orders]
+        return list(dict.fromkeys([*found, *(o for change in self.changes for o in (*change.before, *change.after))]))
+
+    def text(self) -> str:
+        """For a terminal."""
+        case = self.case
+        rows = [("elements", "orders", "segments", "ranks", "roundings")]
+        rows += [
+            (
+                f"{seen.count:,}", self.names(seen.layout.distinct), f"{len(seen.layout.starts):,}",
+                "differ" if len(seen.layouts) > 1 or "ranks" in seen.bits_differ else "equal",
+                str(max(order.depth for order in seen.layout.orders)),
+            )
+            for seen in self.messages
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"{self.target} ({self.version}): {case.collective} of {case.dtype}, {case.world} ranks"]
+        lines += ["  " + "  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+        lines += [f"  {self.names([order])} = {order.text}" for order in self.orders]
+        lines += [f"  depends on {topic}: {words}" for topic, words in self.depends.items()]
+        if self.independent:
+            lines.append(f"  does not depend on {', '.join(self.independent)}")
+        return "\n".join([*lines, f"  {self.error_bound()}", ""])
+
+    def error_bound(self) -> str:
+        """In words."""
+        orders = [order for seen in self.messages for layout in seen.layouts for order in layout.orders]
+        wide = {seen.accumulator for seen in self.messages if any(order.is_widened for order in seen.layout.orders)}
+        beside = f", and what {' and '.join(sorted(wide))} rounds" if wide - {""} else ""
+        depth = max(order.depth for order in orders)
+        return f"error: at most {depth} x 2^-{self.digits} of the sum of the magnitudes, to first order{beside}"
+
+    def names(self, orders: Sequence[Order]) -> str:
+        """ "A B" """
+        every = self.orders
+        numbers = sorted(every.index(order) for order in orders)
+        letters = [string.ascii_uppercase[k] if k < 26 else str(k + 1) for k in numbers]
+        return " ".join(letters[:8]) + (f" and {len(letters) - 8} more" if len(letters) > 8 else "")
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        numbers = {order: k for k, order in enumerate(self.orders)}
+        return {
+            "target": self.target,
+            "version": self.version,
+            **{key: getattr(self.case, key) for key in ("collective", "world", "dtype", "memory")},
+            "orders": [{"text": o.text, "depth": o.depth, "is_tree": o.is_tree} for o in numbers],
+            "messages": [
+                {
+                    "elements": seen.count,
+                    "ranks_equal": len(seen.layouts) == 1 and "ranks" not in seen.bits_differ,
+                    "layouts": [
+                        {"starts": list(layout.starts), "orders": [numbers[order] for order in layout.orders]}
+                        for layout in seen.layouts
+                    ],
+                }
+                for seen in self.messages
+            ],
+            "changes": [change.count for change in self.changes],
+            "depends": self.depends,
+            "independent": self.independent,
+            "error_bound": self.error_bound(),
+        }
+
+
+def reveal_call(
+    ask: Ask, case: Case, sizes: Sequence[int], *, target: str = "", version: str = "", calls: int = 2
+) -> Revealed:
+    """Probes messages of all sizes, `calls` times each, and the sizes between at which the order changes. Collective.
+
+    InvalidUsage if the call does not sum.
+    """
+    probe = Probe(ask, case)
+    messages = [probe.see(count, sweeps=calls) for count in sorted(set(sizes))]
+    found = Revealed(target, version, case, probe.numbers.digits, messages)
+    ends = [(seen.count, seen.layout.distinct) for seen in messages]
+    for low, high in itertools.pairwise(ends):
+        found.changes += _changes(probe, low, high, MOST_CHANGES - len(found.changes))
+    _conclude(found)
+    _move(found, probe)
+    return found
+
+
+def _changes(
+    probe: Probe, low: tuple[int, tuple[Order, ...]], high: tuple[int, tuple[Order, ...]], most: int
+) -> list[Change]:
+    """By bisection, to the element. Between two sizes with the same orders it does not look."""
+    if low[1] == high[1] or most <= 0:
+        return []
+    if high[0] - low[0] == 1:
+        return [Change(high[0], low[1], high[1])]
+    count = (low[0] + high[0]) // 2
+    middle = (count, probe.orders(count))
+    first = _changes(probe, low, middle, most)
+    return first + _changes(probe, middle, high, most - len(first))
+
+
+def _conclude(found: Revealed) -> None:
+    """What the messages say of all topics but the place in memory."""
+    messages = found.messages
+    said = {
+        "the rank": next(_ranks_differ(messages), ""),
+        "the call": next(_calls_differ(messages), ""),
+        "the element's place": next(_places_differ(found), ""),
+        "the message's size": _sizes_differ(found) or next(_indices_differ(messages), ""),
+        "the numbers": next(_numbers_differ(messages), ""),
+    }
+    found.depends |= {topic: words for topic, words in said.items() if words}
+    compared = {
+        "the numbers": any(seen.wrong is not None for seen in messages),
+        "the message's size": len(messages) > 1,
+    }
+    found.independent += [topic for topic, words in said.items() if not words and compared.get(topic, True)]
+
+
+def _ranks_differ(messages: Sequence[Seen]) -> Iterator[str]:
+    for seen in messages:
+        for rank, layout in enumerate(seen.layouts):
+            element, here, other = next(_differences(layout, seen.layout), (0, None, None))
+            if here and other:
+                yield f"element {element:,} of {seen.count:,} is {other.text} on rank 0 and {here.text} on rank {rank}"
+        if "ranks" in seen.bits_differ:
+            yield f"random numbers give other bits on some ranks, at {seen.count:,} elements"
+
+
+def _differences(layout: Layout, other: Layout) -> Iterator[tuple[int, Order, Order]]:
+    for element in sorted({*layout.starts, *other.starts}):
+        if layout.order_of(element) != other.order_of(element):
+            yield element, layout.order_of(element), other.order_of(element)
+
+
+def _calls_differ(messages: Sequence[Seen]) -> Iterator[str]:
+    for seen in messages:
+        if seen.sweeps_differ:
+            yield f"calls with {seen.count:,} elements add in other orders than the calls before"
+        if "calls" in seen.bits_differ:
+            yield f"the same random numbers give other bits from call to call, at {seen.count:,} elements"
+
+
+def _places_differ(found: Revealed) -> Iterator[str]:
+    for seen in sorted(found.messages, key=lambda seen: (-len(seen.layout.distinct), -seen.count)):
+        several = len(seen.layout.distinct)
+        if several > 1:
+            starts = ", ".join(f"{start:,}" for start in seen.layout.starts[1:4])
+            more = ", ..." if len(seen.layout.starts) > 4 else ""
+            yield f"{several} orders in {seen.count:,} elements, another from element {starts}{more} on"
+
+
+def _sizes_differ(found: Revealed) -> str:
+    said = [
+        f"at {change.count:,} elements from {found.names(change.before)} to {found.names(change.after)}"
+        for change in found.changes
+    ]
+    return "; ".join(said) + ("; and perhaps more" if len(said) >= MOST_CHANGES else "")
+
+
+def _indices_differ(messages: Sequence[Seen]) -> Iterator[str]:
+    """Messages of the same orders, of which an element has another one in another message."""
+    for seen, longer in itertools.pairwise(messages):
+        for element, there, here in _differences(longer.layout, seen.layout):
+            if element < seen.count:
+                yield f"element {element:,} of {seen.count:,} is {here.text}, and of {longer.count:,} {there.text}"
+
+
+def _numbers_differ(messages: Sequence[Seen]) -> Iterator[str]:
+    for seen in messages:
+        if seen.wrong and not seen.bits_differ and not seen.sweeps_differ:
+            yield (
+                f"{seen.wrong:,} sums of random numbers, at {seen.count:,} elements, are not those of the tree: the "
+                "call adds ordinary numbers in another order than the probe's, which differ by many powers of two"
+            )
+
+
+def _move(found: Revealed, probe: Probe) -> None:
+    """Probes a message at other places in memory."""
+    count = max((seen.count for seen in found.messages if seen.count <= ASIDE), default=found.messages[0].count)
+    here = next(seen for seen in found.messages if seen.count == count)
+    places: dict[str, dict[str, Any]] = {"the memory's alignment": {"offset": 1}}
+    if found.case.collective == "all_reduce":
+        places["in place or not"] = {"in_place": False}
+    for topic, place in places.items():
+        try:
+            there = probe.see(count, sweeps=1, **place)
+        except InvalidUsage:  # the library has no such call
+            continue
+        element, moved, before = next(_differences(there.layout, here.layout), (0, None, None))
+        if moved and before:
+            how = f"{ITEM_BYTES[found.case.dtype]} bytes further" if "offset" in place else "into another buffer"
+            found.depends[topic] = f"element {element:,} of {count:,} is {before.text}, and {moved.text} {how}"
+        else:
+            found.independent.append(topic)
