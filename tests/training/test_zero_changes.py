@@ -509,12 +509,11 @@ def loss_scaled(rank, world):
         for unscales in (False, True):
             scaler = torch.amp.GradScaler("cpu", enabled=True)
             scaler.scale(loss_of(zero.module, *batch(0, rank))).backward()
-            if unscales:
-                scaler.unscale_(zero.optimizer)
+            call = scaler.unscale_ if unscales else scaler.step
             with pytest.raises(
                 ringlet.InvalidUsage, match=r"GradScaler on zero.optimizer.*enabled=False.*zero.step\(\)"
             ):
-                scaler.step(zero.optimizer)
+                call(zero.optimizer)
             zero.zero_grad()
         train_zero(zero, rank, 1)
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import ringlet
@@ -326,3 +327,47 @@ def written(rank, world, stage, dtype):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_rank_0_writes_inside_gathered_is_kept(pool, stage, dtype):
     pool.values(written, 2, stage, dtype, join="dist:ringlet")
+
+
+def open_window(rank, world):
+    for stage in (1, 2, 3):
+        model = make()
+        zero, unbroken = (zero_of(model, stage=stage, accumulate=2, lr=1e-2) for _ in range(2))
+        train_zero(unbroken, rank, 1, micro=2)
+        loss_of(zero.module, *batch(0, rank)).backward()
+        zero.step()
+        with pytest.raises(ringlet.InvalidUsage, match=r"state_dict\(\) after 1 of 2 micro-batches"):
+            zero.state_dict()
+        loss_of(zero.module, *batch(1, rank)).backward()  # the window goes on
+        assert zero.step()
+        zero.state_dict()
+        assert_same(_whole_model(zero), unbroken, rtol=0, atol=0)
+
+
+def _whole_model(zero):
+    model = make()
+    model.load_state_dict(parameters_of(zero), strict=False)
+    return model
+
+
+def test_a_checkpoint_in_an_open_window_is_refused(two):
+    two(open_window)
+
+
+def buffers_of_rank_0(rank, world, folder):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
+    zero = ringlet.Zero(model, torch.optim.AdamW, 2, lr=1e-2)
+    zero.module(torch.randn(4, 8) + 10 * rank).square().mean().backward()
+    zero.step()
+    expected = {name: buffer.clone() for name, buffer in zero.module.named_buffers()}
+    for buffer in expected.values():
+        dist.broadcast(buffer, 0)
+    dcp.save({"zero": zero}, checkpoint_id=folder)
+    loaded = {name: torch.zeros_like(buffer) for name, buffer in expected.items()}
+    dcp.load({"zero": {"model": loaded}}, checkpoint_id=folder)
+    assert all(torch.equal(loaded[name], buffer) for name, buffer in expected.items())
+
+
+def test_a_checkpoint_has_rank_0s_buffers(two, tmp_path):
+    two(buffers_of_rank_0, str(tmp_path))

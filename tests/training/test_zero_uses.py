@@ -419,9 +419,6 @@ def stopped_without_the_root(rank, world, drops):
         hook.remove()
         if drops:
             zero.zero_grad()
-        elif stage == 1:
-            with pytest.raises(ringlet.InvalidUsage, match="so Zero dropped them: begin the window again"):
-                zero.module.blocks[2](x).square().sum().backward()
         zero.module.blocks[2](x).square().sum().backward()
         assert zero.step()
         alone.blocks[2](x).square().sum().backward()

@@ -1,9 +1,9 @@
 """Gradients on their way from autograd into this rank's shards, one reduce-scatter a unit.
 
-Stage 1 keeps whole gradients, as views of a flat buffer for each unit, and reduces in place in the last backward of a
-window. Stages 2 and 3 borrow a buffer when a unit's first gradient arrives, reduce in every backward, and give the
-buffer back. All ranks launch units in one order, whatever the order in which gradients arrive. At first this is the
-reverse order of the model. After the first reduced backward it is the order in which rank 0's units filled.
+Stage 1 keeps whole gradients, in a flat buffer for each unit, and reduces in place in the last backward of a window.
+Stages 2 and 3 borrow a buffer when a unit's first gradient arrives, reduce in every backward, and give the buffer back.
+All ranks launch units in one order, whatever the order in which gradients arrive. At first this is the reverse order of
+the model. After the first reduced backward it is the order in which rank 0's units filled.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ from ringlet.training.gradient_hooks import HooksLast, on_gradient
 from ringlet.training.refusals import refuse_again, refuse_layout
 
 from .memory import Pool
+from .options import Options
 from .shards import FlatUnit
 from .traffic import Pending, Traffic
 from .units import Slot
 
 
 class UnitGradient:
-    """The gradient of one unit. `shard`: this rank's part, complete after a reduced backward. `holds`: `shard` has a
-    value of this window. `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet.
-    `sent`: in this backward."""
+    """The gradient of one unit. `shard`: this rank's part of the latest reduction. `holds`: `value` is of this window.
+    `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet. `sent`: in this backward.
+    `sum_dtype`: in which the reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept."""
 
-    def __init__(self, flat: FlatUnit, keeps_whole: bool, pool: Pool, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        flat: FlatUnit,
+        pool: Pool,
+        group: dist.ProcessGroup,
+        sum_dtype: torch.dtype,
+        whole_dtype: torch.dtype | None,
+    ) -> None:
         unit = flat.unit
         self.flat, self.pool = flat, pool
-        self.keeps_whole = keeps_whole
+        self.keeps_whole = whole_dtype is not None
         self.buffer: torch.Tensor | None = None
-        if keeps_whole:
-            self.buffer = allocate(unit.count, unit.dtype, unit.device, group)
+        if whole_dtype is not None:
+            self.buffer = allocate(unit.count, whole_dtype, unit.device, group)
             self.shard = self.buffer[flat.start : flat.stop]
         else:
             self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
@@ -44,49 +52,73 @@ class UnitGradient:
         self.seen: set[int] = set()
         self.sent = False
         self.pending: Pending | None = None
-        self._beside: torch.Tensor | None = None  # a value of this window, or the output, that is not in `shard` yet
+        self._sum_dtype = sum_dtype
+        self._sum: torch.Tensor | None = None  # made for the first window of several reductions
+        self._sums = False  # `_sum` has the earlier reductions of this window
+
+    @property
+    def value(self) -> torch.Tensor:
+        """This rank's part of the window's gradient."""
+        if self._sums:
+            assert self._sum is not None
+            return self._sum
+        return self.shard
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The memory that it keeps."""
+        kept = self.buffer if self.keeps_whole and self.buffer is not None else self.shard
+        return [kept] if self._sum is None else [kept, self._sum]
 
     @torch.no_grad()
     def take(self, index: int, slot: Slot) -> None:
-        """Moves the gradient from the parameter into the unit's buffer."""
+        """Moves the gradient from the parameter into the unit's buffer. If a hook has dropped it, it counts as zero."""
         if self.sent:
             refuse_again(slot.name, "unit")
+        arrived = slot.parameter.grad
+        arrived = getattr(arrived, "added_by_backward", arrived)  # if autograd has added it to what was shown there
         if self.buffer is None:
             self.buffer = self.pool.borrow(self.flat.unit.count)
             for start, stop in self.flat.unit.gaps():
                 self.buffer[start:stop].zero_()
-        elif self.keeps_whole and self.holds and self._beside is None:
-            self._beside = self.shard.clone()  # of an earlier backward of this window
+        elif self.keeps_whole:
+            self._keep_value()
         view = self.flat.view(slot, self.buffer)
-        arrived = slot.parameter.grad
-        assert arrived is not None
-        refuse_layout(slot.name, arrived.layout)
-        if arrived.data_ptr() != view.data_ptr() or arrived.numel() == 0:
-            if index in self.arrived and not self.keeps_whole:
+        there = index in self.arrived or index in self.seen
+        if arrived is not None:
+            refuse_layout(slot.name, arrived.layout)
+            if there:
                 view.add_(arrived)
             else:
                 view.copy_(arrived)
-            slot.parameter.grad = view if self.keeps_whole else None
+        elif not there:
+            view.zero_()
+        slot.parameter.grad = None
         self.arrived.add(index)
+
+    def take_rest(self) -> None:
+        """Takes what the program has put into `.grad` of parameters without a gradient in this window, or zero."""
+        for index, slot in enumerate(self.flat.unit.slots):
+            if index not in self.arrived and index not in self.seen:
+                self.take(index, slot)
+
+    def _keep_value(self) -> None:
+        """Moves the value of earlier reductions of this window aside, to add the next one to it."""
+        if not self.holds or self._sums:
+            return
+        if self._sum is None:
+            self._sum = torch.empty_like(self.shard, dtype=self._sum_dtype)
+        self._sum.copy_(self.shard)
+        self._sums = True
 
     @torch.no_grad()
     def launch(self, traffic: Traffic) -> None:
         """Starts the reduction. A gradient that did not arrive counts as zero."""
-        unit = self.flat.unit
-        there = self.arrived | self.seen
-        if self.keeps_whole and self.holds and self._beside is None:
-            self._beside = self.shard.clone()
+        self._keep_value()
         if self.buffer is None:
-            self.buffer = self.pool.borrow(unit.count).zero_()
-        for index, slot in enumerate(unit.slots):
-            if index not in there:
-                self.buffer[slot.start : slot.stop].zero_()
-            slot.parameter.grad = None
-        out = self.shard
-        if self.holds and not self.keeps_whole:
-            out = self._beside = self.pool.borrow(unit.shard_count)
+            self.buffer = self.pool.borrow(self.flat.unit.count).zero_()
+        self.take_rest()
         self.sent = True
-        self.pending = traffic.reduce_scatter(out, self.buffer)
+        self.pending = traffic.reduce_scatter(self.shard, self.buffer)
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -94,60 +126,59 @@ class UnitGradient:
             return
         self.pending.wait()
         self.pending = None
-        if self._beside is not None:
-            self.shard.add_(self._beside)
-            if not self.keeps_whole:
-                self.pool.give_back(self._beside)
-            self._beside = None
-        if not self.keeps_whole:
-            assert self.buffer is not None
-            self.pool.give_back(self.buffer)
-            self.buffer = None
+        if self._sums:
+            assert self._sum is not None
+            self._sum.add_(self.shard)
+        self._give_buffer_back()
         self.holds = True
         self.seen.clear()
+
+    def _give_buffer_back(self) -> None:
+        if self.buffer is not None and not self.keeps_whole:
+            self.pool.give_back(self.buffer)
+            self.buffer = None
 
     @torch.no_grad()
     def drop(self, late: bool) -> bool:
         """Drops the gradients of a backward that raised. Returns False if they are already added to others. `late`: a
         gradient of the next backward has arrived."""
         self.complete()
-        for index, slot in enumerate(self.flat.unit.slots):
-            if index not in self.seen and not late:
+        if not late:
+            for slot in self.flat.unit.slots:
                 slot.parameter.grad = None
-        if self.buffer is not None and not self.keeps_whole:
-            self.pool.give_back(self.buffer)
-            self.buffer = None
-        if self._beside is not None:
-            self.shard.copy_(self._beside)
-            self._beside = None
-        return not (self.arrived if late and self.keeps_whole else self.arrived & self.seen)
+        self._give_buffer_back()
+        return not self.arrived & self.seen
 
     def begin_window(self) -> None:
-        self.holds = False
+        self.holds = self._sums = False
         self.seen.clear()
         self.arrived.clear()
 
 
 class Gradients:
-    """All units' gradients. `on_arrived(flat)` is called when a unit has all of a backward's gradients."""
+    """All units' gradients. `on_backward(parameter)` is called for each one that arrives, before it is taken;
+    `on_arrived(flat)` when a unit has all of a backward's gradients."""
 
     def __init__(
         self,
         flats: list[FlatUnit],
-        stage: int,
+        options: Options,
         traffic: Traffic,
-        on_backward: Callable[[], None],
+        on_backward: Callable[[torch.Tensor], None],
         on_arrived: Callable[[FlatUnit], None],
     ) -> None:
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._traffic = traffic
         self._on_backward, self._on_arrived = on_backward, on_arrived
-        self._in_flight = len(flats) if stage == 1 else 1  # reductions beside the one that is being filled
+        whole = options.stage == 1
+        self._in_flight = len(flats) if whole else 1  # reductions beside the one that is being filled
         self.units: list[UnitGradient] = []
         for flat in flats:
             key = (flat.unit.dtype, flat.unit.device)
             pool = self.pools.setdefault(key, Pool(*key, traffic.group))
-            self.units.append(UnitGradient(flat, stage == 1, pool, traffic.group))
+            sum_dtype = options.sum_dtype(flat.unit.dtype)
+            whole_dtype = (sum_dtype if options.accumulate > 1 else flat.unit.dtype) if whole else None
+            self.units.append(UnitGradient(flat, pool, traffic.group, sum_dtype, whole_dtype))
         self._order = sorted(self.units, key=lambda u: (u.flat.unit.small, -u.flat.unit.index))
         self._filled: list[UnitGradient] = []  # in the order seen in this backward
         self._launched = 0
@@ -183,6 +214,7 @@ class Gradients:
                 self._settle_order()
         else:
             for unit in self.units:
+                unit.take_rest()
                 unit.seen |= unit.arrived
         self.rearm()
         return True
@@ -210,9 +242,10 @@ class Gradients:
             unit.begin_window()
 
     def _on_gradient(self, number: int, index: int) -> None:
-        self._on_backward()
         unit = self.units[number]
-        unit.take(index, unit.flat.unit.slots[index])
+        slot = unit.flat.unit.slots[index]
+        self._on_backward(slot.parameter)
+        unit.take(index, slot)
         if len(unit.arrived) < len(unit.flat.unit.slots) or unit in self._filled:
             return
         self._filled.append(unit)

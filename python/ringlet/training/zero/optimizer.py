@@ -7,6 +7,7 @@ piece is an fp32 master copy. After every update, the shard is rounded from it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import numbers
 from collections.abc import Callable, Iterable, Iterator
@@ -100,21 +101,43 @@ class ShardedOptimizer:
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
         self.sub_groups = list(_packed(self.pieces, sub_group_elements))
         self.scratch_peak_bytes = 0
-        self.updating = False  # the optimizer's own step is called
+        self.update: Callable[[], None] | None = None  # what the optimizer's step does while `step` calls it
         self._settle(self.pieces)
 
-    def step(self, gradients: dict[FlatUnit, UnitGradient], factor: float | torch.Tensor | None) -> Iterator[FlatUnit]:
-        """Updates all pieces with their gradients times `factor`, a sub-group at a time; yields units as they are
-        done, their shards up to date."""
+    def step(
+        self,
+        gradients: dict[FlatUnit, UnitGradient],
+        prepare: Callable[[], float | torch.Tensor | None],
+        done: Callable[[FlatUnit], None],
+    ) -> None:
+        """Updates all pieces with their gradients times the factor that `prepare` returns, a sub-group at a time; calls
+        `done` for units as they are done, their shards up to date. Hooks of the optimizer run once, before and after
+        all of it."""
+        assert self.update is None
+        self.update = functools.partial(self._update, gradients, prepare, done)
+        try:
+            self.optimizer.step()
+        finally:
+            self.update = None
+
+    @torch.no_grad()
+    def _update(
+        self,
+        gradients: dict[FlatUnit, UnitGradient],
+        prepare: Callable[[], float | torch.Tensor | None],
+        done: Callable[[FlatUnit], None],
+    ) -> None:
+        factor = prepare()
         waiting = {flat: 0 for flat in gradients}
         for piece in self.pieces:
             waiting[piece.flat] += 1
+            piece.tensor.grad = None
         for sub_group in self.sub_groups:
             self._step(sub_group, gradients, factor)
             for piece in sub_group:
                 waiting[piece.flat] -= 1
                 if waiting[piece.flat] == 0:
-                    yield piece.flat
+                    done(piece.flat)
 
     @torch.no_grad()
     def _step(
@@ -123,7 +146,7 @@ class ShardedOptimizer:
         self.take_written(sub_group)
         scratch_bytes = 0
         for piece in sub_group:
-            gradient = gradients[piece.flat].shard[piece.start : piece.stop]
+            gradient = gradients[piece.flat].value[piece.start : piece.stop]
             if piece.is_master:
                 # copied, so that the factor is applied before anything is rounded again
                 gradient = gradient.to(piece.tensor.device, piece.tensor.dtype, copy=True)
@@ -132,11 +155,7 @@ class ShardedOptimizer:
                 gradient.mul_(factor.to(gradient.device) if isinstance(factor, torch.Tensor) else factor)
             piece.tensor.grad = gradient
         self.scratch_peak_bytes = max(self.scratch_peak_bytes, scratch_bytes)
-        self.updating = True
-        try:
-            self.optimizer.step()
-        finally:
-            self.updating = False
+        _step_without_hooks(self.optimizer)
         for piece in sub_group:
             piece.tensor.grad = None
             if piece.is_master:
@@ -170,7 +189,7 @@ class ShardedOptimizer:
                 stand_in = torch.zeros_like(piece.tensor)
                 stand_in.grad = torch.zeros_like(stand_in)
                 other = self._make([{**options[id(piece.tensor)], "params": [stand_in]}])
-                other.step()
+                _step_without_hooks(other)
                 self.optimizer.state[piece.tensor] = other.state[stand_in]
                 made.append(piece)
                 self._settle([piece])
@@ -236,6 +255,13 @@ class ShardedOptimizer:
             self._files.release_pages([piece.tensor, *self.elementwise_states(piece).values()])
 
 
+def _step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
+    own_step = type(optimizer).step
+    if getattr(own_step, "hooked", False):  # torch wraps it to run the hooks
+        own_step = own_step.__wrapped__  # type: ignore[attr-defined]
+    own_step(optimizer)
+
+
 def key_of(options: dict[str, Any]) -> str:
     """Equal if the options are: what ranks compare, and what tells parameter groups apart.
 
@@ -290,14 +316,14 @@ def _packed(pieces: list[Piece], cap: int) -> Iterator[list[Piece]]:
 
 
 @torch.no_grad()
-def global_norm(units: list[UnitGradient], scale: float, group: dist.ProcessGroup) -> torch.Tensor:
+def global_norm(units: list[UnitGradient], scale: float | torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The 2-norm of all gradients of all ranks times `scale`, a scalar: float64 for float64 gradients, else float32.
 
     Collective; the same bits on all ranks.
     """
     device = units[0].flat.unit.device
-    dtype = torch.float64 if any(unit.shard.dtype is torch.float64 for unit in units) else torch.float32
-    norms = [torch.linalg.vector_norm(unit.shard, dtype=dtype).to(device) for unit in units]
+    dtype = torch.float64 if any(unit.value.dtype is torch.float64 for unit in units) else torch.float32
+    norms = [torch.linalg.vector_norm(unit.value, dtype=dtype).to(device) for unit in units]
     squares = torch.stack(norms).square().sum().reshape(1)
     dist.all_reduce(squares, group=group)
     return squares.sqrt()[0] * scale

@@ -66,6 +66,7 @@ class Options:
     dtype: torch.dtype | None = None
     accumulate: int = 1
     average: bool = True
+    accumulate_dtype: torch.dtype | None = None
     max_norm: float | None = None
     bucket_elements: int = 1 << 23
     gather_elements: int = 1 << 23
@@ -84,6 +85,8 @@ class Options:
         if self.dtype is not None and self.dtype not in COMPUTE:
             hint = "; it needs loss scaling, bfloat16 does not" if self.dtype is torch.float16 else ""
             raise InvalidUsage(f"dtype must be bfloat16, float32 or float64, got {self.dtype}{hint}")
+        if self.accumulate_dtype not in (None, torch.bfloat16, torch.float32):
+            raise InvalidUsage(f"accumulate_dtype must be float32 or bfloat16, got {self.accumulate_dtype}")
         for name in ("accumulate", "bucket_elements", "gather_elements", "sub_group_elements"):
             value = getattr(self, name)
             if not _whole_number(value) or value < 1:
@@ -105,6 +108,10 @@ class Options:
             )
         if self.print_times and not self.print_every:
             raise InvalidUsage("print_times=True needs print_every: pass print_every= too")
+
+    def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which gradients of `dtype` add up over a window."""
+        return dtype if dtype.itemsize > 2 else self.accumulate_dtype or torch.float32
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen().items())})"

@@ -27,9 +27,7 @@ def memory(
     kept = [file for file in files if file is not None]
     kinds = {
         "parameters": [flat.whole if flat.whole is not None else flat.shard for flat in flats],
-        "gradients": [
-            unit.buffer if unit.keeps_whole and unit.buffer is not None else unit.shard for unit in gradients.units
-        ],
+        "gradients": [tensor for unit in gradients.units for tensor in unit.tensors()],
         "master": [piece.tensor for piece in sharded.pieces if piece.is_master],
         "optimizer": [state for piece in sharded.pieces for state in sharded.states(piece)],
     }

@@ -19,6 +19,7 @@ from ringlet.training.gradient_hooks import owner_of
 
 from .gradients import Gradients
 from .optimizer import ShardedOptimizer
+from .sharded_gradient import LOSS_SCALING, ShardedGradient
 
 MARK = "ringlet: part of a Zero"  # in the optimizer's own state_dict()
 
@@ -27,14 +28,14 @@ def lead_to_zero(
     sharded: ShardedOptimizer, rank: int, zero_step: Callable[[], bool], zero_grad: Callable[[], None]
 ) -> None:
     """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero. Within an update, `step` is the
-    optimizer's own. Its states are taken back only where they came from."""
+    optimizer's own, with its hooks. Its states are taken back only where they came from."""
     optimizer = sharded.optimizer
     whose = f"rank {rank}'s shards (digest {sharded.layout_digest()})"
-    own_step = type(optimizer).step
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        if sharded.updating:
-            return own_step(self)
+        if sharded.update is not None:
+            update = sharded.update
+            return torch.optim.Optimizer.profile_hook_step(lambda *_: update())(self)  # which runs hooks
         _refuse_scaled(self)
         loss = None
         if closure is not None:
@@ -78,10 +79,7 @@ def _refuse_unmarked(whose: str, _optimizer: torch.optim.Optimizer, state: dict[
 def _refuse_scaled(optimizer: Any) -> None:
     if hasattr(optimizer, "grad_scale"):
         del optimizer.grad_scale, optimizer.found_inf
-        raise InvalidUsage(
-            "GradScaler on zero.optimizer: Zero does not support loss scaling, and bfloat16 does not need it: use "
-            "GradScaler(enabled=False), or call zero.step()"
-        )
+        raise InvalidUsage(LOSS_SCALING)
 
 
 @functools.cache
@@ -92,8 +90,8 @@ def refuse_other_optimizers() -> None:
 
 def _before_any_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     for group in optimizer.param_groups:
-        # all but those with gradients, which Zero takes away; only stage 1 does not within a window
-        for parameter in [*group["params"][:1], *(p for p in group["params"] if p.grad is None)]:
+        untrained = (p for p in group["params"] if p.grad is None or isinstance(p.grad, ShardedGradient))
+        for parameter in [*group["params"][:1], *untrained]:
             if isinstance(owner_of(parameter), Gradients):
                 raise InvalidUsage(
                     f"step() of an optimizer ({type(optimizer).__name__}) that holds a parameter of shape "

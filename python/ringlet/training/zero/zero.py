@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable, in_backward
 from ringlet.training.gradient_hooks import ForwardHook
 from ringlet.training.refusals import group_of, refuse_stopped
@@ -26,9 +27,11 @@ from .options import Offload, Options, offload_of, refuse_max_norm
 from .refusals import options_by_parameter, refuse_unsupported, refusing_alike
 from .released import restore
 from .report import Clock, communication, describe, memory
+from .sharded_gradient import ShownGradients
 from .shards import FlatUnit
 from .step_calls import lead_to_zero, refuse_other_optimizers
 from .traffic import Traffic
+from .window import Window
 
 
 class Zero:
@@ -41,9 +44,9 @@ class Zero:
 
     Stage 1 divides optimizer states and masters, stage 2 gradients too, stage 3 parameters too. Use the module
     unchanged. A backward (at stage 1 the last one of a window) leaves the average over ranks of all gradients in
-    shards, and None in every `parameter.grad`. If a parameter got no gradient, its gradient counts as zero. The
-    constructor copies rank 0's parameters and buffers to all ranks, and moves the parameters to flat buffers. If the
-    group's backend allocates tensors, the buffers come from it.
+    shards. `parameter.grad` shows it: torch's functions can read its norm, and change it in place. If a parameter got
+    no gradient, its gradient counts as zero. The constructor copies rank 0's parameters and buffers to all ranks, and
+    moves the parameters to flat buffers. If the group's backend allocates tensors, the buffers come from it.
 
     Args:
         module: a module whose trainable parameters are bfloat16, float32 or float64 and get dense gradients.
@@ -55,6 +58,8 @@ class Zero:
         accumulate: micro-batches of a window. Call `step` after each; it updates after the last. Stage 1 communicates
             once a window, stages 2 and 3 in every backward.
         average: divide the window's sum by the number of its micro-batches.
+        accumulate_dtype: in which bfloat16 gradients of a window add up: float32 by default. bfloat16 takes half the
+            memory, but a sum of more than about 100 micro-batches is wrong.
         max_norm: clip the global norm of each window's gradients to this.
         options_of: (name, parameter) -> options of its optimizer group, such as {"weight_decay": 0.0}.
         bucket_elements, gather_elements: a unit is reduced and gathered as one message. It has at most as many elements
@@ -72,9 +77,6 @@ class Zero:
     """
 
     steps = 0
-    _micro_batches = 0  # backwards of this window
-    _stepped_at = 0  # how many of them there were at the latest step()
-    _factor: torch.Tensor | None = None  # of clipping
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class Zero:
         dtype: torch.dtype | None = None,
         accumulate: int = 1,
         average: bool = True,
+        accumulate_dtype: torch.dtype | None = None,
         max_norm: float | None = None,
         options_of: OptionsOf | None = None,
         bucket_elements: int = 1 << 23,
@@ -106,8 +109,8 @@ class Zero:
         with refusing_alike(module, self._group):
             refuse_if_not_elementwise(optimizer_class, elementwise)
             self.options = Options(
-                stage, dtype, accumulate, average, max_norm, bucket_elements, gather_elements, sub_group_elements,
-                persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
+                stage, dtype, accumulate, average, accumulate_dtype, max_norm, bucket_elements, gather_elements,
+                sub_group_elements, persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
                 offload_of("offload_parameters", offload_parameters), print_every, print_times,
                 f"{optimizer_class.__name__} {optimizer_defaults}",
             )  # fmt: skip
@@ -118,7 +121,11 @@ class Zero:
         self._residency: Residency | None = None
         if stage == 3:
             self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
-        self._gradients = Gradients(self._parts.trainable, stage, self._traffic, self._on_gradient, self._on_arrived)
+        self._gradients = Gradients(
+            self._parts.trainable, self.options, self._traffic, self._on_gradient, self._on_arrived
+        )
+        self._window = Window(self.options, self._gradients.units)
+        self._shown = ShownGradients(self._gradients.units, self._parts.sharded, self._group, self._window)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
         self._backward = Backward()
@@ -126,7 +133,8 @@ class Zero:
         self._hooks = self._attach()
 
     def __repr__(self) -> str:
-        return describe(self._parts, self._gradients, self.options, self._traffic, (self.steps, self._micro_batches))
+        progress = (self.steps, self._window.micro_batches)
+        return describe(self._parts, self._gradients, self.options, self._traffic, progress)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -149,12 +157,13 @@ class Zero:
         self._refuse_removed("step()")
         self._changes.refuse_gathered("step()")
         self._abandon()
-        if self._micro_batches == 0 and not partial:
+        self._take_exchanged()
+        if self._window.micro_batches == 0 and not partial:
             raise InvalidUsage("step() without a backward since the last step(): there are no gradients")
-        self._stepped_at = self._micro_batches
-        if self._micro_batches < self.options.accumulate and not partial:
+        self._window.stepped_at = self._window.micro_batches
+        if not self._window.full and not partial:
             return False
-        if self._micro_batches == 0 and self.options.accumulate == 1:
+        if self._window.micro_batches == 0 and self.options.accumulate == 1:
             return False
         self._changes.follow()
         self._changes.refuse_frozen()
@@ -162,8 +171,8 @@ class Zero:
             self._complete_window()
             if self.options.accumulate > 1:
                 self._compare_windows()
-            if self._micro_batches == 0:  # on every rank
-                self._gradients.begin_window()
+            if self._window.micro_batches == 0:  # on every rank
+                self._begin_window()
                 return False
             if self.options.max_norm is not None:
                 self._clip(self.options.max_norm)
@@ -182,26 +191,30 @@ class Zero:
         """
         self._refuse_removed("clip_grad_norm()")
         refuse_max_norm(max_norm)
-        if self._micro_batches < self.options.accumulate:
+        self._take_exchanged()
+        if not self._window.full:
             raise InvalidUsage(
-                f"clip_grad_norm after {self._micro_batches} of {self.options.accumulate} micro-batches: the gradients "
-                "are not complete: pass max_norm= to Zero, which clips complete gradients"
+                f"clip_grad_norm after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
+                "gradients are not complete: pass max_norm= to Zero, which clips complete gradients"
             )
         return self._clip(max_norm)
 
     def _zero_grad_after_step(self) -> None:
         """`zero_grad` for loops that call it after every micro-batch."""
-        if self._micro_batches != self._stepped_at:
+        if not self._window.stepped:
             self.zero_grad()
 
     def zero_grad(self) -> None:
         """Drops the gradients of the window. Not needed after `step`."""
-        self._micro_batches = self._stepped_at = 0
-        self._factor = None
-        self._gradients.begin_window()
+        self._begin_window()
         for unit in self._gradients.units:
             for slot in unit.flat.unit.slots:
                 slot.parameter.grad = None
+
+    def _begin_window(self) -> None:
+        self._window.begin()
+        self._gradients.begin_window()
+        self._shown.hide()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -226,7 +239,14 @@ class Zero:
         by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
         self._changes.refuse_gathered("state_dict()")
+        if self._window.micro_batches:
+            raise InvalidUsage(
+                f"state_dict() after {self._window.micro_batches} of {self.options.accumulate} micro-batches: a "
+                "checkpoint has no gradients: save after a step() that updated, call step(partial=True), which updates "
+                "with these gradients, or zero_grad(), which drops them"
+            )
         self._changes.follow()
+        replicas.broadcast_buffers(self.module, self._group)
         self._parts.sharded.take_written(self._parts.sharded.pieces)
         made = self._parts.sharded.make_states()
         if self.steps == 0:
@@ -244,7 +264,7 @@ class Zero:
         """
         self._refuse_removed("load_state_dict()")
         self._changes.refuse_gathered("load_state_dict()")
-        if self._micro_batches and self._changes.pending():  # what was written is kept
+        if self._window.micro_batches and self._changes.pending():  # what was written is kept
             raise InvalidUsage(
                 "load_state_dict() between a backward and its step(), with parameters written since: call zero_grad(), "
                 "and write and load again"
@@ -252,7 +272,7 @@ class Zero:
         if self._residency is not None:
             self._residency.before_update()
         try:
-            if self._micro_batches:
+            if self._window.micro_batches:
                 raise InvalidUsage(
                     "load_state_dict() between a backward and its step(): call zero_grad(), which drops the gradients "
                     "of the old parameters, and load again"
@@ -277,6 +297,7 @@ class Zero:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._shown.hide()
         if self._residency is not None:
             self._residency.hold_all()
             slots = [slot for flat in self._parts.in_shards for slot in flat.unit.slots]
@@ -353,21 +374,24 @@ class Zero:
             self._residency.end_forward(keep_last=bool(attached))
         self._clock.stop("forward")
 
-    def _open_backward(self, late: bool = False) -> None:
+    def _open_backward(self, arrived: torch.Tensor | None = None) -> None:
+        """`arrived`: a parameter whose gradient of this backward has arrived."""
         if not in_backward():
             return
-        self._abandon(late)
+        self._abandon(late=arrived is not None)
         if self._backward.open:
             return
+        self._take_exchanged(arrived)
         self._backward.begin(self._on_backward_end)
+        self._shown.hide()
         self._clock.start("backward")
         if self._residency is not None:
             self._residency.begin_backward()
-        self._gradients.open(self.options.stage > 1 or self._micro_batches + 1 >= self.options.accumulate)
+        self._gradients.open(self.options.stage > 1 or self._window.micro_batches + 1 >= self.options.accumulate)
 
-    def _on_gradient(self) -> None:
-        self._open_backward(late=True)
-        full, window = self._micro_batches, self.options.accumulate
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        self._open_backward(parameter)
+        full, window = self._window.micro_batches, self.options.accumulate
         if full >= window > 1:
             raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
 
@@ -381,9 +405,10 @@ class Zero:
             if self._residency is not None:
                 self._residency.release_all()
             if self._gradients.finish(self._gradients.reducing):  # else torch.autograd.grad, which leaves .grad alone
-                self._micro_batches += 1
-                self._factor = None
+                self._window.count()
         finally:
+            if self._window.micro_batches:
+                self._shown.show()
             self._backward.close()
             self._clock.stop("backward")
 
@@ -398,6 +423,8 @@ class Zero:
             self._residency.release_all()
         whole = self._gradients.abandon(late)
         if whole and not launched:
+            if self._window.micro_batches and not late:
+                self._shown.show()
             return
         self.zero_grad()
         if launched:
@@ -409,13 +436,30 @@ class Zero:
 
     # -- a step --
 
-    def _scale(self) -> float:
-        # backwards of one micro-batch add up, as without a Zero
-        return 1.0 / min(self._micro_batches, self.options.accumulate) if self.options.average else 1.0
+    def _take_exchanged(self, arrived: torch.Tensor | None = None) -> None:
+        """Takes what the program has put into `.grad` since the latest backward. `arrived`: a parameter that has a
+        gradient of a new backward instead."""
+        if self._window.micro_batches == 0:
+            return
+        changed = self._shown.changed()
+        if not changed:
+            return
+        if self._shown.dropped(arrived):
+            self._zero_grad_after_step()
+            if self._window.micro_batches and arrived is None:
+                self._shown.show()
+            return
+        why = self._window.unfinished()
+        if arrived is not None and arrived.grad is not None and arrived in self._shown.exchanged(changed):
+            why = "that autograd has added to what the program had put there: call step() before"
+        if why is not None:
+            raise InvalidUsage(f"the gradient of {self._shown.names(changed)} was exchanged, a gradient {why}")
+        self._window.fold()
+        self._shown.take(changed)
 
     def _compare_windows(self) -> None:
         """Each rank scales its own shard by its own number of micro-batches."""
-        own = torch.tensor([self._micro_batches], device=self._parts.flats[0].unit.device)
+        own = torch.tensor([self._window.micro_batches], device=self._parts.flats[0].unit.device)
         counts = [torch.empty_like(own) for _ in range(self._traffic.world)]
         dist.all_gather(counts, own, group=self._group)
         seen = [int(count) for count in counts]
@@ -429,15 +473,22 @@ class Zero:
     def _complete_window(self) -> None:
         """Reduces the rest of a window that ends early."""
         if any(not unit.holds for unit in self._gradients.units):
+            self._shown.hide()
             self._gradients.reduce_all()
             self._gradients.rearm()
+            self._shown.show()
 
     def _clip(self, max_norm: float) -> torch.Tensor:
-        norm = global_norm(self._gradients.units, self._scale(), self._group)
-        before = 1.0 if self._factor is None else self._factor
-        norm = norm * before
-        self._factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
+        norm = global_norm(self._gradients.units, self._window.multiplier(), self._group)
+        before = 1.0 if self._window.factor is None else self._window.factor
+        self._window.factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
         return norm
+
+    def _before_update(self) -> float | torch.Tensor | None:
+        """Takes what hooks on the optimizer have done. Returns the factor of the shards' values."""
+        self._take_exchanged()
+        multiplier = self._window.multiplier()
+        return multiplier if isinstance(multiplier, torch.Tensor) or multiplier != 1.0 else None
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -446,18 +497,21 @@ class Zero:
         if self.steps == 0 and self._placeholders:
             self._parts.sharded.drop_states(self._placeholders)
         self._placeholders = []
-        scale = self._scale()
-        factor = self._factor * scale if self._factor is not None else (scale if scale != 1.0 else None)
-        self._factor = None
         gathers = []
-        for flat in self._parts.sharded.step({unit.flat: unit for unit in self._gradients.units}, factor):
+
+        def gather(flat: FlatUnit) -> None:
             if flat.whole is not None:
                 gathers.append(self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label))
-        for gather in gathers:
-            gather.wait()
+
+        self._window.updating = True
+        try:
+            self._parts.sharded.step({u.flat: u for u in self._gradients.units}, self._before_update, gather)
+        finally:
+            self._window.updating = False
+        for pending in gathers:
+            pending.wait()
         self._mark_changed()
-        self._micro_batches = self._stepped_at = 0
-        self._gradients.begin_window()
+        self._begin_window()
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
