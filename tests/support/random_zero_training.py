@@ -23,6 +23,7 @@ from torch.nn import functional
 import ringlet
 from random_zero_modules import OPTIMIZERS, OPTIONS, Deed, Drawn, as_deepspeed, batch, logits_of, settings_of
 from ringlet.training.zero.released import Released
+from ringlet.training.zero.sharded_gradient import ShardedGradient
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 ROUGH = {"rtol": 0.05, "atol": 0.02}  # bfloat16 that rounds in another order
@@ -114,8 +115,8 @@ class Training:
             self.evaluate()  # between a forward and its backward
         for time_ in range(times):
             loss.backward(retain_graph=time_ + 1 < times)
-        if self.settings["stage"] > 1 or self.window["accumulate"] == 1:
-            assert all(p.grad is None for p in self.zero.module.parameters())
+        for p in self.zero.module.parameters():
+            assert isinstance(p.grad, ShardedGradient) if p.requires_grad else p.grad is None
         for rank in range(self.world):
             there = self.loss(self.twin, self.numbers, rank, {**plans[rank], "count": rank == 0 and plans[0]["count"]})
             (there * times / self.world).backward()
@@ -140,7 +141,12 @@ class Training:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad / (micros if self.window["average"] else 1)
         if micros == full and self.lot.random() < 0.3:
             most = self.lot.choice((0.1, 5.0))
-            norm = self.zero.clip_grad_norm(most)
+            by_torch = self.lot.random() < 0.5
+            norm = (
+                nn.utils.clip_grad_norm_(self.zero.module.parameters(), most)
+                if by_torch
+                else (self.zero.clip_grad_norm(most))
+            )
             expected = nn.utils.clip_grad_norm_(self.trained(), most)
             torch.testing.assert_close(norm.double(), expected.double(), **self.close)
         if self.window["max_norm"] is not None:
@@ -357,7 +363,7 @@ class Training:
 
     def compare(self) -> None:
         self.compare_gathered()
-        zero, stage, world = self.zero, self.settings["stage"], self.world
+        zero, stage = self.zero, self.settings["stage"]
         assert zero.steps == zero.stats()["steps"] == self.steps
         assert [g["lr"] for g in zero.optimizer.param_groups] == [g["lr"] for g in self.optimizer.param_groups]
         for name, p in zero.module.named_parameters():
@@ -372,7 +378,12 @@ class Training:
             size = flat.unit.shard_nbytes if stage == 3 and not flat.unit.small else flat.unit.nbytes
             held += 0 if zero._parts.files[1] and not flat.unit.small else size
         assert told["parameters"] == held and told["total"] == sum(told[k] for k in told if k not in ("total", "file"))
-        grads = sum(u.nbytes if stage == 1 else u.nbytes // world for u in (f.unit for f in zero._parts.trainable))
+        grads = 0
+        for unit in zero._gradients.units:
+            flat, wide = unit.flat.unit, zero.options.sum_dtype(unit.flat.unit.dtype).itemsize
+            own = wide if stage == 1 and zero.options.accumulate > 1 else flat.dtype.itemsize
+            grads += own * (flat.count if stage == 1 else flat.shard_count)
+            grads += wide * flat.shard_count if len(unit.tensors()) > 1 else 0  # after a window of several reductions
         assert told["gradients"] == grads
 
     def compare_gathered(self) -> None:
