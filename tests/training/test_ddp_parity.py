@@ -1,5 +1,6 @@
 """What DDP can do and the reducer must too, compared with DDP where DDP manages it."""
 
+import contextlib
 import copy
 from dataclasses import dataclass
 
@@ -113,6 +114,24 @@ def static_graph_that_changes_is_told(rank, world):
     model(data(rank), "b").backward()
     with pytest.raises(InvalidUsage, match=r"static_graph=True, but 4 of 4 parameters .*: a\.weight, a\.bias"):
         model(data(rank), "a").backward()
+
+
+@check
+def no_sync_around_a_part_does_what_ddp_does(rank, world):
+    for inside in ("forward", "backward", "both"):
+        ours = mlp()
+        theirs = DistributedDataParallel(copy.deepcopy(ours))
+        reducer = GradientReducer(ours, **SMALL)
+        for model, module, no_sync in ((ours, ours, reducer.no_sync), (theirs, theirs.module, theirs.no_sync)):
+            with no_sync() if inside != "backward" else contextlib.nullcontext():
+                loss = loss_of(model, rank, 0)
+            with no_sync() if inside != "forward" else contextlib.nullcontext():
+                loss.backward()
+            assert all(p.grad is not None for p in module.parameters())
+        assert_gradients(ours, [p.grad for p in theirs.module.parameters()])
+        for model in (ours, theirs):
+            loss_of(model, rank, 1).backward()
+        assert_gradients(ours, [p.grad for p in theirs.module.parameters()])
 
 
 # --- views and copies

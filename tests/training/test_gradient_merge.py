@@ -1,5 +1,7 @@
 """Gradient merge: one reduction for k micro-batches, counted by the reducer; a wrong micro-step is told."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -239,9 +241,44 @@ def two_windows_of_a_model_with_buffers(rank, world):
         torch.testing.assert_close(alone[1].running_mean, means[step])
 
 
+def a_forgotten_window_leaves_no_hook(rank, world):
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    gc.collect()  # of other tests
+    before = len(_global_optimizer_pre_hooks)
+    for _ in range(3):
+        GradientReducer(mlp()).accumulate(2)
+    gc.collect()
+    assert len(_global_optimizer_pre_hooks) == before
+
+
+def zero_grad_after_a_stopped_backward_is_enough(rank, world):
+    for k, stopped, set_to_none in ((1, 0, True), (1, 0, False), (2, 0, True), (2, 1, True), (2, 1, False)):
+        model = mlp()
+        expected = expected_average(model, world, range(k))
+        merge = GradientReducer(model, process_group=dist.new_group()).accumulate(k)
+        for step in range(stopped):
+            loss_of(model, rank, step).backward()
+        hook = next(model.parameters()).register_hook(raise_error)  # the last one: others have arrived
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, rank, stopped).backward()
+        hook.remove()
+        model.zero_grad(set_to_none)
+        for step in range(k):
+            loss_of(model, rank, step).backward()
+        assert merge.complete
+        assert_gradients(model, [gradient / k for gradient in expected])
+
+
+def raise_error(_gradient):
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     "check",
     [
+        a_forgotten_window_leaves_no_hook,
+        zero_grad_after_a_stopped_backward_is_enough,
         sums_without_average,
         in_place_zeros_and_unused_parameters,
         a_wrong_micro_step_is_told,

@@ -397,6 +397,83 @@ def buffers_of_every_dtype_are_rank_0s(rank, world):
     assert reducer.stats()["backwards"] == 2
 
 
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.jit.script(mlp())
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(self.inner(x))
+
+
+@check
+def script_modules_are_averaged(rank, world):
+    model = Scripted()
+    alone = nn.Sequential(mlp(), nn.Linear(3, 2))
+    GradientReducer(model, **SMALL)
+    alone[0].load_state_dict(model.inner.state_dict()), alone[1].load_state_dict(model.last.state_dict())
+    for _ in range(2):
+        model.zero_grad()
+        loss_of(model, rank).backward()
+        assert_gradients(model, expected_average(alone, world))
+    with pytest.raises(InvalidUsage, match=r"needs hooks on the forward.*Sequential\(module\)"):
+        GradientReducer(torch.jit.script(mlp()))
+
+
+def drop(parameter):
+    parameter.grad = None
+
+
+@check
+def a_hook_that_drops_a_gradient_is_told_and_averaged(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    hook = model[0].weight.register_post_accumulate_grad_hook(drop)
+    with pytest.raises(InvalidUsage, match=r"1 of 6 parameters got no gradient.*0\.weight.*a hook has set"):
+        loss_of(model, rank).backward()
+    hook.remove()
+    reducer.remove()
+    expected = expected_average(model, world)
+    GradientReducer(model, find_unused_parameters=True, **SMALL)
+    model[0].weight.register_post_accumulate_grad_hook(drop)
+    model.zero_grad()
+    loss_of(model, rank).backward()
+    assert model[0].weight.grad is None
+    for p, gradient in list(zip(model.parameters(), expected, strict=True))[1:]:
+        torch.testing.assert_close(p.grad, gradient)
+
+
+@check
+def another_grad_dtype_is_refused(rank, world):
+    model = mlp()
+    if not hasattr(model[0].weight, "grad_dtype"):
+        return
+    model[0].weight.grad_dtype = torch.float64
+    with pytest.raises(
+        InvalidUsage, match=r"grad_dtype of 0\.weight is torch\.float64.*set grad_dtype = torch\.float32"
+    ):
+        GradientReducer(model)
+
+
+class Tagged:
+    """A hook of somebody else's with an attribute that we once read."""
+
+    def owner(self):
+        raise AssertionError("not for us")
+
+    def __call__(self, parameter):
+        pass
+
+
+@check
+def hooks_of_others_are_left_alone(rank, world):
+    model = mlp()
+    model[0].weight.register_post_accumulate_grad_hook(Tagged())
+    GradientReducer(model, **SMALL)
+    loss_of(model, rank).backward()
+
+
 @pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_changes(place, check, pool):

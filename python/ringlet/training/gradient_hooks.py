@@ -43,19 +43,25 @@ def on_gradient(
     (`GradientArrivals.hook`). If a gradient arrives when the method's object is gone, it raises
     InvalidUsage: no other rank would get it.
     """
-    owner = weakref.WeakMethod(method)
+    arrived = _Arrival(method, arguments)
+    return parameter.register_post_accumulate_grad_hook(arrived if wrapped is None else wrapped(arrived))
 
-    def arrived(parameter: torch.Tensor) -> None:
-        called = owner()
+
+class _Arrival:
+    """A hook of `on_gradient`. `method`: a weak reference."""
+
+    def __init__(self, method: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.method = weakref.WeakMethod(method)
+        self._arguments = arguments
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        called = self.method()
         if called is None:
             raise InvalidUsage(
                 f"a gradient of shape {list(parameter.shape)} arrived, but its GradientReducer or Zero is gone and "
                 "cannot reduce it: keep the reducer or its module, or call remove() first"
             )
-        called(*arguments)
-
-    arrived.owner = owner  # type: ignore[attr-defined]
-    return parameter.register_post_accumulate_grad_hook(arrived if wrapped is None else wrapped(arrived))
+        called(*self._arguments)
 
 
 class HooksLast:
@@ -98,7 +104,7 @@ def owner_of(parameter: torch.Tensor) -> Any:
     """The object whose method `on_gradient` calls for this parameter, or None."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     ours = [hook_fallback(hook) or hook for hook in hooks.values()]
-    methods = [hook.owner() for hook in ours if hasattr(hook, "owner")]
+    methods = [hook.method() for hook in ours if isinstance(hook, _Arrival)]
     return next((method.__self__ for method in methods if method is not None), None)
 
 

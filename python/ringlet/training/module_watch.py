@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from operator import is_
+from operator import is_, methodcaller
 
 import torch
 
 from . import replicas
 
+_values_of = methodcaller("values")  # those of a ScriptModule are no dict
 _address_of = torch.Tensor.data_ptr
 _impl_of = torch.Tensor._cdata.__get__  # type: ignore[attr-defined]
 _requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -95,7 +96,7 @@ class ModuleWatch:
         return any(self._buffers)
 
     def _slots(self) -> chain[torch.nn.Parameter | None]:
-        return chain.from_iterable(map(dict.values, self._parameters))
+        return chain.from_iterable(map(_values_of, self._parameters))
 
 
 def _layout_of(parameter: torch.Tensor) -> str:

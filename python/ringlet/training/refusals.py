@@ -46,6 +46,21 @@ def refuse_sparse(module: nn.Module, who: str) -> None:
             raise InvalidUsage(f"{who}: {name or 'the module'} makes sparse gradients: make it with sparse=False")
 
 
+def refuse_grad_dtype(parameters: Named, who: str) -> None:
+    for name, parameter in parameters:
+        dtype = getattr(parameter, "grad_dtype", None)  # torch has had it since 2.10; None: any
+        if dtype not in (None, parameter.dtype):
+            raise InvalidUsage(
+                f"{who}: the grad_dtype of {name} is {dtype}, and {who} takes gradients in the parameter's dtype: set "
+                f"grad_dtype = {parameter.dtype}"
+            )
+
+
+def refuse_scripted(modules: Iterable[nn.Module], who: str, instead: str) -> None:
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise InvalidUsage(f"{who} needs hooks on the forward, and torch.jit.ScriptModule runs none: {instead}")
+
+
 def wrapped(module: nn.Module, who: str, *others: type[nn.Module]) -> str | None:
     """The error text if a module in it reduces gradients itself: DDP, `others`, or a module that torch.distributed has
     wrapped (FSDP, fully_shard, replicate)."""
@@ -88,8 +103,8 @@ def without_values(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def refuse_layout(name: str, layout: torch.layout | None) -> None:
-    """Raises InvalidUsage if the gradient of `name` is not dense. None: there is no gradient."""
+def refuse_layout(name: str, layout: torch.layout) -> None:
+    """Raises InvalidUsage if the gradient of `name` is not dense."""
     if layout is not torch.strided:
         raise InvalidUsage(f"the gradient of {name} has layout {layout}: only dense gradients can be reduced")
 

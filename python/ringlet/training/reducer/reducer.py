@@ -161,7 +161,11 @@ class GradientReducer(Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside add up on this rank; the next one outside averages the sums. All ranks must do the same."""
+        """Gradients of forwards inside add up on this rank; the next backward of a forward outside averages the sums.
+
+        As with DDP, the forward decides. Put the backward inside, too: if a backward does not come from the output of
+        the module's forward, its own place decides. All ranks must do the same.
+        """
         self._check_attached("no_sync()")
         if self._merge is not None:
             raise InvalidUsage("no_sync() after accumulate(), which counts micro-batches already: use one of the two")
@@ -333,23 +337,25 @@ class GradientReducer(Joinable):
     def _after_forward(self, called: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if called is not self._module or not torch.is_grad_enabled():
             return
+        sync = self._sync
         for tensor in differentiable(output):
-            tensor.register_hook(self._on_backward)
+            tensor.register_hook(lambda _: self._on_backward(sync))
 
-    def _on_backward(self, _gradient: torch.Tensor | None = None) -> None:
+    def _on_backward(self, sync: bool) -> None:
+        """`sync`: whether the forward came outside of no_sync()."""
         self._check_stopped()
         if self._backward.open:
             return
         if not self._checked:  # no forward of the whole module came before
             self._check_module()
         self._backward.begin(self._on_backward_end)
-        self._open()
+        self._open(sync)
         if self._reduction.in_place:
             self._backward.make_registered()
 
-    def _open(self) -> None:
+    def _open(self, sync: bool) -> None:
         self._last.keep()
-        self._reducing = self._sync if self._merge is None else self._merge.closes()
+        self._reducing = sync if self._merge is None else self._merge.closes()
         self._reduction.open(self._reducing)
         if self._join_config.enable and not self._divide_by_initial_world_size:
             self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
@@ -357,7 +363,7 @@ class GradientReducer(Joinable):
             self._reduction.arm()
 
     def _on_gradient(self, index: int) -> None:
-        self._on_backward()
+        self._on_backward(self._sync)
         if self._merge is not None:
             self._merge.begin()
             if self._reducing and not self._merge.gathering:

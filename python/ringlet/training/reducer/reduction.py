@@ -114,6 +114,8 @@ class Reduction:
 
     def arrived(self, index: int, parameter: torch.Tensor) -> None:
         self._take_noted()
+        if parameter.grad is None:  # a hook has dropped it: it did not arrive
+            return
         gradient = self.flat.gradients[index]
         self._take(gradient, parameter)
         self.used[index] = 1
@@ -146,13 +148,17 @@ class Reduction:
         arrived = parameter.grad
         if arrived is not None and gradient.is_at(arrived):
             return
-        refuse_layout(gradient.name, None if arrived is None else arrived.layout)
         assert arrived is not None
+        refuse_layout(gradient.name, arrived.layout)
         if (arrived.shape, arrived.dtype) != (gradient.shape, gradient.dtype):
             raise InvalidUsage(
                 f"the gradient of {gradient.name} has shape {list(arrived.shape)} and {arrived.dtype}, but the "
-                f"reducer was made for {list(gradient.shape)} and {gradient.dtype}: make a new "
-                "GradientReducer after a parameter has changed"
+                f"reducer was made for {list(gradient.shape)} and {gradient.dtype}: "
+                + (
+                    "make a new GradientReducer after a parameter has changed"
+                    if arrived.dtype == parameter.dtype
+                    else "it reduces a gradient in its parameter's dtype: leave the parameter's grad_dtype as it was"
+                )
             )
         if gradient.bucket.in_place and gradient.can_own(arrived):
             if self._reducing and gradient.bucket.work is None:

@@ -8,7 +8,14 @@ import torch
 
 from ringlet.errors import InvalidUsage
 from ringlet.training import replicas
-from ringlet.training.refusals import refuse_owned, refuse_sparse, without_values, wrapped
+from ringlet.training.refusals import (
+    refuse_grad_dtype,
+    refuse_owned,
+    refuse_scripted,
+    refuse_sparse,
+    without_values,
+    wrapped,
+)
 
 SHOWN = 10  # names in a message
 WHO = "GradientReducer"
@@ -27,6 +34,7 @@ def refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.
     if not named:
         raise InvalidUsage(f"GradientReducer: no parameter of {type(module).__name__} requires a gradient")
     refuse_sparse(module, WHO)
+    refuse_scripted([module], WHO, "put it into a module, as torch.nn.Sequential(module)")
     wrong = wrapped(module, WHO)
     if wrong is not None:
         raise InvalidUsage(wrong)
@@ -36,6 +44,7 @@ def refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.
             raise InvalidUsage(
                 f"GradientReducer: {name} {wrong}; or add the name to the module's _ddp_params_and_buffers_to_ignore"
             )
+    refuse_grad_dtype(named, WHO)
     refuse_owned(named, WHO)
 
 
@@ -66,7 +75,7 @@ def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank:
     raise InvalidUsage(
         f"rank {rank}: {len(wrong)} of {of} parameters got no gradient in this backward: {shown}. The averages lack "
         "this rank's part of them. Use every parameter in the loss, or freeze these before making the reducer, "
-        "or pass find_unused_parameters=True"
+        "or pass find_unused_parameters=True; or a hook has set `.grad` to None"
     )
 
 

@@ -55,6 +55,7 @@ class GradientMerge:
         self._guard = register_optimizer_step_pre_hook(
             lambda optimizer, args, kwargs: (watcher() or _nobody)(optimizer, args, kwargs)
         )
+        weakref.finalize(self, self._guard.remove).atexit = False  # the hook is every optimizer's of the process
 
     def __repr__(self) -> str:
         state = "complete" if self._complete else f"{self.seen} of {self.k} micro-batches seen"
@@ -132,10 +133,13 @@ class GradientMerge:
             )
 
     def abandon(self, arrived: bool) -> None:
-        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already."""
+        """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already, and
+        zero_grad() has not dropped them."""
         stopped = self.seen + 1
         if arrived:
             self.forget()
+            if not any(p.grad is not None and bool(p.grad.any()) for _, p in self._parameters):
+                return
             raise InvalidUsage(
                 f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "
                 "added some of its gradients: call zero_grad() on every rank; the next backward opens a window"

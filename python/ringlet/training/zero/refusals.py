@@ -10,7 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.refusals import device_of, refuse_owned, refuse_sparse, without_values, wrapped
+from ringlet.training.refusals import (
+    device_of,
+    refuse_grad_dtype,
+    refuse_owned,
+    refuse_scripted,
+    refuse_sparse,
+    without_values,
+    wrapped,
+)
 from ringlet.training.replicas import ignored, refuse_together
 
 from .optimizer import MakeOptimizer, OptionsBy, OptionsOf, key_of
@@ -35,6 +43,10 @@ def refuse_unsupported(module: nn.Module, options: Options) -> None:
     if wrong is not None:
         raise InvalidUsage(wrong)
     refuse_sparse(module, WHO)
+    if options.stage == 3:
+        refuse_scripted(module.modules(), "Zero at stage 3", "use stage 1 or 2, or the module before torch.jit.script")
+    refuse_scripted([module], WHO, "put it into a module, as torch.nn.Sequential(module)")
+    refuse_grad_dtype((item for item in named if not nn.parameter.is_lazy(item[1])), WHO)
     if not any(p.requires_grad for _, p in named):
         raise InvalidUsage(f"Zero: no parameter of {type(module).__name__} requires a gradient")
     for name, p in named:

@@ -31,7 +31,7 @@ class Released(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ALLOWED:
-            read = next((v for v in _flat(args) if isinstance(v, Released)), None)
+            read = next((v for v in _flat([args, *(kwargs or {}).values()]) if isinstance(v, Released)), None)
             name = "?" if read is None else read.__dict__.get("ringlet_name")
             whole = "persistence_elements so large" if read is None else f"persistence_elements={read.numel()} or more"
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
