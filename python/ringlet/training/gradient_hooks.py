@@ -51,7 +51,7 @@ class _Arrival:
     """A hook of `on_gradient`. `method`: a weak reference."""
 
     def __init__(self, method: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.method = weakref.WeakMethod(method)
+        self.method: weakref.WeakMethod[Any] = weakref.WeakMethod(method)
         self._arguments = arguments
 
     def __call__(self, parameter: torch.Tensor) -> None:
