@@ -1,10 +1,12 @@
 """Gradient merge: one reduction for k micro-batches, counted by the reducer; a wrong micro-step is told."""
 
+import contextlib
 import gc
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
 from reducer_refusal_checks import Fails
@@ -270,6 +272,70 @@ def zero_grad_after_a_stopped_backward_is_enough(rank, world):
         assert_gradients(model, [gradient / k for gradient in expected])
 
 
+class Constant(nn.Module):
+    """Whose gradient is 1."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.zeros(40, dtype=dtype)) for _ in range(2))
+
+    def forward(self, x):
+        return (self.weight.sum() + self.other.sum()) * x
+
+
+def a_long_window_of_16_bits_adds_up_in_float32(rank, world):
+    for dtype, first in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):  # to which 1 adds nothing in this dtype
+        steps = [torch.tensor(x, dtype=dtype) for x in [first, *[1.0] * 8]]
+        total = first + 8
+        for options in ({}, {"gradient_as_bucket_view": False}, {"static_graph": True}):
+            model = Constant(dtype)
+            merge = GradientReducer(model, **options).accumulate(9, average=False)
+            for x in steps:
+                model(x).backward()
+            assert merge.complete and all(p.grad.unique().tolist() == [total] for p in model.parameters())
+            model.zero_grad()
+            for x in steps[:-2]:
+                model(x).backward()
+            assert model.weight.grad.unique().tolist() == [total - 2]
+            model.weight.grad.fill_(-8)  # what a program writes counts
+            model(steps[-1]).backward()
+            assert merge.finish()
+            assert model.weight.grad.unique().tolist() == [-7]
+            assert model.other.grad.unique().tolist() == [torch.tensor(total - 1).to(dtype)]
+            model = Constant(dtype)
+            reducer = GradientReducer(model, **options)
+            for _ in range(2):
+                model.zero_grad()
+                for step, x in enumerate(steps):
+                    with reducer.no_sync() if step < 8 else contextlib.nullcontext():
+                        loss = model(x)
+                    loss.backward()
+                assert all(p.grad.unique().tolist() == [total] for p in model.parameters())
+    model = Constant(torch.bfloat16)
+    merge = GradientReducer(model, accumulate_dtype=torch.bfloat16).accumulate(9, average=False)
+    for x in (256.0, *[1.0] * 8):
+        model(torch.tensor(x, dtype=torch.bfloat16)).backward()
+    assert model.weight.grad.unique().tolist() == [256]
+
+
+def a_stopped_backward_leaves_16_bit_sums(rank, world):
+    model = Constant(torch.bfloat16)
+    reducer = GradientReducer(model)
+    one = torch.ones((), dtype=torch.bfloat16)
+    with reducer.no_sync():
+        for _ in range(2):
+            model(one).backward()
+        hook = model.weight.register_hook(raise_error)
+        with pytest.raises(ZeroDivisionError):
+            model(one).backward()
+        hook.remove()
+        assert model.weight.grad.unique().tolist() == [2]
+        model.zero_grad()
+        model(one).backward()
+    model(one).backward()
+    assert all(p.grad.unique().tolist() == [2] for p in model.parameters())
+
+
 def raise_error(_gradient):
     raise ZeroDivisionError
 
@@ -278,6 +344,8 @@ def raise_error(_gradient):
     "check",
     [
         a_forgotten_window_leaves_no_hook,
+        a_long_window_of_16_bits_adds_up_in_float32,
+        a_stopped_backward_leaves_16_bit_sums,
         zero_grad_after_a_stopped_backward_is_enough,
         sums_without_average,
         in_place_zeros_and_unused_parameters,

@@ -1,5 +1,6 @@
 """What happens to a module and its gradients after the reducer was made: followed, or refused by name on all ranks."""
 
+import contextlib
 import copy
 from unittest import mock
 
@@ -395,6 +396,29 @@ def buffers_of_every_dtype_are_rank_0s(rank, world):
         fill(model, rank)
         model(torch.ones(1, 3)).sum().backward()
     assert reducer.stats()["backwards"] == 2
+
+
+@check
+def a_flat_buffer_of_the_users_gets_the_averages(rank, world):
+    for dtype in (torch.float32, torch.bfloat16):
+        close = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {}
+        for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
+            for window in (1, 2):
+                model = mlp(dtype)
+                reducer = GradientReducer(model, **options, **SMALL)
+                flat, start = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=dtype), 0
+                for p in model.parameters():
+                    p.grad = flat[start : start + p.numel()].view(p.shape)
+                    start += p.numel()
+                for step in range(3):
+                    flat.zero_()
+                    expected = expected_average(model, world, range(step, step + window))
+                    for micro in range(step, step + window):
+                        with reducer.no_sync() if micro + 1 < step + window else contextlib.nullcontext():
+                            loss_of(model, rank, micro).backward()
+                    torch.testing.assert_close(flat, torch.cat([e.flatten() for e in expected]), **close)
+                    assert all(p.grad.untyped_storage().data_ptr() == flat.data_ptr() for p in model.parameters())
+                    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 class Scripted(nn.Module):

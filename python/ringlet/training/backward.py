@@ -47,6 +47,11 @@ class Backward:
         self._task = weakref.ref(task)
         torch.autograd.Variable._execution_engine.queue_callback(task)
 
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Calls `function` when this backward ends, also by raising."""
+        assert self._task is not None
+        weakref.finalize(self._task(), function).atexit = False
+
     def make_registered(self) -> None:
         """Until this backward ends, also by raising, the CPU tensors that the process makes are registered memory, so
         that peers can read gradients where autograd puts them. Without an effect if the heap is full."""

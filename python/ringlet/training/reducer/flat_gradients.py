@@ -75,7 +75,8 @@ class Gradient:
     the tensor that autograd has made, if it is reduced there.
 
     `.grad` gets an alias of `view`, never `view` itself: a user could exchange its memory (`p.grad.data = ...`).
-    Views keep the layout on which ranks agreed. `strides` are those that the parameter had then.
+    Views keep the layout on which ranks agreed. `strides` are those that the parameter had then. `users`: a view of
+    somebody else's buffer that was in `.grad` before the backward; averages go there.
     """
 
     index: int
@@ -88,6 +89,13 @@ class Gradient:
     strides: tuple[int, ...]
     bucket: FlatBucket
     own: torch.Tensor | None = None
+    users: torch.Tensor | None = None
+
+    def find_users(self) -> None:
+        """Call it when a backward begins."""
+        current = self.parameter.grad
+        there = current is not None and not self.is_at(current) and not has_own_memory(current)
+        self.users = current if there else None
 
     @functools.cached_property
     def view(self) -> torch.Tensor:
@@ -130,6 +138,9 @@ class Gradient:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
         `.to(memory_format=...)`, makes a copy in the new layout: optimizers may assume that both layouts are equal."""
         parameter, current = self.parameter, self.parameter.grad
+        if self.users is not None:
+            parameter.grad = self.users.copy_(self.view)
+            return
         if self.own is not None:
             if current is not self.own:
                 parameter.grad = self.own

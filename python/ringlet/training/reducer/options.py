@@ -7,6 +7,8 @@ import numbers
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from ringlet.errors import InvalidUsage
 
 from . import buckets
@@ -27,6 +29,7 @@ class Options:
     gradient_as_bucket_view: bool = True
     broadcast_buffers: bool = True
     delay: int = 0
+    accumulate_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -68,6 +71,11 @@ class Options:
             raise InvalidUsage(f"delay must be 0 (off) or 1 (gradients of the step before), got {self.delay!r}")
         if not isinstance(self.algorithm, str | None):
             raise InvalidUsage(f"algorithm must be the name of an algorithm or None, got {self.algorithm!r}")
+        if self.accumulate_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+            raise InvalidUsage(
+                "accumulate_dtype must be float32, or bfloat16 or float16 to add up in the gradients' own dtype, got "
+                f"{self.accumulate_dtype}"
+            )
         if self.delay and self.any_may_be_unused:
             raise InvalidUsage(
                 "delay=1 needs every parameter in every backward: leave out find_unused_parameters and static_graph"

@@ -71,6 +71,9 @@ class GradientReducer(Joinable):
             optimizers by name.
         delay: 1 returns the averages of the previous backward, so that communication has a whole step to finish. The
             first backward leaves None in `.grad`. `flush()` returns the last averages.
+        accumulate_dtype: in which 16-bit gradients add up over a window of no_sync() or accumulate(): float32 by
+            default, in 4 bytes an element while the window is open. Their own dtype takes no memory, but a sum of many
+            micro-batches is wrong.
 
     Raises:
         InvalidUsage: at construction, if ranks differ in a parameter, buffer or setting (it names rank and parameter);
@@ -103,6 +106,7 @@ class GradientReducer(Joinable):
         broadcast_buffers: bool = True,
         optimizer_in_backward: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         delay: int = 0,
+        accumulate_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self._module, self._group = module, group_of(module, process_group, "GradientReducer")
@@ -110,7 +114,7 @@ class GradientReducer(Joinable):
         self._device = device_of(module)
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
-            gradient_as_bucket_view, broadcast_buffers, delay,
+            gradient_as_bucket_view, broadcast_buffers, delay, accumulate_dtype,
         )  # fmt: skip
         settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
         replicas.check_agreement([settings, *replicas.describe(module)], self._group, self._device)
@@ -341,29 +345,31 @@ class GradientReducer(Joinable):
         for tensor in differentiable(output):
             tensor.register_hook(lambda _: self._on_backward(sync))
 
-    def _on_backward(self, sync: bool) -> None:
-        """`sync`: whether the forward came outside of no_sync()."""
+    def _on_backward(self, sync: bool, arrived: int | None = None) -> None:
+        """`sync`: whether the forward came outside of no_sync(). `arrived`: see Reduction.open."""
         self._check_stopped()
         if self._backward.open:
             return
         if not self._checked:  # no forward of the whole module came before
             self._check_module()
         self._backward.begin(self._on_backward_end)
-        self._open(sync)
+        self._open(sync, arrived)
+        if self._reduction.sums.apart:
+            self._backward.at_end(self._reduction.sums.end)
         if self._reduction.in_place:
             self._backward.make_registered()
 
-    def _open(self, sync: bool) -> None:
+    def _open(self, sync: bool, arrived: int | None) -> None:
         self._last.keep()
         self._reducing = sync if self._merge is None else self._merge.closes()
-        self._reduction.open(self._reducing)
+        self._reduction.open(self._reducing, arrived)
         if self._join_config.enable and not self._divide_by_initial_world_size:
             self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
         if self._merge is None:  # it has to see the first gradient of a backward
             self._reduction.arm()
 
     def _on_gradient(self, index: int) -> None:
-        self._on_backward(self._sync)
+        self._on_backward(self._sync, index)
         if self._merge is not None:
             self._merge.begin()
             if self._reducing and not self._merge.gathering:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.backward import in_backward
 from ringlet.training.gradient_hooks import GradientArrivals, has_own_memory, own_memory
 from ringlet.training.refusals import refuse_again, refuse_layout
 
@@ -26,6 +27,7 @@ from .measured import MeasuredMerging
 from .options import Options
 from .stepping import Stepping
 from .timeline import BucketTimes, Timeline, Totals, now_ns
+from .wide_sums import WideSums
 
 
 class Reduction:
@@ -58,6 +60,7 @@ class Reduction:
         self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
         self._reducing = False
         self.late = False  # all buckets of the backward are sent at its end
+        self.sums = WideSums([parameter for _, parameter in parameters], options.accumulate_dtype)
         self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients], own_memory())
         self._noted_places: Any = None  # the buckets, and those that have buffers, of which `noted` knows
         events.tell_layout(self.flat.plan, channel.group, "by size")
@@ -65,9 +68,14 @@ class Reduction:
 
     # -- one backward --
 
-    def open(self, reducing: bool) -> None:
+    def open(self, reducing: bool, arrived: int | None = None) -> None:
+        """`arrived`: the parameter whose gradient has come before the backward was seen to begin."""
         self._reducing = reducing
         self._choose_place()
+        for gradient in self.flat.gradients:
+            gradient.find_users()
+        if in_backward() and (not reducing or any(self.used)):
+            self.sums.begin(arrived)
         self.late = not self.stepping.active and self.in_place and not self.channel.overlaps(self.device)
         self._timeline.begin_ns = now_ns()
 
@@ -84,7 +92,7 @@ class Reduction:
 
     def arm(self) -> None:
         """Lets hooks note the gradients of this backward that are reduced in place, until their bucket is full."""
-        if self.options.static_graph:
+        if self.options.static_graph or self.sums.apart:
             return
         found = self.flat.buckets
         with_buffers = [bucket for bucket in found if bucket.has_buffer]
@@ -114,7 +122,9 @@ class Reduction:
 
     def arrived(self, index: int, parameter: torch.Tensor) -> None:
         self._take_noted()
-        if parameter.grad is None:  # a hook has dropped it: it did not arrive
+        dropped = parameter.grad is None  # by a hook: it did not arrive
+        self.sums.add(index, parameter)
+        if dropped:
             return
         gradient = self.flat.gradients[index]
         self._take(gradient, parameter)
@@ -165,8 +175,10 @@ class Reduction:
                 gradient.own = arrived
         elif gradient.bucket.work is None and (self._reducing or self.options.gradient_as_bucket_view):
             gradient.own = None  # what arrived before in another layout
+            if gradient.users is not None and not self._reducing:
+                return
             gradient.view.copy_(arrived.detach())
-            if self.options.gradient_as_bucket_view:
+            if self.options.gradient_as_bucket_view and gradient.users is None:
                 gradient.hand_over()
 
     @torch.no_grad()
@@ -175,6 +187,7 @@ class Reduction:
         timeline = self._timeline
         timeline.ended_ns = now_ns()
         self._take_noted()
+        self.sums.end()
         if timeline.arrivals:
             self._seen_order = list(timeline.arrivals)
         if not self._reducing:
@@ -185,6 +198,7 @@ class Reduction:
         for index in absent:
             self._fill(index)
         wrong = self._strayed() if self.options.any_may_be_unused else [i for i in absent if not self.used[i]]
+        self.sums.forget()
         for bucket in self.flat.buckets:
             bucket.waiting = 0
         self._launch_full(waiting_allowed=True)
@@ -328,7 +342,7 @@ class Reduction:
             if not used[gradient.index]:
                 if kept is not None:
                     gradient.view.copy_(kept)
-            elif self.options.gradient_as_bucket_view:
+            elif self.options.gradient_as_bucket_view or gradient.users is not None:
                 gradient.hand_over()
             elif parameter.grad is None or not has_own_memory(parameter.grad):
                 parameter.grad = torch.empty_like(parameter).copy_(gradient.view)
