@@ -41,3 +41,11 @@ def test_losses_are_those_of_gloo(framework, tmp_path):
     first, second = ringlets
     assert first == second or (framework == "transformers" and second == [])  # its rank 0 alone keeps a log
     assert len(first) == 8 and first[-1] < first[0] and all(map(math.isfinite, first))
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+def test_zero_trains_and_clips_as_one_process_does(framework, tmp_path):
+    first, second = losses(f"zero_{framework}", "ringlet", tmp_path / "zero")
+    alone, _ = losses("zero_alone", "gloo", tmp_path / "alone")
+    assert first == second and len(first) == 8 and first[-1] < first[0]
+    assert first == pytest.approx(alone, rel=1e-5)

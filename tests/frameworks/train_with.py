@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import ringlet  # noqa: F401  # its backend
+import ringlet
 
 STEPS, BATCH, WIDTH = 8, 8, 16
+CLIP = 0.1  # below every norm
+BATCHES: list[dict[str, torch.Tensor]] = []  # this rank's, under Zero
 
 
 class Regression(nn.Module):
@@ -33,16 +35,15 @@ class Regression(nn.Module):
         return {"loss": (logits - labels).square().mean(), "logits": logits}
 
 
-def samples() -> list[dict[str, torch.Tensor]]:
+def samples(world: int | None = None) -> list[dict[str, torch.Tensor]]:
     """Of all ranks and steps; every step has the same ones, so that the loss falls."""
     generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(BATCH * int(os.environ["WORLD_SIZE"]), WIDTH, generator=generator)
+    inputs = torch.randn(BATCH * (world or int(os.environ["WORLD_SIZE"])), WIDTH, generator=generator)
     return [{"inputs": row, "labels": row[:1].sin()} for row in inputs] * STEPS
 
 
-def own_batches() -> Iterator[dict[str, torch.Tensor]]:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    mine = samples()[rank::world]
+def own_batches(rank: int, world: int) -> Iterator[dict[str, torch.Tensor]]:
+    mine = samples(world)[rank::world]
     for first in range(0, len(mine), BATCH):
         yield torch.utils.data.default_collate(mine[first : first + BATCH])
 
@@ -108,6 +109,101 @@ def transformers(backend: str) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+def alone_with_zero(backend: str, stage: int = 2) -> ringlet.Zero:
+    """A Zero, for a framework that takes this rank for the only one: it would put the model into DDP."""
+    dist.init_process_group(backend)
+    rank_own = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    BATCHES.extend(own_batches(int(rank_own["RANK"]), int(rank_own["WORLD_SIZE"])))
+    return ringlet.Zero(Regression(), torch.optim.Adam, stage, lr=1e-2)
+
+
+def mean_of_ranks(loss: torch.Tensor) -> float:
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()
+
+
+def zero_accelerate(backend: str) -> list[float]:
+    zero = alone_with_zero(backend)
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 1
+    model, optimizer = accelerator.prepare(zero.module, zero.optimizer)
+    losses = []
+    for batch in BATCHES:
+        loss = model(**batch)["loss"]
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(mean_of_ranks(loss))
+    return losses
+
+
+def zero_lightning(backend: str) -> list[float]:
+    zero = alone_with_zero(backend)
+    from lightning.pytorch import LightningModule, Trainer
+
+    losses: list[float] = []
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = zero.module
+
+        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = self.model(**batch)["loss"]
+            losses.append(mean_of_ranks(loss))
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return zero.optimizer
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, gradient_clip_val=CLIP, **quiet)
+    trainer.fit(Module(), torch.utils.data.DataLoader(BATCHES, batch_size=None))
+    return losses
+
+
+def zero_transformers(backend: str) -> list[float]:
+    zero = alone_with_zero(backend)
+    from transformers import Trainer, TrainingArguments
+
+    losses: list[float] = []
+
+    class MeanOfRanks(Trainer):
+        def compute_loss(self, *arguments: object, **options: object) -> torch.Tensor:
+            loss = super().compute_loss(*arguments, **options)
+            losses.append(mean_of_ranks(loss))
+            return loss
+
+        def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+            return torch.utils.data.DataLoader(BATCHES, batch_size=None)
+
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1}
+    arguments = TrainingArguments(sys.argv[3], use_cpu=True, num_train_epochs=1, max_grad_norm=CLIP, **quiet)
+    schedule = torch.optim.lr_scheduler.ConstantLR(zero.optimizer, factor=1.0)
+    MeanOfRanks(zero.module, arguments, train_dataset=samples(1), optimizers=(zero.optimizer, schedule)).train()
+    return losses
+
+
+def zero_alone(backend: str) -> list[float]:
+    """What the others must give: every rank trains on the batches of all ranks, with torch alone."""
+    dist.init_process_group(backend)
+    model, world = Regression(), dist.get_world_size()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for parts in zip(*(own_batches(rank, world) for rank in range(world)), strict=True):
+        loss = torch.stack([model(**part)["loss"] for part in parts]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def deepspeed(backend: str) -> list[float]:
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed as framework
@@ -126,7 +222,7 @@ def deepspeed(backend: str) -> list[float]:
         },
     )
     losses = []
-    for batch in own_batches():
+    for batch in own_batches(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
         loss = engine(**batch)["loss"]
         engine.backward(loss)
         engine.step()
@@ -136,12 +232,17 @@ def deepspeed(backend: str) -> list[float]:
     return losses
 
 
-TRAINS = {"accelerate": accelerate, "lightning": lightning, "transformers": transformers, "deepspeed": deepspeed}
+TRAINS = {
+    "accelerate": accelerate, "lightning": lightning, "transformers": transformers, "deepspeed": deepspeed,
+    "zero_accelerate": zero_accelerate, "zero_lightning": zero_lightning, "zero_transformers": zero_transformers,
+    "zero_alone": zero_alone,
+}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    rank = os.environ["RANK"]
     losses = TRAINS[sys.argv[1]](sys.argv[2])
     told = {"losses": losses, "backend": dist.get_backend()}
-    pathlib.Path(sys.argv[3], f"losses-{os.environ['RANK']}.json").write_text(json.dumps(told))
+    pathlib.Path(sys.argv[3], f"losses-{rank}.json").write_text(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()
