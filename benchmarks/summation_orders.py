@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reveals the summation orders of the libraries of docs/numerics.md, a JSON line each.
 
-python benchmarks/summation_orders.py benchmarks/baselines/DATE-summation-orders.jsonl [MODULE:FUNCTION ...]
+python benchmarks/summation_orders.py FILE.jsonl [MODULE:FUNCTION=VERSION ...]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ringlet.cli.main import main
@@ -21,18 +21,18 @@ LIBRARIES = ("gloo", "openmpi", "mpich", "intelmpi")
 WORLDS = (3, 4, 8)
 
 
-def commands(own: list[str]) -> Iterator[str]:
-    """Of other libraries in some worlds, of ringlet's algorithms in one, where the prover has their trees."""
-    for target in (*LIBRARIES, *own):
-        for world in WORLDS:
-            yield f"reveal {target} -n {world}"
+def commands(own: Iterable[str]) -> Iterator[str]:
+    """Of other libraries in some worlds, and of ringlet's algorithms in one. A function's first call may build it."""
+    for world in WORLDS:
+        yield from (f"reveal {target} -n {world}" for target in LIBRARIES)
+        yield from (f"reveal {target} -n {world} --timeout 900" for target in own)
     for algorithm, collective, _ in algorithms():
         if collective in REDUCTIONS:
             for dtype in ("float32", "bfloat16"):
                 yield f"reveal ringlet:{algorithm} -n 4 --collective {collective} --dtype {dtype} --sizes 4K"
 
 
-def run(file: Path, own: list[str]) -> int:
+def run(file: Path, own: dict[str, str]) -> int:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "found.json"
@@ -40,10 +40,11 @@ def run(file: Path, own: list[str]) -> int:
             if main([*shlex.split(command), "--json", str(written)]) != 0:
                 return 1
             (found,) = json.loads(written.read_text())
+            found["version"] = own.get(found["target"], found["version"])
             lines.append(json.dumps({"command": f"ringlet {command}"} | found) + "\n")
     file.write_text("".join(lines), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run(Path(sys.argv[1]), dict(word.split("=") for word in sys.argv[2:])))

@@ -26,6 +26,7 @@ sys.path += [str(DOCS), str(DOCS.parent / "tests" / "conformance")]
 import conformance_tables  # noqa: E402
 import fastest  # noqa: E402
 import figures  # noqa: E402
+import orders  # noqa: E402
 
 WORLD = 4  # of the pictures
 WORLDS = (4, 5, 16)  # of the tables: a power of two, an odd world, a larger power of two
@@ -136,6 +137,7 @@ def pictures() -> dict[str, str]:
     found = {f"{c}-{a}.svg": schedule(a, c, world=WORLD, hosts=ON_HOSTS.get(a)).svg() for a, c, _ in algorithms()}
     for collective, algorithm, world in MORE_PICTURES:
         found[f"{collective}-{algorithm}-world-{world}.svg"] = schedule(algorithm, collective, world=world).svg()
+    found["reveal-gloo-and-openmpi.svg"] = orders.picture()
     found["ring-and-butterfly.svg"] = side_by_side([schedule(name, world=WORLD) for name in ("ring", "butterfly")])
     return found
 
@@ -156,7 +158,10 @@ def tables() -> dict[str, dict[str, str]]:
         },
         "limits.md": {"limits": _limits()},
         "conformance.md": {name: _table(lines) for name, lines in conformance_tables.tables().items()},
-        **{page: {name: _table(lines) for name, lines in found.items()} for page, found in figures.tables().items()},
+        **{
+            page: {name: _table(lines) for name, lines in found.items()}
+            for page, found in (*figures.tables().items(), *orders.tables().items())
+        },
     }
 
 

@@ -4,6 +4,7 @@ streams, messages, what is refused, and what becomes of a call that is never don
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import threading
@@ -47,6 +48,28 @@ def every_dtype_and_op(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_dtype_and_op(device_pool, world, way):
     device_pool.values(every_dtype_and_op, world, join="threads")
+
+
+def orders_of_every_algorithm(rank: int, world: int, dtype: torch.dtype) -> dict[str, list[str]]:
+    """As the probe of ringlet.reveal sees them."""
+    emulated_gpu.load()
+    found = {}
+    for algorithm in ALGORITHMS["all_reduce"]:
+        call = functools.partial(ringlet.all_reduce, algorithm=algorithm)
+        for device in (emulated_gpu.DEVICE, "cpu"):
+            seen = ringlet.reveal(call, sizes=[4 * world], dtype=dtype, calls=1, device=device)
+            (message,) = seen.messages
+            assert message.wrong == 0 and not {"the rank", "the call", "the numbers"} & seen.depends.keys(), seen.text()
+            found[f"{algorithm} on {device}"] = [order.text for order in message.layout.orders]
+    return found
+
+
+@each_way
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_adds_in_the_order_of_the_host(device_pool, way, dtype):
+    for found in device_pool.values(orders_of_every_algorithm, 5, dtype, join="threads"):
+        for algorithm in ALGORITHMS["all_reduce"]:
+            assert found[f"{algorithm} on {emulated_gpu.DEVICE}"] == found[f"{algorithm} on cpu"], algorithm
 
 
 def every_algorithm_count_and_root(rank: int, world: int, collective: str) -> None:

@@ -22,7 +22,7 @@ from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
 
 TARGETS = ("gloo", "nccl", *MPI_PEERS)
 _OWN = "ringlet:"
-_FACTOR = 4
+_FACTOR = 2
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -45,7 +45,7 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("--nproc", "--worlds", dest="world", type=values.world, default=argparse.SUPPRESS,
         help=argparse.SUPPRESS)  # fmt: skip
     parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M"), metavar="S,S|S..S",
-        help="elements of the messages; a range goes up by factors of 4 (default 1..1M). Between them, the sizes at "
+        help="elements of the messages; a range goes up by factors of 2 (default 1..1M). Between them, the sizes at "
         "which the order changes are searched for")  # fmt: skip
     parser.add_argument("--calls", type=values.whole(1, 1000), default=2, metavar="K",
         help="how often each message is probed, and compared (default 2)")  # fmt: skip
@@ -146,7 +146,7 @@ def _target(text: str) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """ "1..1K,5000" -> (1, 4, 16, 64, 256, 1024, 5000)"""
+    """ "1..1K,5000" -> (1, 2, 4, ..., 1024, 5000)"""
     found: set[int] = set()
     for word in text.split(","):
         first, dots, last = word.partition("..")

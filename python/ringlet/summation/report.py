@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,15 +48,10 @@ class Revealed:
     def text(self) -> str:
         """For a terminal."""
         case = self.case
-        rows = [("elements", "orders", "segments", "ranks", "roundings")]
-        rows += [
-            (
-                f"{seen.count:,}", self.names(seen.layout.distinct), f"{len(seen.layout.starts):,}",
-                "differ" if len(seen.layouts) > 1 or "ranks" in seen.bits_differ else "equal",
-                str(max(order.depth for order in seen.layout.orders)),
-            )
-            for seen in self.messages
-        ]  # fmt: skip
+        rows: list[tuple[str, ...]] = [("elements", "orders", "segments", "ranks", "roundings")]
+        for cells, group in itertools.groupby(self.messages, self._cells):
+            sizes = [f"{seen.count:,}" for seen in group]
+            rows.append((sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}", *cells))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [f"{self.target} ({self.version}): {case.collective} of {case.dtype}, {case.world} ranks"]
         lines += ["  " + "  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
@@ -66,6 +61,14 @@ class Revealed:
             lines.append(f"  does not depend on {', '.join(self.independent)}")
         return "\n".join([*lines, f"  {self.error_bound()}", ""])
 
+    def _cells(self, seen: Seen) -> tuple[str, ...]:
+        """A message's line in the table."""
+        equal = len(seen.layouts) == 1 and "ranks" not in seen.bits_differ
+        depth = max(order.depth for order in seen.layout.orders)
+        segments = len(seen.layout.starts)
+        orders = [order for layout in seen.layouts for order in layout.orders]
+        return self.names(orders), f"{segments:,}", "equal" if equal else "differ", str(depth)
+
     def error_bound(self) -> str:
         """In words."""
         orders = [order for seen in self.messages for layout in seen.layouts for order in layout.orders]
@@ -74,10 +77,10 @@ class Revealed:
         depth = max(order.depth for order in orders)
         return f"error: at most {depth} x 2^-{self.digits} of the sum of the magnitudes, to first order{beside}"
 
-    def names(self, orders: Sequence[Order]) -> str:
+    def names(self, orders: Iterable[Order]) -> str:
         """ "A B" """
         every = self.orders
-        numbers = sorted(every.index(order) for order in orders)
+        numbers = sorted({every.index(order) for order in orders})
         letters = [string.ascii_uppercase[k] if k < 26 else str(k + 1) for k in numbers]
         return " ".join(letters[:8]) + (f" and {len(letters) - 8} more" if len(letters) > 8 else "")
 
@@ -100,7 +103,10 @@ class Revealed:
                 }
                 for seen in self.messages
             ],
-            "changes": [change.count for change in self.changes],
+            "changes": [
+                {"elements": change.count, "orders": [numbers[order] for order in change.after]}
+                for change in self.changes
+            ],
             "depends": self.depends,
             "independent": self.independent,
             "error_bound": self.error_bound(),
