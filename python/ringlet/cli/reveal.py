@@ -44,9 +44,10 @@ def add_parsers(subparsers: Any) -> None:
         help="number of ranks (default 4)")  # fmt: skip
     parser.add_argument("--nproc", "--worlds", dest="world", type=values.world, default=argparse.SUPPRESS,
         help=argparse.SUPPRESS)  # fmt: skip
-    parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M"), metavar="S,S|S..S",
-        help="elements of the messages; a range goes up by factors of 2 (default 1..1M). Between them, the sizes at "
-        "which the order changes are searched for")  # fmt: skip
+    parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M,999999"), metavar="S,S|S..S",
+        help="elements of the messages; a range goes up by factors of 2 (default 1..1M,999999: an odd number shows "
+        "what is done beyond the last whole vector). Between them, the sizes at which the order changes "
+        "are searched for")  # fmt: skip
     parser.add_argument("--calls", type=values.whole(1, 1000), default=2, metavar="K",
         help="how often each message is probed, and compared (default 2)")  # fmt: skip
     add_option(parser, "--dtype", type=values.one_of(tuple(NUMBERS)), default="float32", metavar="D",
