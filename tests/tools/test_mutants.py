@@ -9,7 +9,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROOMS = {"base", "schedule", "reduce", "memory", "transport", "engine", "gpu", "comm", "bindings"}
+ROOMS = {"base", "schedule", "reduce", "memory", "plan", "transport", "engine", "gpu", "comm", "bindings"}
 
 
 def load_run():
