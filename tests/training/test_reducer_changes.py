@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import re
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -526,3 +528,92 @@ def one_rank_unfreezes(rank, world, changing):
 @pytest.mark.parametrize("join", ["dist:ringlet", "dist:ringlet@mixed"])
 def test_a_change_on_one_rank_is_named_on_all(pool, join, changing):
     pool.values(one_rank_unfreezes, 3, changing, join=join)
+
+
+# --- ranks that do not reduce the same
+
+
+def fails_with(call, *patterns):
+    with pytest.raises(ringlet.InvalidUsage) as told:
+        call()
+    for pattern in patterns:
+        assert re.search(pattern, str(told.value)), told.value
+
+
+def group_of(world, transport):
+    options = ringlet.BackendOptions(transport=transport)
+    return dist.new_group(timeout=timedelta(seconds=30), pg_options=options)
+
+
+def different_heads(rank, world, transport):
+    group = group_of(world, transport)
+    heads = [nn.Linear(6, 30), nn.Linear(6, 30)]
+    reducers = [GradientReducer(head, process_group=group) for head in heads]
+    fails_with(
+        lambda: heads[min(rank, 1)](torch.ones(4, 6)).sum().backward(),
+        r"rank 0 is in all_reduce .*, bucket 0 of GradientReducer 0 \(Linear\), 0 optimizer steps \(modulo 16\)\)",
+        r"rank [12] is in all_reduce .*, bucket 0 of GradientReducer 1 \(Linear\), 0 optimizer steps \(modulo 16\)\)",
+    )
+    del reducers
+
+
+def a_backward_left_out(rank, world, transport, how):
+    group = group_of(world, transport)
+    model = nn.Linear(6, 1)
+    reducer = GradientReducer(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train():
+        for step in range(40):
+            optimizer.zero_grad()
+            inputs = torch.ones(4, 6, requires_grad=True)
+            here = rank == 1 and step == 20
+            loss = (inputs if here and how == "no parameter" else model(inputs)).sum()
+            if not here or how == "no parameter":
+                loss.backward()
+            optimizer.step()
+
+    fails_with(
+        train,
+        r"rank 0 is in all_reduce .*, bucket 0 of GradientReducer 0 \(Linear\), 4 optimizer steps",
+        r"rank 1 is in all_reduce .*, bucket 0 of GradientReducer 0 \(Linear\), 5 optimizer steps",
+    )
+    assert reducer.stats()["backwards"] == 20
+
+
+def more_evaluations(rank, world, transport):
+    """LBFGS with each rank's own loss: averages decide the steps, and its own loss a rank's evaluations of a step."""
+    group = group_of(world, transport)
+    torch.manual_seed(5)
+    model = nn.Linear(6, 1)
+    reducer = GradientReducer(model, process_group=group)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3 + rank)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(data(rank)) - rank).square().mean()
+        loss.backward()
+        return loss
+
+    fails_with(
+        lambda: [optimizer.step(closure) for _ in range(4)],
+        r"rank 0 is in all_reduce .*, 1 optimizer steps",
+        r"rank 1 is in all_reduce .*, 0 optimizer steps",
+    )
+    del reducer
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_use_different_heads(pool, world, transport):
+    pool.values(different_heads, world, transport, join="dist:ringlet")
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("how", ["no backward", "no parameter"])
+def test_a_backward_that_one_rank_leaves_out(pool, how, transport):
+    pool.values(a_backward_left_out, 2, transport, how, join="dist:ringlet")
+
+
+def test_evaluations_that_differ(pool):
+    pool.values(more_evaluations, 2, "auto", join="dist:ringlet")

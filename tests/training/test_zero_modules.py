@@ -210,8 +210,8 @@ def different_modules(rank, world, transport):
         zero = ringlet.Zero(model, torch.optim.SGD, 3, process_group=group, lr=0.1, persistence_elements=0)
         with pytest.raises(ringlet.InvalidUsage) as told:
             zero.module["ab"[rank]](torch.ones(4, width)).sum()
-        assert re.search(r"rank 0 is in all_gather .*, unit 0 of Zero \(a.weight, a.bias\)\)", str(told.value)), told
-        assert re.search(r"rank 1 is in all_gather .*, unit 1 of Zero \(b.weight, b.bias\)\)", str(told.value)), told
+        assert re.search(r"rank 0 is in all_gather .*, unit 0 of Zero 0 \(a.weight, a.bias\)\)", str(told.value)), told
+        assert re.search(r"rank 1 is in all_gather .*, unit 1 of Zero 0 \(b.weight, b.bias\)\)", str(told.value)), told
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringlet._C import set_call_label
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
+from ringlet.training.call_labels import BucketLabels
 
 from .comm_hooks import GradBucket, Hook, HookWork
 from .flat_gradients import FlatBucket
@@ -20,8 +22,8 @@ MOST_RANKS_IN_PLACE = 2
 class Channel:
     """Starts the reductions of one reducer's buckets in `group`. If `hook` is set, it replaces the all-reduce."""
 
-    def __init__(self, group: dist.ProcessGroup, algorithm: str | None) -> None:
-        self.group, self.algorithm = group, algorithm
+    def __init__(self, group: dist.ProcessGroup, algorithm: str | None, labels: BucketLabels) -> None:
+        self.group, self.algorithm, self.labels = group, algorithm, labels
         self._hook: tuple[Any, Hook] | None = None
         self._near: dict[torch.device, bool] = {}
         self._spare: dict[torch.device, bool] = {}
@@ -73,16 +75,25 @@ class Channel:
 
         With `waits` the calling thread runs messages of single gradients at once, which is the shortest way.
         """
+        if self._hook is not None and not bucket.in_place:
+            return self._call_hook(*self._hook, bucket, place, last)
+        set_call_label(self.labels.of(place))
+        try:
+            return self._average(bucket, waits)
+        finally:
+            set_call_label(0)
+
+    def _average(self, bucket: FlatBucket, waits: bool) -> Any:
         if bucket.in_place:
             return self._all_reduce_each(bucket.tensors(), waits)
-        if self._hook is None:
-            if bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
-                # gloo's average overflows where the sum does
-                return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
-            return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
+        if bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
+            # gloo's average overflows where the sum does
+            return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
+        return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
+
+    def _call_hook(self, state: Any, hook: Hook, bucket: FlatBucket, place: int, last: bool) -> HookWork:
         if self._under_way is not None:
             self._under_way.wait()
-        state, hook = self._hook
         views, parameters = [g.view.detach() for g in bucket.members], [g.parameter for g in bucket.members]
         seen = GradBucket(place, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)

@@ -21,6 +21,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ringlet.errors import InvalidUsage
 from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable
+from ringlet.training.call_labels import BucketLabels, number_in
 from ringlet.training.gradient_hooks import ForwardHook, HooksLast, on_gradient
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
@@ -88,7 +89,8 @@ class GradientReducer(Joinable):
     The module keeps its reducer, and both are freed together. If a part of the module is still in use, a later gradient
     raises InvalidUsage: no reducer would average it.
 
-    A rank whose backward reaches no parameter takes no part in that reduction, and the others wait for it.
+    A rank whose backward reaches no parameter takes no part in that reduction, and the others wait for it. On `ringlet`
+    its next backward raises InvalidUsage on all ranks if it has called `optimizer.step()` like the others.
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
@@ -118,10 +120,11 @@ class GradientReducer(Joinable):
         )  # fmt: skip
         settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
         replicas.check_agreement([settings, *replicas.describe(module)], self._group, self._device)
+        title = f"GradientReducer {number_in(self._group, 'GradientReducer')} ({type(module).__name__})"
         self._options.check()
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
         refusals.refuse_unsupported(module, named)
-        self._channel = Channel(self._group, algorithm)
+        self._channel = Channel(self._group, algorithm, BucketLabels(title, [parameter for _, parameter in named]))
         self._channel.check_algorithm(self._device)
         stepping = Stepping(named, optimizer_in_backward)
         if stepping.active and delay:
@@ -269,6 +272,7 @@ class GradientReducer(Joinable):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._channel.labels.remove()
 
     def stats(self) -> dict[str, Any]:
         """The reducer's counts and times, as plain numbers and names.
@@ -362,6 +366,7 @@ class GradientReducer(Joinable):
     def _open(self, sync: bool, arrived: int | None) -> None:
         self._last.keep()
         self._reducing = sync if self._merge is None else self._merge.closes()
+        self._channel.labels.begin(self._join_config.enable)
         self._reduction.open(self._reducing, arrived)
         if self._join_config.enable and not self._divide_by_initial_world_size:
             self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
@@ -399,6 +404,7 @@ class GradientReducer(Joinable):
     def _finish_window(self, scale: float) -> None:
         """Reduces the gradients of a window, outside of a backward."""
         self._reducing = True
+        self._channel.labels.begin()
         self._reduction.open(True)
         self._reduction.scale = scale
         try:
@@ -474,6 +480,7 @@ class GradientReducer(Joinable):
     def copy_state_from_one(self, candidate: bool) -> None:
         """At the end of join(): the highest rank that is a `candidate` gives its parameters and buffers to all."""
         replicas.broadcast_state(self._module, self._group, one_rank(candidate, self._group, self._device))
+        self._channel.labels.restart()
         self._join_config = type(self._join_config).construct_disabled_join_config()
 
     def join_hook(self, **options: Any) -> JoinHook:

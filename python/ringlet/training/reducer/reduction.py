@@ -63,7 +63,7 @@ class Reduction:
         self.sums = WideSums([parameter for _, parameter in parameters], options.accumulate_dtype)
         self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients], own_memory())
         self._noted_places: Any = None  # the buckets, and those that have buffers, of which `noted` knows
-        events.tell_layout(self.flat.plan, channel.group, "by size")
+        self._tell_layout("by size")
         self.rearm()
 
     # -- one backward --
@@ -215,6 +215,7 @@ class Reduction:
     def shadow(self) -> None:
         """Takes part in a reducing backward of the other ranks with zeros. Leaves this rank's gradients alone."""
         self._choose_place()
+        self.channel.labels.begin(joining=True)
         started, last = [], len(self.flat.buckets) - 1
         for place, bucket in enumerate(self.flat.buckets):
             started.append(self.channel.start(bucket.zeros(), place, place == last))
@@ -316,6 +317,10 @@ class Reduction:
             self._static_used = found.tolist()
         return self._static_used
 
+    def _tell_layout(self, how: str) -> None:
+        self.channel.labels.lay_out(len(self.flat.plan))
+        events.tell_layout(self.flat.plan, self.channel.group, how)
+
     # -- receiving --
 
     def _receive(self, flat: FlatGradients, timeline: Timeline, since_ns: int) -> None:
@@ -373,12 +378,12 @@ class Reduction:
             dist.broadcast(order, group=self.channel.group, group_src=0)
             self._order = order.tolist()
             self.flat.reorder(self._order)
-            events.tell_layout(self.flat.plan, self.channel.group, "in the order of arrival")
+            self._tell_layout("in the order of arrival")
         elif self.merging is not None:
             plan = self.merging.observe(self._timeline, self.flat.plan)
             if plan is not None:
                 self.flat.adopt(plan)
-                events.tell_layout(self.flat.plan, self.channel.group, "as merging measures it")
+                self._tell_layout("as merging measures it")
         elif self.options.delay and self._order is not None:  # the set of buffers that was away
             self.flat.reorder(self._order)
             self._order = None

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from ringlet.training import replicas
+from ringlet.training.call_labels import number_in
 
 from .memory import MappedFiles
 from .optimizer import MakeOptimizer, OptionsBy, ShardedOptimizer, key_of
 from .options import Options
 from .shards import FlatUnit
 from .traffic import Traffic
-from .units import Limits, assign
+from .units import Limits, assign, give_labels
 
 
 @dataclass
@@ -54,7 +55,9 @@ def build(
     offloads = (options.offload_optimizer, options.offload_parameters)
     files = [MappedFiles(o.path) if o is not None and o.path is not None else None for o in offloads]
     flats = []
-    for unit in assign(module, limits, traffic.world):
+    units = assign(module, limits, traffic.world)
+    give_labels(units, number_in(traffic.group, "Zero"))
+    for unit in units:
         if not unit.trainable and options.stage < 3:
             continue
         whole = options.stage < 3 or unit.small

@@ -118,7 +118,7 @@ class UnitGradient:
             self.buffer = self.pool.borrow(self.flat.unit.count).zero_()
         self.take_rest()
         self.sent = True
-        self.pending = traffic.reduce_scatter(self.shard, self.buffer)
+        self.pending = traffic.reduce_scatter(self.shard, self.buffer, self.flat.unit.label)
 
     @torch.no_grad()
     def complete(self) -> None:

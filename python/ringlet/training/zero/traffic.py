@@ -55,21 +55,20 @@ class Traffic:
         """Every rank's `shard` into `whole`, in the order of ranks; `shard` may be this rank's place in it. `label`: of
         the unit; `ringlet` raises InvalidUsage on all ranks if they gather different units."""
         self.gathered_bytes += whole.nbytes * (self.world - 1) // self.world
+        return self._start(label, _all_gather, (whole, shard))
+
+    def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor, label: int) -> Pending:
+        """The average over ranks of `whole`, this rank's part of it into `shard`. `label`: as for all_gather."""
+        self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
+        return self._start(label, _reduce_scatter, (shard, whole), op=dist.ReduceOp.AVG)
+
+    def _start(self, label: int, call: Any, tensors: tuple[torch.Tensor, ...], **options: Any) -> Pending:
+        self.collectives += 1
         set_call_label(label)
         try:
-            work = _all_gather(whole, shard, group=self.group, async_op=True)
+            work = call(*tensors, group=self.group, async_op=True, **options)
         finally:
             set_call_label(0)
-        return self._start(work, (whole, shard))
-
-    def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor) -> Pending:
-        """The average over ranks of `whole`, this rank's part of it into `shard`."""
-        self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
-        work = _reduce_scatter(shard, whole, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
-        return self._start(work, (shard, whole))
-
-    def _start(self, work: Any, tensors: tuple[torch.Tensor, ...]) -> Pending:
-        self.collectives += 1
         pending = Pending(self, work, tensors)
         if not self.overlap:
             pending.wait()

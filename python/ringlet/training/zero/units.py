@@ -96,16 +96,20 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
             for part in _cut(alike, limits.unit):
                 placed = [(names[id(p)], p, users[id(p)]) for p in part]
                 units.append(_lay_out(len(units), placed, is_small, world))
-    for unit, label in zip(units, make_call_labels([_text_of(unit) for unit in units]), strict=True):
-        unit.label = label
     return units
 
 
-def _text_of(unit: Unit) -> str:
+def give_labels(units: list[Unit], number: int) -> None:
+    """number: of the Zero, among those of its group."""
+    for unit, label in zip(units, make_call_labels([_text_of(unit, number) for unit in units]), strict=True):
+        unit.label = label
+
+
+def _text_of(unit: Unit, number: int) -> str:
     """What an error calls the unit."""
     shown, more = unit.slots[:2], len(unit.slots) - 2
     names = ", ".join(slot.name for slot in shown) + (f" and {more} more" if more > 0 else "")
-    return f"unit {unit.index} of Zero ({names})"
+    return f"unit {unit.index} of Zero {number} ({names})"
 
 
 def _divide(

@@ -1,0 +1,66 @@
+"""What the calls of reducers and Zeros are for. Ranks on `ringlet` compare it, and their error names it."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ringlet._C import make_call_labels
+
+_STEPS = 16  # the label of a call tells steps modulo this
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def number_in(group: dist.ProcessGroup, kind: str) -> int:
+    """How many of that kind the group has had before. Call it where all ranks of the group make one."""
+    made = _made.setdefault(group, Counter())
+    made[kind] += 1
+    return made[kind] - 1
+
+
+class BucketLabels:
+    """The labels of a reducer's buckets. They tell how often the optimizer has stepped: a rank that has left out a
+    backward steps like the others, and its next backward must not be averaged with an earlier one of theirs."""
+
+    def __init__(self, title: str, parameters: list[torch.nn.Parameter]) -> None:
+        self._title = title
+        self._ids = {id(parameter) for parameter in parameters}
+        self._labels: list[list[int]] = []  # by the steps, and by the bucket
+        self._steps = 0
+        self._row = 0
+        watcher = weakref.WeakMethod(self._count)
+        hook = register_optimizer_step_post_hook(
+            lambda optimizer, args, kwargs: (watcher() or _nothing)(optimizer, args, kwargs)
+        )
+        self.remove = weakref.finalize(self, hook.remove)  # the hook is every optimizer's of the process
+        self.remove.atexit = False
+
+    def begin(self, joining: bool = False) -> None:
+        """A backward begins. `joining`: ranks without inputs take part, which do not step."""
+        self._row = _STEPS if joining else self._steps % _STEPS
+
+    def restart(self) -> None:
+        """All ranks have the same parameters again, whatever their numbers of steps."""
+        self._steps = 0
+
+    def lay_out(self, buckets: int) -> None:
+        """There are so many buckets from now on."""
+        counts = [*(f", {steps} optimizer steps (modulo {_STEPS})" for steps in range(_STEPS)), ""]
+        labels = iter(make_call_labels([f"bucket {b} of {self._title}{c}" for c in counts for b in range(buckets)]))
+        self._labels = [list(itertools.islice(labels, buckets)) for _ in counts]
+
+    def of(self, place: int) -> int:
+        """The label of bucket number `place`."""
+        return self._labels[self._row][place]
+
+    def _count(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        self._steps += any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
+
+
+def _nothing(*_arguments: object) -> None:
+    pass
