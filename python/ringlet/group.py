@@ -461,10 +461,11 @@ def _met(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
         with asked():
             names = {rank: peek(store, f"ringlet/name/{rank}") for rank in range(claim.world)}
             world = peek(store, "ringlet/world/0")
+            joined = peek(store, f"ringlet/{name}/hello/0") is None  # else `late` has told what differs
         others = "".join(
             f'; rank {rank} says name="{said}"' for rank, said in names.items() if said not in (None, name)
         )
-        if not others and world not in (None, str(claim.world)) and "says world" not in str(late):
+        if not others and joined and world not in (None, str(claim.world)):
             raise Timeout(
                 f"{late} (rank 0 says world {world}, rank {claim.rank} says world {claim.world}; all ranks must agree)"
             ) from None

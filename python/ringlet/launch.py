@@ -33,6 +33,7 @@ from ringlet.errors import InvalidUsage, SystemError
 GRACE_S = 5.0
 """Seconds that ranks get to end by themselves, once they are told to."""
 
+_AGAIN_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 
@@ -83,6 +84,14 @@ def termination_raises() -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise _Terminated
 
+    def again(lost: Any) -> None:
+        """Python drops what is raised in a finalizer: the signal has to come once more, when that has ended."""
+        if lost.exc_type is _Terminated:
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            before(lost)
+
+    before, sys.unraisablehook = sys.unraisablehook, again
     signal.signal(signal.SIGTERM, terminate)
     try:
         yield
@@ -91,6 +100,7 @@ def termination_raises() -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = before
 
 
 def end_with_parent(parent: int) -> None:

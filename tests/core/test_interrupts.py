@@ -468,6 +468,26 @@ if __name__ == "__main__":
 """
 
 
+IN_A_FINALIZER = """
+import os, signal, time
+from ringlet import launch
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+
+with launch.termination_raises():
+    Finalized()
+    time.sleep(30)
+"""
+
+
+def test_a_termination_in_a_finalizer_is_not_lost():
+    ended = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, "")
+
+
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGKILL))
 def test_spawned_ranks_end_with_their_parent(tmp_path, temporary, number):
     script = tmp_path / "parent.py"
