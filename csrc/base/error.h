@@ -5,6 +5,7 @@
 // Thread safety: immutable once made.
 #pragma once
 
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -41,6 +42,17 @@ const char* name(ErrorKind kind) noexcept;
 
 /// Throws the class of `kind`: for an error that was kept, or that a peer reported.
 [[noreturn]] void rethrow(ErrorKind kind, const std::string& message);
+
+/// The text that `make` returns, or kOutOfMemory if there is no memory for it. For a failure that must be told anyway.
+inline constexpr char kOutOfMemory[] = "out of memory";  // so short that a std::string of it takes no memory
+template <typename Make>
+std::string in_words(const Make& make) noexcept {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}
 
 /// Throws SystemError with the text of errno: "memfd_create: Too many open files (errno 24); <advice>".
 [[noreturn]] void throw_errno(const std::string& what, const std::string& advice = "");

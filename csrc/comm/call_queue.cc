@@ -80,14 +80,15 @@ void CallQueue::make_ready() {
 
 std::shared_ptr<Work> CallQueue::submit(Job job) {
   auto work = std::make_shared<Queued>(weak_from_this());
+  work->set_title(std::move(job.title));
   const bool whole = static_cast<bool>(job.whole);
   const std::lock_guard lock(mutex_);
-  pending_.fetch_add(1, std::memory_order_acq_rel);
   const bool first = entries_.empty();
   const auto now = Clock::now();
   clockid_t giver{};
   ::pthread_getcpuclockid(::pthread_self(), &giver);
   entries_.push_back({std::move(job), work, now, giver});
+  pending_.fetch_add(1, std::memory_order_acq_rel);
   if (first) first_.store(&entries_.front(), std::memory_order_release);
   ++submitted_;
   if (asleep_ || (whole && first)) {
@@ -98,16 +99,21 @@ std::shared_ptr<Work> CallQueue::submit(Job job) {
   return work;
 }
 
-std::shared_ptr<Work> CallQueue::run_reserved(const std::function<void()>& job, std::shared_ptr<void> keep) {
+std::shared_ptr<Work> CallQueue::reserve(std::function<std::string()> title) {
   auto work = std::make_shared<Work>();
+  work->set_title(std::move(title));
+  pending_.fetch_add(1, std::memory_order_acq_rel);
+  return work;
+}
+
+void CallQueue::run_reserved(Work& work, const std::function<void()>& job, std::shared_ptr<void> keep) {
   std::exception_ptr error;
   try {
     job();
   } catch (...) {
     error = std::current_exception();
   }
-  complete(*work, std::move(keep), error);
-  return work;
+  complete(work, std::move(keep), error);
 }
 
 bool CallQueue::wait_idle(std::chrono::milliseconds timeout) {

@@ -34,8 +34,9 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
     std::vector<Call> later{};      ///< calls that follow it and belong to the same job
     std::function<void()> whole{};  ///< instead of the call: a function that the queue's own thread runs to its end,
                                     ///< or a callback that waits for it
-    std::shared_ptr<void> keep{};   ///< released when the job has run
-    bool large = false;             ///< worth another thread, if a processor is free
+    std::function<std::string()> title{};  ///< Work::set_title
+    std::shared_ptr<void> keep{};          ///< released when the job has run
+    bool large = false;                    ///< worth another thread, if a processor is free
   };
   /// Carries a call on, and says whether it is complete (Engine::advance).
   using Advance = std::function<bool(const Call&, bool spin)>;
@@ -47,7 +48,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
 
   /// Starts the thread if it does not run yet. Throws SystemError. submit() comes after it.
   void make_ready();
-  /// Puts a job behind all earlier ones.
+  /// Puts a job behind all earlier ones. If this throws, the job is not there.
   std::shared_ptr<Work> submit(Job job);
   /// Carries calls on as far as they go without a wait, if no other thread does. `given`: the last call is new, and a
   /// thread with a processor of its own may take it.
@@ -56,8 +57,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   /// Whether the caller runs the callbacks of a complete call, and no later call has begun.
   bool may_run_ahead() const { return has_turn() && !begun_; }
   /// A job ahead of those in the queue, in two steps: it counts as pending from the first on.
-  void reserve() { pending_.fetch_add(1, std::memory_order_acq_rel); }
-  std::shared_ptr<Work> run_reserved(const std::function<void()>& job, std::shared_ptr<void> keep);
+  std::shared_ptr<Work> reserve(std::function<std::string()> title);
+  void run_reserved(Work& work, const std::function<void()>& job, std::shared_ptr<void> keep);
 
   bool has_turn() const { return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   /// Whether jobs are waiting or under way.

@@ -199,17 +199,14 @@ void Communicator::run(Call call) {
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep) {
-  CallSignature signature;
-  const auto prepared = [&]() -> CallQueue::Job {
+  return give([&]() -> CallQueue::Job {
     prepare(call);
-    signature = call_signature(call);  // now: `keep` may be released once the call is in the queue
-    const bool large = buffer_bytes(call, world_) > kLargeBytes;
-    if (!in_one_go(call)) return {.call = call, .keep = std::move(keep), .large = large};
-    return {.call = {}, .whole = [this, call] { run_now(call, true); }, .keep = std::move(keep), .large = large};
-  };
-  auto work = give(prepared);
-  work->set_title([signature, sequence = call.sequence] { return describe(signature, sequence); });
-  return work;
+    CallQueue::Job job{.call = call, .large = buffer_bytes(call, world_) > kLargeBytes};
+    if (in_one_go(call)) job.whole = [this, call] { run_now(call, true); };
+    job.title = [signature = call_signature(call), sequence = call.sequence] { return describe(signature, sequence); };
+    job.keep = std::move(keep);
+    return job;
+  });
 }
 
 void Communicator::run(const Job& job) {
@@ -231,8 +228,10 @@ void Communicator::await_own(Work& work, const std::function<std::string()>& wha
   try {
     work.await(Deadline::after(kForAsLongAsItTakes));
   } catch (const Interrupted& interrupted) {
-    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what() +
-                    ": interrupted (" + interrupted.by + ")"));
+    poison(ErrorKind::peer_lost, in_words([&] {
+             return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what() +
+                    ": interrupted (" + interrupted.by + ")";
+           }));
     const Uninterrupted rest;
     work.await(Deadline::after(kForAsLongAsItTakes));
     throw;
@@ -276,29 +275,29 @@ std::shared_ptr<Work> Communicator::start(std::vector<Call> calls, std::shared_p
 
 /// Puts a call into the queue. What runs when a call is complete gives one that runs at once, not in this group's turn,
 /// so that the caller's thread can give more meanwhile; it counts as pending from then on, so that none runs beside it.
-std::shared_ptr<Work> Communicator::give(const std::function<CallQueue::Job()>& prepared) {
+template <typename Prepare>
+std::shared_ptr<Work> Communicator::give(const Prepare& prepared) {
   check_process();
   CallQueue::Job job;
   std::shared_ptr<Work> work;
-  {
+  bool ahead = false;
+  or_fail([&] {
     const InUse in_use(busy_, closed_);
     collectives_->make_ready();  // before the call has its number, which the other ranks count too
     job = prepared();
-    if (collectives_->may_run_ahead()) {
-      collectives_->reserve();
-    } else {
-      work = collectives_->submit(std::move(job));
-    }
-  }
-  if (!work) {
+    ahead = collectives_->may_run_ahead();
+    work = ahead ? collectives_->reserve(std::move(job.title)) : collectives_->submit(std::move(job));
+  });
+  if (ahead) {
     const auto whole = [&] {
       if (job.whole) return job.whole();
       run_now(job.call, true);
       for (const Call& call : job.later) run_now(call, true);
     };
-    return collectives_->run_reserved(whole, std::move(job.keep));
+    collectives_->run_reserved(*work, whole, std::move(job.keep));
+  } else {
+    collectives_->progress(/*given=*/true);
   }
-  collectives_->progress(/*given=*/true);
   return work;
 }
 
@@ -321,36 +320,47 @@ uint64_t Communicator::number() {
   return sequence_++;
 }
 
-/// What is not this library's error, such as torch's in a copy, is this rank's alone: its peers may be in the call.
-void Communicator::run_now(const Job& job, uint64_t sequence, bool background) {
-  const auto run = [&](Call call) {
-    check(call);
-    if (call.timeout.count() <= 0) call.timeout = timeout_;
-    call.sequence = sequence;
-    run_now(call, background);
-  };
+/// An error that is not this library's, such as bad_alloc, or torch's in a copy, is this rank's alone: its peers may be
+/// in the call. So it fails the group.
+template <typename Act>
+void Communicator::or_fail(const Act& act) {
   try {
-    job(run);
+    act();
   } catch (const Error&) {
     throw;
   } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string text = error.what();
-    poison(SystemError("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                       " in a call: " + text.substr(0, text.find('\n'))));
+    poison(ErrorKind::system_error, in_words([&] {
+             const std::string text = error.what();
+             return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                    " in a call: " + text.substr(0, text.find('\n'));
+           }));
     throw;
   }
 }
 
+void Communicator::run_now(const Job& job, uint64_t sequence, bool background) {
+  or_fail([&] {
+    job([&](Call call) {
+      check(call);
+      if (call.timeout.count() <= 0) call.timeout = timeout_;
+      call.sequence = sequence;
+      run_now(call, background);
+    });
+  });
+}
+
 void Communicator::run_now(const Call& call, bool background) {
   if (call.collective == Collective::all_to_all && call.blocks != nullptr) {
-    Blocks agreed = *call.blocks;
-    agree_on_blocks(call, agreed, background);
-    Call even = call;
-    even.blocks = &agreed;
-    even.count = agreed.longest;
-    carry_out(even, background);
+    or_fail([&] {
+      Blocks agreed = *call.blocks;
+      agree_on_blocks(call, agreed, background);
+      Call even = call;
+      even.blocks = &agreed;
+      even.count = agreed.longest;
+      carry_out(even, background);
+    });
   } else {
     carry_out(call, background);
   }
@@ -409,22 +419,28 @@ void Communicator::prepare(Message& message) {
 void Communicator::run(Message message) {
   prepare(message);
   const bool told = logging(LogLevel::debug);
-  if (told) tell(message, engine_->calls().source(), "begins");
-  await_own(*messenger_->post(message, nullptr, true), [&] { return describe(message); });
+  std::shared_ptr<Work> request;
+  or_fail([&] {
+    if (told) tell(message, engine_->calls().source(), "begins");
+    request = messenger_->post(message, nullptr, true);
+  });
+  await_own(*request, [&] { return describe(message); });
   if (told) tell(message, engine_->calls().source(), "done");
 }
 
 std::shared_ptr<Messenger::Request> Communicator::start(Message message, std::shared_ptr<void> keep) {
   prepare(message);
   const bool told = logging(LogLevel::debug);
-  if (told) tell(message, engine_->calls().source(), "is posted");
-  auto request = messenger_->post(message, std::move(keep), false);
-  request->set_title([message] { return describe(message); });
-  if (told) {
-    request->then([source = engine_->calls().source(), message](const std::exception_ptr& error) {
-      tell(message, source, error ? "failed" : "done");
-    });
-  }
+  std::shared_ptr<Messenger::Request> request;
+  or_fail([&] {
+    if (told) tell(message, engine_->calls().source(), "is posted");
+    request = messenger_->post(message, std::move(keep), false);
+    if (told) {
+      request->then([source = engine_->calls().source(), message](const std::exception_ptr& error) {
+        tell(message, source, error ? "failed" : "done");
+      });
+    }
+  });
   return request;
 }
 
@@ -482,11 +498,11 @@ void Communicator::abort(const std::string& reason) {
   for (auto& [device, gpu] : gpus_) gpu->abort(reason);
 }
 
-void Communicator::poison(const Error& error) noexcept {
+void Communicator::poison(ErrorKind kind, const std::string& message) noexcept {
   if (owner_ != this_process()) return;
   try {
-    engine_->fail(error.kind(), error.what());
-  } catch (const Error&) {  // the caller has this error already
+    engine_->fail(kind, message);
+  } catch (const std::exception&) {  // the caller has this error already, or there is no memory to throw it
   }
 }
 

@@ -57,8 +57,11 @@ class Communicator {
     engine_->raise_if_failed();
     engine_->poll_failures();
   }
-  /// Poisons the group and tells the peers, for errors outside the engine.
-  void poison(const Error& error) noexcept;
+  /// Poisons the group and tells the peers, for errors outside the engine. Needs no memory.
+  void poison(ErrorKind kind, const std::string& message) noexcept;
+  void poison(const Error& error) noexcept {
+    poison(error.kind(), in_words([&] { return std::string(error.what()); }));
+  }
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
   void check(const Call& call) const;
@@ -134,12 +137,15 @@ class Communicator {
  private:
   void check_process() const;
   void leak() noexcept;
-  std::shared_ptr<Work> give(const std::function<CallQueue::Job()>& prepared);
+  template <typename Prepare>
+  std::shared_ptr<Work> give(const Prepare& prepared);
   bool at_once() const;
   bool await_turn(std::chrono::milliseconds most);
   void await_own(Work& work, const std::function<std::string()>& what);
   bool completing() const;
   bool interrupted() const;
+  template <typename Act>
+  void or_fail(const Act& act);
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);

@@ -33,6 +33,9 @@ struct Messenger::Pending {
   std::shared_ptr<Request> request;
   Deadline deadline;
   MessageProgress progress{};  // of one that is sent
+  // Once it is complete: its error, and the one that completed next.
+  std::exception_ptr error{};
+  std::shared_ptr<Pending> next{};
 };
 
 /// A message taken before a receive wanted it.
@@ -76,6 +79,7 @@ Messenger::~Messenger() { end(); }
 
 std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std::shared_ptr<void> keep, bool awaited) {
   auto request = std::make_shared<Request>(weak_from_this());
+  if (!awaited) request->set_title([message] { return describe(message); });
   {
     const std::lock_guard lock(mutex_);
     if (ended_) refuse_closed(message.sending ? "send" : "recv");
@@ -83,15 +87,17 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
     auto pending =
         std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});
-    ++pending_, ++moving_;
+    const auto unexpected = message.sending ? unexpected_.end() : find_unexpected(message);
     if (message.sending) {
+      outgoing_[message.peer].push_back(pending);
       request->peer_.store(message.peer, std::memory_order_release);
-      outgoing_[message.peer].push_back(std::move(pending));
-    } else if (!take_unexpected(pending)) {
-      receives_.push_back(std::move(pending));
+    } else if (unexpected == unexpected_.end()) {
+      receives_.push_back(pending);
     }
+    ++pending_, ++moving_;  // from here on nothing throws: the tensor may be in use
+    if (unexpected != unexpected_.end()) take_unexpected(unexpected, pending);
     for (int i = 0; i < kFirstLooks; ++i) {
-      if (look(false)) break;
+      if (look(nullptr)) break;
     }
   }
   finish();
@@ -101,19 +107,20 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
   return request;
 }
 
-bool Messenger::take_unexpected(const std::shared_ptr<Pending>& pending) {
-  const Message& message = pending->message;
-  const auto unexpected = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& s) {
+std::list<Messenger::UnexpectedMessage>::iterator Messenger::find_unexpected(const Message& message) {
+  return std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& s) {
     return !s.wanted && s.envelope.tag == message.tag && (message.peer == s.peer || message.peer == kAnySource);
   });
-  if (unexpected == unexpected_.end()) return false;
+}
+
+void Messenger::take_unexpected(std::list<UnexpectedMessage>::iterator unexpected,
+                                const std::shared_ptr<Pending>& pending) {
   if (unexpected->complete) {
     deliver(*unexpected, pending);
     unexpected_.erase(unexpected);
   } else {
     unexpected->wanted = pending;
   }
-  return true;
 }
 
 void Messenger::deliver(const UnexpectedMessage& unexpected, const std::shared_ptr<Pending>& pending) {
@@ -122,22 +129,27 @@ void Messenger::deliver(const UnexpectedMessage& unexpected, const std::shared_p
     check(*pending, unexpected.peer, unexpected.envelope);
     if (!unexpected.data.empty()) copy_bytes(pending->message.data, unexpected.data.data(), unexpected.data.size());
   } catch (...) {
-    error = std::current_exception();
+    error = end_group(std::current_exception());
   }
   pending->request->peer_.store(unexpected.peer, std::memory_order_release);
   complete(pending, error);
 }
 
-void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) {
+void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) noexcept {
   if (--moving_ == 0 && std::exchange(told_, false)) p2p_.tell_waiting("");
-  completed_.emplace_back(std::move(pending), error);
+  pending->error = error;
+  Pending* const last = pending.get();
+  (completed_ ? last_completed_->next : completed_) = std::move(pending);
+  last_completed_ = last;
 }
 
-/// Looks at all messages once, `closely` also for failures if nothing moved. Returns whether something changed.
-bool Messenger::look(bool closely) {
+/// Looks at all messages once. Returns whether something changed. With a list it first lists what to watch, and then
+/// looks for failures, too, if nothing moved.
+bool Messenger::look(Watchlist* list) noexcept {
   if (ended_) return false;
   try {
-    return move() || (closely && examine());
+    if (list != nullptr) *list = watched();
+    return move() || (list != nullptr && examine());
   } catch (...) {
     give_up(end_group(std::current_exception()));
     return true;
@@ -146,7 +158,7 @@ bool Messenger::look(bool closely) {
 
 /// Messages that are given up may be half-way, and the next one would be taken for the rest of them. So an error ends the
 /// group, if it has not done so already. Returns the error for those messages.
-std::exception_ptr Messenger::end_group(const std::exception_ptr& error) {
+std::exception_ptr Messenger::end_group(const std::exception_ptr& error) noexcept {
   try {
     p2p_.raise_if_failed();
   } catch (...) {
@@ -155,16 +167,16 @@ std::exception_ptr Messenger::end_group(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
-    return failed(known.kind(), known.what());
+    return failed(known.kind(), in_words([&] { return std::string(known.what()); }));
   } catch (const std::exception& other) {
-    return failed(ErrorKind::system_error, self() + " in its messages: " + other.what());
+    return failed(ErrorKind::system_error, in_words([&] { return self() + " in its messages: " + other.what(); }));
   } catch (...) {
-    return failed(ErrorKind::system_error, self() + " in its messages");
+    return failed(ErrorKind::system_error, in_words([&] { return self() + " in its messages"; }));
   }
 }
 
 /// Fails the group. Returns the error.
-std::exception_ptr Messenger::failed(ErrorKind kind, const std::string& message) {
+std::exception_ptr Messenger::failed(ErrorKind kind, const std::string& message) noexcept {
   std::exception_ptr error;
   try {
     p2p_.fail(kind, message);
@@ -302,7 +314,7 @@ bool Messenger::examine() {
   return false;
 }
 
-void Messenger::give_up(const std::exception_ptr& error) {
+void Messenger::give_up(const std::exception_ptr& error) noexcept {
   for (auto& queue : outgoing_) {
     for (auto& pending : queue) complete(std::move(pending), error);
     queue.clear();
@@ -324,13 +336,13 @@ void Messenger::give_up(const std::exception_ptr& error) {
 void Messenger::finish() {
   const Completing mark(this);
   std::unique_lock lock(mutex_);
-  if (completed_.empty()) return;
-  while (!completed_.empty()) {
-    auto [pending, error] = std::move(completed_.front());
-    completed_.pop_front();
+  if (!completed_) return;
+  while (completed_) {
+    const std::shared_ptr<Pending> pending = std::move(completed_);
+    completed_ = std::move(pending->next);
     lock.unlock();
     pending->keep.reset();
-    pending->request->complete(error);
+    pending->request->complete(pending->error);
     lock.lock();
     --pending_;
   }
@@ -359,8 +371,7 @@ void Messenger::assist(const Request& request, const Deadline& deadline) {
     bool changed = false, over = false;
     {
       const std::lock_guard lock(mutex_);
-      if (manner == Manner::sleep) list = watched();
-      changed = look(manner == Manner::sleep);
+      changed = look(manner == Manner::sleep ? &list : nullptr);
       over = ended_ || moving_ == 0;
     }
     finish();
@@ -409,8 +420,8 @@ void Messenger::loop() {
       changed_.wait(lock);
       continue;
     }
-    const Watchlist list = watched();
-    const bool changed = look(true);
+    Watchlist list;
+    const bool changed = look(&list);
     lock.unlock();
     finish();
     if (!changed) p2p_.sleep(list, kSleepNanoseconds);
@@ -432,7 +443,8 @@ void Messenger::end() {
     try {
       p2p_.raise_if_failed();
       if (moving_ > 0) {  // posted as the end began; a peer may be reading its tensor
-        error = failed(ErrorKind::peer_lost, self() + " closed the group while a message was pending");
+        error = failed(ErrorKind::peer_lost,
+                       in_words([&] { return self() + " closed the group while a message was pending"; }));
       }
     } catch (...) {
       error = std::current_exception();

@@ -71,21 +71,22 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
     Waits mark;
   };
 
-  bool look(bool closely);
+  bool look(Watchlist* list) noexcept;
   bool move();
   bool send_some(int peer);
   bool receive_some(int peer);
   bool begin_receive(int peer);
   bool wanted(int peer) const;
-  bool take_unexpected(const std::shared_ptr<Pending>& pending);
+  std::list<UnexpectedMessage>::iterator find_unexpected(const Message& message);
+  void take_unexpected(std::list<UnexpectedMessage>::iterator unexpected, const std::shared_ptr<Pending>& pending);
   void deliver(const UnexpectedMessage& unexpected, const std::shared_ptr<Pending>& pending);
   void check(const Pending& pending, int peer, const Envelope& envelope);
   bool examine();
   bool examine(const Pending& pending, size_t moved, bool look_at_process);
-  void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error);
-  void give_up(const std::exception_ptr& error);
-  std::exception_ptr end_group(const std::exception_ptr& error);
-  std::exception_ptr failed(ErrorKind kind, const std::string& message);
+  void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) noexcept;
+  void give_up(const std::exception_ptr& error) noexcept;
+  std::exception_ptr end_group(const std::exception_ptr& error) noexcept;
+  std::exception_ptr failed(ErrorKind kind, const std::string& message) noexcept;
   void finish();
   Watchlist watched();
   void assist(const Request& request, const Deadline& deadline);
@@ -102,11 +103,12 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::list<std::shared_ptr<Pending>> receives_;                // posted and not yet matched, in order
   std::vector<Incoming> incoming_;                              // by peer: the message being taken
   std::list<UnexpectedMessage> unexpected_;                     // in order of arrival
-  std::deque<std::pair<std::shared_ptr<Pending>, std::exception_ptr>> completed_;  // and not yet told
-  size_t pending_ = 0;                                                             // not yet told
-  size_t moving_ = 0;                                                              // of them, still to be moved
-  int assistants_ = 0;  // while there are any, the thread rests
-  bool told_ = false;   // the peers know what this rank waits in
+  std::shared_ptr<Pending> completed_;  // and not yet told: the first of a chain, which needs no memory
+  Pending* last_completed_ = nullptr;   // of that chain, if there is one
+  size_t pending_ = 0;                  // not yet told
+  size_t moving_ = 0;                   // of them, still to be moved
+  int assistants_ = 0;                  // while there are any, the thread rests
+  bool told_ = false;                   // the peers know what this rank waits in
   bool ended_ = false;
   Deadline::Clock::time_point looked_{};
   std::thread thread_;  // made when first needed

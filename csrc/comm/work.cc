@@ -7,28 +7,16 @@
 
 namespace ringlet {
 
-namespace {
-
-/// A function that throws `error`, each time as a new object.
-std::function<void()> raising(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return [kind = known.kind(), message = std::string(known.what())] { rethrow(kind, message); };
-  } catch (...) {
-    return [error] { std::rethrow_exception(error); };  // an error of another library, which cannot be copied
-  }
-}
-
-}  // namespace
-
 bool Work::test() {
   if (!done() && owner_ == this_process()) help();
   return done();
 }
 
 void Work::raise_if_failed() const {
-  if (done() && raise_) raise_();
+  if (!done()) return;
+  if (foreign_) std::rethrow_exception(foreign_);
+  if (out_of_memory_) throw std::bad_alloc();
+  if (kind_) rethrow(*kind_, message_);
 }
 
 bool Work::await(const Deadline& deadline) {
@@ -70,6 +58,19 @@ std::string Work::describe() const {
   return title + ": complete";
 }
 
+void Work::keep(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    kind_ = known.kind();
+    message_ = in_words([&] { return std::string(known.what()); });
+  } catch (const std::bad_alloc&) {
+    out_of_memory_ = true;
+  } catch (...) {
+    foreign_ = error;  // an error of another library, which cannot be copied
+  }
+}
+
 void Work::then(Callback callback) {
   if (!done()) expose();
   attach(callbacks_, std::move(callback));
@@ -95,11 +96,10 @@ void Work::attach(std::vector<Callback>& list, Callback callback) {
 }
 
 void Work::complete(const std::exception_ptr& error) {
-  std::function<void()> raise = error ? raising(error) : nullptr;
   std::vector<Callback> notes, callbacks;
   {
     const std::lock_guard lock(mutex_);
-    raise_ = std::move(raise);
+    if (error) keep(error);
     done_.store(true, std::memory_order_release);
     notes = std::move(notes_);
     callbacks = std::move(callbacks_);

@@ -10,10 +10,12 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "base/process.h"
 
 namespace ringlet {
@@ -44,6 +46,7 @@ class Work {
   virtual void expose() { exposed_.store(true, std::memory_order_release); }
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
 
+  /// Needs no memory itself, so that no waiter is forgotten.
   void complete(const std::exception_ptr& error);
 
   /// The call, in words. Its maker sets the title before other threads see the work.
@@ -61,14 +64,19 @@ class Work {
 
  private:
   void attach(std::vector<Callback>& list, Callback callback);
+  void keep(const std::exception_ptr& error) noexcept;
 
   const int owner_ = this_process();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   const Deadline::Clock::time_point started_ = Deadline::Clock::now();
   std::function<std::string()> title_;
-  std::atomic<bool> done_{false};            // written under mutex_
-  std::function<void()> raise_;              // throws the error; empty without one; does not change once done_ is true
+  std::atomic<bool> done_{false};  // written under mutex_
+  // The error, which does not change once done_ is true. Each waiter throws a new object, unless it is foreign.
+  std::optional<ErrorKind> kind_;
+  std::string message_;
+  bool out_of_memory_ = false;
+  std::exception_ptr foreign_;
   std::vector<Callback> notes_, callbacks_;  // guarded by mutex_
   std::atomic<bool> exposed_{false};
 };

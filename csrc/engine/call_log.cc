@@ -66,8 +66,9 @@ void CallLog::waited(int peer, std::chrono::steady_clock::duration time) {
   log(LogLevel::debug, source_, text);
 }
 
-void CallLog::failed(ErrorKind kind, const std::string& message) const {
-  if (logging(LogLevel::warning)) log(LogLevel::warning, source_, std::string(name(kind)) + ": " + message);
+void CallLog::failed(ErrorKind kind, const std::string& message) const noexcept {
+  if (!logging(LogLevel::warning)) return;
+  log(LogLevel::warning, source_, in_words([&] { return std::string(name(kind)) + ": " + message; }));
 }
 
 PastCall CallLog::read(uint64_t at) const noexcept {

@@ -78,7 +78,7 @@ class CallLog {
   /// Notes a wait in a call. peer: -1 for several.
   void waited(int peer, std::chrono::steady_clock::duration time);
   /// Logs the error that poisons the group.
-  void failed(ErrorKind kind, const std::string& message) const;
+  void failed(ErrorKind kind, const std::string& message) const noexcept;
 
   /// The oldest first.
   std::vector<PastCall> calls() const;

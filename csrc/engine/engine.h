@@ -86,7 +86,8 @@ class Engine {
   virtual std::optional<ErrorKind> failure() const = 0;
   /// Outside of any call: throws if a peer has reported an error or is gone, which poisons the group.
   virtual void poll_failures() = 0;
-  /// Poisons the group, tells the peers, and throws.
+  /// Poisons the group, tells the peers, and throws: bad_alloc if there is no memory for the error, of which the peers
+  /// hear all the same.
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;

@@ -20,11 +20,11 @@ class Failure {
     return what_ ? std::optional(what_->first) : std::nullopt;
   }
 
-  /// Keeps an error. Returns false if there was one before.
-  bool set(ErrorKind kind, const std::string& message) {
+  /// Keeps an error. Returns false if there was one before. Without memory for the message it keeps kOutOfMemory.
+  bool set(ErrorKind kind, const std::string& message) noexcept {
     const std::lock_guard lock(mutex_);
     if (what_) return false;
-    what_ = {kind, message};
+    what_.emplace(kind, in_words([&] { return message; }));
     failed_.store(true, std::memory_order_release);
     return true;
   }

@@ -84,11 +84,12 @@ class P2pTransport {
   virtual void sleep(const Watchlist& list, int64_t nanoseconds) = 0;
 
   /// Tells the peers in which message this rank has waited for a long time; "": in none. Best effort.
-  virtual void tell_waiting(const std::string& context) = 0;
+  virtual void tell_waiting(const std::string& context) noexcept = 0;
 
   /// Throws if the wait cannot end well. `closely`: also makes the checks that need system calls.
   virtual void examine(const Waiting& waiting, const Deadline& deadline, bool closely) = 0;
   virtual void raise_if_failed() = 0;
+  /// As Engine::fail.
   [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
 };
 

@@ -34,7 +34,7 @@ class SharedMemoryP2p final : public P2pTransport {
   void watch(int peer, bool sending, Watchlist& list) override;
   void sleep(const Watchlist& list, int64_t nanoseconds) override;
 
-  void tell_waiting(const std::string& context) override { waiter_.tell_message(context); }
+  void tell_waiting(const std::string& context) noexcept override { waiter_.tell_message(context); }
   void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override;
   void raise_if_failed() override;
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;

@@ -109,7 +109,7 @@ void StreamP2p::sleep(const Watchlist& list, int64_t nanoseconds) {
   engine_.mesh().sleep(ConnectionKind::incoming, list.pipes, nanoseconds);
 }
 
-void StreamP2p::tell_waiting(const std::string& context) { engine_.tell_message(context); }
+void StreamP2p::tell_waiting(const std::string& context) noexcept { engine_.tell_message(context); }
 
 void StreamP2p::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
   if (closely) {

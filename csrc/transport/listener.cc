@@ -144,13 +144,14 @@ void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>
 
 void Listener::leave(const Token& key, int rank, Bytes final_frame) noexcept {
   if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
-  {
+  try {
     const std::lock_guard lock(mutex_);
     const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
     members_.erase(id);
     departed_.push_back({id, key, std::move(final_frame)});
     if (departed_.size() > kDeparted) departed_.pop_front();
     stirred_ = true;
+  } catch (const std::bad_alloc&) {  // the member stays, and wants no connection any more
   }
   wake();
 }

@@ -10,6 +10,8 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <new>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -266,6 +268,12 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   if (examine) examination.store(Deadline::after(kExamineEvery), std::memory_order_relaxed);
   thread_local std::vector<pollfd> watched;  // for several threads at once; kept, so that a sleep allocates nothing
   watched.clear();
+  try {
+    watched.reserve(watches.size() + kConnectionKinds);
+  } catch (const std::bad_alloc&) {  // a sleep that nothing ends is short
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(nanoseconds), kGlance));
+    return;
+  }
   for (const Watch& each : watches) {
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;

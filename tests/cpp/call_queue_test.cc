@@ -238,8 +238,8 @@ void what_a_completion_gives_runs_ahead() {
   std::latch told(1);
   first->then([&](const std::exception_ptr&) {
     CHECK(q.queue->may_run_ahead());
-    q.queue->reserve();
-    q.queue->run_reserved([&] { order.push_back(static_cast<int>(q.engine.begun.size())); }, nullptr);
+    const auto ahead = q.queue->reserve({});
+    q.queue->run_reserved(*ahead, [&] { order.push_back(static_cast<int>(q.engine.begun.size())); }, nullptr);
     told.count_down();
   });
   q.engine.peers = 2;

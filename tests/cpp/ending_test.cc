@@ -1,5 +1,6 @@
-// How calls end: with errors that are their waiters' own; and groups whose last user is what runs when one of their
-// calls is complete, on a thread that they would have to wait for.
+// How calls end: with errors that are their waiters' own; what two threads of a rank do at the same time, one of which
+// may end the group; and groups whose last user is what runs when one of their calls is complete, on a thread that they
+// would have to wait for.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -168,15 +169,124 @@ void own_errors() {
   CHECK_EQ(said(told), std::string("std::bad_alloc"));
 }
 
+/// What a thread does to a group that another thread uses.
+enum class Act { call, async_call, message, async_message, close, abort, new_group };
+constexpr Act kActs[] = {Act::call,  Act::async_call, Act::message,  Act::async_message,
+                         Act::close, Act::abort,      Act::new_group};
+
+/// Data and calls of one thread of a rank: ranks add up ones.
+struct Ones {
+  Ones() : values(3000, 1.0f) {}
+  Call call() {
+    return {.collective = Collective::all_reduce,
+            .dtype = DType::float32,
+            .count = values.size(),
+            .input = bytes(),
+            .output = bytes()};
+  }
+  Message message(int peer, bool sending) { return {peer, sending, DType::float32, values.size(), bytes(), {}}; }
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(values.data()); }
+  std::vector<float> values;
+};
+
+/// Does it a few times; an error of the library ends that, and nothing else may come.
+void act(Communicator& group, Act what, const std::function<void()>& make_group) {
+  try {
+    for (int i = 0; i < 3; ++i) {
+      Ones ones;
+      switch (what) {
+        case Act::call:
+          group.run(ones.call());
+          CHECK_EQ(ones.values.back(), 2.0f);
+          break;
+        case Act::async_call: {
+          const auto keep = std::make_shared<Ones>();
+          group.start(keep->call(), keep)->wait(std::chrono::seconds(60));
+          CHECK_EQ(keep->values.back(), 2.0f);
+          break;
+        }
+        case Act::message: group.run(ones.message(1, true)); break;
+        case Act::async_message: {
+          const auto keep = std::make_shared<Ones>();
+          group.start(keep->message(1, true), keep)->wait(std::chrono::seconds(60));
+          break;
+        }
+        case Act::close: return group.close(std::chrono::milliseconds(20));
+        case Act::abort: group.abort("enough"); break;
+        case Act::new_group: make_group(); break;
+      }
+    }
+  } catch (const Error&) {
+  }
+}
+
+/// Until the group ends.
+void follow(const std::function<void(Ones&)>& call) {
+  try {
+    for (;;) {
+      Ones ones;
+      call(ones);
+    }
+  } catch (const Error&) {
+  }
+}
+
+/// Two threads of rank 0 act at the same time; a thread of rank 1 makes the calls that belong to it, and one takes the
+/// messages.
+void at_the_same_time(Between between, Act first, Act second, int turn) {
+  const std::string name = "together-" + std::to_string(turn);
+  const Token key = random_token();
+  std::shared_ptr<Communicator> groups[2];
+  const auto all = [](const std::vector<std::function<void()>>& acts) {
+    std::latch begin(static_cast<std::ptrdiff_t>(acts.size()));
+    std::vector<std::thread> threads;
+    for (const auto& act : acts) {
+      threads.emplace_back([&begin, act] {
+        begin.arrive_and_wait();
+        act();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  const auto make = [&](int rank, const std::string& title, const Token& secret) {
+    return std::shared_ptr<Communicator>(
+        new Communicator(make_engine(title, rank, 2, between, secret), std::chrono::seconds(60)),
+        Communicator::dispose);
+  };
+  all({[&] { groups[0] = make(0, name, key); }, [&] { groups[1] = make(1, name, key); }});
+  std::atomic<int> more{0};
+  const auto new_group = [&] {
+    const std::string title = name + "/" + std::to_string(more++);
+    const Token secret = random_token();
+    all({[&] { make(0, title, secret)->run(Ones().call()); }, [&] { make(1, title, secret)->run(Ones().call()); }});
+  };
+  std::thread rank_1([&] {
+    all({[&] { follow([&](Ones& ones) { groups[1]->run(ones.call()); }); },
+         [&] { follow([&](Ones& ones) { groups[1]->run(ones.message(0, false)); }); }});
+    groups[1].reset();
+  });
+  all({[&] { act(*groups[0], first, new_group); }, [&] { act(*groups[0], second, new_group); }});
+  groups[0].reset();
+  rank_1.join();
+}
+
 }  // namespace
 
 int main() {
   own_errors();
+  int turn = 0;
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp, Between::mixed}) {
+    for (const Act first : kActs) {
+      for (const Act second : kActs) {
+        if (first > second) continue;
+        for (int i = 0; i < (few_cases() ? 3 : 20); ++i) at_the_same_time(between, first, second, turn++);
+      }
+    }
+  }
   // A sanitizer's own locks may be held by a thread that the child lacks.
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     if (!kSanitized) forked(between);
   }
-  int turn = 0;
   run(Between::tcp, Last::collective, turn++);  // the process's listener opens, whose thread stays
   int before = 0;
   while (before != threads_of_this_process()) {

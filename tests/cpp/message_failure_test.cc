@@ -133,10 +133,10 @@ class Alone final : public FailureProtocol::Owner {
     CHECK(header.kind == FrameKind::waiting);
     said.push_back(static_cast<int>(header.detail));
   }
-  void post(const FrameHeader& header, const std::string& text) override {
+  void post(const FrameHeader& header, const std::string& text) noexcept override {
     posted.push_back(header.kind == FrameKind::error ? std::to_string(header.index) + ": " + text : "goodbye");
   }
-  void flush() override { flushed = posted.size(); }
+  void flush() noexcept override { flushed = posted.size(); }
 
   static constexpr auto kTimeout = 1s;
   const FailureProtocol::Clock::time_point began = FailureProtocol::Clock::now();

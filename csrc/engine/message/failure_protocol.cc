@@ -141,14 +141,15 @@ void FailureProtocol::forward_failure() {
 void FailureProtocol::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
 
 /// `text`: what rank `origin`, in which the failure began, reports about it.
-std::string FailureProtocol::poison(ErrorKind kind, const std::string& message, int origin, const std::string& text) {
+std::string FailureProtocol::poison(ErrorKind kind, const std::string& message, int origin,
+                                    const std::string& text) noexcept {
   FrameHeader header;
   header.kind = FrameKind::error;
   header.detail = static_cast<int64_t>(kind);
   header.index = static_cast<uint32_t>(origin);
   // Posted before the failure is set, because the thread whose call ends by this failure sends the report.
-  owner_.post(header, text.substr(0, FrameHeader::kMostText));
-  const std::string told = calls_.with_last_calls(kind, message);
+  owner_.post(header, text);
+  std::string told = in_words([&] { return calls_.with_last_calls(kind, message); });
   if (failure_.set(kind, told)) calls_.failed(kind, told);
   owner_.flush();
   return told;

@@ -50,9 +50,10 @@ class FailureProtocol {
     virtual void poll_peers() = 0;
     /// Sends a report beside the data, to all peers that are connected.
     virtual void say(const FrameHeader& header, const std::string& text) = 0;
-    /// Queues the final error of this rank for all peers; flush() sends it instead of the data.
-    virtual void post(const FrameHeader& header, const std::string& text) = 0;
-    virtual void flush() = 0;
+    /// Queues the final error of this rank, or its goodbye, for all peers; flush() sends it instead of the data. Neither
+    /// needs memory: without any, the peers read kOutOfMemory, or the end of the connection.
+    virtual void post(const FrameHeader& header, const std::string& text) noexcept = 0;
+    virtual void flush() noexcept = 0;
 
    protected:
     ~Owner() = default;
@@ -87,11 +88,11 @@ class FailureProtocol {
   /// No bytes have moved for some time.
   void on_idle(Clock::time_point now);
 
-  /// Fails the group and tells the peers. Returns the text of the error that this rank raises.
-  std::string poison(ErrorKind kind, const std::string& message) { return poison(kind, message, rank_, message); }
+  /// Fails the group and tells the peers. Returns the text of the error that this rank raises. Needs no memory.
+  std::string poison(ErrorKind kind, const std::string& message) noexcept {
+    return poison(kind, message, rank_, message);
+  }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
-  /// Fails this rank's later calls. Needs no memory.
-  void keep(ErrorKind kind) { failure_.set(kind, "out of memory"); }
   void abort(const std::string& reason);
   void leave() { left_ = true; }
 
@@ -124,7 +125,7 @@ class FailureProtocol {
   Suspect suspect() const;
   void report(const Suspect& suspect);
   std::string call_of(int peer, const FrameHeader& header) const;
-  std::string poison(ErrorKind kind, const std::string& message, int origin, const std::string& text);
+  std::string poison(ErrorKind kind, const std::string& message, int origin, const std::string& text) noexcept;
   [[noreturn]] void forward_failure();
   [[noreturn]] void lose(int peer, const std::string& why);
   [[noreturn]] void time_out();

@@ -41,7 +41,9 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
       world_(mesh_->world()),
       failures_(rank_, world_, calls(), *this),
       links_(static_cast<size_t>(world_)),
-      staging_(heap_for(*mesh_)) {}
+      staging_(heap_for(*mesh_)),
+      error_(std::make_shared<Word>(FrameKind::error)),
+      goodbye_(std::make_shared<Word>(FrameKind::goodbye)) {}
 
 MessageEngine::~MessageEngine() = default;
 
@@ -137,23 +139,23 @@ void MessageEngine::work_through() {
 }
 
 /// Tells the peers of an error that ended a call, and keeps it for later calls, unless that is done.
-void MessageEngine::tell_of(const std::exception_ptr& error) try {
+void MessageEngine::tell_of(const std::exception_ptr& error) noexcept {
   if (failures_.failure()) return;
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
-    failures_.poison(known.kind(), known.what());
+    failures_.poison(known.kind(), in_words([&] { return std::string(known.what()); }));
   } catch (const Interrupted&) {           // check_for_interrupt() has poisoned the group
   } catch (const std::exception& other) {  // such as bad_alloc: the call is half-way
-    const std::string self = "rank " + std::to_string(rank_) + " of " + std::to_string(world_);
-    failures_.poison(ErrorKind::system_error, self + " in a call: " + other.what());
+    failures_.poison(ErrorKind::system_error, in_words([&] {
+                       return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
+                              " in a call: " + other.what();
+                     }));
   }
-} catch (const std::bad_alloc&) {
-  failures_.keep(ErrorKind::system_error);
 }
 
-/// Forgets the call in progress, which has failed. Withdraws first: what follows may need memory.
-void MessageEngine::abandon() {
+/// Forgets the call in progress, which has failed.
+void MessageEngine::abandon() noexcept {
   const Run& run = *run_;
   withdraw();
   for (size_t i = run.first; i < run.next; ++i) segments_[i % run.window].forget();

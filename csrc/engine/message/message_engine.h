@@ -61,7 +61,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   /// Throws the error that a peer reported before its connection ended. Discards the data that the peer sent before.
   void read_final_error(int peer);
   /// As P2pTransport::tell_waiting, to connected peers. Does nothing during a collective, which sends its own reports.
-  void tell_message(const std::string& context);
+  void tell_message(const std::string& context) noexcept;
   /// As FailureProtocol::waiting_as_well.
   std::string waiting_as_well(int peer);
 
@@ -91,8 +91,8 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   Link& link(int peer);
   void attach_to_links(MessageCall& shared);
   void work_through();
-  void tell_of(const std::exception_ptr& error);
-  void abandon();
+  void tell_of(const std::exception_ptr& error) noexcept;
+  void abandon() noexcept;
   bool turn(bool only_round);
   bool reach(Link& link);
   bool begin_segments();
@@ -120,8 +120,9 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
-  void send_to_all(const std::shared_ptr<Word>& word);
-  void drain(const Deadline& deadline);
+  void send_to_all(const std::shared_ptr<Word>& word) noexcept;
+  void drain(const Deadline& deadline) noexcept;
+  void refuse_connections() noexcept;
   void look_for_end(Link& link);
 
   // FailureProtocol::Owner
@@ -132,8 +133,8 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void read_reports() override;
   void poll_peers() override;
   void say(const FrameHeader& header, const std::string& text) override;
-  void post(const FrameHeader& header, const std::string& text) override;
-  void flush() override;
+  void post(const FrameHeader& header, const std::string& text) noexcept override;
+  void flush() noexcept override;
 
   std::unique_ptr<Mesh> mesh_;
   const std::vector<int> hosts_;
@@ -156,7 +157,10 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   Made made_, made_before_;                  // the calls calls_ and calls_ - 1
   Run* run_ = nullptr;                       // the call in progress
   std::mutex words_;
-  std::deque<std::shared_ptr<Word>> untold_;  // for all peers; guarded by words_
+  // What all peers are told at the end. Made ahead, so that it needs no memory then.
+  const std::shared_ptr<Word> error_, goodbye_;
+  bool has_error_ = false;                              // error_ is set, and stays so; guarded by words_
+  bool untold_error_ = false, untold_goodbye_ = false;  // guarded by words_
   StreamP2p p2p_{*this};
 };
 

@@ -14,12 +14,17 @@
 namespace ringlet {
 
 struct MessageEngine::Word {
-  Word(const FrameHeader& header, const std::string& text) : header(header), text(text) {
-    this->header.bytes = text.size();
+  explicit Word(FrameKind kind) { header.kind = kind; }
+  Word(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
+
+  void set(const FrameHeader& of, std::string words) noexcept {
+    header = of;
+    header.bytes = words.size();
+    text = std::move(words);
   }
 
-  FrameHeader header;
-  std::string text;
+  FrameHeader header{};
+  std::string text{};
 };
 
 struct MessageEngine::Link {
@@ -36,7 +41,7 @@ struct MessageEngine::Link {
     std::byte* block;  // that holds it; null: it lies in its place
   };
 
-  explicit Link(int peer) : peer(peer) {}
+  explicit Link(int peer) : peer(peer) { sending.reserve(1); }  // a word needs no memory
 
   /// Returns whether there is a pipe. open() starts to connect if there is none.
   bool open(Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.open(peer, ConnectionKind::collectives)); }

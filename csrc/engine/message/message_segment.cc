@@ -253,7 +253,7 @@ bool MessageSegment::awaits(int peer) const {
   return false;
 }
 
-void MessageSegment::forget() {
+void MessageSegment::forget() noexcept {
   for (std::byte*& block : scratch_) {
     if (block != nullptr) call_->scratch.give(block);
     block = nullptr;

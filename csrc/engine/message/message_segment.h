@@ -68,7 +68,7 @@ class MessageSegment {
   bool needs(int peer) const;
   bool awaits(int peer) const;
   /// Returns its blocks to the scratch pool.
-  void forget();
+  void forget() noexcept;
 
  private:
   std::byte* at(int chunk, Home home) const;

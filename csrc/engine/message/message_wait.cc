@@ -163,13 +163,14 @@ const FrameHeader* MessageEngine::frame_ahead(int peer) {
   return header != nullptr && header->kind == FrameKind::data && header->call > calls_ ? header : nullptr;
 }
 
-void MessageEngine::tell_message(const std::string& context) {
+void MessageEngine::tell_message(const std::string& context) noexcept try {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
   if (!hold.lock || has_left() || run_ != nullptr) return;
   for (int peer = 0; peer < world_; ++peer) {
     if (peer != rank_ && mesh_->find(peer, ConnectionKind::collectives) != nullptr) link(peer).find(*mesh_);
   }
   failures_.say_message(context);
+} catch (const std::bad_alloc&) {  // the peers are not told
 }
 
 std::string MessageEngine::waiting_as_well(int peer) {
@@ -186,64 +187,86 @@ void MessageEngine::say(const FrameHeader& header, const std::string& text) {
   }
 }
 
-void MessageEngine::post(const FrameHeader& header, const std::string& text) {
+void MessageEngine::post(const FrameHeader& header, const std::string& text) noexcept {
   const std::lock_guard lock(words_);
-  untold_.push_back(std::make_shared<Word>(header, text));
+  if (header.kind == FrameKind::goodbye) {
+    untold_goodbye_ = true;
+  } else if (!std::exchange(has_error_, true)) {  // the first is the cause
+    error_->set(header, in_words([&] { return text.substr(0, FrameHeader::kMostText); }));
+    untold_error_ = true;
+  }
 }
 
 /// Best effort: a peer that gets no report fails at its deadline. If another thread holds the pipes, that thread sends
 /// the reports: this thread wakes it if it sleeps, and it calls flush() when it has released the pipes.
-void MessageEngine::flush() {
+void MessageEngine::flush() noexcept {
   std::unique_lock words(words_);
-  while (!untold_.empty()) {
+  while (untold_error_ || untold_goodbye_) {
     const std::unique_lock pipes(pipes_, std::try_to_lock);
     if (!pipes) return mesh_->ring();
-    const std::shared_ptr<Word> word = std::move(untold_.front());
-    untold_.pop_front();
+    const bool error = std::exchange(untold_error_, false);
+    if (!error) untold_goodbye_ = false;
     words.unlock();
-    send_to_all(word);
+    send_to_all(error ? error_ : goodbye_);
     words.lock();  // before the pipes are released: a thread that found them held has posted by now
   }
 }
 
-void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) {
+/// A peer for which there is no memory to queue the report reads the end of the connection instead.
+void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) noexcept {
   if (has_left()) return;
   word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
-  if (word->header.kind == FrameKind::error) final_error_ = word;
+  if (word == error_) {
+    final_error_ = word;
+    refuse_connections();  // a peer that connects later has no other way to hear of it before this rank leaves
+  }
   for (int peer = 0; peer < world_; ++peer) {
-    if (peer == rank_ || mesh_->find(peer, ConnectionKind::collectives) == nullptr) continue;
-    Link& each = link(peer);
-    if (!each.find(*mesh_) || each.mute) continue;
-    each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
-    if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // the pipe may be new
-    each.queue.push_back({0, -1, word});
+    Pipe* const pipe = peer == rank_ ? nullptr : mesh_->find(peer, ConnectionKind::collectives);
+    if (pipe == nullptr) continue;
+    try {
+      Link& each = link(peer);
+      if (!each.find(*mesh_) || each.mute) continue;
+      each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
+      if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // the pipe may be new
+      each.queue.push_back({0, -1, word});
+    } catch (const std::bad_alloc&) {
+      pipe->finish();
+    }
   }
   drain(Deadline::after(kFinalErrorTime));
 }
 
 /// Sends until the queues hold only frames that cannot be sent any more.
-void MessageEngine::drain(const Deadline& deadline) {
+void MessageEngine::drain(const Deadline& deadline) noexcept {
   for (bool left = true; left && !deadline.passed();) {
     left = false;
-    std::vector<Mesh::Watch> watches;
     for (const auto& each : links_) {
       if (!each || each->pipe == nullptr) continue;
       while (!each->queue.empty() && each->send()) each->queue.pop_front();
       if (each->queue.empty() || each->pipe->ended()) continue;
-      watches.push_back({each->pipe, false, true});
+      const Mesh::Watch watch{each->pipe, false, true};  // one of them: the sleep is short
+      mesh_->sleep(ConnectionKind::collectives, {&watch, 1}, 1'000'000);
       left = true;
     }
-    if (left) mesh_->sleep(ConnectionKind::collectives, watches, 1'000'000);
   }
+}
+
+/// From now on a peer that connects reads the final error, or a goodbye.
+void MessageEngine::refuse_connections() noexcept {
+  const Word& last = final_error_ ? *final_error_ : *goodbye_;
+  std::vector<std::byte> frame;
+  try {
+    frame = packed(last.header, last.text);
+  } catch (const std::bad_alloc&) {  // then the handshake says that this rank has left
+  }
+  mesh_->retire(std::move(frame));
 }
 
 void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   const std::lock_guard lock(pipes_);
-  FrameHeader goodbye;
-  goodbye.kind = FrameKind::goodbye;
-  goodbye.call = calls_ + 1;
-  mesh_->retire(final_error_ ? packed(final_error_->header, final_error_->text) : packed(goodbye, ""));
-  post(goodbye, "");
+  goodbye_->header.call = calls_ + 1;
+  refuse_connections();
+  post(goodbye_->header, "");
   flush();
   failures_.leave();
   mesh_->close(Deadline::after(patience));

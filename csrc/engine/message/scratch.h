@@ -24,6 +24,7 @@ class Scratch {
   /// A block of the size that resize() has set.
   std::byte* take() {
     if (free_.empty()) {
+      if (free_.capacity() == blocks_.size()) free_.reserve(2 * blocks_.size() + 1);  // so that give() needs no memory
       blocks_.push_back(make());
       return blocks_.back().get();
     }
@@ -31,7 +32,7 @@ class Scratch {
     free_.pop_back();
     return block;
   }
-  void give(std::byte* block) { free_.push_back(block); }
+  void give(std::byte* block) noexcept { free_.push_back(block); }
 
   /// Sets the size of blocks. All blocks must have been returned, or are not used any more. Larger blocks are kept.
   void resize(size_t bytes) {

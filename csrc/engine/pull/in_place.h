@@ -35,7 +35,7 @@ class FailureFence {
   ~FailureFence() {
     fence(std::memory_order_seq_cst);
     for (int q = 0; transport_ != nullptr && q < transport_->world(); ++q) {
-      if (q == transport_->rank() || transport_->link(q).region == nullptr) continue;  // null: this rank has departed
+      if (q == transport_->rank()) continue;
       while (transport_->control(q).reading.load(std::memory_order_seq_cst) != 0) ::sched_yield();
     }
   }

@@ -66,13 +66,7 @@ class PullEngine final : public Engine {
   std::optional<ErrorKind> failure() const override { return waiter_.failure(); }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
 
-  void abort(const std::string& reason) override {
-    {
-      const FailureFence told(*transport_);
-      waiter_.leave();  // first, because a wait that ends returns tensors that peers may still read
-    }
-    waiter_.abort(reason);
-  }
+  void abort(const std::string& reason) override { waiter_.abort(reason); }
 
   void leave(bool quiet, std::chrono::milliseconds patience) override {
     // Peers may still read this rank's staging buffers. If they do not finish in time, this rank does not free the
@@ -84,13 +78,7 @@ class PullEngine final : public Engine {
  private:
   /// Departs at the end of its scope, even if an interrupt ends the scope.
   struct Leaving {
-    ~Leaving() {
-      {
-        const FailureFence told(*engine.transport_);
-        engine.waiter_.leave();
-      }
-      engine.waiter_.depart();
-    }
+    ~Leaving() { engine.waiter_.depart(); }
     PullEngine& engine;
   };
 

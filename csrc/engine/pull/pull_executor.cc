@@ -53,8 +53,10 @@ bool PullExecutor::carry_on(const Call& call, bool first) {
     throw;
   } catch (const std::exception& error) {  // such as bad_alloc, when peers may read this rank's tensors already
     call_ = nullptr;
-    waiter_.poison(ErrorKind::system_error, "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " +
-                                                describe(call) + ": " + error.what());
+    waiter_.poison(ErrorKind::system_error, in_words([&] {
+                     return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " +
+                            describe(call) + ": " + error.what();
+                   }));
     throw;
   } catch (...) {
     call_ = nullptr;

@@ -153,8 +153,8 @@ std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
   return std::nullopt;
 }
 
-std::string Waiter::poison(ErrorKind kind, const std::string& message) {
-  std::string told = calls_.with_last_calls(kind, message);
+std::string Waiter::poison(ErrorKind kind, const std::string& message) noexcept {
+  std::string told = in_words([&] { return calls_.with_last_calls(kind, message); });
   const std::lock_guard lock(mutex_);
   // The peers first: when other threads of this rank see the failure, they return tensors that peers may still read
   // (in_place.h). Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
@@ -167,22 +167,35 @@ std::string Waiter::poison(ErrorKind kind, const std::string& message) {
 void Waiter::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
 
 void Waiter::abort(const std::string& reason) {
+  leave();  // first, because a wait that ends returns tensors that peers may still read
   const std::lock_guard lock(mutex_);
-  abort_reason_ = reason;
   failure_.set(ErrorKind::peer_lost, reason);
+  abort_reason_ = in_words([&] { return reason; });
   aborted_.store(true, std::memory_order_release);
 }
 
+/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (in_place.h): not under
+/// the lock, because a peer that reads may be about to report an error, and its own leave() may wait for this rank.
 void Waiter::leave() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (departed_) return;
+    ++leaving_;
+    transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+  }
+  {
+    const FailureFence told(transport_);
+  }
   const std::lock_guard lock(mutex_);
-  if (departed_) return;
-  transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+  if (--leaving_ == 0) left_.notify_all();
 }
 
 void Waiter::depart() noexcept {
   leave();
-  const std::lock_guard lock(mutex_);
-  if (!std::exchange(departed_, true)) transport_.depart();
+  std::unique_lock lock(mutex_);
+  if (std::exchange(departed_, true)) return;
+  left_.wait(lock, [&] { return leaving_ == 0; });
+  transport_.depart();
 }
 
 }  // namespace ringlet

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -111,8 +112,8 @@ class Waiter {
   /// Throws if the wait cannot end well, or its deadline has passed.
   void examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process);
 
-  /// Publishes the error and remembers it for later calls. Returns its text, as this rank raises it.
-  std::string poison(ErrorKind kind, const std::string& message);
+  /// Publishes the error and remembers it for later calls. Returns its text, as this rank raises it. Needs no memory.
+  std::string poison(ErrorKind kind, const std::string& message) noexcept;
   /// The same, and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
@@ -127,14 +128,13 @@ class Waiter {
   /// The kind of the error that poisoned the group.
   std::optional<ErrorKind> failure() const { return failure_.kind(); }
 
-  /// Ends all waits of this rank with an error, from any thread.
+  /// Tells the peers that this rank makes no more calls, and ends all its waits with an error. From any thread, also
+  /// beside depart().
   void abort(const std::string& reason);
 
   /// Tells the peers in which message this rank has waited for a long time; "": in none.
   void tell_message(const std::string& context) noexcept { transport_.control().in_message.set(context); }
 
-  /// Tells the peers that this rank makes no more calls.
-  void leave() noexcept;
   /// The same, after all waits have ended: from now on this object reads no region, whatever is called (transport.h).
   void depart() noexcept;
 
@@ -145,6 +145,7 @@ class Waiter {
   static constexpr int kBusySpins = 200;       // without the processor's pause, which alone takes 40 ns or more
   static constexpr int kSpinsWhenShared = 20;  // ranks outnumber processors: the awaited rank may need this processor
 
+  void leave() noexcept;
   bool has_left(int q) const;
   bool is_gone(int q) const;
   int rank_that_failed() const;
@@ -160,6 +161,8 @@ class Waiter {
   Failure failure_;
   std::string abort_reason_;  // guarded by mutex_
   bool departed_ = false;     // guarded by mutex_
+  int leaving_ = 0;           // threads that still read regions in leave(); guarded by mutex_
+  std::condition_variable left_;
 };
 
 }  // namespace ringlet
