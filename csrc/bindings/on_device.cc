@@ -62,7 +62,8 @@ void Enqueued::wait() const {
 Enqueued enqueue(Communicator& group, const DeviceCalls& calls) {
   const c10::DeviceGuard current(calls.device);
   const VirtualGuardImpl guard(calls.device.type());
-  GpuGroup& gpu = group.on_gpu(calls.device.index());
+  const std::shared_ptr<GpuGroup> shared = group.on_gpu(calls.device.index());
+  GpuGroup& gpu = *shared;
   const c10::Stream own = guard.getStream(calls.device);
   if (calls.device.is_cuda() && own.native_handle() == nullptr && gpu.shares_default_stream()) {
     throw InvalidUsage("ranks that are threads of one process share the default stream of " + calls.device.str() +
@@ -102,7 +103,7 @@ std::string gpu_transport(Communicator& group, const c10::Device& device) {
   check_present(device);
   const c10::DeviceGuard current(device);
   const VirtualGuardImpl guard(device.type());
-  return group.on_gpu(guard.getDevice().index()).describe();
+  return group.on_gpu(guard.getDevice().index())->describe();
 }
 
 }  // namespace ringlet

@@ -145,7 +145,7 @@ Communicator::~Communicator() {
 void Communicator::leak() noexcept {
   new std::shared_ptr<CallQueue>(std::move(collectives_));
   new std::shared_ptr<Messenger>(std::move(messenger_));
-  new std::map<int, std::unique_ptr<GpuGroup>>(std::move(gpus_));
+  new std::map<int, std::shared_ptr<GpuGroup>>(std::move(gpus_));
   static_cast<void>(engine_.release());
 }
 
@@ -466,19 +466,19 @@ void Communicator::note_agreed(const Algorithm& algorithm, int root) {
   last_agreed_.store(agreed_key(algorithm, root), std::memory_order_relaxed);
 }
 
-GpuGroup& Communicator::on_gpu(int device) {
+std::shared_ptr<GpuGroup> Communicator::on_gpu(int device) {
   check_process();
   engine_->raise_if_failed();
   if (closed_) refuse_closed("a call");
   {
     const std::lock_guard lock(gpus_mutex_);
-    if (const auto found = gpus_.find(device); found != gpus_.end()) return *found->second;
+    if (const auto found = gpus_.find(device); found != gpus_.end()) return found->second;
   }
-  std::unique_ptr<GpuGroup> made;
+  std::shared_ptr<GpuGroup> made;
   try {
     GpuExecutors::Parts parts = GpuExecutors::find(device);
     parts.max_ctas = max_ctas_;
-    made = std::make_unique<GpuGroup>(*this, parts);  // with all other ranks
+    made = std::make_shared<GpuGroup>(*this, parts);  // with all other ranks
   } catch (const Interrupted& interrupted) {
     poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in its first call on a GPU: interrupted (" + interrupted.by + ")"));
@@ -487,15 +487,23 @@ GpuGroup& Communicator::on_gpu(int device) {
   if (logging(LogLevel::info)) {
     log(LogLevel::info, engine_->calls().source(), "GPU " + std::to_string(device) + ": " + made->describe());
   }
-  const std::lock_guard lock(gpus_mutex_);
-  return *(gpus_[device] = std::move(made));
+  {
+    const std::lock_guard lock(gpus_mutex_);
+    if (!closed_) return gpus_[device] = std::move(made);
+  }
+  made->end();  // close() has ended those that it found
+  refuse_closed("a call");
 }
 
 void Communicator::abort(const std::string& reason) {
   check_process();
   engine_->abort(reason);
-  const std::lock_guard lock(gpus_mutex_);
-  for (auto& [device, gpu] : gpus_) gpu->abort(reason);
+  std::map<int, std::shared_ptr<GpuGroup>> gpus;
+  {
+    const std::lock_guard lock(gpus_mutex_);
+    gpus = gpus_;
+  }
+  for (auto& [device, gpu] : gpus) gpu->abort(reason);
 }
 
 void Communicator::poison(ErrorKind kind, const std::string& message) noexcept {
@@ -547,11 +555,13 @@ void Communicator::close(std::chrono::milliseconds patience) {
         "close the group where the program catches it");
   }
   if (closed_.exchange(true)) return;
+  std::map<int, std::shared_ptr<GpuGroup>> gpus;
   {
-    std::map<int, std::unique_ptr<GpuGroup>> gpus;  // they end outside the lock, because they wait for pending calls
     const std::lock_guard lock(gpus_mutex_);
     gpus.swap(gpus_);
   }
+  for (auto& [device, gpu] : gpus) gpu->end();  // outside the lock, because they wait for pending calls
+  gpus.clear();
   Leaving leaving(patience);
   const bool turn = leaving.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
   bool quiet = leaving.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;

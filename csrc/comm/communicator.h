@@ -83,7 +83,7 @@ class Communicator {
 
   /// The group's part for tensors on this GPU. All ranks make it together, when each first asks for its own. Throws
   /// DeviceError on all ranks if one lacks something; a later call looks again.
-  GpuGroup& on_gpu(int device);
+  std::shared_ptr<GpuGroup> on_gpu(int device);
 
   /// How many of a GPU's processors the group's kernels take at most, and NCCL's for it; 0: no limit. The same on all
   /// ranks, and given before the first call on a GPU.
@@ -175,7 +175,8 @@ class Communicator {
   std::set<std::pair<int, int>> agreed_;                     // (index_of, root); guarded by agreed_mutex_
   mutable std::atomic<uint64_t> last_agreed_{~uint64_t{0}};  // one of them, for a look without a lock
   mutable std::mutex gpus_mutex_;
-  std::map<int, std::unique_ptr<GpuGroup>> gpus_;  // by this rank's device number; guarded by gpus_mutex_
+  // By this rank's device number; guarded by gpus_mutex_. Shared with the threads that are in a call of theirs.
+  std::map<int, std::shared_ptr<GpuGroup>> gpus_;
 };
 
 }  // namespace ringlet

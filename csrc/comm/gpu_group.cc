@@ -26,22 +26,44 @@ void check_max_ctas(int64_t most) {
 }
 
 GpuGroup::GpuGroup(Communicator& host, const GpuExecutors::Parts& parts)
-    : host_(host), engines_(std::in_place, host, parts) {
+    : host_(host),
+      engines_(std::make_unique<GpuExecutors>(host, parts)),
+      device_(engines_->device()),
+      number_(engines_->number()),
+      shares_default_stream_(engines_->shares_default_stream()),
+      description_(engines_->describe()) {
   watch_ = start_thread("calls on a GPU", [this] {
-    engines_->device().use(engines_->number());  // otherwise a look at an event would make a context on device 0
-    watch();
-    for (void* event : events_) engines_->device().destroy_event(event);
-    engines_.reset();
+    device_.use(number_);  // otherwise a look at an event would make a context on device 0
+    do {
+      watch();
+    } while (!dismiss());
   });
 }
 
-GpuGroup::~GpuGroup() {
+void GpuGroup::end() {
+  if (!watch_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     stop_ = Deadline::after(kGoodbye);
     changed_.notify_all();
   }
   watch_.join();
+}
+
+/// Ends the executors, unless a thread is in a call. Such a thread is not waited for here: it may need the watch.
+bool GpuGroup::dismiss() {
+  std::unique_ptr<GpuExecutors> engines;
+  {
+    std::unique_lock lock(mutex_);
+    const std::unique_lock turn(order_, std::try_to_lock);
+    if (!turn) changed_.wait_for(lock, kGlance);
+    if (!turn || !pending_.empty()) return false;
+    if (!ended_) ended_ = std::make_exception_ptr(InvalidUsage("a call on a GPU on a group that was closed"));
+    for (void* event : events_) device_.destroy_event(event);
+    events_.clear();
+    engines = std::move(engines_);
+  }
+  return true;
 }
 
 std::shared_ptr<Work> GpuGroup::run(Call call, void* stream) {
@@ -82,16 +104,19 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
                        "come from a thread of the group's; make the call on a stream that was created");
   }
   auto work = std::make_shared<Work>();
-  const RingletCudaDevice& device = engines_->device();
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) std::rethrow_exception(ended_);
+  }
   int captured = 0;
-  check_device(device, device.capturing(stream, &captured), "asking whether a stream is captured");
+  check_device(device_, device_.capturing(stream, &captured), "asking whether a stream is captured");
   const Launch launch{Deadline::after(timeout), what};
   std::exception_ptr failed;
   void* done = nullptr;
   try {
     begin(launch, stream, captured != 0);
     enqueue();
-    if (captured == 0) check_device(device, device.record(done = event(), stream), "recording an event");
+    if (captured == 0) check_device(device_, device_.record(done = event(), stream), "recording an event");
     answer_watch();
   } catch (const InvalidUsage&) {
     failed = std::current_exception();
@@ -102,7 +127,8 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
   } catch (const Error& error) {
     host_.poison(error);
     failed = std::current_exception();
-  } catch (...) {
+  } catch (const std::exception& error) {  // such as bad_alloc: the peers may be in the call
+    host_.poison(ErrorKind::system_error, in_words([&] { return what() + " on a GPU: " + error.what(); }));
     failed = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
@@ -123,16 +149,16 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
 
 void GpuGroup::follow_calls(void* stream) {
   const std::lock_guard turn(order_);
-  const RingletCudaDevice& device = engines_->device();
+  if (!engines_) return;
   int captured = 0;
-  check_device(device, device.capturing(stream, &captured), "asking whether a stream is captured");
+  check_device(device_, device_.capturing(stream, &captured), "asking whether a stream is captured");
   if (captured != 0) return;
   void* behind = nullptr;
   {
     const std::lock_guard lock(mutex_);
     behind = last_elsewhere(stream);
   }
-  if (behind != nullptr) check_device(device, device.wait(stream, behind), "waiting for an event");
+  if (behind != nullptr) check_device(device_, device_.wait(stream, behind), "waiting for an event");
 }
 
 /// The event of the last call, if that is on another stream, or null. With mutex_ held.
@@ -151,8 +177,7 @@ void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
     if (!captured) behind = last_elsewhere(stream);
   }
   // Should it be done and free by now, nothing records it anew before this.
-  if (behind != nullptr)
-    check_device(engines_->device(), engines_->device().wait(stream, behind), "waiting for an event");
+  if (behind != nullptr) check_device(device_, device_.wait(stream, behind), "waiting for an event");
 }
 
 /// Runs on a thread of its own. The caller's thread may use another device, on which this would make a context. And the
@@ -160,7 +185,8 @@ void GpuGroup::begin(const Launch& launch, void* stream, bool captured) {
 void GpuGroup::abort(const std::string& reason) {
   start_thread("the end of calls on a GPU", [&] {
     const std::lock_guard lock(mutex_);
-    engines_->device().use(engines_->number());
+    if (!engines_) return;
+    device_.use(number_);
     engines_->abort(ErrorKind::peer_lost, reason);
   }).join();
 }
@@ -175,7 +201,7 @@ void* GpuGroup::event() {
     }
   }
   void* made = nullptr;
-  check_device(engines_->device(), engines_->device().create_event(&made), "making an event");
+  check_device(device_, device_.create_event(&made), "making an event");
   return made;
 }
 
@@ -298,7 +324,7 @@ size_t GpuGroup::finished() const {
   size_t through = 0;
   for (const Pending& call : pending_) {
     int answer = 0;
-    check_device(engines_->device(), engines_->device().finished(call.event, &answer), call.what);
+    check_device(device_, device_.finished(call.event, &answer), call.what);
     if (answer == 0) break;
     ++through;
   }

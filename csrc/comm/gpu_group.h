@@ -9,7 +9,7 @@
 // All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which
 // names both; NCCL compares nothing, so there they end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
-// current in the constructor and run(). Thread safety: from any thread; one call at a time.
+// current in the constructor and run(). Thread safety: from any thread; one call at a time; end() beside all others.
 #pragma once
 
 #include <condition_variable>
@@ -33,8 +33,7 @@ class Communicator;
 class GpuGroup {
  public:
   GpuGroup(Communicator& host, const GpuExecutors::Parts& parts);
-  /// Waits a moment for pending calls, then ends them.
-  ~GpuGroup();
+  ~GpuGroup() { end(); }
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
 
@@ -48,6 +47,8 @@ class GpuGroup {
 
   /// Ends pending and later calls with this reason; from any device.
   void abort(const std::string& reason);
+  /// Waits a moment for pending calls, then ends them. Later calls throw InvalidUsage. One thread at a time.
+  void end();
 
   /// The number of the stream for asynchronous calls. The code that makes the calls sets and uses it.
   std::optional<int64_t>& side_stream() { return side_stream_; }
@@ -56,10 +57,10 @@ class GpuGroup {
   bool is_this_thread() const { return std::this_thread::get_id() == watch_.get_id(); }
 
   /// Whether ranks are threads, which would wait for each other on the default stream.
-  bool shares_default_stream() const { return engines_->shares_default_stream(); }
+  bool shares_default_stream() const { return shares_default_stream_; }
 
   /// Describes what calls run on.
-  std::string describe() const { return engines_->describe(); }
+  const std::string& describe() const { return description_; }
 
  private:
   struct Pending {
@@ -94,9 +95,15 @@ class GpuGroup {
   size_t finished_as_far_as_known();
   void answer_watch();
   void* event();
+  bool dismiss();
 
   Communicator& host_;
-  std::optional<GpuExecutors> engines_;  // ends in the thread that is on the device
+  // Ends in the thread that is on the device. That thread holds order_ and mutex_ when it takes it; null from then on.
+  std::unique_ptr<GpuExecutors> engines_;
+  const RingletCudaDevice& device_;
+  const int number_;  // of the device
+  const bool shares_default_stream_;
+  const std::string description_;
   std::optional<int64_t> side_stream_;
 
   // Two locks, so that the watch is never behind a caller who waits in a launch.

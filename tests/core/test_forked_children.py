@@ -1,4 +1,5 @@
-"""A rank forks: its children have a copy of its group, and neither their calls nor their end reach the group itself."""
+"""A rank forks: its children have a copy of its group, and neither their calls nor their end reach the group itself. A
+rank ends while a thread of it makes calls."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ PROGRAM = pathlib.Path(__file__).parents[1] / "support/forking_rank.py"
 LIMIT_SECONDS = 120
 
 
-@pytest.mark.parametrize("use", ["exit", "exit after async calls", "calls", "loader", "pending calls"])
+@pytest.mark.parametrize(
+    "use", ["exit", "exit after async calls", "calls", "loader", "pending calls", "beside calls", "exit beside calls"]
+)
 @pytest.mark.parametrize("transport", [transport for transport in TRANSPORTS if transport != "threads"])
 def test_the_group_goes_on(tmp_path, transport, use):
     world = 3 if transport == "mixed" else 2

@@ -212,7 +212,9 @@ void act(Communicator& group, Act what, const std::function<void()>& make_group)
           break;
         }
         case Act::close: return group.close(std::chrono::milliseconds(20));
-        case Act::abort: group.abort("enough"); break;
+        case Act::abort:  // often, so that one of them meets each part of another thread's close()
+          for (int again = 0; again < 20; ++again) group.abort("enough");
+          break;
         case Act::new_group: make_group(); break;
       }
     }
@@ -275,11 +277,13 @@ void at_the_same_time(Between between, Act first, Act second, int turn) {
 int main() {
   own_errors();
   int turn = 0;
-  for (const Between between : {Between::one_memory, Between::stages, Between::tcp, Between::mixed}) {
+  for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     for (const Act first : kActs) {
       for (const Act second : kActs) {
         if (first > second) continue;
-        for (int i = 0; i < (few_cases() ? 3 : 20); ++i) at_the_same_time(between, first, second, turn++);
+        const bool both_end = first == Act::close && second == Act::abort;
+        const int turns = both_end ? 60 : few_cases() ? 2 : 10;
+        for (int i = 0; i < turns; ++i) at_the_same_time(between, first, second, turn++);
       }
     }
   }

@@ -86,6 +86,35 @@ void endings(const GpuExecutors::Parts& mine) {
   }));
 }
 
+/// end() and abort() while other threads make calls: those that come too late are refused.
+void ended_beside_calls(const GpuExecutors::Parts& mine) {
+  for (int turn = 0; turn < 10; ++turn) {
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      const auto group = std::make_shared<GpuGroup>(host, mine);
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 2; ++i) {
+        threads.emplace_back([group, i, rank = host.rank()] {
+          Floats floats(rank, 10);
+          const StreamOwner own;
+          try {
+            for (;;) {
+              group->follow_calls(own.stream);
+              group->run(floats.call, own.stream)->wait(kLong);
+              if (i == 1) group->abort("enough");
+            }
+          } catch (const Error&) {
+          }
+        });
+      }
+      group->end();
+      for (std::thread& thread : threads) thread.join();
+      Floats late(host.rank(), 10);
+      const StreamOwner own;
+      CHECK_THROWS(Error, group->run(late.call, own.stream));
+    }));
+  }
+}
+
 /// A rank that waits for another hears at once why that will not come, and not at its own deadline.
 void peers_that_fail(const GpuExecutors::Parts& mine) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -166,6 +195,7 @@ int main() {
     timeouts(mine);
     full_launch_queue(mine);
     endings(mine);
+    ended_beside_calls(mine);
     peers_that_fail(mine);
   }
   a_nccl_that_does_not_end();

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -102,6 +103,42 @@ def come_later(rank: int) -> None:
     ringlet.all_reduce(torch.ones(1000))
 
 
+def fork_beside_calls(rank: int, world: int) -> None:
+    """Rank 0 forks one child after the other while another thread of it makes calls."""
+    done = threading.Event()
+
+    def call() -> None:
+        for _ in range(200):
+            exchange(rank, world)
+        done.set()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while rank == 0 and caller.is_alive():
+        fork_and_go_on(calls=True)
+    caller.join()
+    assert done.is_set(), "the calls failed"
+
+
+def exit_beside_calls(rank: int, world: int) -> None:
+    """Rank 0 ends while a thread of it makes calls; the others notice that."""
+    under_way = threading.Event()
+
+    def call() -> None:
+        try:
+            while True:
+                exchange(rank, world)
+                under_way.set()
+        except ringlet.Error:
+            under_way.set()
+
+    if rank == 0:
+        threading.Thread(target=call, daemon=True).start()
+        under_way.wait()
+    else:
+        call()
+
+
 def load(rank: int, world: int) -> None:
     """Two epochs of a data loader with worker processes."""
     loader = DataLoader(TensorDataset(torch.full((16,), float(rank))), batch_size=4, num_workers=2)
@@ -120,6 +157,10 @@ def main() -> None:
     ringlet.all_reduce(torch.ones(1000))
     if use == "loader":
         load(rank, world)
+    elif use == "exit beside calls":
+        return exit_beside_calls(rank, world)
+    elif use == "beside calls":
+        fork_beside_calls(rank, world)
     elif use == "pending calls":
         wait_in_child(world) if rank == 0 else come_later(rank)
     else:
