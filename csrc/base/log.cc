@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/process.h"
+#include "base/system_call.h"
 
 namespace ringlet {
 
@@ -77,14 +78,14 @@ void open_lines(const std::string& name) {
   if (name == file_name) return;
   int fd = STDERR_FILENO;
   if (!name.empty()) {
-    fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    fd = repeated([&] { return ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644); });
     if (fd < 0) throw_errno("RINGLET_LOG_FILE=" + name);
   }
   // The threads' descriptor stays open and then refers to the new file, so no thread writes to a closed descriptor.
   if (const int before = lines_to.load(); before == STDERR_FILENO || fd == STDERR_FILENO) {
     lines_to.store(fd);
   } else {
-    ::dup3(fd, before, O_CLOEXEC);
+    repeated([&] { return ::dup3(fd, before, O_CLOEXEC); });
     ::close(fd);
   }
   file_name = name;
@@ -110,8 +111,7 @@ std::string line_of(LogLevel level, const LogSource& source, std::string_view te
 }
 
 void write_line(const std::string& line) noexcept {
-  while (::write(lines_to.load(std::memory_order_relaxed), line.data(), line.size()) < 0 && errno == EINTR) {
-  }
+  repeated([&] { return ::write(lines_to.load(std::memory_order_relaxed), line.data(), line.size()); });
 }
 
 void enqueue(LogEvent event) {

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/runtime.h"
+#include "base/system_call.h"
 #include "gpu/check_device.h"
 
 namespace ringlet {
@@ -62,7 +63,7 @@ bool send(int socket, const Token& to, int descriptor) {
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
   }
-  return ::sendmsg(socket, &parcel.message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+  return repeated([&] { return ::sendmsg(socket, &parcel.message, MSG_NOSIGNAL | MSG_DONTWAIT); }) == 1;
 }
 
 struct Delivery {
@@ -73,7 +74,7 @@ struct Delivery {
 
 Delivery receive(int socket) {
   Parcel parcel(sizeof(Parcel::space));
-  const ssize_t bytes = ::recvmsg(socket, &parcel.message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  const ssize_t bytes = repeated([&] { return ::recvmsg(socket, &parcel.message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT); });
   Delivery delivery;
   if (bytes != 1) return delivery;
   delivery.word = parcel.word;

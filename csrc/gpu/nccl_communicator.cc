@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <future>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/runtime.h"
+#include "base/thread.h"
 
 namespace ringlet {
 namespace {
@@ -23,9 +23,9 @@ bool within(std::chrono::seconds limit, const std::function<void()>& enter, cons
       act();
     });
     const std::future<void> done = task.get_future();
-    std::thread(std::move(task)).detach();
+    start_thread("the end of a communicator", std::move(task)).detach();
     return done.wait_for(limit) == std::future_status::ready;
-  } catch (const std::system_error&) {  // no thread to be had: then NCCL keeps what it has
+  } catch (const SystemError&) {  // no thread to be had: then NCCL keeps what it has
     return false;
   }
 }

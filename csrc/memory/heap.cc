@@ -14,6 +14,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/partition.h"
+#include "base/system_call.h"
 
 namespace ringlet {
 namespace {
@@ -77,11 +78,11 @@ const std::shared_ptr<Heap>& Heap::process() {
 Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
   file_ = Descriptor(::memfd_create("ringlet-heap", MFD_CLOEXEC));
   if (!file_.valid()) throw_errno("memfd_create");
-  if (::ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) {
+  if (repeated([&] { return ::ftruncate(file_.get(), static_cast<off_t>(bytes)); }) != 0) {
     throw_errno("cannot size the registered heap to " + std::to_string(bytes >> 20) + " MiB", "lower RINGLET_HEAP_MIB");
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
-  if (::getrandom(&id_, sizeof id_, 0) != sizeof id_) throw_errno("getrandom");
+  if (repeated([&] { return ::getrandom(&id_, sizeof id_, 0); }) != sizeof id_) throw_errno("getrandom");
   Living::heaps().add(*this);
 }
 
@@ -143,8 +144,10 @@ void Heap::drop_counter(std::atomic<uint64_t>& counter) noexcept {
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
   if (owner_ != ::getpid()) return;  // the pages belong to the parent, too
-  ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(pointer - map_.base()),
-              static_cast<off_t>(bytes));
+  repeated([&] {
+    return ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                       static_cast<off_t>(pointer - map_.base()), static_cast<off_t>(bytes));
+  });
 }
 
 void Heap::free(std::byte* pointer) noexcept {
@@ -157,7 +160,7 @@ void Heap::free(std::byte* pointer) noexcept {
 
 Descriptor Heap::read_only_descriptor() const {
   const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
-  Descriptor copy(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  Descriptor copy(repeated([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!copy.valid()) throw_errno("cannot reopen the registered heap read-only", "check that /proc is mounted");
   return copy;
 }

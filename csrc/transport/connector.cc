@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/system_call.h"
 #include "transport/congestion.h"
 
 namespace ringlet {
@@ -115,8 +116,7 @@ Connector::Step Connector::advance(Attempt& attempt) {
 }
 
 Connector::Step Connector::connected(Attempt& attempt) {
-  pollfd ready{attempt.socket.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, 0) <= 0) {
+  if (events_now(attempt.socket.get(), POLLOUT) == 0) {
     return attempt.limit.passed() ? miss(*attempt.address, "no answer", true) : Step::going;
   }
   int code = 0;
@@ -129,7 +129,8 @@ Connector::Step Connector::connected(Attempt& attempt) {
                    .to = target_.to,
                    .which = static_cast<uint64_t>(target_.which),
                    .nonce = random_token()};
-  if (::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL) != sizeof attempt.hello) {
+  const auto say_hello = [&] { return ::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL); };
+  if (repeated(say_hello) != sizeof attempt.hello) {
     return miss(*attempt.address, std::strerror(errno), true);
   }
   attempt.state = Attempt::State::asking;
@@ -138,9 +139,10 @@ Connector::Step Connector::connected(Attempt& attempt) {
 }
 
 int Connector::Attempt::fill(void* message, size_t bytes) {
-  const ssize_t n = ::recv(socket.get(), static_cast<std::byte*>(message) + got, bytes - got, MSG_DONTWAIT);
+  const ssize_t n = repeated(
+      [&] { return ::recv(socket.get(), static_cast<std::byte*>(message) + got, bytes - got, MSG_DONTWAIT); });
   if (n == 0) return kClosed;
-  if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
+  if (n < 0) return is_passing(errno) ? 0 : errno;
   got += static_cast<size_t>(n);
   return got == bytes ? kComplete : 0;
 }
@@ -159,7 +161,7 @@ Connector::Step Connector::answered(Attempt& attempt) {
                                               ": install the same version on all hosts");
   }
   const Proof proof = prove(target_.key, Domain::initiator, attempt.hello, attempt.answer);
-  if (::send(attempt.socket.get(), &proof, sizeof proof, MSG_NOSIGNAL) != sizeof proof) {
+  if (repeated([&] { return ::send(attempt.socket.get(), &proof, sizeof proof, MSG_NOSIGNAL); }) != sizeof proof) {
     return miss(*attempt.address, std::strerror(errno), true);
   }
   attempt.state = Attempt::State::proving;

@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/runtime.h"
+#include "base/system_call.h"
 #include "transport/store.h"
 
 namespace ringlet {
@@ -133,7 +134,7 @@ std::optional<Handshake::Received> Handshake::receive_hello(int socket, size_t e
   message.msg_iovlen = 1;
   message.msg_control = space;
   message.msg_controllen = sizeof space;
-  const ssize_t bytes = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  const ssize_t bytes = repeated([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT); });
   if (const cmsghdr* rights = CMSG_FIRSTHDR(&message); rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
     for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= rights->cmsg_len; at += sizeof(int)) {
       int descriptor = -1;
@@ -271,8 +272,8 @@ void Handshake::exchange_all(const std::vector<Peer>& peers, std::span<const int
   }
   for (int waiting = world_ - 1 - rank_; waiting > 0;) {
     if (!readable(listener_.get(), deadline, look)) fail();
-    Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!connection.valid() && errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+    Descriptor connection(repeated([&] { return ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC); }));
+    if (!connection.valid() && errno != EAGAIN && errno != ECONNABORTED) {
       throw_errno("rank " + std::to_string(rank_) + " cannot take the connection of a peer");
     }
     // An unauthenticated connection that connects and says nothing costs at most this long.

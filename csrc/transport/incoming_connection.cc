@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/system_call.h"
+
 namespace ringlet {
 namespace {
 
@@ -15,20 +17,25 @@ constexpr auto kPatience = 5s;  // for Hello and Proof, which a peer sends withi
 // gives up earlier.
 constexpr auto kHold = 60s;
 
-bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
-
 }  // namespace
 
 IncomingConnection::IncomingConnection(Socket socket, uint64_t listener)
     : socket_(std::move(socket)), listener_id_(listener), deadline_(Deadline::after(kPatience)) {}
 
 bool IncomingConnection::fill(void* message, size_t bytes) noexcept {
-  const ssize_t n = ::recv(socket_.get(), static_cast<std::byte*>(message) + got_, bytes - got_, MSG_DONTWAIT);
-  if (n == 0 || (n < 0 && !transient(errno))) state_ = State::gone;
+  const ssize_t n = repeated(
+      [&] { return ::recv(socket_.get(), static_cast<std::byte*>(message) + got_, bytes - got_, MSG_DONTWAIT); });
+  if (n == 0 || (n < 0 && !is_passing(errno))) state_ = State::gone;
   if (n > 0) got_ += static_cast<size_t>(n);
   if (got_ < bytes) return false;
   got_ = 0;
   return true;
+}
+
+/// Sends a short message; there is room for it in a connection that is new.
+bool IncomingConnection::give(const void* message, size_t bytes) noexcept {
+  const auto send = [&] { return ::send(socket_.get(), message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT); };
+  return repeated(send) == static_cast<ssize_t>(bytes);
 }
 
 void IncomingConnection::send_answer() noexcept {
@@ -41,15 +48,15 @@ void IncomingConnection::send_answer() noexcept {
   } catch (...) {  // without randomness there is no proof: the connection is refused, and the initiator says so
     return;
   }
-  if (::send(socket_.get(), &answer_, sizeof answer_, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof answer_) return;
+  if (!give(&answer_, sizeof answer_)) return;
   if (hello_.version == kWireVersion) state_ = State::named;
 }
 
 void IncomingConnection::look_for_end() noexcept {
   std::byte byte;
-  const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+  const ssize_t n = repeated([&] { return ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK); });
   // The initiator must not send more before the acceptor's proof.
-  if (n >= 0 || !transient(errno)) state_ = State::gone;
+  if (n >= 0 || !is_passing(errno)) state_ = State::gone;
 }
 
 IncomingConnection::State IncomingConnection::advance() noexcept {
@@ -70,7 +77,7 @@ bool IncomingConnection::proves(const Token& key) const {
 bool IncomingConnection::answer(const Token& key, Domain domain) noexcept {
   state_ = State::gone;
   const Proof proof = prove(key, domain, hello_, answer_);
-  return ::send(socket_.get(), &proof, sizeof proof, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof proof;
+  return give(&proof, sizeof proof);
 }
 
 Socket IncomingConnection::welcome(const Token& key) noexcept {

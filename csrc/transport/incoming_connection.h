@@ -40,6 +40,7 @@ class IncomingConnection {
  private:
   bool answer(const Token& key, Domain domain) noexcept;
   bool fill(void* message, size_t bytes) noexcept;
+  bool give(const void* message, size_t bytes) noexcept;
   void send_answer() noexcept;
   void look_for_end() noexcept;
 

@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/system_call.h"
 #include "base/thread.h"
 #include "transport/congestion.h"
 
@@ -90,7 +90,7 @@ Listener& Listener::process() {
   const std::lock_guard lock(mutex);
   if (listener == nullptr || listener->owner_ != ::getpid()) {
     auto made = std::unique_ptr<Listener>(new Listener);
-    made->start();
+    start_thread("TCP connections", [listens = made.get()] { listens->run(); }).detach();
     listener = made.release();
   }
   return *listener;
@@ -114,19 +114,6 @@ PeerAddress Listener::address(const std::string& store) const {
         "host \"ip link set lo up\" will do), or choose transport=\"shared_memory\" for ranks of one host");
   }
   return address;
-}
-
-void Listener::start() {
-  sigset_t all, before;  // blocked here, so that the program's own threads handle signals
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    start_thread("TCP connections", [this] { run(); }).detach();
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>& resident) {
@@ -167,7 +154,7 @@ void Listener::connect_to(Connector::Target call) {
 void Listener::wake() noexcept {
   const uint64_t one = 1;
   // The write fails only if the counter is full, and then the thread wakes anyway.
-  [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup_.get(), &one, sizeof one); });
 }
 
 Listener::Member Listener::member(const MemberId& id) {
@@ -200,7 +187,7 @@ bool Listener::turn_away(IncomingConnection& incoming) {
 /// error could be lost.
 void Listener::part(Socket socket, const Bytes& final_frame) {
   if (!socket.valid()) return;
-  ::send(socket.get(), final_frame.data(), final_frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  repeated([&] { return ::send(socket.get(), final_frame.data(), final_frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
   ::shutdown(socket.get(), SHUT_WR);
   leaving_.push_back({std::move(socket), Deadline::after(kGoodbyeTime)});
   if (leaving_.size() > kLeaving) leaving_.pop_front();
@@ -246,7 +233,7 @@ void Listener::wait() {
   ::poll(watched.data(), watched.size(), static_cast<int>(left.count()));
   uint64_t rung;
   if (watched[0].revents != 0) [[maybe_unused]]
-    const ssize_t n = ::read(wakeup_.get(), &rung, sizeof rung);
+    const ssize_t n = repeated([&] { return ::read(wakeup_.get(), &rung, sizeof rung); });
   for (size_t i = 0; i < incoming_.size(); ++i) {
     const IncomingConnection::State before = incoming_[i].state();
     if (watched[2 + i].revents != 0 || incoming_[i].deadline().passed()) incoming_[i].advance();
@@ -258,7 +245,7 @@ void Listener::wait() {
 
 void Listener::receive() {
   for (int i = 0; i < kAtOnce; ++i) {
-    Socket socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Socket socket(repeated([&] { return ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); }));
     if (socket.valid()) {
       incoming_.emplace_back(std::move(socket), own_.listener);
       incoming_.back().advance();

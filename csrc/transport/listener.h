@@ -84,7 +84,6 @@ class Listener {
   };
 
   Listener();
-  void start();
   [[noreturn]] void run();
   void wait();
   void take_calls();

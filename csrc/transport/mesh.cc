@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/runtime.h"
+#include "base/system_call.h"
 #include "transport/listener.h"
 #include "transport/ring_pipe.h"
 #include "transport/socket_pipe.h"
@@ -37,7 +38,8 @@ Descriptor make_wakeup() {
 
 void silence(int wakeup) noexcept {
   uint64_t rung;
-  [[maybe_unused]] const ssize_t read = ::read(wakeup, &rung, sizeof rung);  // fails if no peer has signalled
+  [[maybe_unused]] const ssize_t read =
+      repeated([&] { return ::read(wakeup, &rung, sizeof rung); });  // fails if no peer has signalled
 }
 
 constexpr ConnectionKind kAllConnectionKinds[] = {ConnectionKind::collectives, ConnectionKind::outgoing,
@@ -251,8 +253,7 @@ bool Mesh::gone(int peer, bool receiving) const noexcept {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
     if (pipe == nullptr) continue;
     const bool ring = dynamic_cast<const RingPipe*>(pipe) != nullptr;  // a ring's descriptor watches the process
-    pollfd watched{pipe->descriptor(), static_cast<short>(ring ? POLLIN : POLLRDHUP), 0};
-    if (::poll(&watched, 1, 0) > 0 || pipe->ended()) return true;
+    if (events_now(pipe->descriptor(), ring ? POLLIN : POLLRDHUP) != 0 || pipe->ended()) return true;
   }
   return false;
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/system_call.h"
+
 namespace ringlet {
 namespace {
 
@@ -44,7 +46,7 @@ size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
 void strike(int wakeup) noexcept {
   const uint64_t one = 1;
   // The write fails only if the counter is full, and then the sleeper wakes anyway.
-  [[maybe_unused]] const ssize_t written = ::write(wakeup, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup, &one, sizeof one); });
 }
 
 RingPipe::RingPipe(Transport& transport, int peer, ConnectionKind which)

@@ -1,6 +1,5 @@
 #include "transport/shared_memory.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/processor.h"
+#include "base/system_call.h"
 #include "memory/heap.h"
 #include "transport/address.h"
 #include "transport/handshake.h"
@@ -51,10 +51,7 @@ std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descripto
   return mapping;
 }
 
-bool is_readable(const Descriptor& descriptor) noexcept {
-  pollfd wait{descriptor.get(), POLLIN, 0};
-  return ::poll(&wait, 1, 0) != 0;
-}
+bool is_readable(const Descriptor& descriptor) noexcept { return events_now(descriptor.get(), POLLIN) != 0; }
 
 /// Another rank of the group.
 struct Peer {

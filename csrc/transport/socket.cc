@@ -12,6 +12,8 @@
 #include <set>
 #include <utility>
 
+#include "base/system_call.h"
+
 namespace ringlet {
 namespace {
 
@@ -27,7 +29,9 @@ Registry& registry() {
     ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
                      [] {
                        const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-                       for (const int socket : registry().sockets) ::dup3(nothing, socket, O_CLOEXEC);
+                       for (const int socket : registry().sockets) {
+                         repeated([&] { return ::dup3(nothing, socket, O_CLOEXEC); });
+                       }
                        ::close(nothing);
                        registry().mutex.unlock();
                      });
@@ -61,8 +65,8 @@ Socket::~Socket() {
 bool Socket::discard() const noexcept {
   std::array<std::byte, 16384> bytes;
   ssize_t n = 1;
-  while (n > 0) n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-  return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  while (n > 0) n = repeated([&] { return ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT); });
+  return n < 0 && is_passing(errno);
 }
 
 }  // namespace ringlet

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/system_call.h"
+
 namespace ringlet {
 namespace {
 
@@ -24,8 +26,6 @@ constexpr uint32_t kSilenceMs = 10'000;
 constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
 
 constexpr int kClosed = 1 << 16;  // stored like an errno, and equal to none
-
-bool transient(int code) { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }
 
 void set(int socket, int level, int option, int value) {
   ::setsockopt(socket, level, option, &value, sizeof value);  // if it fails, the connection works, but less well
@@ -55,9 +55,9 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(pieces);
   message.msg_iovlen = static_cast<size_t>(std::min(n, IOV_MAX));
-  const ssize_t bytes = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t bytes = repeated([&] { return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
   // The kernel reports a cause once; later calls get EPIPE.
-  if (bytes < 0 && !transient(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
+  if (bytes < 0 && !is_passing(errno) && errno != EPIPE) write_error_.store(errno, std::memory_order_relaxed);
   if (bytes < 0 && errno == EFAULT) {
     end(EFAULT);
     finish();  // the frame stays incomplete, so the peer must not wait for the rest
@@ -70,9 +70,9 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
 size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
   const bool wanted = std::any_of(pieces, pieces + n, [](const iovec& piece) { return piece.iov_len > 0; });
   if (!wanted || end_.load(std::memory_order_relaxed) != 0) return 0;
-  const ssize_t bytes = ::readv(socket_.get(), pieces, std::min(n, IOV_MAX));
+  const ssize_t bytes = repeated([&] { return ::readv(socket_.get(), pieces, std::min(n, IOV_MAX)); });
   if (bytes == 0) end_of_stream();
-  if (bytes < 0 && !transient(errno)) end(errno);
+  if (bytes < 0 && !is_passing(errno)) end(errno);
   if (bytes <= 0) return 0;
   read_.store(read_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
   return static_cast<size_t>(bytes);
@@ -81,9 +81,9 @@ size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
 bool SocketPipe::ended() const noexcept {
   if (end_.load(std::memory_order_relaxed) != 0) return true;
   std::byte byte;
-  const ssize_t bytes = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const ssize_t bytes = repeated([&] { return ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT); });
   if (bytes == 0) end_of_stream();
-  if (bytes < 0 && !transient(errno)) end(errno);
+  if (bytes < 0 && !is_passing(errno)) end(errno);
   return bytes == 0 || end_.load(std::memory_order_relaxed) != 0;
 }
 

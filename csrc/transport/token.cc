@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/system_call.h"
 
 namespace ringlet {
 namespace {
@@ -47,7 +48,8 @@ struct SipState {
 
 Token random_token() {
   Token token;
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw_errno("getrandom");
+  const auto draw = [&] { return ::getrandom(token.data(), token.size(), 0); };
+  if (repeated(draw) != static_cast<ssize_t>(token.size())) throw_errno("getrandom");
   return token;
 }
 

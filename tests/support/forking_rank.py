@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ringlet
 
 CHILD_SECONDS = 20
+EPOCHS = int(os.environ.get("RINGLET_TEST_EPOCHS", "2"))
 
 
 def call_in_child(parent: int) -> None:
@@ -140,9 +141,9 @@ def exit_beside_calls(rank: int, world: int) -> None:
 
 
 def load(rank: int, world: int) -> None:
-    """Two epochs of a data loader with worker processes."""
+    """Epochs of a data loader with worker processes, which come and go with each: their SIGCHLD may come in any wait."""
     loader = DataLoader(TensorDataset(torch.full((16,), float(rank))), batch_size=4, num_workers=2)
-    for _ in range(2):
+    for _ in range(EPOCHS):
         for (batch,) in loader:
             ringlet.all_reduce(batch)
             assert batch.eq(sum(range(world))).all()

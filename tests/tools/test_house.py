@@ -131,6 +131,41 @@ def test_nothing_of_python_is_touched_without_its_lock():
     report(wrong)
 
 
+# Those that a signal can end. The last are sleeps: their callers look again, whatever ended them. connect() goes on.
+ENDED_BY_SIGNALS = re.compile(
+    r"(?<![\w>])::(p?poll|select|epoll_wait|readv?|writev?|pread|pwrite|recv(?:from|msg)?|send(?:to|msg)?|accept4?|connect|open|openat"
+    r"|dup[23]|ftruncate|fallocate|getrandom|waitid|waitpid|flock|nanosleep|clock_nanosleep|syscall)\("
+)
+ENDS_EARLY = {
+    "csrc/gpu/multicast_memory.cc": {"poll"},
+    "csrc/transport/address.cc": {"connect"},  # of a datagram socket
+    "csrc/transport/connector.cc": {"connect"},  # goes on
+    "csrc/transport/control.cc": {"nanosleep", "syscall"},
+    "csrc/transport/handshake.cc": {"syscall"},  # pidfd_open
+    "csrc/transport/listener.cc": {"poll"},
+    "csrc/transport/mesh.cc": {"ppoll"},
+    "csrc/transport/socket.cc": {"open"},  # /dev/null, in a forked child
+}
+
+
+def test_no_signal_ends_a_system_call_unseen():
+    """Calls that a signal can end go through repeated() of base/system_call.h, or uninterrupted() in the handshake."""
+    wrong = []
+    for path in sources(".cc", ".h", under="csrc/"):
+        code = without_comments_and_strings(text_of(path))
+        for found in ENDED_BY_SIGNALS.finditer(code):
+            before = code[: found.start()]
+            opened = max(before.rfind("repeated("), before.rfind("uninterrupted("))
+            inside = opened >= 0 and before[opened:].count("(") > before[opened:].count(")")
+            named = re.search(r"const auto (\w+) = \[&\] \{ return [^;]*$", before)
+            inside = inside or (
+                named and re.search(rf"(?:repeated|uninterrupted)\({named[1]}\)", code[found.start() :])
+            )
+            if not inside and found[1] not in ENDS_EARLY.get(path.as_posix(), ()):
+                wrong.append(f"{path}:{before.count(chr(10)) + 1}: ::{found[1]}")
+    report(wrong)
+
+
 def test_cmake_lists_every_source():
     cmake = text_of(pathlib.Path("CMakeLists.txt"))
     alternatives = {"csrc/gpu/gpu.cc", "csrc/gpu/no_gpu.cc"}  # RINGLET_GPU chooses one
