@@ -16,13 +16,17 @@ const char* name(ErrorKind kind) noexcept {
   return "Error";
 }
 
-void rethrow(ErrorKind kind, const std::string& message) {
+void rethrow(ErrorKind kind, const std::string& message, bool reported) {
+  const auto raise = [reported](auto error) {
+    error.reported_ = reported;
+    throw error;
+  };
   switch (kind) {
-    case ErrorKind::invalid_usage: throw InvalidUsage(message);
-    case ErrorKind::peer_lost: throw PeerLost(message);
-    case ErrorKind::timeout: throw Timeout(message);
-    case ErrorKind::system_error: throw SystemError(message);
-    case ErrorKind::device_error: throw DeviceError(message);
+    case ErrorKind::invalid_usage: raise(InvalidUsage(message));
+    case ErrorKind::peer_lost: raise(PeerLost(message));
+    case ErrorKind::timeout: raise(Timeout(message));
+    case ErrorKind::system_error: raise(SystemError(message));
+    case ErrorKind::device_error: raise(DeviceError(message));
   }
   throw Error(kind, message);
 }

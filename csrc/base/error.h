@@ -13,13 +13,19 @@ namespace ringlet {
 
 enum class ErrorKind : unsigned char { invalid_usage, peer_lost, timeout, system_error, device_error };
 
+[[noreturn]] void rethrow(ErrorKind kind, const std::string& message, bool reported);
+
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
   ErrorKind kind() const noexcept { return kind_; }
+  /// Another rank's error, which it reported while the ranks made a group.
+  bool reported() const noexcept { return reported_; }
 
  private:
+  friend void ringlet::rethrow(ErrorKind kind, const std::string& message, bool reported);
   ErrorKind kind_;
+  bool reported_ = false;
 };
 
 struct InvalidUsage : Error {
@@ -41,7 +47,7 @@ struct DeviceError : Error {
 const char* name(ErrorKind kind) noexcept;
 
 /// Throws the class of `kind`: for an error that was kept, or that a peer reported.
-[[noreturn]] void rethrow(ErrorKind kind, const std::string& message);
+[[noreturn]] void rethrow(ErrorKind kind, const std::string& message, bool reported = false);
 
 /// The text that `make` returns, or kOutOfMemory if there is no memory for it. For a failure that must be told anyway.
 inline constexpr char kOutOfMemory[] = "out of memory";  // so short that a std::string of it takes no memory

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -42,8 +43,11 @@ std::atomic<int> lines_to{STDERR_FILENO};
 std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
 std::atomic<long> seconds_east{0};   // of UTC; read once, because localtime takes a lock that a fork can leave held
 
-std::mutex configuring;
-std::string file_name;  // of lines_to; guarded by configuring
+struct Configuration {
+  std::mutex mutex;
+  std::optional<std::string> file_name{};  // of lines_to; none before this process has chosen it
+};
+constinit OfProcess<Configuration> configuration_of_process;
 
 std::string environment(const char* variable) {
   const char* value = std::getenv(variable);
@@ -74,7 +78,7 @@ std::string file_from(const std::string& pattern) {
 }
 
 /// Lines that other threads write meanwhile may go to the old or to the new file.
-void open_lines(const std::string& name) {
+void open_lines(const std::string& name, std::optional<std::string>& file_name) {
   if (name == file_name) return;
   int fd = STDERR_FILENO;
   if (!name.empty()) {
@@ -150,11 +154,12 @@ void log(LogLevel level, const LogSource& source, std::string_view text) noexcep
 }
 
 void configure_log(LogLevel wanted) {
-  const std::lock_guard lock(configuring);
+  Configuration& configuration = configuration_of_process.get();
+  const std::lock_guard lock(configuration.mutex);
   const std::string text = environment("RINGLET_LOG");
   const std::optional<LogLevel> level = text.empty() ? LogLevel::off : parse_log_level(text);
   if (!level) throw InvalidUsage("RINGLET_LOG=\"" + text + "\" is not one of off, warning, info, debug");
-  open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")));
+  open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")), configuration.file_name);
   const time_t now = ::time(nullptr);
   tm local{};
   if (::localtime_r(&now, &local) != nullptr) seconds_east.store(local.tm_gmtoff);

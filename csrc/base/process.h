@@ -3,11 +3,34 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 
 namespace ringlet {
 
 extern std::atomic<int> process_number;  // a handler in the child of every fork() updates it
 
 inline int this_process() noexcept { return process_number.load(std::memory_order_relaxed); }
+
+/// What threads of this process share under a lock: made at first use, and never destroyed, because threads may use it
+/// until the process ends. A forked child makes its own: a thread of the parent may have held the lock at the fork, and
+/// be half through a change.
+template <typename T>
+class OfProcess {
+ public:
+  T& get() {
+    Owned* known = owned_.load(std::memory_order_acquire);
+    if (known != nullptr && known->owner == this_process()) return known->state;
+    auto made = std::make_unique<Owned>();
+    if (!owned_.compare_exchange_strong(known, made.get())) return known->state;  // another thread was faster
+    return made.release()->state;
+  }
+
+ private:
+  struct Owned {
+    const int owner = this_process();
+    T state{};
+  };
+  std::atomic<Owned*> owned_{nullptr};
+};
 
 }  // namespace ringlet

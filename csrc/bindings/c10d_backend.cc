@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "bindings/c10d_issue.h"
 #include "bindings/lists.h"
 #include "bindings/registered_allocator.h"
@@ -26,15 +27,12 @@ C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, std::string name
 
 namespace {
 
+/// A forked child's has none of its parent's backends, which are not its own to close.
 struct Living {
-  /// Never destroyed: backends may end after everything else.
-  static Living& of_process() {
-    static Living* const one = new Living;
-    return *one;
-  }
   std::mutex mutex;
-  std::vector<c10::weak_intrusive_ptr<C10dBackend>> backends;
+  std::vector<c10::weak_intrusive_ptr<C10dBackend>> backends{};
 };
+constinit OfProcess<Living> living_of_process;
 
 }  // namespace
 
@@ -43,7 +41,7 @@ c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Stor
   auto engine = join(store, name, member, carrier, timeout);
   auto group = std::make_unique<Communicator>(std::move(engine), timeout);
   auto backend = c10::make_intrusive<C10dBackend>(store, name, std::move(group), carrier);
-  Living& living = Living::of_process();
+  Living& living = living_of_process.get();
   const std::lock_guard lock(living.mutex);
   std::erase_if(living.backends, [](const auto& one) { return one.expired(); });
   living.backends.emplace_back(backend);
@@ -53,7 +51,7 @@ c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Stor
 void close_backends() {
   std::vector<c10::intrusive_ptr<C10dBackend>> open;
   {
-    Living& living = Living::of_process();
+    Living& living = living_of_process.get();
     const std::lock_guard lock(living.mutex);
     for (const auto& one : living.backends) {
       if (auto backend = one.lock()) open.push_back(std::move(backend));

@@ -1,6 +1,9 @@
 #include "bindings/torch_store.h"
 
+#include <pybind11/pybind11.h>
+
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -10,14 +13,19 @@
 namespace ringlet {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{100};  // between two checks whether another rank has failed
-constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{20'000};
+// A wait lasts at most a sixteenth longer than it must, and a large world does not keep the store busy.
+constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{200'000};
+constexpr int kPausesOfAWait = 16;
 
-/// Runs `act`, which asks the store, and turns its failure into PeerLost.
+/// Runs `act`, which asks the store, and turns its failure into PeerLost. What says nothing about the store goes through.
 template <class Act>
 auto asked(const Act& act) {
   try {
     return act();
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const pybind11::error_already_set&) {  // of a store in Python: an interrupt, or its own error
+    throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
     throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
@@ -41,24 +49,51 @@ void TorchStore::tell_failure(int rank, const Error& error) noexcept {
 void TorchStore::raise_failure() {
   if (failure_.empty() || !has(failure_)) return;
   const std::string told = asked([&] { return text(store_->get(failure_)); });
-  rethrow(static_cast<ErrorKind>(told.at(0) - '0'), told.substr(1));
+  rethrow(static_cast<ErrorKind>(told.at(0) - '0'), told.substr(1), /*reported=*/true);
 }
 
 /// Polls the store and checks for interrupts in between. The store's own wait checks for none, and torch prints a
 /// warning after each short wait that times out.
+///
+/// While a key is missing, it looks at that key alone: were all ranks to look at all keys again and again, that would be
+/// the square of the world each time.
 void TorchStore::await(const std::vector<std::string>& keys, const Deadline& deadline) {
   using std::chrono::microseconds;
-  Deadline look = Deadline::after(kLookEvery);
-  for (microseconds pause = kLeastPause;; pause = std::min(2 * pause, kLargestPause)) {
-    if (asked([&] { return store_->check(keys); })) return;
+  const auto began = Deadline::Clock::now();
+  size_t missing = first_missing(keys, 0);
+  while (missing < keys.size()) {
     check_interrupts();
-    if (look.passed()) {
-      raise_failure();
-      look = Deadline::after(kLookEvery);
-    }
+    raise_failure();
     if (deadline.passed()) throw Timeout("the other ranks did not set their keys in the store in time");
-    std::this_thread::sleep_for(std::min<microseconds>(pause, deadline.left()));
+    const auto waited = std::chrono::duration_cast<microseconds>(Deadline::Clock::now() - began);
+    microseconds pause = std::clamp(waited / kPausesOfAWait, kLeastPause, kLargestPause);
+    for (microseconds nap; pause.count() > 0 && !deadline.passed(); pause -= nap) {
+      nap = std::min<microseconds>({pause, deadline.left(), kInterruptCheckEvery});
+      std::this_thread::sleep_for(nap);
+      check_interrupts();
+    }
+    if (has(keys[missing])) missing = first_missing(keys, missing + 1);
   }
+}
+
+/// The place of the first key from there on that is not in the store; as many as there are keys if all are.
+size_t TorchStore::first_missing(const std::vector<std::string>& keys, size_t from) {
+  const auto all_there = [&](size_t begin, size_t end) {
+    const auto first = keys.begin();
+    const std::vector<std::string> some(first + static_cast<ptrdiff_t>(begin), first + static_cast<ptrdiff_t>(end));
+    return asked([&] { return store_->check(some); });
+  };
+  size_t found = keys.size();  // it is there, or before
+  if (from == found || all_there(from, found)) return found;
+  for (--found; from < found;) {
+    const size_t middle = from + (found - from) / 2;
+    if (all_there(from, middle + 1)) {
+      from = middle + 1;
+    } else {
+      found = middle;
+    }
+  }
+  return from;
 }
 
 void TorchStore::set(const std::string& key, const std::string& value) {

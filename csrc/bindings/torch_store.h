@@ -33,6 +33,7 @@ class TorchStore final : public Store {
 
  private:
   void await(const std::vector<std::string>& keys, const Deadline& deadline);
+  size_t first_missing(const std::vector<std::string>& keys, size_t from);
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::string failure_;  // the key under which ranks publish their errors; empty: none

@@ -10,11 +10,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/processor.h"
+#include "engine/call.h"
+#include "engine/message/frame.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
 #include "gpu/given_table.h"
 #include "transport/address.h"
+#include "transport/connection_handshake.h"
 #include "transport/mesh.h"
 #include "transport/shared_memory.h"
 #include "transport/token.h"
@@ -84,7 +87,13 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
   return numbers;
 }
 
-/// A rank's first answer: its host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its processor and
+/// Names this build to the others: what it says to them, and what the numbers in it mean.
+std::string own_build() {
+  return std::to_string(kWireVersion) + '.' + std::to_string(FrameHeader::kMagic) + '.' +
+         std::to_string(meaning_of_signatures());
+}
+
+/// A rank's first answer: its build, host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its processor and
 /// its user's table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
@@ -94,8 +103,9 @@ std::string introduction(int rank) {
   } catch (const InvalidUsage& error) {
     table.problem = error.what();
   }
-  return own_host() + kPart + std::to_string(::geteuid()) + kPart + (wish != nullptr ? wish : "") + kPart +
-         processor_model() + kPart + table.origin + kPart + table.problem + kPart + table.text;
+  return own_build() + kPart + own_host() + kPart + std::to_string(::geteuid()) + kPart +
+         (wish != nullptr ? wish : "") + kPart + processor_model() + kPart + table.origin + kPart + table.problem +
+         kPart + table.text;
 }
 
 /// Removes and returns the first part.
@@ -111,6 +121,16 @@ struct Agreed {
   Selector selector;
 };
 
+/// Refuses ranks of different builds, which would take one another's numbers for something else.
+void check_builds(const std::vector<std::string>& builds) {
+  for (size_t rank = 1; rank < builds.size(); ++rank) {
+    if (builds[rank] == builds[0]) continue;
+    throw InvalidUsage("rank " + std::to_string(rank) +
+                       " runs another build of ringlet than rank 0 (they differ in algorithms, dtypes, operations or "
+                       "messages): install the same build for all ranks");
+  }
+}
+
 /// Refuses ranks of different users on one host, because they cannot read each other's shared memory.
 void check_users(const std::vector<int>& hosts, const std::vector<std::string>& users) {
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
@@ -123,7 +143,7 @@ void check_users(const std::vector<int>& hosts, const std::vector<std::string>& 
   }
 }
 
-/// The parts of rank 0's answer after its host and user.
+/// The parts of rank 0's answer after its build, host and user.
 Agreed agreed(std::string told) {
   const std::string wish = take_part(told), processor = take_part(told), origin = take_part(told),
                     problem = take_part(told);
@@ -173,7 +193,7 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
   try {
     return connect_with_wakeups(store, host, local_rank, local_world, deadline);
   } catch (const Error& error) {
-    if (std::string_view(error.what()).find(" reported: ") != std::string_view::npos) throw;  // another host's, maybe
+    if (error.reported()) throw;  // of another host, maybe
     std::string members;
     for (int q = 0; q < static_cast<int>(hosts.size()); ++q) {
       if (hosts[q] == hosts[rank]) members += (members.empty() ? "" : ", ") + std::to_string(q);
@@ -199,8 +219,9 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
                              const Deadline& deadline) {
   const auto [rank, world] = member;
   Rendezvous rendezvous(store, name, member, deadline);
-  std::vector<std::string> told = rendezvous.exchange("introduction", introduction(rank)), names, users;
+  std::vector<std::string> told = rendezvous.exchange("introduction", introduction(rank)), builds, names, users;
   for (std::string& each : told) {
+    builds.push_back(take_part(each));
     names.push_back(take_part(each));
     users.push_back(take_part(each));
   }
@@ -208,6 +229,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
   if (carrier != Carrier::shared_memory) hosts = numbered(names);
   auto [topology_ignored, selector] = [&] {
     try {
+      check_builds(builds);
       if (carrier != Carrier::tcp) check_users(hosts, users);
       return agreed(told[0]);
     } catch (const InvalidUsage&) {  // on all ranks alike

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -249,10 +250,26 @@ bool Messenger::begin_receive(int peer) {
     incoming.taking = {incoming.receive->message.data, incoming.receive->message.bytes()};
     return true;
   }
+  make_room(peer, envelope->bytes());
   incoming.unexpected =
       &unexpected_.emplace_back(UnexpectedMessage{peer, *envelope, std::vector<std::byte>(envelope->bytes())});
   incoming.taking = {incoming.unexpected->data.data(), incoming.unexpected->data.size()};
   return true;
+}
+
+/// Refuses a message that no receive has asked for, where this host's memory could not hold it. A peer decides how long
+/// it is, and how many it sends.
+void Messenger::make_room(int peer, size_t bytes) {
+  static const size_t memory =
+      static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  size_t held = 0;
+  for (const UnexpectedMessage& unexpected : unexpected_) held += unexpected.data.size();
+  if (bytes <= memory / 2 && held <= memory / 2 - bytes) return;
+  p2p_.fail(ErrorKind::system_error,
+            self() + ": rank " + std::to_string(peer) + " sends a message of " + std::to_string(bytes) +
+                " bytes for which this rank has posted no receive, and " + std::to_string(held) +
+                " bytes of such messages are here already, more together than half of this host's memory: post the "
+                "receives before the peer sends");
 }
 
 void Messenger::check(const Pending& pending, int peer, const Envelope& envelope) {

@@ -80,6 +80,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   std::list<UnexpectedMessage>::iterator find_unexpected(const Message& message);
   void take_unexpected(std::list<UnexpectedMessage>::iterator unexpected, const std::shared_ptr<Pending>& pending);
   void deliver(const UnexpectedMessage& unexpected, const std::shared_ptr<Pending>& pending);
+  void make_room(int peer, size_t bytes);
   void check(const Pending& pending, int peer, const Envelope& envelope);
   bool examine();
   bool examine(const Pending& pending, size_t moved, bool look_at_process);

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <tuple>
 #include <utility>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "plan/schedules.h"
 #include "schedule/topology.h"
 
@@ -44,20 +44,15 @@ class Entry final : public Authored {
         summary_(std::move(summary)),
         algorithm{name_.c_str(), collective, nullptr, summary_.c_str(), Order::none, this} {}
 
-  Schedule schedule(const RankInfo& info) const override {
-    const std::lock_guard lock(mutex_);
-    return of(info).ranks[static_cast<size_t>(info.rank)];
-  }
+  Schedule schedule(const RankInfo& info) const override { return of(info).ranks[static_cast<size_t>(info.rank)]; }
+  bool keeps_lengths(const RankInfo& info) const override { return of(info).keeps_lengths; }
 
-  bool keeps_lengths(const RankInfo& info) const override {
-    const std::lock_guard lock(mutex_);
-    return of(info).keeps_lengths;
-  }
-
+  /// With `adding` held.
   void hand_over(Key place, std::vector<Schedule> ranks) const {
+    if (find(place) != nullptr) return;
     const bool keeps = ringlet::keeps_lengths(algorithm.collective, ranks);
-    const std::lock_guard lock(mutex_);
-    schedules_.try_emplace(std::move(place), Ranks{std::move(ranks), keeps});
+    const Ranks* const before = schedules_.load(std::memory_order_relaxed);
+    schedules_.store(new Ranks{std::move(place), std::move(ranks), keeps, before}, std::memory_order_release);
   }
 
   const Entry* const before;
@@ -70,22 +65,28 @@ class Entry final : public Authored {
 
  private:
   struct Ranks {
+    Key place;
     std::vector<Schedule> ranks;
     bool keeps_lengths;
+    const Ranks* before;
   };
 
+  const Ranks* find(const Key& place) const {
+    const Ranks* one = schedules_.load(std::memory_order_acquire);
+    while (one != nullptr && one->place != place) one = one->before;
+    return one;
+  }
+
   const Ranks& of(const RankInfo& info) const {
-    const auto found = schedules_.find(key_of(info));
-    if (found != schedules_.end()) return found->second;
+    if (const Ranks* found = find(key_of(info))) return *found;
     throw InvalidUsage(std::string(ringlet::name(algorithm.collective)) + " algorithm \"" + name_ +
                        "\" has no schedule for a world of " + std::to_string(info.world) + " here");
   }
 
-  mutable std::mutex mutex_;
-  mutable std::map<Key, Ranks> schedules_;  // guarded by mutex_
+  mutable std::atomic<const Ranks*> schedules_{nullptr};  // the newest; never deleted, read without a lock
 };
 
-std::mutex adding;
+constinit OfProcess<std::mutex> adding;
 std::atomic<const Entry*> newest{nullptr};
 
 template <typename Fits>
@@ -103,7 +104,7 @@ const Algorithm& add_algorithm(Collective collective, const std::string& name, c
     throw InvalidUsage(std::string(ringlet::name(collective)) + " has a built-in algorithm \"" + name +
                        "\": give the added algorithm another name");
   }
-  const std::lock_guard lock(adding);
+  const std::lock_guard lock(adding.get());
   const auto* entry = new Entry(collective, name, summary, newest.load(std::memory_order_relaxed));  // never deleted
   const Algorithm* other = authored_by_id(entry->id);
   if (other != nullptr && (other->collective != collective || name != other->name)) {
@@ -147,6 +148,7 @@ void hand_over(const Algorithm& algorithm, const AuthoredPlace& place, std::vect
                        " parts: make it smaller, the engines support at most " + std::to_string(kMostAuthoredRounds) +
                        " rounds and " + std::to_string(kMostAuthoredParts) + " parts");
   }
+  const std::lock_guard lock(adding.get());
   const bool one_host = std::all_of(place.hosts.begin(), place.hosts.end(), [](int host) { return host == 0; });
   static_cast<const Entry*>(algorithm.authored)
       ->hand_over({place.world, place.root, one_host ? std::vector<int>() : place.hosts}, std::move(ranks));

@@ -41,10 +41,17 @@ uint64_t id_of(const Algorithm* algorithm) noexcept {
   return algorithm->authored != nullptr ? algorithm->authored->id : static_cast<uint64_t>(index_of(*algorithm));
 }
 
-/// Null for auto, and for an algorithm that only another process added.
+/// Null for auto, and for an algorithm that only another process has.
 const Algorithm* algorithm_of(uint64_t id) noexcept {
   if (id == kAuto) return nullptr;
-  return id < kFirstAuthoredId ? &algorithm_at(id) : authored_by_id(static_cast<uint32_t>(id));
+  if (id < kFirstAuthoredId) return id < built_in_algorithms() ? &algorithm_at(id) : nullptr;
+  return authored_by_id(static_cast<uint32_t>(id));
+}
+
+/// Whether the numbers in a peer's signature mean anything here.
+bool is_known(uint64_t signature) noexcept {
+  return static_cast<int>(collective_in(signature)) < kCollectives && static_cast<int>(dtype_in(signature)) < kDTypes &&
+         static_cast<int>(op_in(signature)) < kReduceOps;
 }
 
 }  // namespace
@@ -89,6 +96,22 @@ uint64_t signature_count(const Call& call) noexcept {
     digest = (digest ^ count) * 0x9e3779b97f4a7c15u;
   }
   return (total & kTotal) | (digest & ~kTotal);
+}
+
+uint64_t meaning_of_signatures() noexcept {
+  uint64_t digest = 14695981039346656037u;
+  const auto mix = [&](const char* text) {
+    do digest = (digest ^ static_cast<unsigned char>(*text)) * 1099511628211u;
+    while (*text++ != '\0');
+  };
+  for (int i = 0; i < kCollectives; ++i) mix(name(static_cast<Collective>(i)));
+  for (int i = 0; i < kDTypes; ++i) mix(name(static_cast<DType>(i)));
+  for (int i = 0; i < kReduceOps; ++i) mix(name(static_cast<ReduceOp>(i)));
+  for (size_t i = 0; i < built_in_algorithms(); ++i) {
+    mix(algorithm_at(i).name);
+    mix(name(algorithm_at(i).collective));
+  }
+  return digest;
 }
 
 bool registered_in(uint64_t signature) noexcept { return (signature & kRegistered) != 0; }
@@ -145,6 +168,7 @@ Call call_of(const CallSignature& a) noexcept {
 
 std::string describe(const CallSignature& a, uint64_t sequence) {
   if ((a.signature & kValid) == 0) return "no call yet";
+  if (!is_known(a.signature)) return "#" + std::to_string(sequence) + ", a call that this rank does not know";
   return std::string(name(collective_in(a.signature))) + " #" + std::to_string(sequence) + " " + arguments(a);
 }
 

@@ -66,6 +66,9 @@ uint64_t signature_of(const Call& call, bool registered, uint64_t history) noexc
 uint64_t history_after(uint64_t history, const CallSignature& signature) noexcept;
 /// The size of the call in its signature: equal on all ranks if their blocks are equal.
 uint64_t signature_count(const Call& call) noexcept;
+/// A digest of what the numbers in signatures stand for: it differs between two builds that have other algorithms,
+/// dtypes, operations or collectives.
+uint64_t meaning_of_signatures() noexcept;
 bool registered_in(uint64_t signature) noexcept;
 bool same_call(const CallSignature& a, const CallSignature& b) noexcept;  ///< all but the memory
 bool same_but_for_history(const CallSignature& a, const CallSignature& b) noexcept;

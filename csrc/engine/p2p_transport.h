@@ -44,6 +44,10 @@ struct Envelope {
   int64_t tag;
 
   size_t bytes() const { return count * element_size(dtype); }
+  /// Whether a peer's numbers are those of a message.
+  static bool is_possible(uint64_t dtype, uint64_t count) {
+    return dtype < kDTypes && count <= PTRDIFF_MAX / element_size(static_cast<DType>(dtype));
+  }
 };
 
 /// How far a message is.

@@ -111,6 +111,9 @@ const StagingHeader* SharedMemoryP2p::header(int peer) const {
 std::optional<Envelope> SharedMemoryP2p::next(int peer) {
   const StagingHeader* first = header(peer);
   if (first == nullptr) return std::nullopt;
+  if (!Envelope::is_possible(first->dtype, first->count)) {
+    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
+  }
   return Envelope{static_cast<DType>(first->dtype), first->count, first->tag};
 }
 

@@ -76,8 +76,8 @@ std::optional<Envelope> StreamP2p::next(int peer) {
   }
   if (header == nullptr) return std::nullopt;
   const auto dtype = static_cast<DType>(header->signature);
-  if (header->kind != FrameKind::message || header->signature >= kDTypes ||
-      header->count > header->bytes / element_size(dtype) || header->bytes != header->count * element_size(dtype)) {
+  if (header->kind != FrameKind::message || !Envelope::is_possible(header->signature, header->count) ||
+      header->bytes != header->count * element_size(dtype)) {
     fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
   }
   return Envelope{dtype, header->count, header->detail};

@@ -8,6 +8,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/partition.h"
+#include "base/process.h"
 
 namespace ringlet {
 namespace {
@@ -18,12 +19,16 @@ constexpr size_t kAlignment = 256;
 }  // namespace
 
 GpuHeap* GpuHeap::of(const RingletCudaDevice& device, int number) {
-  static auto* const mutex = new std::mutex;
-  static auto* const heaps = new std::map<int, GpuHeap*>;
-  const std::lock_guard lock(*mutex);
-  if (const auto found = heaps->find(number); found != heaps->end()) return found->second;
+  struct Shared {
+    std::mutex mutex;
+    std::map<int, GpuHeap*> heaps;
+  };
+  static constinit OfProcess<Shared> of_process;
+  auto& [mutex, heaps] = of_process.get();
+  const std::lock_guard lock(mutex);
+  if (const auto found = heaps.find(number); found != heaps.end()) return found->second;
   const size_t bytes = bytes_from_environment(kVariable, /*unit=*/size_t{1} << 20, /*least=*/0, /*fallback=*/0);
-  return bytes == 0 ? nullptr : (*heaps)[number] = new GpuHeap(device, bytes);
+  return bytes == 0 ? nullptr : heaps[number] = new GpuHeap(device, bytes);
 }
 
 GpuHeap::GpuHeap(const RingletCudaDevice& device, size_t bytes) : ranges_(bytes) {

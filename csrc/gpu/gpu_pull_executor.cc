@@ -358,19 +358,19 @@ void GpuPullExecutor::check(const std::string& in) const {
   // It may have come from another host, with the numbers of ranks there (comm/gpu_across_hosts.h).
   const std::string where = this_rank() + " in or before " + in + " on a GPU: ";
   if (end.own == 0 && setup_.group_world > setup_.world) {
-    throw Timeout(where + "a rank gave its call up, on this host or another one");
+    throw KernelTimeout(where + "a rank gave its call up, on this host or another one");
   }
   if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block, phase);
   const std::string other = named(rank) + " gave its call up";
-  if (rank == peer) throw Timeout(where + other);
+  if (rank == peer) throw KernelTimeout(where + other);
   const std::string whom =
       "for " + named(peer) + ", at " +
       (phase >= ready(0) && phase < kCompleted ? "round " + std::to_string(phase - ready(0)) : "the start of a piece");
   const std::string here = "block " + std::to_string(block);
-  if (end.own == 0) throw Timeout(where + other + ", whose " + here + " waited " + whom);
-  if (rank != setup_.rank) throw Timeout(where + other + " while " + here + " waited " + whom);
-  throw Timeout(where + here + " waited too long " + whom +
-                "; that rank has not made the call, or its kernel does not run");
+  if (end.own == 0) throw KernelTimeout(where + other + ", whose " + here + " waited " + whom);
+  if (rank != setup_.rank) throw KernelTimeout(where + other + " while " + here + " waited " + whom);
+  throw KernelTimeout(where + here + " waited too long " + whom +
+                      "; that rank has not made the call, or its kernel does not run");
 }
 
 std::string GpuPullExecutor::named(int rank) const {

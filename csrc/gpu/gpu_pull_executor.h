@@ -31,6 +31,11 @@
 
 namespace ringlet {
 
+/// A wait in a kernel was too long. Names the call, and which rank waited for which.
+struct KernelTimeout final : Timeout {
+  using Timeout::Timeout;
+};
+
 class GpuPullExecutor {
  public:
   struct Setup {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/process.h"
 
 namespace ringlet {
 namespace {
@@ -97,9 +98,13 @@ NcclApi open_nccl(const std::vector<NcclCandidate>& candidates) {
 }
 
 const NcclApi& nccl_api() {
-  static std::mutex mutex;
-  static std::optional<NcclApi> api;
-  const std::lock_guard<std::mutex> lock(mutex);
+  struct Shared {
+    std::mutex mutex;
+    std::optional<NcclApi> api;
+  };
+  static constinit OfProcess<Shared> of_process;
+  auto& [mutex, api] = of_process.get();
+  const std::lock_guard lock(mutex);
   if (!api) api = open_nccl(nccl_candidates());
   return *api;
 }

@@ -14,6 +14,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/partition.h"
+#include "base/process.h"
 #include "base/system_call.h"
 
 namespace ringlet {
@@ -64,15 +65,16 @@ class Heap::Living {
 };
 
 const std::shared_ptr<Heap>& Heap::process() {
-  static std::mutex mutex;
-  static std::shared_ptr<Heap> heap;
-  const std::lock_guard lock(mutex);
-  if (!heap || heap->owner_ != ::getpid()) {
-    static std::shared_ptr<Heap> parents;  // a forked child keeps these pages mapped, because its tensors are in them
-    parents = heap;
-    heap = std::make_shared<Heap>(default_heap_bytes());
-  }
-  return heap;
+  struct Shared {
+    std::mutex mutex;
+    std::shared_ptr<Heap> heap;
+  };
+  // A forked child keeps its parent's pages mapped, because its tensors are in them.
+  static constinit OfProcess<Shared> of_process;
+  Shared& shared = of_process.get();
+  const std::lock_guard lock(shared.mutex);
+  if (!shared.heap) shared.heap = std::make_shared<Heap>(default_heap_bytes());
+  return shared.heap;
 }
 
 Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {

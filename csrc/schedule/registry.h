@@ -71,7 +71,7 @@ std::string algorithm_names(Collective collective);
 /// The index of a built-in algorithm in algorithms(); NCCL's own come after them. Stable within one build.
 /// The algorithms that this process added follow built_in_algorithms(), in the order in which it added them.
 int index_of(const Algorithm& algorithm) noexcept;
-const Algorithm& algorithm_at(size_t index) noexcept;
+const Algorithm& algorithm_at(size_t index) noexcept;  ///< below built_in_algorithms()
 size_t built_in_algorithms() noexcept;
 
 }  // namespace ringlet

@@ -16,12 +16,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kWhole = 10s;      // the time to find a listener that answers
+constexpr auto kWhole = 10s;      // the time to find a listener
 constexpr auto kPerAddress = 2s;  // TCP sends a lost SYN again after 1 s
 constexpr auto kStagger = 50ms;   // between two addresses; a host of the same network answers in much less
-// The time to be admitted, after the right listener has answered: the peer's group may not be made yet, or the
-// peer's own connector may be under way.
-constexpr auto kWelcome = 50s;
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 
 constexpr int kComplete = -1, kClosed = 1 << 16;  // returned like errno values, and equal to none
@@ -151,7 +148,9 @@ Connector::Step Connector::answered(Attempt& attempt) {
   const int state = attempt.fill(&attempt.answer, sizeof attempt.answer);
   if (state > 0) return miss(*attempt.address, why(state), true);
   if (state == 0) {
-    return attempt.limit.passed() ? miss(*attempt.address, "connected, but got no answer", true) : Step::going;
+    if (!attempt.limit.passed()) return Step::going;
+    silent_ = true;
+    return miss(*attempt.address, "connected, but got no answer", true);
   }
   if (attempt.answer.magic != kWireMagic) return miss(*attempt.address, "a program other than ringlet answered", false);
   if (attempt.answer.version != kWireVersion) {
@@ -166,17 +165,16 @@ Connector::Step Connector::answered(Attempt& attempt) {
   }
   attempt.state = Attempt::State::proving;
   attempt.got = 0;
-  attempt.limit = Deadline::after(kWelcome);
+  attempt.limit = Deadline::after(kLongestTimeout);
   return Step::going;
 }
 
 Connector::Step Connector::welcomed(Attempt& attempt) {
   const int state = attempt.fill(&attempt.proof, sizeof attempt.proof);
   if (state > 0) return miss(*attempt.address, why(state), true);
-  if (state == 0) {
-    if (!attempt.limit.passed()) return Step::going;
-    return fail(ErrorKind::peer_lost, place(*attempt.address) + " answered, but did not join this group in time");
-  }
+  // The peer's group may not be made yet, or its own connector may be under way: this may take any time. The timeout of
+  // the call that waits for the connection ends the wait.
+  if (state == 0) return Step::going;
   if (same(attempt.proof, prove(target_.key, Domain::acceptor, attempt.hello, attempt.answer))) {
     made_ = std::move(attempt.socket);
     return Step::made;
@@ -201,12 +199,12 @@ Connector::Step Connector::fail(ErrorKind kind, const std::string& why) {
 }
 
 Connector::Outcome Connector::end_round() {
-  if (!repeat_ || until_.passed()) {
+  if (!repeat_ || (until_.passed() && !silent_)) {
     fail(ErrorKind::peer_lost, reasons_ + "; its process may be gone, or a firewall may be between the hosts");
     return Outcome::failed;
   }
   next_ = 0;
-  repeat_ = false;
+  repeat_ = silent_ = false;
   reasons_.clear();
   start_ = Deadline::after(pause_);
   pause_ = std::min<std::chrono::milliseconds>(2 * pause_, kLongestPause);

@@ -5,7 +5,8 @@
 // It never waits: advance() goes as far as it can now; watch() and left() say when to call it again. If an address that
 // only a local process can have refuses, the connector fails at once. Between hosts it tries again until its time is
 // over: meanwhile the peer may connect, if a firewall lets only one side. A connector for messages never gives up for
-// that reason, because the one for `collectives` does.
+// that reason, because the one for `collectives` does. While a listener is there, no connector gives up: the call that
+// needs the connection has a timeout.
 // Ownership: owns the sockets until take(). Thread safety: one thread at a time (the listener's).
 #pragma once
 
@@ -88,6 +89,7 @@ class Connector {
   Deadline until_;
   std::chrono::milliseconds pause_;
   bool repeat_ = false;  // an address that failed in this round may succeed in the next
+  bool silent_ = false;  // a listener took the connection in this round, and said nothing: its process may be stopped
   std::string reasons_;  // why the addresses of this round failed
   ErrorKind kind_ = ErrorKind::peer_lost;
   std::string reason_;

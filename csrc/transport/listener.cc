@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/process.h"
 #include "base/system_call.h"
 #include "base/thread.h"
 #include "transport/congestion.h"
@@ -85,15 +86,19 @@ bool same_pair(const Connector& own, const Hello& theirs) {
 }  // namespace
 
 Listener& Listener::process() {
-  static std::mutex mutex;
-  static Listener* listener = nullptr;  // never destroyed: its thread runs as long as the process
-  const std::lock_guard lock(mutex);
-  if (listener == nullptr || listener->owner_ != ::getpid()) {
+  struct Shared {
+    std::mutex mutex;
+    std::unique_ptr<Listener> listener;  // its thread runs as long as the process
+  };
+  static constinit OfProcess<Shared> of_process;
+  Shared& shared = of_process.get();
+  const std::lock_guard lock(shared.mutex);
+  if (!shared.listener) {
     auto made = std::unique_ptr<Listener>(new Listener);
     start_thread("TCP connections", [listens = made.get()] { listens->run(); }).detach();
-    listener = made.release();
+    shared.listener = std::move(made);
   }
-  return *listener;
+  return *shared.listener;
 }
 
 Listener::Listener()

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "base/processor.h"
 #include "base/system_call.h"
 #include "memory/heap.h"
@@ -39,8 +40,12 @@ struct RegionInfo {
 
 /// The heap of a peer is mapped once per process, for all groups.
 std::shared_ptr<const Mapping> map_heap(uint64_t id, const Descriptor& descriptor, size_t bytes) {
-  static std::mutex mutex;
-  static std::map<uint64_t, std::weak_ptr<const Mapping>> known;
+  struct Shared {
+    std::mutex mutex;
+    std::map<uint64_t, std::weak_ptr<const Mapping>> known;
+  };
+  static constinit OfProcess<Shared> of_process;
+  auto& [mutex, known] = of_process.get();
   const std::lock_guard lock(mutex);
   std::shared_ptr<const Mapping> mapping = known[id].lock();
   if (!mapping) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "base/processor.h"
 #include "base/runtime.h"
 
@@ -34,12 +35,12 @@ struct Hub {
   int count = 0;
 };
 
-std::mutex hubs_mutex;
-std::condition_variable hubs_changed;
-std::map<std::string, std::weak_ptr<Hub>>& hubs() {
-  static std::map<std::string, std::weak_ptr<Hub>> all;
-  return all;
-}
+struct Hubs {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::weak_ptr<Hub>> by_name;  // guarded by mutex, like the hubs
+};
+constinit OfProcess<Hubs> hubs_of_process;
 
 class Threads final : public Transport {
  public:
@@ -75,20 +76,21 @@ std::string missing_ranks(const Hub& hub) {
 }
 
 /// Takes back this rank's attempt to join, so that it may try again.
-void withdraw(const std::string& name, Hub& hub, int rank) {
+void withdraw(Hubs& hubs, const std::string& name, Hub& hub, int rank) {
   hub.joined[rank] = false;
-  if (--hub.count == 0) hubs().erase(name);
+  if (--hub.count == 0) hubs.by_name.erase(name);
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int world, const Deadline& deadline,
                                         TensorMemory tensors) {
-  std::unique_lock lock(hubs_mutex);
-  std::shared_ptr<Hub> hub = hubs()[name].lock();
+  Hubs& hubs = hubs_of_process.get();
+  std::unique_lock lock(hubs.mutex);
+  std::shared_ptr<Hub> hub = hubs.by_name[name].lock();
   if (!hub) {
     hub = std::make_shared<Hub>(world, (RegionLayout(world).bytes() + 4095) / 4096 * 4096);
-    hubs()[name] = hub;
+    hubs.by_name[name] = hub;
   }
   if (hub->world != world || hub->joined[rank]) {
     throw InvalidUsage("rank " + std::to_string(rank) + " of " + std::to_string(world) +
@@ -98,22 +100,23 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   hub->joined[rank] = true;
   hub->processors[rank] = usable_processors();
   ++hub->count;
-  if (hub->count == world) hubs().erase(name);  // the name is free for the next group; the transports keep this hub
-  hubs_changed.notify_all();
+  if (hub->count == world)
+    hubs.by_name.erase(name);  // the name is free for the next group; the transports keep this hub
+  hubs.changed.notify_all();
   while (hub->count < world) {
     if (deadline.passed()) {
       const std::string missing = missing_ranks(*hub);
-      withdraw(name, *hub, rank);
+      withdraw(hubs, name, *hub, rank);
       throw Timeout("rank " + std::to_string(rank) + ": thread(s) of rank " + missing + " did not join the group \"" +
                     name + "\" in time: they may have failed, or not have started");
     }
-    hubs_changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
+    hubs.changed.wait_for(lock, std::min(deadline.left(), kInterruptCheckEvery));
     lock.unlock();
     try {
       check_interrupts();
     } catch (const Interrupted&) {
       lock.lock();
-      if (hub->count < world) withdraw(name, *hub, rank);
+      if (hub->count < world) withdraw(hubs, name, *hub, rank);
       throw;
     }
     lock.lock();

@@ -1,4 +1,4 @@
-"""Waits in torch in which Python handles no signals, made interruptible."""
+"""Waits in torch in which Python handles no signals, made interruptible; and how this package starts threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from ringlet.errors import SystemError
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 T = TypeVar("T")
-_LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 2e-2
+# A wait lasts at most a sixteenth longer than it must, and a large world does not keep the store busy.
+_LEAST_PAUSE_S, _LARGEST_PAUSE_S, _PAUSES_OF_A_WAIT = 2e-4, 0.2, 16
+
+
+def start(thread: threading.Thread, purpose: str) -> None:
+    """Raises SystemError if the system gives no thread."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise SystemError(
+            f"cannot start a thread for {purpose}: {error}; raise the limit on threads (ulimit -u, or the container's "
+            "limit on pids) or on memory"
+        ) from error
 
 
 def call(function: Callable[[], T]) -> T:
@@ -25,7 +39,7 @@ def call(function: Callable[[], T]) -> T:
         except BaseException as error:
             outcome.put((None, error))
 
-    threading.Thread(target=run, name="ringlet-call", daemon=True).start()
+    start(threading.Thread(target=run, name="ringlet-call", daemon=True), "a wait in torch")
     value, error = outcome.get()
     if error is not None:
         raise error
@@ -34,10 +48,10 @@ def call(function: Callable[[], T]) -> T:
 
 def wait_for_key(store: Store, key: str, until: float) -> bool:
     """Whether the key is in the store by then (time.monotonic())."""
-    pause = _LEAST_PAUSE_S  # a store's own wait hears no signal, and a short one that ends in vain prints warnings
+    began = time.monotonic()  # a store's own wait hears no signal, and a short one that ends in vain prints warnings
     while not store.check([key]):
-        if time.monotonic() > until:
+        if (now := time.monotonic()) > until:
             return False
-        time.sleep(pause)
-        pause = min(2 * pause, _LARGEST_PAUSE_S)
+        pause = min(max((now - began) / _PAUSES_OF_A_WAIT, _LEAST_PAUSE_S), _LARGEST_PAUSE_S)
+        time.sleep(min(pause, until - now))
     return True

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ringlet import _C
+from ringlet import _C, interruptible
 
 LOGGER = logging.getLogger("ringlet")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -51,7 +51,7 @@ def configure(rank: int, world: int) -> float:
     _C.configure_log(wanted)
     if wanted != "off" and (_reader is None or _reader.process != os.getpid()):
         _reader = _Reader()
-        _reader.start()
+        interruptible.start(_reader, "the log")
     if _introduced != os.getpid() and _C.logs("info"):
         _introduced = os.getpid()
         info(_introduction(), rank, world)

@@ -64,6 +64,8 @@ def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> 
         store = interruptible.call(
             lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False, multi_tenant=True)
         )
+    except Error:
+        raise
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
         if not serve:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import ringlet
 from ranks import TRANSPORTS
-from stalls import watched
+from stalls import later, watched
 
 PROMISE_SECONDS = 1.0
 
@@ -264,6 +264,24 @@ def test_stalled_sender_times_out(pool, tmp_path, transport):
     where = "rank 0 of 2 in recv from rank 1 (1000 elements of float32), 0 of 4000 bytes done: "
     said = where + "Timed out having waited "
     times_out(pool, tmp_path, 2, "recv", "", transport, lambda _, text, limit: text.startswith(f"{said}{limit} s"))
+
+
+STOPPED_S = 13.0
+
+
+def stopped_before_it_is_called(rank: int, world: int) -> None:
+    """Rank 1's process stands still before anybody has connected to it, as in a debugger."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ringlet.all_reduce(total := torch.ones(1000), timeout=60)
+    assert total.eq(world).all()
+
+
+@pytest.mark.slow(reason="waits longer than a connection is tried for where nobody listens")
+def test_a_stopped_rank_is_waited_for_as_long_as_the_timeout_says(pool):
+    stopped = pool.processes(2)[1].pid
+    later(STOPPED_S, os.kill, stopped, signal.SIGCONT)
+    pool.values(stopped_before_it_is_called, 2, join="tcp")
 
 
 def message_against_collective(rank, world, verb, first, limit):

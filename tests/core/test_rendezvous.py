@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
+import math
 import os
 import pathlib
 import re
@@ -26,6 +27,7 @@ import torch.distributed as dist
 import ringlet
 from error_samples import Broken
 from ranks import free_ports
+from ringlet import _C
 from ringlet.store import from_environment
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -197,6 +199,12 @@ def serving():
     limited(resource.RLIMIT_NPROC, 1)
     ringlet.init(0, 2, timeout=2)
 
+def served():
+    with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        os.setuid(54321)
+        limited(resource.RLIMIT_NPROC, 1)
+        ringlet.init(1, 2, timeout=2)
+
 def variable(name, value, transport="auto"):
     os.environ[name] = value
     ringlet.init(0, 1, transport=transport, timeout=5)
@@ -214,7 +222,7 @@ def child(act, *args):
 
 CASES = [
     (descriptors, "shared_memory", 0), (descriptors, "tcp", 0), (descriptors, "tcp", 1), (memory, "shared_memory"),
-    (memory, "tcp"), (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,),
+    (memory, "tcp"), (memory, "threads"), (threads, "tcp", "join"), (threads, "tcp", "call"), (serving,), (served,),
     (variable, "RINGLET_HEAP_MIB", "abc"), (variable, "RINGLET_HEAP_MIB", "-1"), (variable, "RINGLET_HEAP_MIB", "1e9"),
     (variable, "RINGLET_HEAP_MIB", "1000000000"), (variable, "RINGLET_TCP_CONGESTION", "nope", "tcp"),
     (variable, "RINGLET_CPU_KERNELS", "nope"), (variable, "RINGLET_TOPOLOGY", "nope"),
@@ -231,7 +239,8 @@ SAID = [
     r"SystemError: cannot map the regions of a threads group: Cannot allocate memory",
     r"SystemError: cannot start a thread for TCP connections: Resource temporarily unavailable; raise the limit",
     r"SystemError: cannot start a thread for asynchronous calls: Resource temporarily unavailable; raise the limit",
-    r"SystemError: rank 0 cannot serve the store of all ranks at 127.0.0.1:",
+    r"SystemError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
+    r"SystemError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
     r'InvalidUsage: RINGLET_HEAP_MIB="abc" is not a number of MiB from 32 up',
     r'InvalidUsage: RINGLET_HEAP_MIB="-1" is not a number of MiB from 32 up',
     r'InvalidUsage: RINGLET_HEAP_MIB="1e9" is not a number of MiB from 32 up',
@@ -358,6 +367,34 @@ def test_a_store_that_is_gone():
 
 
 # --- the table that nobody has named --------------------------------------------------------------------------------
+
+
+class Counting(dist.Store):
+    """Nobody but one rank uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, bytes] = {}
+        self.looks: list[int] = []  # keys of each
+
+    def set(self, key: str, value: bytes) -> None:
+        self.kept[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.kept[key]
+
+    def check(self, keys: list[str]) -> bool:
+        self.looks.append(len(keys))
+        return all(key in self.kept for key in keys)
+
+
+def test_a_wait_for_many_ranks_looks_for_one():
+    """Were each rank to ask for all again and again, the store would have the square of the world to do."""
+    store = Counting()
+    with pytest.raises(ringlet.Timeout, match=r"rank 0 of 64 was not joined by rank\(s\) 1, 2, .*, 63 in time"):
+        _C.Group.join(store, "many", 0, 64, timedelta(seconds=1), "tcp")
+    assert len([keys for keys in store.looks if keys > 1]) <= 1 + math.log2(64), store.looks
+    assert len(store.looks) < 400, store.looks  # twice for each wait, and 63 for the error
 
 
 def with_home(rank: int, world: int, home: str, text: str | None) -> list[str]:

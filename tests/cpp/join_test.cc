@@ -28,8 +28,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 /// Ranks are threads here. So that they seem to be elsewhere, this store rewrites what a rank says of itself first.
 class RewritingStore final : public Store {
  public:
-  std::map<int, std::string> hosts, users;  // by rank; a rank that is in neither says what is so
-  std::string elsewhere;                    // the end of the key of a region that is said to be on another host
+  std::map<int, std::string> builds, hosts, users;  // by rank; a rank that is in none says what is so
+  std::string elsewhere;                            // the end of the key of a region that is said to be on another host
 
   void set(const std::string& key, const std::string& value) override {
     std::string told = rewritten(key, value);
@@ -49,11 +49,14 @@ class RewritingStore final : public Store {
     const size_t found = key.find("/introduction/");
     if (found == key.npos || key.ends_with("/read")) return value;
     const int rank = std::stoi(key.substr(found + std::strlen("/introduction/")));
-    const size_t host_ends = value.find('\0'), user_ends = value.find('\0', host_ends + 1);
-    std::string text = hosts.contains(rank) ? hosts.at(rank) : value.substr(0, host_ends);
-    text += '\0';
-    text += users.contains(rank) ? users.at(rank) : value.substr(host_ends + 1, user_ends - host_ends - 1);
-    return text += value.substr(user_ends);
+    std::string text;
+    size_t begin = 0;
+    for (const auto* said : {&builds, &hosts, &users}) {
+      const size_t end = value.find('\0', begin);
+      text += (said->contains(rank) ? said->at(rank) : value.substr(begin, end - begin)) + '\0';
+      begin = end + 1;
+    }
+    return text += value.substr(begin);
   }
 
   ThreadStore store_;
@@ -139,6 +142,28 @@ void what_is_wrong_is_told_to_all(const std::string& variable, const std::string
   ::unsetenv(variable.c_str());
 }
 
+void ranks_of_several_builds_make_no_group() {
+  RewritingStore store;
+  store.builds = {{2, "another"}};
+  for (const Carrier carrier : {Carrier::automatic, Carrier::shared_memory, Carrier::tcp}) {
+    for (const std::string& error : join_all(store, 3, carrier, [](Communicator&) { CHECK(false); })) {
+      CHECK(error.starts_with("InvalidUsage: rank 2 runs another build of ringlet than rank 0"));
+    }
+    CHECK_EQ(store.size(), 0u);
+  }
+}
+
+/// A build that has more of them is refused before; these are numbers of a rank whose memory is damaged.
+void numbers_that_mean_nothing_here_are_not_looked_up() {
+  const CallSignature ours = call_signature({.collective = Collective::all_reduce, .count = 8});
+  for (const uint64_t changed : {uint64_t{0xf}, uint64_t{0x1f} << 5, uint64_t{0xf} << 10, uint64_t{0x1ffff} << 14}) {
+    CallSignature theirs = ours;
+    theirs.signature |= changed;
+    if (changed == uint64_t{0x1ffff} << 14) theirs.signature &= ~(uint64_t{1} << 31);  // below those of authored ones
+    CHECK(contains(describe(theirs, 3), "that this rank does not know"));
+  }
+}
+
 void ranks_of_several_users_share_no_memory() {
   RewritingStore store;
   store.users = {{2, "12345"}};
@@ -201,6 +226,8 @@ int main() {
   what_is_wrong_is_told_to_all("RINGLET_TABLE", table + "s", "RINGLET_TABLE names a table that cannot be read: ");
   ::setenv("RINGLET_TABLE", "", 1);
   ranks_of_several_users_share_no_memory();
+  ranks_of_several_builds_make_no_group();
+  numbers_that_mean_nothing_here_are_not_looked_up();
   a_rank_that_does_not_come_is_named();
   errors_of_a_host_name_its_ranks();
   carriers_have_names();

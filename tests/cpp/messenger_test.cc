@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "check.h"
+#include "engine/failure.h"
 #include "ranks.h"
 
 using namespace ringlet;
@@ -178,9 +179,46 @@ void an_allocation_that_fails_ends_the_group(Between between) {
   for (const std::string& error : errors) CHECK_EQ(error, std::string());
 }
 
+/// A transport whose peer announces a message that no machine could hold.
+class Announcing final : public P2pTransport {
+ public:
+  int rank() const override { return 0; }
+  int world() const override { return 2; }
+  int spins(bool) const override { return 0; }
+  bool send(const Message&, MessageProgress&) override { return false; }
+  std::optional<Envelope> next(int) override { return Envelope{DType::uint8, uint64_t{1} << 50, 7}; }
+  bool receive(int, std::byte*, size_t, MessageProgress&) override { return false; }
+  void watch(int, bool, Watchlist&) override {}
+  void sleep(const Watchlist&, int64_t) override { std::this_thread::yield(); }
+  void tell_waiting(const std::string&) override {}
+  void examine(const Waiting&, const Deadline&, bool) override {}
+  void raise_if_failed() override { failure_.raise_if_failed(); }
+  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override {
+    failure_.set(kind, message);
+    rethrow(kind, message);
+  }
+
+ private:
+  Failure failure_;
+};
+
+void a_peer_does_not_decide_how_much_memory_is_taken() {
+  Announcing p2p;
+  const auto messenger = std::make_shared<Messenger>(p2p);
+  std::byte data[1];
+  const Message message{1, false, DType::uint8, 1, data, std::chrono::seconds(60), /*tag=*/3};
+  const auto request = messenger->post(message, nullptr, true);
+  const std::string refused = CHECK_THROWS(SystemError, request->wait(std::chrono::seconds(60)));
+  CHECK(refused.find("rank 1 sends a message of 1125899906842624 bytes for which this rank has posted no receive") !=
+        std::string::npos);
+  CHECK(!Envelope::is_possible(kDTypes, 1) &&
+        !Envelope::is_possible(static_cast<uint64_t>(DType::int64), UINT64_MAX / 8));
+}
+
 }  // namespace
 
 int main() {
+  a_peer_does_not_decide_how_much_memory_is_taken();
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     an_allocation_that_fails_ends_the_group(between);
   }

@@ -141,7 +141,7 @@ def exit_beside_calls(rank: int, world: int) -> None:
 
 
 def load(rank: int, world: int) -> None:
-    """Epochs of a data loader with worker processes, which come and go with each: their SIGCHLD may come in any wait."""
+    """Epochs of a data loader. Its worker processes come and go with each: their SIGCHLD may come in any wait."""
     loader = DataLoader(TensorDataset(torch.full((16,), float(rank))), batch_size=4, num_workers=2)
     for _ in range(EPOCHS):
         for (batch,) in loader:

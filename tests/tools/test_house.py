@@ -152,7 +152,7 @@ def test_no_signal_ends_a_system_call_unseen():
     """Calls that a signal can end go through repeated() of base/system_call.h, or uninterrupted() in the handshake."""
     wrong = []
     for path in sources(".cc", ".h", under="csrc/"):
-        code = without_comments_and_strings(text_of(path))
+        code = re.sub(r"//[^\n]*", lambda comment: " " * len(comment[0]), text_of(path))
         for found in ENDED_BY_SIGNALS.finditer(code):
             before = code[: found.start()]
             opened = max(before.rfind("repeated("), before.rfind("uninterrupted("))
@@ -163,6 +163,19 @@ def test_no_signal_ends_a_system_call_unseen():
             )
             if not inside and found[1] not in ENDS_EARLY.get(path.as_posix(), ()):
                 wrong.append(f"{path}:{before.count(chr(10)) + 1}: ::{found[1]}")
+    report(wrong)
+
+
+def test_no_lock_of_the_process_outlives_a_fork():
+    """A forked child has its parent's locks, and not the threads that hold them: OfProcess of base/process.h makes new
+    ones there."""
+    lock = re.compile(
+        r"^(?:static |constinit )*std::\w*mutex \w+\W|\bstatic (?:constinit |auto\* const \w+ = new )?std::\w*mutex\b"
+    )
+    wrong = []
+    for path in sources(".cc", ".h", under="csrc/"):
+        lines = text_of(path).splitlines()
+        wrong += [f"{path}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if lock.search(line)]
     report(wrong)
 
 

@@ -59,6 +59,16 @@ ENDINGS = (".py", ".json", ".xml")
 VARIABLE = "RINGLET_ALGORITHMS"  # files, as PATH has folders
 
 _names = threading.RLock()  # a file that is loaded registers
+
+
+def _unlock_in_child() -> None:
+    """Another thread of the parent may have held the lock at the fork."""
+    global _names
+    _names = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
 _registered: dict[tuple[str, str], Algorithm] = {}  # the newest of each (collective, name)
 _by_slot: dict[int, Algorithm] = {}
 _loaded: dict[Path, tuple[bytes, list[Algorithm]]] = {}  # by file: a digest of its text, and what it made

@@ -1,0 +1,75 @@
+// A child is forked while other threads of its parent hold locks of the process again and again: it has the locks, but
+// not the threads that would release them, and must not wait for them.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "base/log.h"
+#include "check.h"
+#include "engine/authored.h"
+#include "memory/heap.h"
+#include "transport/listener.h"
+#include "transport/threads.h"
+
+using namespace ringlet;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kForks = 300;
+
+void fork_beside(const char* what, const std::function<void(int thread)>& act) {
+  std::atomic<bool> over{false};
+  std::atomic<int> begun{0};
+  std::thread busy[2];
+  for (int i = 0; i < 2; ++i) {
+    busy[i] = std::thread([&, i] {
+      for (++begun; !over;) act(i);
+    });
+  }
+  while (begun < 2) ::sched_yield();
+  int hung = 0;
+  for (int i = 0; i < kForks && hung == 0; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      act(2);
+      ::_exit(0);
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child);
+    if (status != 0) ++hung;
+  }
+  over = true;
+  for (std::thread& thread : busy) thread.join();
+  check_report(hung == 0, __FILE__, __LINE__, std::string("a forked child hangs in ") + what);
+}
+
+void look_at_algorithms(int) {
+  static const Algorithm& algorithm = add_algorithm(Collective::barrier, "forked", "");
+  hand_over(algorithm, {.world = 1, .root = 0, .hosts = {0}},
+            {schedule_of(*find_algorithm(Collective::barrier, "dissemination"), {0, 1, 0})});
+  schedule_of(algorithm, {0, 1, 0});
+}
+
+}  // namespace
+
+int main() {
+  fork_beside("the heap", [](int) { Heap::process(); });
+  fork_beside("the listener", [](int) { Listener::process(); });
+  fork_beside("a threads group", [](int thread) {
+    join_threads("forked " + std::to_string(thread), 0, 1, Deadline::after(60s), TensorMemory::shared);
+  });
+  fork_beside("the log", [](int) {
+    configure_log(LogLevel::info);
+    log(LogLevel::info, {}, "text");
+    take_log_events(0ms);
+  });
+  fork_beside("the algorithms", &look_at_algorithms);
+  return check_result("forked_child");
+}
