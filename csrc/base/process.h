@@ -11,9 +11,9 @@ extern std::atomic<int> process_number;  // a handler in the child of every fork
 
 inline int this_process() noexcept { return process_number.load(std::memory_order_relaxed); }
 
-/// What threads of this process share under a lock: made at first use, and never destroyed, because threads may use it
-/// until the process ends. A forked child makes its own: a thread of the parent may have held the lock at the fork, and
-/// be half through a change.
+/// What threads of this process share: made at first use, and never destroyed, because threads may use it until the
+/// process ends. A forked child makes its own: at the fork a thread of the parent may have held a lock of it, or been
+/// half through a change, or half through making it, for which the child would wait if it were a static variable.
 template <typename T>
 class OfProcess {
  public:

@@ -4,6 +4,8 @@
 #include <cctype>
 #include <fstream>
 
+#include "base/process.h"
+
 namespace ringlet {
 namespace {
 
@@ -43,8 +45,11 @@ bool give_processor(const std::vector<cpu_set_t>& usable, size_t who, std::vecto
 }  // namespace
 
 const std::string& processor_model() {
-  static const std::string model = read_model();
-  return model;
+  struct Read {
+    const std::string model = read_model();
+  };
+  static constinit OfProcess<Read> of_process;
+  return of_process.get().model;
 }
 
 cpu_set_t usable_processors() noexcept {

@@ -260,8 +260,7 @@ bool Messenger::begin_receive(int peer) {
 /// Refuses a message that no receive has asked for, where this host's memory could not hold it. A peer decides how long
 /// it is, and how many it sends.
 void Messenger::make_room(int peer, size_t bytes) {
-  static const size_t memory =
-      static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t memory = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   size_t held = 0;
   for (const UnexpectedMessage& unexpected : unexpected_) held += unexpected.data.size();
   if (bytes <= memory / 2 && held <= memory / 2 - bytes) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "engine/authored.h"
 #include "schedule/topology.h"
 
@@ -87,7 +88,10 @@ bool may_hold(Medium medium, const Topology* topology) {
 
 Selector::Selector(std::string_view table, const std::string& origin, std::string_view processor)
     : origin_(table.empty() ? "" : origin) {
-  static const std::vector<Rule> built_in = parse_table(kBuiltInRules, "the built-in rules", "").rules;
+  struct BuiltIn {
+    const std::vector<Rule> rules = parse_table(kBuiltInRules, "the built-in rules", "").rules;
+  };
+  static constinit OfProcess<BuiltIn> built_in;
   const Table given = parse_table(table, origin, processor);
   tuning_ = given.tuning;
   for (const Rule& rule : given.rules) {
@@ -98,7 +102,7 @@ Selector::Selector(std::string_view table, const std::string& origin, std::strin
     rules_[static_cast<size_t>(rule.collective)].push_back(rule);
     names_authored_ = names_authored_ || rule.algorithm->authored != nullptr;
   }
-  for (const Rule& rule : built_in) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
+  for (const Rule& rule : built_in.get().rules) rules_[static_cast<size_t>(rule.collective)].push_back(rule);
 }
 
 const Rule& Selector::rule_for(const Situation& situation) const {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "transport/socket.h"
 
 namespace ringlet {
@@ -47,8 +48,11 @@ std::string find_congestion_control() {
 }
 
 const std::string& congestion_control() {
-  static const std::string chosen = find_congestion_control();
-  return chosen;
+  struct Chosen {
+    const std::string name = find_congestion_control();
+  };
+  static constinit OfProcess<Chosen> of_process;
+  return of_process.get().name;
 }
 
 void use_congestion_control(int socket) noexcept { take(socket, congestion_control()); }
