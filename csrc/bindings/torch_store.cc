@@ -17,19 +17,25 @@ namespace {
 constexpr std::chrono::microseconds kLeastPause{200}, kLargestPause{200'000};
 constexpr int kPausesOfAWait = 16;
 
-/// Runs `act`, which asks the store, and turns its failure into PeerLost. What says nothing about the store goes through.
+[[noreturn]] void refuse(const std::string& what) {
+  throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
+                 "): the process that serves it, rank 0 or torchrun, may have ended");
+}
+
+/// Runs `act`, which asks the store, and turns its failure into PeerLost. What says nothing of the store goes through: an
+/// interrupt in a store that is written in Python, and a lack of memory.
 template <class Act>
 auto asked(const Act& act) {
   try {
     return act();
   } catch (const std::bad_alloc&) {
     throw;
-  } catch (const pybind11::error_already_set&) {  // of a store in Python: an interrupt, or its own error
-    throw;
+  } catch (const pybind11::error_already_set& error) {
+    const pybind11::gil_scoped_acquire locked;
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse(error.what());
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    throw PeerLost("the store that the ranks share does not answer (" + what.substr(0, what.find('\n')) +
-                   "): the process that serves it, rank 0 or torchrun, may have ended");
+    refuse(error.what());
   }
 }
 

@@ -397,6 +397,16 @@ def test_a_wait_for_many_ranks_looks_for_one():
     assert len(store.looks) < 400, store.looks  # twice for each wait, and 63 for the error
 
 
+class Interrupted(Counting):
+    def check(self, keys: list[str]) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_a_store_of_python_is_no_failure_of_the_store():
+    with pytest.raises(KeyboardInterrupt):
+        _C.Group.join(Interrupted(), "interrupted", 0, 2, timedelta(seconds=5), "tcp")
+
+
 def with_home(rank: int, world: int, home: str, text: str | None) -> list[str]:
     table = pathlib.Path(home, ".config", "ringlet", "table")
     with variables(HOME=home), warnings.catch_warnings(record=True) as seen:
