@@ -22,11 +22,11 @@ void rethrow(ErrorKind kind, const std::string& message, bool reported) {
     throw error;
   };
   switch (kind) {
-    case ErrorKind::invalid_usage: raise(InvalidUsage(message));
-    case ErrorKind::peer_lost: raise(PeerLost(message));
-    case ErrorKind::timeout: raise(Timeout(message));
-    case ErrorKind::system_error: raise(SystemError(message));
-    case ErrorKind::device_error: raise(DeviceError(message));
+    case ErrorKind::invalid_usage: raise(InvalidUsage(message)); break;
+    case ErrorKind::peer_lost: raise(PeerLost(message)); break;
+    case ErrorKind::timeout: raise(Timeout(message)); break;
+    case ErrorKind::system_error: raise(SystemError(message)); break;
+    case ErrorKind::device_error: raise(DeviceError(message)); break;
   }
   throw Error(kind, message);
 }
