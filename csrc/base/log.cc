@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,9 @@ struct Queue {
 std::atomic<int> line_level{0}, queue_level{0};
 std::atomic<int> lines_to{STDERR_FILENO};
 std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
-std::atomic<long> seconds_east{0};   // of UTC; read once, because localtime takes a lock that a fork can leave held
+// Of UTC. Read once, and not in a forked child again, because localtime takes a lock that a fork can leave held.
+constexpr long kUnknown = LONG_MIN;
+std::atomic<long> seconds_east{kUnknown};
 
 struct Configuration {
   std::mutex mutex;
@@ -160,9 +163,11 @@ void configure_log(LogLevel wanted) {
   const std::optional<LogLevel> level = text.empty() ? LogLevel::off : parse_log_level(text);
   if (!level) throw InvalidUsage("RINGLET_LOG=\"" + text + "\" is not one of off, warning, info, debug");
   open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")), configuration.file_name);
-  const time_t now = ::time(nullptr);
-  tm local{};
-  if (::localtime_r(&now, &local) != nullptr) seconds_east.store(local.tm_gmtoff);
+  if (seconds_east.load() == kUnknown) {
+    const time_t now = ::time(nullptr);
+    tm local{};
+    seconds_east.store(::localtime_r(&now, &local) != nullptr ? local.tm_gmtoff : 0);
+  }
   const Queue* const present = queue.load(std::memory_order_acquire);
   const bool own = present != nullptr && present->owner == this_process();
   if (wanted != LogLevel::off && !own) queue.store(new Queue, std::memory_order_release);
