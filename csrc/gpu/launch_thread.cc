@@ -25,7 +25,7 @@ struct LaunchThread::Shared {
       {
         std::unique_lock lock(mutex);
         changed.wait(lock, [&] { return given.load() >= next || stop; });
-        if (given.load() < next) break;
+        if (stop) break;
         act = std::move(call);
       }
       const int got = act();
@@ -35,6 +35,7 @@ struct LaunchThread::Shared {
       done.store(next);
       changed.notify_all();
     }
+    if (last) std::exchange(last, nullptr)();  // set before `stop`, and never again
     const std::lock_guard lock(mutex);
     ended = true;
     changed.notify_all();
@@ -45,6 +46,7 @@ struct LaunchThread::Shared {
   std::function<int()> call;                // guarded by mutex, as all but the two counts are
   std::atomic<uint64_t> given{0}, done{0};  // calls; changed under mutex
   int result = 0;
+  std::function<void()> last;  // written before `stop`; then the thread's
   bool stop = false, ended = false;
 };
 
@@ -54,19 +56,19 @@ LaunchThread::LaunchThread(const std::function<void()>& enter)
         shared->loop();
       })) {}
 
-LaunchThread::~LaunchThread() {
+LaunchThread::~LaunchThread() { finish({}, kLastWait) ? thread_.join() : thread_.detach(); }
+
+bool LaunchThread::finish(std::function<void()> last, std::chrono::milliseconds most) {
   std::unique_lock lock(shared_->mutex);
-  shared_->stop = true;
+  if (!std::exchange(shared_->stop, true)) shared_->last = std::move(last);
   shared_->changed.notify_all();
-  const bool ended = shared_->changed.wait_for(lock, kLastWait, [&] { return shared_->ended; });
-  lock.unlock();
-  ended ? thread_.join() : thread_.detach();
+  return shared_->changed.wait_for(lock, most, [&] { return shared_->ended; });
 }
 
 std::optional<int> LaunchThread::run(std::function<int()> call, const Deadline& deadline,
                                      const std::function<bool()>& poll) {
   std::unique_lock lock(shared_->mutex);
-  if (shared_->given.load() != shared_->done.load()) return std::nullopt;  // behind one that was given up
+  if (shared_->stop || shared_->given.load() != shared_->done.load()) return std::nullopt;  // behind one given up
   shared_->call = std::move(call);
   const uint64_t number = ++shared_->given;
   shared_->changed.notify_all();

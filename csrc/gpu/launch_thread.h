@@ -4,9 +4,10 @@
 // `poll`, asked every 20 ms, says to give up. A call that is given up goes on there; later ones are given up at once.
 // The constructor throws SystemError where there is no thread to be had.
 // Ownership: the destructor waits a second for a call that was given up; after that the thread is left alone, so a
-// call holds all that it uses. Thread safety: one caller at a time.
+// call holds all that it uses. Thread safety: one caller of run() at a time; finish() also beside it.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,6 +27,10 @@ class LaunchThread {
 
   /// What the call returned; nothing where it was given up. `poll` returns true to give up.
   std::optional<int> run(std::function<int()> call, const Deadline& deadline, const std::function<bool()>& poll);
+
+  /// Makes the thread's last call, behind the one that it is in. Returns whether that was done after `most`: if not, it
+  /// comes when the one before has returned. Later calls are given up at once.
+  bool finish(std::function<void()> last, std::chrono::milliseconds most);
 
  private:
   struct Shared;

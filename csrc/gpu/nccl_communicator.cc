@@ -1,34 +1,15 @@
 #include "gpu/nccl_communicator.h"
 
-#include <atomic>
-#include <future>
-#include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "base/runtime.h"
-#include "base/thread.h"
 
 namespace ringlet {
 namespace {
 
-// A communicator that does not end by itself in this time is aborted, and an abort that takes this long is left alone.
+// A communicator that does not end by itself in this time is aborted, and an end that takes this long is left alone.
 constexpr std::chrono::seconds kGoodbye{2}, kLastWait{1};
-
-/// On a thread of its own, which is not waited for any longer than that. False where it was not done by then.
-template <class Act>
-bool within(std::chrono::seconds limit, const std::function<void()>& enter, const Act& act) noexcept {
-  try {
-    std::packaged_task<void()> task([enter, act] {
-      if (enter) enter();
-      act();
-    });
-    const std::future<void> done = task.get_future();
-    start_thread("the end of a communicator", std::move(task)).detach();
-    return done.wait_for(limit) == std::future_status::ready;
-  } catch (const SystemError&) {  // no thread to be had: then NCCL keeps what it has
-    return false;
-  }
-}
 
 }  // namespace
 
@@ -45,9 +26,7 @@ NcclCommunicator::NcclCommunicator(const NcclApi& api, const Setup& setup, const
       rank_(setup.rank),
       world_(setup.world),
       look_(setup.look),
-      enter_(setup.enter),
       thread_(setup.enter) {
-  // NCCL writes the communicator before it waits for the other ranks, so that a wait that is too long can be aborted.
   const auto init = [held = held_, id = setup.id, rank = rank_, world = world_, max_ctas = setup.max_ctas] {
     NcclConfig config;
     config.max_ctas = max_ctas;
@@ -60,8 +39,22 @@ NcclCommunicator::~NcclCommunicator() {
   if (!leave()) return;
   const auto finalize = [held = held_] { return held->api.comm_finalize(held->comm); };
   const auto ended = thread_.run(finalize, Deadline::after(kGoodbye), [] { return false; });
-  const auto end = ended == kNcclSuccess ? held_->api.comm_destroy : held_->api.comm_abort;
-  within(kLastWait, enter_, [end, comm = held_->comm] { end(comm); });
+  end(ended == kNcclSuccess ? &NcclApi::comm_destroy : &NcclApi::comm_abort);
+}
+
+/// On the thread that makes the calls, behind the one that it is in.
+void NcclCommunicator::end(int (*NcclApi::*how)(NcclComm)) noexcept {
+  try {
+    const auto last = [held = held_, how] {
+      if (held->comm != nullptr) (held->api.*how)(held->comm);
+    };
+    if (thread_.finish(last, kLastWait) || !logging(LogLevel::warning)) return;
+  } catch (const std::bad_alloc&) {  // then NCCL keeps what it has
+    return;
+  }
+  log(LogLevel::warning, {rank_, world_},
+      "NCCL still works on a call or on the end of a communicator, which stays in memory, and its kernels on the GPU, "
+      "until that is over");
 }
 
 void NcclCommunicator::open_group() {
@@ -123,9 +116,7 @@ void NcclCommunicator::abort() noexcept { abort(ErrorKind::device_error, "the co
 
 void NcclCommunicator::abort(ErrorKind kind, const std::string& reason) noexcept {
   failure_.set(kind, reason);
-  if (!leave()) return;
-  const NcclComm comm = std::atomic_ref(held_->comm).load();
-  if (comm != nullptr) within(kLastWait, enter_, [give_up = held_->api.comm_abort, comm] { give_up(comm); });
+  if (leave()) end(&NcclApi::comm_abort);
 }
 
 void NcclCommunicator::take(int result, const char* function) {

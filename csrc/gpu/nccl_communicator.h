@@ -61,9 +61,10 @@ class NcclCommunicator {
   /// Throws where something enqueued before has failed since.
   void check();
 
-  /// Ends what is under way here. All ranks must, or those that wait for this one wait for their own deadlines. NCCL
-  /// waits in it for CUDA graphs that hold its calls, and for peers: after a second it goes on doing so on a thread of
-  /// its own.
+  /// Ends what is under way here. All ranks must, or those that wait for this one wait for their own deadlines. The
+  /// thread that makes the calls does it: NCCL frees the communicator, which a call that is inside still uses. So if a
+  /// call does not return, or NCCL waits for CUDA graphs that hold its calls, or for peers, the communicator stays until
+  /// that is over; after a second nobody waits for that any more, and the log says so.
   void abort() noexcept;
   /// The same for a reason, which later calls throw unless something failed before.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
@@ -86,13 +87,14 @@ class NcclCommunicator {
   void launch(const char* function, const std::function<int()>& act, const Deadline& deadline);
   bool poll();
   bool leave();
+  void end(int (*NcclApi::*how)(NcclComm)) noexcept;
   std::string last_error();
   [[noreturn]] void fail(ErrorKind kind, const std::string& message);
 
   const std::shared_ptr<Held> held_;
   const int rank_;
   const int world_;
-  const std::function<void()> look_, enter_;
+  const std::function<void()> look_;
   Failure failure_;
   std::exception_ptr looked_;  // what look_ threw
   std::vector<Part> parts_;    // of the open group

@@ -2,6 +2,7 @@
 // (emulated_gpu.cc): deadlines, aborts, peers that fail, and a NCCL that takes for ever over its own end.
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -35,14 +36,44 @@ void timeouts(const GpuExecutors::Parts& mine) {
   }));
 }
 
+std::mutex communicators_mutex;
+std::vector<NcclComm> communicators;
+
+/// A NCCL whose communicators can be ended from outside, as the end of a process does.
+const NcclApi& remembering() {
+  static const NcclApi api = [] {
+    NcclApi made = *parts().nccl;
+    made.comm_init_rank_config = [](NcclComm* comm, int world, NcclUniqueId id, int rank, NcclConfig* config) {
+      const int result = parts().nccl->comm_init_rank_config(comm, world, id, rank, config);
+      const std::lock_guard lock(communicators_mutex);
+      communicators.push_back(*comm);
+      return result;
+    };
+    return made;
+  }();
+  return api;
+}
+
+struct EndOfNccl {
+  bool wanted;
+  ~EndOfNccl() {
+    if (!wanted) return;
+    const std::lock_guard lock(communicators_mutex);
+    for (NcclComm comm : communicators) parts().nccl->comm_abort(comm);
+  }
+};
+
 /// A peer that stopped: launches fill the queue, and then the host waits in one. It hears of the deadline all the same,
 /// whether the launch is of a later call or of the first.
-void full_launch_queue(const GpuExecutors::Parts& mine) {
+void full_launch_queue(GpuExecutors::Parts mine) {
+  if (mine.nccl != nullptr) mine.nccl = &remembering();
   for (const int length : {4, 64}) {
     emulated_gpu_launch_queue(length);
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
       Floats floats(host.rank(), 300000);
       const StreamOwner own;
+      const EndOfNccl end_of_nccl{host.rank() ==
+                                  0};  // a launch that waits keeps the communicator, and its kernels the stream
       GpuGroup group(host, mine);
       if (host.rank() == 1) return;
       floats.call.timeout = std::chrono::milliseconds(300);

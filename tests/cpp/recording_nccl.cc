@@ -40,7 +40,11 @@ NcclApi make_nccl() {
     return *result = machine->state, kNcclSuccess;
   };
   api.comm_finalize = [](NcclComm comm) { return of(comm), kNcclSuccess; };
-  api.comm_destroy = api.comm_abort = [](NcclComm comm) { return of(comm)->ended = true, kNcclSuccess; };
+  api.comm_destroy = api.comm_abort = [](NcclComm comm) {
+    FakeCommunicator* const communicator = of(comm);
+    if (communicator->inside) machine->violate("ended while a call is inside");
+    return communicator->ended = true, kNcclSuccess;
+  };
   api.group_start = [] { return ++machine->open_groups, kNcclSuccess; };
   api.group_end = [] { return machine->close_group(); };
   api.send = [](const void* from, size_t count, int, int peer, NcclComm comm, NcclStream stream) {
@@ -204,7 +208,9 @@ int FakeMachine::close_group() {
 }
 
 int FakeMachine::connect(const FakeCommunicator& communicator) const {
+  communicator.inside = true;
   while (!connects && !communicator.ended) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  communicator.inside = false;
   return communicator.ended ? kInvalidUsage : kNcclSuccess;
 }
 

@@ -106,4 +106,5 @@ struct FakeCommunicator {
   int rank;
   int world;
   std::atomic<bool> ended = false;
+  mutable std::atomic<bool> inside = false;  // a call that waits for the other ranks
 };
