@@ -86,7 +86,7 @@ void end_in_child(std::unique_ptr<Communicator> group) {
   ::alarm(60);
   float value = 1;
   auto* bytes = reinterpret_cast<std::byte*>(&value);
-  const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, 1, bytes, bytes};
+  const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, kNoLabel, 1, bytes, bytes};
   const Message message{1, true, DType::float32, 1, bytes, {}};
   const auto nothing = [](const std::function<void(Call)>&) {};
   for (const std::function<void()>& act : std::initializer_list<std::function<void()>>{
@@ -112,7 +112,8 @@ void forked(Between between) {
       std::vector<float> data(1000, 1.0f);
       auto* bytes = reinterpret_cast<std::byte*>(data.data());
       const Message message{1 - rank, rank == 0, DType::float32, data.size(), bytes, {}};
-      const Call call{Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, data.size(), bytes, bytes};
+      const Call call{
+          Collective::all_reduce, nullptr, DType::float32, ReduceOp::sum, 0, kNoLabel, data.size(), bytes, bytes};
       group->start(message, nullptr)->wait(std::chrono::seconds(60));
       group->start(call, nullptr)->wait(std::chrono::seconds(60));
       if (rank == 0) {

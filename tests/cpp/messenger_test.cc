@@ -190,7 +190,7 @@ class Announcing final : public P2pTransport {
   bool receive(int, std::byte*, size_t, MessageProgress&) override { return false; }
   void watch(int, bool, Watchlist&) override {}
   void sleep(const Watchlist&, int64_t) override { std::this_thread::yield(); }
-  void tell_waiting(const std::string&) override {}
+  void tell_waiting(const std::string&) noexcept override {}
   void examine(const Waiting&, const Deadline&, bool) override {}
   void raise_if_failed() override { failure_.raise_if_failed(); }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override {
