@@ -125,7 +125,9 @@ void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>
   {
     const std::lock_guard lock(mutex_);
     const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
-    if (!members_.emplace(id, Member{key, resident}).second) {
+    Entry entry{{key, resident}, {}};
+    entry.departed.push_back({id, key, {}});
+    if (!members_.emplace(id, std::move(entry)).second) {
       throw InvalidUsage("rank " + std::to_string(rank) +
                          " of one group was made twice in this process: make each rank once");
     }
@@ -136,14 +138,16 @@ void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>
 
 void Listener::leave(const Token& key, int rank, Bytes final_frame) noexcept {
   if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
-  try {
+  {
     const std::lock_guard lock(mutex_);
-    const MemberId id{group_name(key), static_cast<uint32_t>(rank)};
-    members_.erase(id);
-    departed_.push_back({id, key, std::move(final_frame)});
+    const auto found = members_.find({group_name(key), static_cast<uint32_t>(rank)});
+    if (found != members_.end()) {
+      found->second.departed.front().final_frame = std::move(final_frame);
+      departed_.splice(departed_.end(), found->second.departed);
+      members_.erase(found);
+    }
     if (departed_.size() > kDeparted) departed_.pop_front();
     stirred_ = true;
-  } catch (const std::bad_alloc&) {  // the member stays, and wants no connection any more
   }
   wake();
 }
@@ -165,7 +169,7 @@ void Listener::wake() noexcept {
 Listener::Member Listener::member(const MemberId& id) {
   const std::lock_guard lock(mutex_);
   const auto found = members_.find(id);
-  return found == members_.end() ? Member{} : found->second;
+  return found == members_.end() ? Member{} : found->second.member;
 }
 
 std::optional<Listener::Departed> Listener::departed(const MemberId& id) {

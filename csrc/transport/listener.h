@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,6 +78,10 @@ class Listener {
     Token key;
     Bytes final_frame;
   };
+  struct Entry {
+    Member member;
+    std::list<Departed> departed;  // one, made with the member: a rank leaves without memory, too
+  };
   /// A connection over which the last byte is sent: kept until the peer has read it.
   struct Leaving {
     Socket socket;
@@ -106,10 +111,10 @@ class Listener {
   Socket listener_;
   Descriptor wakeup_;
   std::mutex mutex_;
-  std::map<MemberId, Member> members_;  // guarded by mutex_
-  std::deque<Departed> departed_;       // the last that left; guarded by mutex_
-  std::deque<Connector> calls_;         // new ones; guarded by mutex_
-  bool stirred_ = false;                // members changed; guarded by mutex_
+  std::map<MemberId, Entry> members_;  // guarded by mutex_
+  std::list<Departed> departed_;       // the last that left; guarded by mutex_
+  std::deque<Connector> calls_;        // new ones; guarded by mutex_
+  bool stirred_ = false;               // members changed; guarded by mutex_
 
   // Of the thread alone.
   std::deque<IncomingConnection> incoming_;  // in the order in which they came

@@ -31,8 +31,9 @@ namespace {
 
 constexpr int kInvalidUsage = 5;  // ncclInvalidUsage
 
-std::mutex mutex;  // guards every flag, mailbox and communicator
-std::condition_variable changed;
+// Never destroyed: a thread that is inside NCCL when the process ends may still wait for them.
+auto& mutex = *new std::mutex;  // guards every flag, mailbox and communicator
+auto& changed = *new std::condition_variable;
 
 struct Flag {
   bool up = false;
