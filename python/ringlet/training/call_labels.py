@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ringlet._C import make_call_labels
+from ringlet._C import make_call_labels, set_call_label
+
+__all__ = ["BucketLabels", "make_call_labels", "number_in", "set_call_label"]
 
 _STEPS = 16  # the label of a call tells steps modulo this
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()

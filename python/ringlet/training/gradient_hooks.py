@@ -27,6 +27,7 @@ __all__ = [
     "on_gradient",
     "own_memory",
     "owner_of",
+    "storage_owners",
     "untraced",
 ]
 

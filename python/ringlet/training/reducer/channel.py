@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet._C import set_call_label
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
-from ringlet.training.call_labels import BucketLabels
+from ringlet.training.call_labels import BucketLabels, set_call_label
 
 from .comm_hooks import GradBucket, Hook, HookWork
 from .flat_gradients import FlatBucket

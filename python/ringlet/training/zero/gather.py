@@ -21,10 +21,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ringlet._C import storage_owners
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
-from ringlet.training.gradient_hooks import ForwardHook, untraced
+from ringlet.training.gradient_hooks import ForwardHook, storage_owners, untraced
 
 from .memory import MappedFiles, Pool, own_tensors, storage_key
 from .released import Released, release, restore

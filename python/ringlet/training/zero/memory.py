@@ -13,9 +13,9 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from ringlet._C import storage_owners
 from ringlet.errors import SystemError
 from ringlet.training.flat_memory import allocate
+from ringlet.training.gradient_hooks import storage_owners
 
 
 def storage_key(tensor: torch.Tensor) -> int:

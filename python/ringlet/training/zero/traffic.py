@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet._C import set_call_label
+from ringlet.training.call_labels import set_call_label
 
 # torch 2.13 renamed them, and warns of the old names
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ringlet._C import make_call_labels
+from ringlet.training.call_labels import make_call_labels
 
 ALIGNMENT_BYTES = 64
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
