@@ -126,7 +126,9 @@ Connector::Step Connector::connected(Attempt& attempt) {
                    .to = target_.to,
                    .which = static_cast<uint64_t>(target_.which),
                    .nonce = random_token()};
-  const auto say_hello = [&] { return ::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL); };
+  const auto say_hello = [&] {
+    return ::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL);
+  };
   if (repeated(say_hello) != sizeof attempt.hello) {
     return miss(*attempt.address, std::strerror(errno), true);
   }
@@ -136,8 +138,8 @@ Connector::Step Connector::connected(Attempt& attempt) {
 }
 
 int Connector::Attempt::fill(void* message, size_t bytes) {
-  const ssize_t n = repeated(
-      [&] { return ::recv(socket.get(), static_cast<std::byte*>(message) + got, bytes - got, MSG_DONTWAIT); });
+  const ssize_t n =
+      repeated([&] { return ::recv(socket.get(), static_cast<std::byte*>(message) + got, bytes - got, MSG_DONTWAIT); });
   if (n == 0) return kClosed;
   if (n < 0) return is_passing(errno) ? 0 : errno;
   got += static_cast<size_t>(n);
