@@ -13,7 +13,6 @@ namespace ringlet {
 namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
-constexpr const char* kMulticast = "RINGLET_GPU_MULTICAST_MIB";
 constexpr int kMostBlocks = 32;  // of a pull kernel
 constexpr int kLowLatencyArchitecture = 70;
 constexpr std::chrono::seconds kGoodbye{2};
@@ -49,10 +48,9 @@ struct GpuExecutors::Offer {
   NcclUniqueId id{};      // of rank 0: the group's
   NcclUniqueId column{};  // of a rank of the first host: of the ranks with its index on the other hosts
   PeerMemory::Offer memory{};
-  Token mailbox{};
-  size_t peer_bytes = 0, multicast_bytes = 0;
+  size_t peer_bytes = 0;
   int max_ctas = 0, by_table = 0;
-  Text no_device, no_nccl, no_peers, no_multicast;
+  Text no_device, no_nccl, no_peers;
 };
 
 GpuExecutors::Parts GpuExecutors::find(int number) {
@@ -62,7 +60,6 @@ GpuExecutors::Parts GpuExecutors::find(int number) {
     const char* given = std::getenv(kVariable);
     parts.by_table = given == nullptr || *given == '\0' ? 1 : 0;
     parts.peer_bytes = bytes_from_environment(kVariable, /*unit=*/1, /*least=*/0, kPeerBytes);
-    parts.multicast_bytes = bytes_from_environment(kMulticast, /*unit=*/size_t{1} << 20, /*least=*/0, /*fallback=*/0);
     parts.device = &gpu_device();
   } catch (const Error& error) {
     parts.no_device = error.what();
@@ -79,7 +76,6 @@ GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host)
   Offer mine = lay_out(parts);
   const std::vector<Offer> all = exchange(mine);
   make(all, mine);
-  if (parts.multicast_bytes > 0) join_multicast(all, mine);
   drop(exchange(mine));
   made_ = true;
 }
@@ -101,7 +97,6 @@ int GpuExecutors::column_leader() const {
 GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   Offer mine;
   mine.peer_bytes = parts.peer_bytes;
-  mine.multicast_bytes = parts.multicast_bytes;
   mine.max_ctas = parts.max_ctas;
   mine.by_table = parts.by_table;
   mine.no_device = parts.no_device;
@@ -128,58 +123,7 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
       mine.no_peers = error.what();
     }
   }
-  if (parts.multicast_bytes > 0) offer_multicast(mine);
   return mine;
-}
-
-void GpuExecutors::offer_multicast(Offer& mine) {
-  if (!mine.no_device.empty() || !mine.no_peers.empty()) {
-    mine.no_multicast = "no peer memory";
-  } else if (across_hosts()) {
-    mine.no_multicast = "the ranks are on several hosts";
-  } else if (mine.memory.device.multicast == 0) {
-    mine.no_multicast = "the GPU, its driver or this build of ringlet has no multicast memory";
-  } else {
-    try {
-      multicast_memory_ = std::make_unique<MulticastMemory>(device(), parts_.multicast_bytes);
-      mine.mailbox = multicast_memory_->mailbox();
-    } catch (const Error& error) {
-      mine.no_multicast = error.what();
-    }
-  }
-}
-
-/// All ranks go as far as the ranks before them have told that they can.
-void GpuExecutors::join_multicast(const std::vector<Offer>& all, Offer& mine) {
-  const auto step = [&](const auto& act) {
-    try {
-      act();
-    } catch (const Error& error) {
-      mine.no_multicast = error.what();
-    }
-  };
-  const auto goes_on = [](const std::vector<Offer>& offers) {
-    return std::all_of(offers.begin(), offers.end(), [](const Offer& offer) { return offer.no_multicast.empty(); });
-  };
-  // If the sizes differ, not all come here.
-  if (!difference(all).empty() || !goes_on(all)) return;
-  std::vector<Token> mailboxes;
-  std::vector<PeerMemory::Offer> memories;
-  for (const Offer& offer : all) {
-    mailboxes.push_back(offer.mailbox);
-    memories.push_back(offer.memory);
-  }
-  if (!PeerMemory::apart(memories)) {
-    mine.no_multicast = "ranks share a GPU";
-    return;
-  }
-  step([&] {
-    multicast_memory_->join(mailboxes, host_.rank(), Deadline::after(host_.timeout() / 2), [this] {
-      check_interrupts();
-      host_.poll_failures();
-    });
-  });
-  if (goes_on(exchange(mine))) step([&] { multicast_memory_->map(); });
 }
 
 /// Makes the parts that all ranks make together, if no rank lacks them.
@@ -283,7 +227,6 @@ std::string GpuExecutors::difference(const std::vector<Offer>& all) {
   };
   std::string found = of(kVariable, &Offer::peer_bytes);
   if (found.empty()) found = of("max_ctas", &Offer::max_ctas);
-  if (found.empty()) found = of((std::string(kMulticast) + ", in bytes,").c_str(), &Offer::multicast_bytes);
   // It is set to the usual value on some ranks.
   if (found.empty() && !of("", &Offer::by_table).empty()) found = std::string(kVariable) + " is set on some ranks only";
   return found;
@@ -301,7 +244,6 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   const std::string no_device = told(&Offer::no_device);
   no_nccl_ = told(&Offer::no_nccl);
   no_peers_ = told(&Offer::no_peers);
-  no_multicast_ = told(&Offer::no_multicast);
   const std::string differs = difference(all);
   if (across_hosts() && no_peers_.empty()) no_peers_ = no_nccl_;  // which carries what goes between hosts
   if (!no_device.empty() || !differs.empty() || !no_peers_.empty()) {
@@ -310,12 +252,6 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
     pull_.reset();
     if (memory_) memory_->give_up();
     memory_.reset();
-  }
-  if (pull_ && multicast_memory_ && no_multicast_.empty()) {
-    const GpuMulticast::Memory memory{multicast_memory_->all(), multicast_memory_->own(), parts_.multicast_bytes};
-    multicast_.emplace(device(), *pull_, memory);
-  } else {
-    multicast_memory_.reset();
   }
   if (!no_nccl_.empty()) {
     message_.reset();
@@ -331,11 +267,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
 
 /// After an error a kernel of this rank's may still run, or be about to.
 GpuExecutors::~GpuExecutors() {
-  if (host_.failure()) {
-    if (multicast_memory_) multicast_memory_->lose();
-  } else if (pull_) {
-    memory_->leave(kGoodbye);
-  }
+  if (!host_.failure() && pull_) memory_->leave(kGoodbye);
 }
 
 /// The same on all ranks. In an all-to-all a rank does not know how long the others' blocks are, so there none can go by
@@ -366,7 +298,7 @@ void GpuExecutors::run(const Call& call, void* stream) {
       across_->run(call, stream);
     } else {
       last_ = &pull_->last_call();
-      multicast_ && multicast_->serves(call) ? multicast_->run(call, stream) : pull_->run(call, stream);
+      pull_->run(call, stream);
     }
   } else {
     run_through_nccl(call, stream);
@@ -405,19 +337,12 @@ void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {
   if (communicator_) communicator_->abort(kind, reason);
 }
 
-std::string GpuExecutors::describe_multicast() const {
-  if (parts_.multicast_bytes == 0) return "";
-  if (!multicast_) return "; no multicast memory" + no_multicast_;
-  return "; multicast memory of " + std::to_string(parts_.multicast_bytes >> 20) + " MiB";
-}
-
 std::string GpuExecutors::describe() const {
-  if (!message_) return "peer memory; no NCCL" + no_nccl_ + describe_multicast();
+  if (!message_) return "peer memory; no NCCL" + no_nccl_;
   const std::string nccl = "NCCL " + parts_.nccl->dotted();
-  if (!pull_) return nccl + "; no peer memory" + no_peers_ + describe_multicast();
+  if (!pull_) return nccl + "; no peer memory" + no_peers_;
   return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes" + (across_ ? " inside hosts, " : ", ") +
-         nccl + (across_ ? " between them and beyond" + across_->limits(parts_.peer_bytes) : " beyond") +
-         describe_multicast();
+         nccl + (across_ ? " between them and beyond" + across_->limits(parts_.peer_bytes) : " beyond");
 }
 
 }  // namespace ringlet

@@ -19,9 +19,7 @@
 
 #include "comm/gpu_across_hosts.h"
 #include "gpu/gpu_message_executor.h"
-#include "gpu/gpu_multicast.h"
 #include "gpu/gpu_pull_executor.h"
-#include "gpu/multicast_memory.h"
 #include "gpu/nccl_collectives.h"
 #include "gpu/peer_memory.h"
 
@@ -40,7 +38,6 @@ class GpuExecutors {
     const NcclApi* nccl = nullptr;
     size_t peer_bytes = kPeerBytes;  ///< RINGLET_PEER_MEMORY_BYTES; 0: peers' memory is not used; equal on all ranks
     int by_table = 0;                ///< 1: that is not set, and the table may say otherwise
-    size_t multicast_bytes = 0;      ///< RINGLET_GPU_MULTICAST_MIB, in bytes; 0: no multicast memory; equal, too
     int max_ctas = 0;  ///< processors at most for NCCL's kernels, and blocks for a pull kernel; 0: no limit; equal, too
     std::string no_device{};  ///< why not
     std::string no_nccl{};
@@ -67,7 +64,7 @@ class GpuExecutors {
   void check(const std::string& what);
   void abort(ErrorKind kind, const std::string& reason) noexcept;
 
-  /// "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond"; if multicast memory is wanted, also whether it is there.
+  /// "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond".
   std::string describe() const;
 
  private:
@@ -79,9 +76,6 @@ class GpuExecutors {
   void make(const std::vector<Offer>& all, Offer& mine);
   std::unique_ptr<NcclCommunicator> meet(const NcclUniqueId& id, int rank, int world);
   void reach_peers(const std::vector<Offer>& all);
-  void offer_multicast(Offer& mine);
-  void join_multicast(const std::vector<Offer>& all, Offer& mine);
-  std::string describe_multicast() const;
   std::vector<Offer> exchange(const Offer& mine);
   static std::string difference(const std::vector<Offer>& all);
   void drop(const std::vector<Offer>& all);
@@ -94,12 +88,10 @@ class GpuExecutors {
   std::unique_ptr<GpuMessageExecutor> message_;
   std::optional<NcclCollectives> collectives_;
   std::unique_ptr<PeerMemory> memory_;
-  std::unique_ptr<MulticastMemory> multicast_memory_;
-  std::unique_ptr<GpuPullExecutor> pull_;  // of this host's ranks
-  std::optional<GpuMulticast> multicast_;
-  std::unique_ptr<NcclCommunicator> column_;       // until across_ has it
-  std::unique_ptr<GpuAcrossHosts> across_;         // of a group on several hosts
-  std::string no_nccl_, no_peers_, no_multicast_;  // why not, where not
+  std::unique_ptr<GpuPullExecutor> pull_;     // of this host's ranks
+  std::unique_ptr<NcclCommunicator> column_;  // until across_ has it
+  std::unique_ptr<GpuAcrossHosts> across_;    // of a group on several hosts
+  std::string no_nccl_, no_peers_;            // why not, where not
   const std::string* last_ = nullptr;
   bool made_ = false;  // from then on calls are made under the group's lock, where nothing of the program's may run
 };

@@ -11,10 +11,9 @@
 #include "reduce/reduce.h"
 
 namespace ringlet::cuda {
-struct PullArgs;       // pull.h
-struct ExchangeArgs;   // exchange.h
-struct LowArgs;        // low_latency.h
-struct MulticastArgs;  // multicast.h
+struct PullArgs;      // pull.h
+struct ExchangeArgs;  // exchange.h
+struct LowArgs;       // low_latency.h
 }  // namespace ringlet::cuda
 
 extern "C" {
@@ -37,22 +36,11 @@ struct RingletCudaIdentity {
   int number;        ///< this process's own
   int processors;    ///< a block of threads of a kernel needs one of them to run beside all others
   int architecture;  ///< 90: compute capability 9.0
-  int multicast;     ///< 1: the device, its driver and this library have multicast memory
 };
 
 /// How another process of this host can reach memory of `allocate`.
 struct RingletCudaShare {
   char bytes[64];
-};
-
-/// Memory of several devices, `bytes` of each, that has one address more: a store there goes to all of it, and a load
-/// adds all of it up. A rank fills `devices` and `bytes` in; each function below fills in what it makes.
-struct RingletCudaMulticast {
-  int devices;
-  size_t bytes;  ///< rounded up to what the device can map
-  unsigned long long object, memory;
-  void* own;  ///< the current device's memory
-  void* all;  ///< everybody's: for the kernels of `multicast` only
 };
 
 /// The device as the engines see it. A test fills one with functions of its own and needs no GPU.
@@ -78,9 +66,6 @@ struct RingletCudaDevice {
   /// A small all-reduce on peers' memory, of float32, float16 or bfloat16; `op` sum or avg. From architecture 70 on.
   int (*low_latency)(const ringlet::cuda::LowArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
 
-  /// A sum by multicast memory, of float32, float16 or bfloat16.
-  int (*multicast)(const ringlet::cuda::MulticastArgs* args, ringlet::DType dtype, void* stream);
-
   /// Brings all kernels to the device, so that none is loaded at its first launch, beside kernels that wait for it.
   int (*load)();
 
@@ -95,14 +80,6 @@ struct RingletCudaDevice {
   int (*open)(const RingletCudaShare* share, void** memory);  ///< another process's; reached by the current device
   int (*close)(void* memory, int device);                     ///< that was opened while that device was current
   int (*reach)(int device);  ///< the current device reaches that device's memory from now on
-
-  /// One rank makes an object, with a descriptor that is the caller's to close, and the others take it by that. Each
-  /// joins with its current device. When all have, each maps. What was made, of however many steps, one call releases.
-  int (*make_multicast)(RingletCudaMulticast* multicast, int* descriptor);
-  int (*take_multicast)(RingletCudaMulticast* multicast, int descriptor);
-  int (*join_multicast)(RingletCudaMulticast* multicast);
-  int (*map_multicast)(RingletCudaMulticast* multicast);
-  int (*release_multicast)(RingletCudaMulticast* multicast);
 
   int (*allocate)(void** memory, size_t bytes);  ///< may wait for the device, as release may
   int (*release)(void* memory);

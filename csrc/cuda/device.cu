@@ -4,7 +4,6 @@
 #include "cuda/cuda.h"
 #include "cuda/launch.cuh"
 #include "cuda/low_latency.cuh"
-#include "cuda/multicast.cuh"
 
 namespace ringlet::cuda {
 namespace {
@@ -44,10 +43,6 @@ int low_latency(const LowArgs* args, DType dtype, ReduceOp op, void* stream) {
   return launch_low_latency(args, dtype, static_cast<cudaStream_t>(stream));
 }
 
-int multicast(const MulticastArgs* args, DType dtype, void* stream) {
-  return launch_multicast(args, dtype, static_cast<cudaStream_t>(stream));
-}
-
 /// Some kernels serve several dtypes and operations, and are loaded once.
 int load() {
   for (int d = 0; d < kDTypes; ++d) {
@@ -63,7 +58,6 @@ int load() {
   }
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
     if (const cudaError_t refused = launch_low_latency(nullptr, dtype, nullptr); refused != cudaSuccess) return refused;
-    if (const cudaError_t refused = launch_multicast(nullptr, dtype, nullptr); refused != cudaSuccess) return refused;
   }
   return launch_exchange(nullptr, nullptr);
 }
@@ -135,7 +129,6 @@ int identity(RingletCudaIdentity* identity) {
   if (refused != cudaSuccess) return refused;
   identity->processors = properties.multiProcessorCount;
   identity->architecture = properties.major * 10 + properties.minor;
-  identity->multicast = identity->architecture >= 90 && has_multicast(identity->number) != 0;
   static_assert(sizeof properties.uuid.bytes == sizeof identity->uuid);
   std::memcpy(identity->uuid, properties.uuid.bytes, sizeof identity->uuid);
   return cudaSuccess;
@@ -191,7 +184,6 @@ constexpr RingletCudaDevice kDevice = {
     },
     exchange,
     low_latency,
-    multicast,
     load,
     upload,
     download,
@@ -201,15 +193,6 @@ constexpr RingletCudaDevice kDevice = {
     open,
     close,
     reach,
-    make_multicast,
-    take_multicast,
-    join_multicast,
-    [](RingletCudaMulticast* multicast) -> int {
-      return beside_captures([=] { return static_cast<cudaError_t>(map_multicast(multicast)); });
-    },
-    [](RingletCudaMulticast* multicast) -> int {
-      return beside_captures([=] { return static_cast<cudaError_t>(release_multicast(multicast)); });
-    },
     allocate,
     release,
     allocate_mapped,

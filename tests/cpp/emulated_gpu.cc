@@ -133,7 +133,7 @@ std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> 
 std::vector<std::unique_ptr<Communicator>> communicators;
 std::multiset<void*> opened;  // memory of other ranks
 std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0},
-    multicasts{0}, pulls{0}, groups{0};
+    pulls{0}, groups{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -275,13 +275,6 @@ int low_latency(const cuda::LowArgs* args, DType dtype, ReduceOp, void* stream) 
   return 0;
 }
 
-int multicast(const cuda::MulticastArgs* args, DType dtype, void* stream) {
-  note_blocks(*args);
-  ++multicasts;
-  of(stream).put([args = *args, run = host_block::find_multicast(dtype)] { host_block::run_blocks(args, run); });
-  return 0;
-}
-
 int copy_now(void* dst, const void* src, size_t bytes, void*) {
   return copy_words(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), bytes), 0;
 }
@@ -314,28 +307,10 @@ int close_share(void* memory, int) {
 thread_local int current = 0;
 std::atomic<int> architecture{90};
 
-// What multicast memory is refused on device 1: nothing, or having it (0) or one of its functions (1 to 4).
-std::atomic<int> refused_multicast{-1};
-bool refuses_multicast(int step) { return current == 1 && refused_multicast == step; }
-
 int identity(RingletCudaIdentity* identity) {
-  *identity = {
-      {}, current, /*processors=*/8, architecture, refuses_multicast(0) ? 0 : 1};  // so that ranks have few threads
+  *identity = {{}, current, /*processors=*/8, architecture};  // so that ranks have few threads
   identity->uuid[0] = static_cast<unsigned char>(current);
   return 0;
-}
-
-int make_multicast(RingletCudaMulticast* multicast, int* descriptor) {
-  return refuses_multicast(1) ? 1 : emulated_multicast::make(multicast, descriptor);
-}
-int take_multicast(RingletCudaMulticast* multicast, int descriptor) {
-  return refuses_multicast(2) ? 1 : emulated_multicast::take(multicast, descriptor);
-}
-int join_multicast(RingletCudaMulticast* multicast) {
-  return refuses_multicast(3) ? 1 : emulated_multicast::join(multicast, current);
-}
-int map_multicast(RingletCudaMulticast* multicast) {
-  return refuses_multicast(4) ? 1 : emulated_multicast::map(multicast);
 }
 
 std::atomic<unsigned> touched{0};
@@ -369,7 +344,6 @@ const RingletCudaDevice kDevice = {
     .pull_together = pull_together,
     .exchange = exchange,
     .low_latency = low_latency,
-    .multicast = multicast,
     .load = Touching<load>::call,
     .upload = Touching<copy_now>::call,
     .download = Touching<copy_now>::call,
@@ -379,11 +353,6 @@ const RingletCudaDevice kDevice = {
     .open = Touching<open_share>::call,
     .close = Touching<close_share>::call,
     .reach = [](int) { return 0; },
-    .make_multicast = Touching<make_multicast>::call,
-    .take_multicast = Touching<take_multicast>::call,
-    .join_multicast = Touching<join_multicast>::call,
-    .map_multicast = Touching<map_multicast>::call,
-    .release_multicast = Touching<emulated_multicast::release>::call,
     .allocate = Touching<allocate>::call,
     .release = Touching<release>::call,
     .allocate_mapped = Touching<allocate_mapped>::call,
@@ -424,9 +393,6 @@ EXPORTED int emulated_gpu_opened() {
 EXPORTED int emulated_gpu_allocations() { return allocations; }
 EXPORTED void emulated_gpu_architecture(int is) { architecture = is; }
 EXPORTED int emulated_gpu_low_latencies() { return low_latencies; }
-EXPORTED int emulated_gpu_multicasts() { return multicasts; }
-EXPORTED int emulated_gpu_multicast_objects() { return emulated_multicast::alive(); }
-EXPORTED void emulated_gpu_refuse_multicast(int step) { refused_multicast = step; }
 EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }
 EXPORTED int emulated_gpu_max_ctas() { return max_ctas; }
 EXPORTED int emulated_gpu_messages() { return messages; }

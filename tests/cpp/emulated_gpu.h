@@ -26,11 +26,6 @@ int emulated_gpu_in_place();
 /// What the devices are from now on; 90 unless told otherwise. How many kernels of small all-reduces were launched.
 void emulated_gpu_architecture(int is);
 int emulated_gpu_low_latencies();
-/// How many kernels on multicast memory were launched, and how many objects somebody has.
-int emulated_gpu_multicasts();
-int emulated_gpu_multicast_objects();
-/// What device 1 lacks from now on: multicast memory (0), or success in making, taking, joining or mapping it (1 to 4).
-void emulated_gpu_refuse_multicast(int step);
 /// The most blocks that a kernel on peers' memory had since this was asked last.
 int emulated_gpu_most_blocks();
 /// What the last communicator was told of processors.

@@ -23,12 +23,6 @@ void run_low_latency(const cuda::LowArgs& args, int index) {
   cuda::LowInterpreter<E, cuda::Sum, HostBlock>(args, block).run();
 }
 
-template <class E>
-void run_multicast(const cuda::MulticastArgs& args, int index) {
-  HostBlock block(index);
-  cuda::MulticastInterpreter<E, HostBlock>(args, block).run();
-}
-
 }  // namespace
 
 PullRun find_pull(DType dtype, ReduceOp op) {
@@ -40,11 +34,6 @@ PullRun find_pull(DType dtype, ReduceOp op) {
 LowRun find_low_latency(DType dtype) {
   if (dtype == DType::float32) return run_low_latency<cuda::Float32>;
   return dtype == DType::float16 ? run_low_latency<cuda::Float16> : run_low_latency<cuda::BFloat16>;
-}
-
-MulticastRun find_multicast(DType dtype) {
-  if (dtype == DType::float32) return run_multicast<cuda::Float32>;
-  return dtype == DType::float16 ? run_multicast<cuda::Float16> : run_multicast<cuda::BFloat16>;
 }
 
 void run_exchange(const cuda::ExchangeArgs& args, int index) {

@@ -9,9 +9,7 @@
 
 #include "cuda/exchange.h"
 #include "cuda/low_latency.h"
-#include "cuda/multicast.h"
 #include "cuda/pull.h"
-#include "emulated_multicast.h"
 
 namespace host_block {
 
@@ -102,12 +100,6 @@ class HostBlock {
     return true;
   }
 
-  template <class E>
-  static cuda::Pack load_sum(const std::byte* at) {
-    return emulated_multicast::load_sum<E>(at);
-  }
-  static void store_for_all(std::byte* at, const cuda::Pack& pack) { emulated_multicast::store_for_all(at, pack); }
-
   /// Whether what is waited for has come.
   static bool arrives(const cuda::PullWait& one, const cuda::PullWatch& watch) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::nanoseconds(watch.budget);
@@ -129,8 +121,6 @@ using PullRun = void (*)(const cuda::PullArgs&, int block);
 PullRun find_pull(DType dtype, ReduceOp op);
 using LowRun = void (*)(const cuda::LowArgs&, int block);
 LowRun find_low_latency(DType dtype);
-using MulticastRun = void (*)(const cuda::MulticastArgs&, int block);
-MulticastRun find_multicast(DType dtype);
 void run_exchange(const cuda::ExchangeArgs& args, int block);
 
 template <class Args>

@@ -73,15 +73,6 @@ inline int low_latency(const cuda::LowArgs* args, DType dtype, ReduceOp, void*) 
   return 0;
 }
 
-inline int multicast(const cuda::MulticastArgs* args, DType dtype, void*) {
-  if (in_teams) {
-    launches[args->rank].push_back([args = *args] { team_block::multicast(args); });
-  } else {
-    launches[args->rank].push_back([args = *args, run = find_multicast(dtype)] { run_blocks(args, run); });
-  }
-  return 0;
-}
-
 inline int copy_now(void* dst, const void* src, size_t bytes, void*) {
   if (bytes != 0) std::memcpy(dst, src, bytes);
   return 0;
@@ -94,7 +85,6 @@ inline const RingletCudaDevice& host_device() {
     device.pull = pull;
     device.exchange = exchange;
     device.low_latency = low_latency;
-    device.multicast = multicast;
     device.upload = device.download = copy_now;
     device.create_stream = [](void** stream) { return *stream = nullptr, 0; };
     device.destroy_stream = [](void*) { return 0; };

@@ -71,11 +71,6 @@ class TeamBlock {
                       uint64_t* value) {
     return Words::flagged(word, flag, watch, failure, value);
   }
-  template <class E>
-  static cuda::Pack load_sum(const std::byte* at) {
-    return Words::load_sum<E>(at);
-  }
-  static void store_for_all(std::byte* at, const cuda::Pack& pack) { Words::store_for_all(at, pack); }
   template <class At>
   void publish(int count, At at, uint64_t value) {
     together();
@@ -122,12 +117,6 @@ void pull(const cuda::PullArgs& given) {
 inline void low_latency(const cuda::LowArgs& given) {
   run_blocks(given, [](const auto& args, TeamBlock& block) {
     cuda::LowInterpreter<cuda::Float32, cuda::Sum, TeamBlock>(args, block).run();
-  });
-}
-
-inline void multicast(const cuda::MulticastArgs& given) {
-  run_blocks(given, [](const auto& args, TeamBlock& block) {
-    cuda::MulticastInterpreter<cuda::Float32, TeamBlock>(args, block).run();
   });
 }
 

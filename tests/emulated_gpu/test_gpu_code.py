@@ -130,33 +130,6 @@ def test_words_with_flags_are_whole(architecture):
             assert not any(re.fullmatch(access + r"\.E\.STRONG\.SYS", op) for op in used)
 
 
-SWITCH_ADDS = {"Float32": "ADD.F32x4", "Float16": "F32ADD.F16x8", "BFloat16": "F32ADD.BF16x8"}
-
-
-def test_a_switch_adds_and_stores_16_bytes_at_a_time():
-    """Small floats in float32. Four packs are on their way before the first sum is stored; a multicast store is a store
-    of 16 bytes in machine code. A fence between the memory's two addresses is before each publication: two in a piece,
-    and that of a rank that gives up."""
-    kernels = {named(name): body for name, body in machine_code("sm_90").items() if "multicast" in name}
-    assert kernels.keys() == SWITCH_ADDS.keys()
-    for name, body in kernels.items():
-        loads = re.findall(r"LDGMC\.\S+", body)
-        assert loads and set(loads) == {f"LDGMC.E.{SWITCH_ADDS[name]}.RN.STRONG.SYS"}, name
-        assert opcodes(body).count("STG.E.128.STRONG.SYS") == len(loads), name
-        assert opcodes(body).count("MEMBAR.SC.SYS") == 3, name
-        order = "".join(op[0] for op in opcodes(body) if op.startswith("LDGMC") or op == "STG.E.128.STRONG.SYS")
-        assert "LLLLSSSS" in order, name
-    assert not [name for name, body in machine_code("sm_80").items() if "LDGMC" in body]
-
-
-def test_newer_devices_get_the_same_sums_of_a_switch():
-    text = dump("-ptx", "-arch", "sm_90")
-    for adds in ("add.v4.f32", "add.acc::f32.v4.f16x2", "add.acc::f32.v4.bf16x2"):
-        assert f"multimem.ld_reduce.relaxed.sys.global.{adds} " in text
-    assert text.count("multimem.st.relaxed.sys.global.v4.f32 ") == text.count("multimem.ld_reduce.")
-    assert text.count("fence.proxy.alias;") == 3 * len(SWITCH_ADDS)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_have_no_stack(architecture):
     """A stack is where registers are spilt to and where arrays with computed indices lie."""
@@ -183,7 +156,7 @@ def test_float16_is_converted_by_the_devices_own_instructions(architecture):
     halves = {
         name: body
         for name, body in machine_code(architecture).items()
-        if "7Float16" in name and "8BFloat16" not in name and "multicast" not in name
+        if "7Float16" in name and "8BFloat16" not in name
     }
     assert len(halves) == 4 * 3 + 1
     for name, body in halves.items():
@@ -203,14 +176,10 @@ class Table(ctypes.Structure):
         ("serves", ctypes.c_char_p),
         ("reduce", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint8, ctypes.c_void_p)),
         ("most_sources", ctypes.c_int),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("copy", "pull", "pull_together", "exchange", "low_latency", "multicast")
-        ),
+        *((name, ctypes.c_void_p) for name in ("copy", "pull", "pull_together", "exchange", "low_latency")),
         ("load", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("upload", "download", "use", "identity")),
         *((name, ctypes.c_void_p) for name in ("share", "open", "close", "reach")),
-        *((f"{name}_multicast", ctypes.c_void_p) for name in ("make", "take", "join", "map", "release")),
         ("allocate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)),
         *((name, ctypes.c_void_p) for name in ("release", "allocate_mapped", "release_mapped")),
         *((name, ctypes.c_void_p) for name in ("create_stream", "destroy_stream", "create_event")),

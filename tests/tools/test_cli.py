@@ -151,7 +151,6 @@ WRONG = {
     "RINGLET_TCP_CONGESTION": ("none-such", "tcp_allowed_congestion_control"),
     "RINGLET_TOPOLOGY": ("round", "ignore"),
     "RINGLET_GPU_HEAP_MIB": ("-1", "a number of MiB"),
-    "RINGLET_GPU_MULTICAST_MIB": ("2.5", "a number of MiB"),
     "RINGLET_PEER_MEMORY_BYTES": ("1K", "a number of bytes"),
     "RINGLET_CUDA_LIBRARY": ("/missing.so", "the path of a CUDA library"),
     "RINGLET_LOG": ("loud", "one of off, warning, info, debug"),

@@ -137,7 +137,6 @@ ENDED_BY_SIGNALS = re.compile(
     r"|dup[23]|ftruncate|fallocate|getrandom|waitid|waitpid|flock|nanosleep|clock_nanosleep|syscall)\("
 )
 ENDS_EARLY = {
-    "csrc/gpu/multicast_memory.cc": {"poll"},
     "csrc/transport/address.cc": {"connect"},  # of a datagram socket
     "csrc/transport/connector.cc": {"connect"},  # goes on
     "csrc/transport/control.cc": {"nanosleep", "syscall"},

@@ -78,7 +78,6 @@ VARIABLES = {
     ),
     "RINGLET_CUDA_LIBRARY": Variable("the path of a CUDA library", lambda value: Path(value).is_file()),
     "RINGLET_GPU_HEAP_MIB": Variable("a number of MiB", _from(0)),
-    "RINGLET_GPU_MULTICAST_MIB": Variable("a number of MiB", _from(0)),
     "RINGLET_HEAP_MIB": Variable("a number of MiB from 32 up", _from(32)),
     "RINGLET_HOST_ID": Variable("any name", bool),
     "RINGLET_INTERFACE": Variable("the name of an interface with an address", _has_address),
