@@ -126,10 +126,8 @@ Connector::Step Connector::connected(Attempt& attempt) {
                    .to = target_.to,
                    .which = static_cast<uint64_t>(target_.which),
                    .nonce = random_token()};
-  const auto say_hello = [&] {
-    return ::send(attempt.socket.get(), &attempt.hello, sizeof attempt.hello, MSG_NOSIGNAL);
-  };
-  if (repeated(say_hello) != sizeof attempt.hello) {
+  const Hello& hello = attempt.hello;
+  if (repeated([&] { return ::send(attempt.socket.get(), &hello, sizeof hello, MSG_NOSIGNAL); }) != sizeof hello) {
     return miss(*attempt.address, std::strerror(errno), true);
   }
   attempt.state = Attempt::State::asking;
