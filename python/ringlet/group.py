@@ -210,13 +210,15 @@ def process_group_of(group: Any, who: str) -> dist.ProcessGroup:
     if isinstance(group, Group):
         return group.process_group()
     if group is None:
-        raise InvalidUsage(f"{who}: no group yet: call torch.distributed.init_process_group() or ringlet.init() first")
+        raise InvalidUsage(
+            f"{who}: no process group yet: call torch.distributed.init_process_group() or ringlet.init()"
+        )
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidUsage(f"{who}: this rank is not a member of the group: make a {who} on its members only")
+        raise InvalidUsage(f"{who}: this rank is not a member of process_group: make a {who} on its members only")
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidUsage(
-            f"{who}: the group is a {type(group).__name__}: pass a ringlet.Group, or what "
-            "torch.distributed.new_group() returns"
+            f"{who}: process_group is a {type(group).__name__}, not a group of torch.distributed: pass what "
+            "torch.distributed.new_group() returns, or a ringlet.Group"
         )
     return group
 

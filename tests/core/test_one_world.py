@@ -79,7 +79,7 @@ def test_a_group_of_torch_distributed_is_one_of_ringlet(pool, backend):
 def have_no_process_group(rank, world):
     with pytest.raises(ringlet.InvalidUsage, match="ranks are threads"):
         ringlet.current().process_group()
-    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: the group is a str"):
+    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: process_group is a str"):
         ringlet.GradientReducer(nn.Linear(1, 1), process_group="all")
 
 

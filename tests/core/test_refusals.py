@@ -101,8 +101,16 @@ REFUSED = [
     ("root text", lambda r, w: ringlet.gather(ONES, ONES, "a"), "gather: root must be an integer, got 'a'"),
     ("root float", lambda r, w: ringlet.scatter(ONES, ONES, 0.0), "scatter: root must be an integer, got 0.0"),
     ("scale", lambda r, w: ringlet.all_reduce(ONES, "premul_sum", scale="x"), "scale must be a number, got 'x'"),
-    ("group", lambda r, w: ringlet.all_reduce(ONES, group="x"), "group must be a ringlet.Group, not 'x'"),
-    ("group zero", lambda r, w: ringlet.barrier(group=0), "barrier: group must be a ringlet.Group, not 0"),
+    (
+        "group",
+        lambda r, w: ringlet.all_reduce(ONES, group="x"),
+        "group must be a ringlet.Group or a group of torch.distributed, not 'x'",
+    ),
+    (
+        "group zero",
+        lambda r, w: ringlet.barrier(group=0),
+        "barrier: group must be a ringlet.Group or a group of torch.distributed, not 0",
+    ),
     (
         "timeout text",
         lambda r, w: ringlet.all_reduce(ONES, timeout="x"),

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from reducer_checks import assert_gradients, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
+from ringlet.training.call_labels import BucketLabels
 from ringlet.training.reducer.merging import LATER, Cost, cut, cut_with_few, end_of, fit
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
@@ -135,7 +136,9 @@ def the_slower_layout_is_dropped(rank, world):
     for slower in ("plain", "merged"):
         entries = [buckets.Entry(f"p{i}", 1000, 4, "float32", "cpu") for i in range(6)]
         plain = buckets.assign(entries, buckets.Caps(4000, 4000))
-        merging = MeasuredMerging(entries, Channel(dist.group.WORLD, None), torch.device("cpu"))
+        merging = MeasuredMerging(
+            entries, Channel(dist.group.WORLD, None, BucketLabels("a test", [])), torch.device("cpu")
+        )
         plan = plain
         while merging.kept is None:
             second = 1_000_000_000

@@ -76,7 +76,19 @@ class Hazards {
     for (const Transfer& received : Plan::part(plan_.received, round.received)) {
       if (received.count == 0) wait(received.peer, ready(received.peer_round));  // no data, only the wait: a barrier
     }
+    if (r == 0 && !in_place_) wait_for_one(round);
     for (const Combine& one : Plan::part(plan_.combines, round.combines)) combine(one);
+  }
+
+  /// Local copies come first in a round. A peer's call is compared in the wait for it: nothing is written before that.
+  void wait_for_one(const Plan::Round& round) {
+    for (const Combine& one : Plan::part(plan_.combines, round.combines)) {
+      for (const Source& source : plan_.sources_of(one)) {
+        if (source.message < 0) continue;
+        const Transfer& need = plan_.received[source.message];
+        return wait(need.peer, ready(need.peer_round));
+      }
+    }
   }
 
   void deliver_input() {
