@@ -8,6 +8,7 @@ Elementwise operations in place change this rank's elements only. Every other op
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ class ShardedGradient(torch.Tensor):
     """`parts`: (first element of the tensor, unit, first element of the unit's shard, number of elements), of this
     rank. `added_by_backward`: a whole gradient, not in shards yet."""
 
-    shown: ShownGradients
-    parts: list[tuple[int, UnitGradient, int, int]]
+    _shown: weakref.ref[ShownGradients]
+    _parts: list[tuple[int, weakref.ref[UnitGradient], int, int]]
     added_by_backward: torch.Tensor | None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -50,8 +51,22 @@ class ShardedGradient(torch.Tensor):
         cls, like: torch.Tensor, shown: ShownGradients, parts: list[tuple[int, UnitGradient, int, int]]
     ) -> ShardedGradient:
         made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
-        made.shown, made.parts, made.added_by_backward = shown, parts, None
+        # Weakly: `.grad` keeps this tensor, and the garbage collector does not look there.
+        made._shown, made.added_by_backward = weakref.ref(shown), None
+        made._parts = [(first, weakref.ref(unit), start, count) for first, unit, start, count in parts]
         return made
+
+    @property
+    def shown(self) -> ShownGradients:
+        shown = self._shown()
+        if shown is None:
+            raise InvalidUsage("the Zero of this gradient is gone, with its shards: keep the module that it trains")
+        return shown
+
+    @property
+    def parts(self) -> list[tuple[int, UnitGradient, int, int]]:
+        found = [(first, unit(), start, count) for first, unit, start, count in self._parts]
+        return [(first, unit, start, count) for first, unit, start, count in found if unit is not None]
 
     def own_values(self) -> list[torch.Tensor]:
         """This rank's elements, to be multiplied by the window's multiplier."""
