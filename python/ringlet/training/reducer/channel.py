@@ -18,6 +18,21 @@ from .flat_gradients import FlatBucket
 MOST_RANKS_IN_PLACE = 2
 
 
+class ScaledWork:
+    """An all-reduce under way whose result `wait` multiplies by `factor`, once."""
+
+    def __init__(self, work: Any, tensors: list[torch.Tensor], factor: float) -> None:
+        self._work, self._tensors, self._factor = work, tensors, factor
+        self.get_future, self.is_completed = work.get_future, work.is_completed
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        self._work.wait()
+        tensors, self._tensors = self._tensors, []
+        if tensors:
+            torch._foreach_mul_(tensors, self._factor)
+
+
 class Channel:
     """Starts the reductions of one reducer's buckets in `group`. If `hook` is set, it replaces the all-reduce."""
 
@@ -69,22 +84,31 @@ class Channel:
         """Whether the next bucket may start without waiting."""
         return self._under_way is None or self._under_way.is_completed()
 
-    def start(self, bucket: FlatBucket, place: int, last: bool, waits: bool = False) -> Any:
+    def start(
+        self, bucket: FlatBucket, place: int, last: bool, waits: bool = False, factor: float | None = None
+    ) -> Any:
         """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future().
 
-        With `waits` the calling thread runs messages of single gradients at once, which is the shortest way.
+        With `waits` the calling thread runs messages of single gradients at once, which is the shortest way. With
+        `factor` it is the sum times `factor`, rounded once if that is a power of two.
         """
         if self._hook is not None and not bucket.in_place:
             return self._call_hook(*self._hook, bucket, place, last)
         set_call_label(self.labels.of(place))
         try:
-            return self._average(bucket, waits)
+            return self._average(bucket, waits) if factor is None else self._scaled_sum(bucket, factor, waits)
         finally:
             set_call_label(0)
 
+    def _scaled_sum(self, bucket: FlatBucket, factor: float, waits: bool) -> ScaledWork:
+        if bucket.in_place:
+            tensors = bucket.tensors()
+            return ScaledWork(self._all_reduce_each(tensors, dist.ReduceOp.SUM, waits), tensors, factor)
+        return ScaledWork(self.all_reduce(bucket.buffer, dist.ReduceOp.SUM), [bucket.buffer], factor)
+
     def _average(self, bucket: FlatBucket, waits: bool) -> Any:
         if bucket.in_place:
-            return self._all_reduce_each(bucket.tensors(), waits)
+            return self._all_reduce_each(bucket.tensors(), dist.ReduceOp.AVG, waits)
         if bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
             # gloo's average overflows where the sum does
             return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
@@ -98,10 +122,10 @@ class Channel:
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
 
-    def _all_reduce_each(self, tensors: list[torch.Tensor], waits: bool) -> Any:
+    def _all_reduce_each(self, tensors: list[torch.Tensor], op: Any, waits: bool) -> Any:
         backend = backend_of(self.group, tensors[0].device)
         options = dist.AllreduceCoalescedOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        options.reduceOp = dist.ReduceOp(op)
         options.asyncOp = not waits
         before = backend.algorithm
         try:

@@ -139,7 +139,7 @@ class Gradient:
         `.to(memory_format=...)`, makes a copy in the new layout: optimizers may assume that both layouts are equal."""
         parameter, current = self.parameter, self.parameter.grad
         if self.users is not None:
-            parameter.grad = self.users.copy_(self.view)
+            parameter.grad = self.users.copy_(self.view if self.own is None else self.own)
             return
         if self.own is not None:
             if current is not self.own:

@@ -30,6 +30,7 @@ class Options:
     broadcast_buffers: bool = True
     delay: int = 0
     accumulate_dtype: torch.dtype | None = None
+    reproducible: bool = False
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -75,6 +76,14 @@ class Options:
             raise InvalidUsage(
                 "accumulate_dtype must be float32, or bfloat16 or float16 to add up in the gradients' own dtype, got "
                 f"{self.accumulate_dtype}"
+            )
+        if not isinstance(self.reproducible, bool):
+            raise InvalidUsage(f"reproducible must be True or False, got {self.reproducible!r}")
+        if self.reproducible and (self.delay or self.accumulate_dtype is not None):
+            other = "delay" if self.delay else "accumulate_dtype"
+            raise InvalidUsage(
+                "reproducible=True gives a window its own averages, and adds in the gradients' own dtype, on a rank as "
+                f"between ranks: leave out {other}="
             )
         if self.delay and self.any_may_be_unused:
             raise InvalidUsage(

@@ -25,6 +25,7 @@ from ringlet.training.call_labels import BucketLabels, number_in
 from ringlet.training.gradient_hooks import ForwardHook, HooksLast, on_gradient
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
+from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
 
 from . import refusals, trace
 from .channel import Channel
@@ -75,6 +76,11 @@ class GradientReducer(Joinable):
         accumulate_dtype: in which 16-bit gradients add up over a window of no_sync() or accumulate(): float32 by
             default, in 4 bytes an element while the window is open. Their own dtype takes no memory, but a sum of many
             micro-batches is wrong.
+        reproducible: training gives the same bits on 1, 2, 4, 8 ... ranks (docs/gradients.md says what that needs of
+            the model). `accumulate(k)` with k = N / world, a power of two, gives each rank its part of a window of N
+            micro-batches (`micro_batches` of its result). Gradients are added along one binary tree over all N, and
+            divided by N. Until a window closes `.grad` is as before it, which must be None or zero. Costs log2 k
+            copies of the gradients, and needs the ringlet backend.
 
     Raises:
         InvalidUsage: at construction, if ranks differ in a parameter, buffer or setting (it names rank and parameter);
@@ -109,6 +115,7 @@ class GradientReducer(Joinable):
         optimizer_in_backward: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
         delay: int = 0,
         accumulate_dtype: torch.dtype | None = None,
+        reproducible: bool = False,
     ) -> None:
         super().__init__()
         self._module, self._group = module, group_of(module, process_group, "GradientReducer")
@@ -116,16 +123,22 @@ class GradientReducer(Joinable):
         self._device = device_of(module)
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
-            gradient_as_bucket_view, broadcast_buffers, delay, accumulate_dtype,
+            gradient_as_bucket_view, broadcast_buffers, delay, accumulate_dtype, reproducible,
         )  # fmt: skip
         settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
-        replicas.check_agreement([settings, *replicas.describe(module)], self._group, self._device)
+        alike = [settings, *(Checks.lines() if reproducible else []), *replicas.describe(module)]
+        replicas.check_agreement(alike, self._group, self._device)
         title = f"GradientReducer {number_in(self._group, 'GradientReducer')} ({type(module).__name__})"
         self._options.check()
         named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
         refusals.refuse_unsupported(module, named)
         self._channel = Channel(self._group, algorithm, BucketLabels(title, [parameter for _, parameter in named]))
         self._channel.check_algorithm(self._device)
+        self._checks: Checks | None = None
+        if reproducible:
+            refuse_world(dist.get_world_size(self._group), "GradientReducer")
+            self._checks = Checks(module, "GradientReducer")
+            self._channel.algorithm = algorithm_of(algorithm, self._group, self._device)
         stepping = Stepping(named, optimizer_in_backward)
         if stepping.active and delay:
             raise InvalidUsage("delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward=")
@@ -176,6 +189,8 @@ class GradientReducer(Joinable):
         self._check_attached("no_sync()")
         if self._merge is not None:
             raise InvalidUsage("no_sync() after accumulate(), which counts micro-batches already: use one of the two")
+        if self._checks is not None:
+            raise InvalidUsage("no_sync() with reproducible=True, which counts micro-batches: call accumulate(k)")
         before, self._sync = self._sync, False
         try:
             yield
@@ -197,7 +212,10 @@ class GradientReducer(Joinable):
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
-        made = GradientMerge(k, average, self._named, self._group, self._finish_window, check=self._check_finish)
+        made = GradientMerge(
+            k, average, self._named, self._group, self._finish_window, check=self._check_finish,
+            tree=self._reduction.tree,
+        )  # fmt: skip
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()
@@ -236,9 +254,10 @@ class GradientReducer(Joinable):
         self._check_attached("register_comm_hook()")
         if self._channel.hooked:
             raise InvalidUsage("register_comm_hook: this reducer has a communication hook already: make a new reducer")
-        if self._options.measured or self._options.algorithm is not None:
+        if self._options.measured or self._options.algorithm is not None or self._options.reproducible:
             raise InvalidUsage(
-                "register_comm_hook: a hook excludes bucket_mb='measured' and algorithm=: leave them out"
+                "register_comm_hook: a hook excludes bucket_mb='measured', algorithm= and reproducible=True: leave them "
+                "out"
             )
         if not callable(hook):
             raise InvalidUsage(f"register_comm_hook: hook must be callable, got a {type(hook).__name__}")
@@ -330,6 +349,8 @@ class GradientReducer(Joinable):
             return
         self._check_stopped()
         self._check_module()
+        if self._checks is not None:
+            self._checks.before_forward()
         if self._merge is not None:
             self._merge.check_gradients()
         joining = self._join_config.enable
@@ -360,6 +381,8 @@ class GradientReducer(Joinable):
         self._open(sync, arrived)
         if self._reduction.sums.apart:
             self._backward.at_end(self._reduction.sums.end)
+        if self._checks is not None:
+            self._backward.at_end(self._reduction.put_back)
         if self._reduction.in_place:
             self._backward.make_registered()
 
@@ -392,6 +415,7 @@ class GradientReducer(Joinable):
 
     def _close(self) -> None:
         wrong = self._reduction.close()
+        self._reduction.put_back()
         if self._merge is not None:
             if self._reducing:
                 self._merge.end()
@@ -400,6 +424,8 @@ class GradientReducer(Joinable):
         if wrong:
             named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
             refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
+        if self._reduction.earlier:
+            refusals.refuse_earlier_values([self._named[index][0] for index in self._reduction.earlier])
 
     def _finish_window(self, scale: float) -> None:
         """Reduces the gradients of a window, outside of a backward."""
@@ -446,6 +472,8 @@ class GradientReducer(Joinable):
         """A backward raised before its end. Raises InvalidUsage if buckets had been sent."""
         launched, of = self._reduction.sent()
         arrived = self._reduction.anything_arrived
+        if arrived:
+            self._reduction.drop_window()
         self._rearm()
         if launched:
             if self._merge is not None:
@@ -486,9 +514,11 @@ class GradientReducer(Joinable):
     def join_hook(self, **options: Any) -> JoinHook:
         """For torch.distributed.algorithms.join.Join."""
         self._check_attached("join()")
-        if self._merge is not None or self._options.delay or self._options.measured or self.optimizers:
+        options_against = self._options.delay or self._options.measured or self._options.reproducible
+        if self._merge is not None or options_against or self.optimizers:
             raise InvalidUsage(
-                "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured' or an optimizer in backward"
+                "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured', reproducible=True or an "
+                "optimizer in backward"
             )
         self._divide_by_initial_world_size = options.get("divide_by_initial_world_size", True)
         return ReducerJoinHook(self)

@@ -19,6 +19,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
 from ringlet.training.gradient_hooks import GradientArrivals, has_own_memory, own_memory
 from ringlet.training.refusals import refuse_again, refuse_layout
+from ringlet.training.reproducible import TreeSums
 
 from . import events
 from .channel import Channel
@@ -34,7 +35,8 @@ class Reduction:
     """The buffers and the state of a backward under way. Not thread-safe; reduced gradients are averages over ranks.
 
     `scale` multiplies this rank's gradients before they are averaged, for the next reducing backward only. With
-    `delay` two sets of buffers take turns: one is being reduced while the other is filled.
+    `delay` two sets of buffers take turns: one is being reduced while the other is filled. With `reproducible`, `tree`
+    has the sums of a window, and `.grad` is as before the window until it closes.
     """
 
     def __init__(
@@ -60,7 +62,11 @@ class Reduction:
         self._pending: tuple[FlatGradients, Timeline] | None = None  # delay: sent, not yet handed over
         self._reducing = False
         self.late = False  # all buckets of the backward are sent at its end
-        self.sums = WideSums([parameter for _, parameter in parameters], options.accumulate_dtype)
+        self.tree = TreeSums() if options.reproducible else None
+        self._aside: list[tuple[Gradient, torch.Tensor]] = []  # reproducible: what was in `.grad`
+        self.earlier: list[int] = []  # the parameters of which that was not zero when the window closed
+        added = [] if options.reproducible else [parameter for _, parameter in parameters]
+        self.sums = WideSums(added, options.accumulate_dtype)
         self.noted = GradientArrivals([gradient.like() for gradient in self.flat.gradients], own_memory())
         self._noted_places: Any = None  # the buckets, and those that have buffers, of which `noted` knows
         self._tell_layout("by size")
@@ -74,7 +80,9 @@ class Reduction:
         self._choose_place()
         for gradient in self.flat.gradients:
             gradient.find_users()
-        if in_backward() and (not reducing or any(self.used)):
+        if self.tree is not None:
+            self._begin_tree(self.tree, arrived)
+        elif in_backward() and (not reducing or any(self.used)):
             self.sums.begin(arrived)
         self.late = not self.stepping.active and self.in_place and not self.channel.overlaps(self.device)
         self._timeline.begin_ns = now_ns()
@@ -127,7 +135,8 @@ class Reduction:
         if dropped:
             return
         gradient = self.flat.gradients[index]
-        self._take(gradient, parameter)
+        if self.tree is None or self._reducing:
+            self._take(gradient, parameter)
         self.used[index] = 1
         self._arrivals[index] += 1
         again = index in self._timeline.arrivals
@@ -191,6 +200,8 @@ class Reduction:
         if timeline.arrivals:
             self._seen_order = list(timeline.arrivals)
         if not self._reducing:
+            if self.tree is not None:
+                self._push(self.tree)
             return []
         absent = []
         if len(timeline.arrivals) < len(self.used):
@@ -202,6 +213,8 @@ class Reduction:
         for bucket in self.flat.buckets:
             bucket.waiting = 0
         self._launch_full(waiting_allowed=True)
+        if self.tree is not None:
+            self.tree.forget()
         used = self._agree_on_used(self.used)
         if self.options.delay:
             self._exchange()
@@ -239,6 +252,7 @@ class Reduction:
         self.noted.disarm()
         self._timeline = Timeline()
         self._launched, self._reducing, self.scale = 0, False, 1.0
+        self.earlier = []
         self._arrivals = [0] * len(self.used)
         self._filled: dict[int, torch.Tensor | None] = {}
         for bucket in self.flat.buckets:
@@ -254,6 +268,56 @@ class Reduction:
     def sent(self) -> tuple[int, int]:
         """Buckets of the backward under way that have gone out, and all."""
         return self._launched, len(self.flat.buckets)
+
+    # -- reproducible sums --
+
+    @torch.no_grad()
+    def _begin_tree(self, tree: TreeSums, arrived: int | None) -> None:
+        """Puts `.grad` aside, so that autograd adds nothing to it: each micro-batch is a leaf of the tree."""
+        if tree.count == 0:
+            self.used = bytearray(len(self.used))
+        for gradient in self.flat.gradients:
+            current = gradient.parameter.grad
+            if current is not None and gradient.index != arrived:
+                if self._reducing and bool(current.any()):
+                    self.earlier.append(gradient.index)
+                self._aside.append((gradient, current))
+                gradient.parameter.grad = None
+        if tree.count and not in_backward():  # finish(): as if the window's sum had just arrived
+            for gradient, total in zip(self.flat.gradients, tree.take(), strict=True):
+                if self.used[gradient.index]:
+                    gradient.parameter.grad = total
+
+    def _push(self, tree: TreeSums) -> None:
+        taken = []
+        for gradient in self.flat.gradients:
+            arrived = gradient.parameter.grad if gradient.index in self._timeline.arrivals else None
+            if arrived is None:
+                zeros = torch.empty_strided(gradient.shape, gradient.layout, dtype=gradient.dtype, device=self.device)
+                taken.append(zeros.zero_())
+                continue
+            refuse_layout(gradient.name, arrived.layout)
+            own = has_own_memory(arrived) and not arrived.requires_grad
+            taken.append(arrived if own else arrived.detach().clone())
+            gradient.parameter.grad = None
+        tree.push(taken)
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Reproducible: gives `.grad` back what was in it, where nothing has arrived."""
+        for gradient, before in self._aside:
+            if gradient.parameter.grad is None:
+                gradient.parameter.grad = before
+        self._aside.clear()
+
+    def drop_window(self) -> None:
+        """Reproducible: drops the sums, and the gradients of a backward that stopped."""
+        if self.tree is not None:
+            self._take_noted()
+            for index in self._timeline.arrivals:
+                self.flat.gradients[index].parameter.grad = None
+            self.tree.forget()
+            self.put_back()
 
     # -- sending --
 
@@ -271,12 +335,18 @@ class Reduction:
         for gradient in bucket.members:
             if gradient.index not in self._timeline.arrivals:
                 self._fill(gradient.index)
-        if self.scale != 1.0:
-            torch._foreach_mul_(bucket.tensors() if bucket.in_place else [bucket.buffer], self.scale)
         place = self._launched
         self._launched += 1
         bucket.launched_ns = now_ns()
-        bucket.work = self.channel.start(bucket, place, place == len(self.flat.buckets) - 1, waits=self.late)
+        factor = None
+        if self.tree is not None:
+            fresh = [gradient.view if gradient.own is None else gradient.own for gradient in bucket.members]
+            self.tree.add_to(fresh, bucket.indices)
+            factor = self.scale / dist.get_world_size(self.channel.group)
+        elif self.scale != 1.0:
+            torch._foreach_mul_(bucket.tensors() if bucket.in_place else [bucket.buffer], self.scale)
+        last = place == len(self.flat.buckets) - 1
+        bucket.work = self.channel.start(bucket, place, last, self.late, factor)
         if not bucket.in_place:  # a future would have another thread take the work out of this one's hands
             bucket.work.get_future().add_done_callback(partial(bucket.mark_done, bucket.launched_ns))
 
@@ -292,7 +362,8 @@ class Reduction:
         current = gradient.parameter.grad
         if current is None:
             gradient.view.zero_()
-            self.used[index] = 0
+            if self.tree is None:  # else an earlier micro-batch may have it
+                self.used[index] = 0
         elif not gradient.is_at(current):
             gradient.view.copy_(current)
         elif not self.used[index]:
@@ -339,7 +410,7 @@ class Reduction:
     def _give(self, used: Sequence[int]) -> None:
         for gradient in self.flat.gradients:
             parameter, own = gradient.parameter, gradient.own
-            if own is not None:
+            if own is not None and gradient.users is None:
                 if parameter.grad is not own:  # a hook of the user's has exchanged it
                     parameter.grad = own
                 continue

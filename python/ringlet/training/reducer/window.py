@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.reproducible import TreeSums, is_power_of_two, numbers_of, refuse_k
 
 
 class GradientMerge:
@@ -40,10 +41,13 @@ class GradientMerge:
         reduce: Callable[[float], None],
         *,
         check: Callable[[], None],
+        tree: TreeSums | None = None,
     ) -> None:
         if not isinstance(k, int) or k < 1:
             raise InvalidUsage(f"accumulate: k must be a number of micro-batches from 1 on, got {k!r}")
-        self.k, self.average = k, average
+        if tree is not None:
+            refuse_k(k, average, "accumulate()")
+        self.k, self.average, self._tree = k, average, tree
         self.seen = 0
         self._complete = False
         self._group, self._reduce, self._check = group, reduce, check
@@ -62,6 +66,15 @@ class GradientMerge:
         return f"GradientMerge(k={self.k}, average={self.average}, {state})"
 
     @property
+    def micro_batches(self) -> range:
+        """The numbers of this rank's micro-batches in a window, of the `k` times world of all ranks, in order.
+
+        With `reproducible=True` training depends on the micro-batches in the order of these numbers, and not on the
+        number of ranks.
+        """
+        return numbers_of(dist.get_rank(self._group), dist.get_world_size(self._group), self.k, by_rank=True)
+
+    @property
     def complete(self) -> bool:
         """Whether the latest backward closed a window: gradients are averages over ranks, the optimizer may step."""
         return self._complete
@@ -71,13 +84,22 @@ class GradientMerge:
 
         Returns whether there was one. If so, gradients are averages as with `complete`, divided by the real number of
         micro-batches. Raises InvalidUsage on every rank if ranks have different numbers of micro-batches; after the
-        reducer's `remove()`.
+        reducer's `remove()`. With `reproducible=True` it drops a window that has no power of two of micro-batches, and
+        raises InvalidUsage.
         """
         self._check()
         scale = self.gather(self.seen)
-        if not any(self._wait_for_counts()):
+        counts = self._wait_for_counts()
+        if not any(counts):
             self._counts = None
             return False
+        if self._tree is not None and not all(map(is_power_of_two, counts)):
+            seen = self.seen
+            self.forget()
+            raise InvalidUsage(
+                f"finish() after {seen} of {self.k} micro-batches, no power of two: with reproducible=True the window "
+                "is dropped: end an epoch with a window of a power of two of micro-batches"
+            )
         self._reduce(scale)
         return True
 
@@ -119,7 +141,7 @@ class GradientMerge:
 
     def check_gradients(self) -> None:
         """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""
-        if self.seen and all(parameter.grad is None for _, parameter in self._parameters):
+        if self._tree is None and self.seen and all(parameter.grad is None for _, parameter in self._parameters):
             raise InvalidUsage(
                 f"zero_grad() after {self.seen} of {self.k} micro-batches dropped their gradients: call zero_grad() "
                 "only if merge.complete or finish() is True"
@@ -138,7 +160,9 @@ class GradientMerge:
         stopped = self.seen + 1
         if arrived:
             self.forget()
-            if not any(p.grad is not None and bool(p.grad.any()) for _, p in self._parameters):
+            if self._tree is None and not any(
+                p.grad is not None and bool(p.grad.any()) for _, p in self._parameters
+            ):
                 return
             raise InvalidUsage(
                 f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "
@@ -148,6 +172,8 @@ class GradientMerge:
     def forget(self) -> None:
         """The window under way is lost."""
         self._counts, self.seen, self._complete = None, 0, False
+        if self._tree is not None:
+            self._tree.forget()
 
     def remove(self) -> None:
         self._guard.remove()

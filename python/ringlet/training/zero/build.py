@@ -9,6 +9,7 @@ from torch import nn
 
 from ringlet.training import replicas
 from ringlet.training.call_labels import number_in
+from ringlet.training.reproducible import Checks
 
 from .memory import MappedFiles
 from .optimizer import MakeOptimizer, OptionsBy, ShardedOptimizer, key_of
@@ -46,6 +47,7 @@ def build(
     """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
     device = next(module.parameters()).device
     given = [f"options of {name}: {key_of(options_by[p])}" for name, p in module.named_parameters() if p in options_by]
+    given += Checks.lines() if options.reproducible else []
     replicas.check_agreement([*options.lines(), *replicas.describe(module), *given], traffic.group, device)
     replicas.broadcast_state(module, traffic.group)
     values = {id(p): p.data for p in module.parameters()}

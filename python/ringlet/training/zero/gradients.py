@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ringlet.training.flat_memory import allocate
 from ringlet.training.gradient_hooks import HooksLast, on_gradient
 from ringlet.training.refusals import refuse_again, refuse_layout
+from ringlet.training.reproducible import TreeSums
 
 from .memory import Pool
 from .options import Options
@@ -28,7 +29,8 @@ from .units import Slot
 class UnitGradient:
     """The gradient of one unit. `shard`: this rank's part of the latest reduction. `holds`: `value` is of this window.
     `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet. `sent`: in this backward.
-    `sum_dtype`: in which the reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept."""
+    `sum_dtype`: in which the reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept.
+    `tree_of`: reproducible, with windows of so many micro-batches."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class UnitGradient:
         group: dist.ProcessGroup,
         sum_dtype: torch.dtype,
         whole_dtype: torch.dtype | None,
+        tree_of: int | None,
     ) -> None:
         unit = flat.unit
         self.flat, self.pool = flat, pool
@@ -52,6 +55,9 @@ class UnitGradient:
         self.seen: set[int] = set()
         self.sent = False
         self.pending: Pending | None = None
+        self.tree = None if tree_of is None else TreeSums()
+        self._tree_of = tree_of
+        self._received: torch.Tensor | None = None  # scratch of a reproducible reduction
         self._sum_dtype = sum_dtype
         self._sum: torch.Tensor | None = None  # made for the first window of several reductions
         self._sums = False  # `_sum` has the earlier reductions of this window
@@ -66,8 +72,10 @@ class UnitGradient:
 
     def tensors(self) -> list[torch.Tensor]:
         """The memory that it keeps."""
-        kept = self.buffer if self.keeps_whole and self.buffer is not None else self.shard
-        return [kept] if self._sum is None else [kept, self._sum]
+        kept = [self.buffer if self.keeps_whole and self.buffer is not None else self.shard]
+        if self._sum is not None:
+            kept.append(self._sum)
+        return kept if self.tree is None else kept + self.tree.tensors()
 
     @torch.no_grad()
     def take(self, index: int, slot: Slot) -> None:
@@ -103,7 +111,7 @@ class UnitGradient:
 
     def _keep_value(self) -> None:
         """Moves the value of earlier reductions of this window aside, to add the next one to it."""
-        if not self.holds or self._sums:
+        if not self.holds or self._sums or self.tree is not None:
             return
         if self._sum is None:
             self._sum = torch.empty_like(self.shard, dtype=self._sum_dtype)
@@ -118,7 +126,33 @@ class UnitGradient:
             self.buffer = self.pool.borrow(self.flat.unit.count).zero_()
         self.take_rest()
         self.sent = True
-        self.pending = traffic.reduce_scatter(self.shard, self.buffer, self.flat.unit.label)
+        label = self.flat.unit.label
+        if self.tree is None:
+            self.pending = traffic.reduce_scatter(self.shard, self.buffer, label)
+            return
+        if self.keeps_whole:
+            self.tree.add_to([self.buffer], [0])
+            self.tree.forget()
+        self._received = self.pool.borrow(self.flat.unit.count)
+        self.pending = traffic.exchange_and_add(self.shard, self.buffer, self._received, label)
+
+    @torch.no_grad()
+    def end_micro_batch(self) -> None:
+        """Ends a backward that is not reduced."""
+        self.take_rest()
+        if self.tree is None:
+            self.seen |= self.arrived
+        else:
+            assert self.buffer is not None
+            self.tree.push([self.buffer.clone()])
+
+    def _add_reduced(self, tree: TreeSums) -> None:
+        """A reduction of stage 2 or 3 is over: it is a subtree over ranks."""
+        if tree.count + 1 == self._tree_of:
+            tree.add_to([self.shard], [0])
+            tree.forget()
+        else:
+            tree.push([self.shard.clone()])
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -126,6 +160,11 @@ class UnitGradient:
             return
         self.pending.wait()
         self.pending = None
+        if self._received is not None:
+            self.pool.give_back(self._received)
+            self._received = None
+        if self.tree is not None and not self.keeps_whole:
+            self._add_reduced(self.tree)
         if self._sums:
             assert self._sum is not None
             self._sum.add_(self.shard)
@@ -153,6 +192,8 @@ class UnitGradient:
         self.holds = self._sums = False
         self.seen.clear()
         self.arrived.clear()
+        if self.tree is not None:
+            self.tree.forget()
 
 
 class Gradients:
@@ -178,7 +219,8 @@ class Gradients:
             pool = self.pools.setdefault(key, Pool(*key, traffic.group))
             sum_dtype = options.sum_dtype(flat.unit.dtype)
             whole_dtype = (sum_dtype if options.accumulate > 1 else flat.unit.dtype) if whole else None
-            self.units.append(UnitGradient(flat, pool, traffic.group, sum_dtype, whole_dtype))
+            tree_of = options.accumulate if options.reproducible else None
+            self.units.append(UnitGradient(flat, pool, traffic.group, sum_dtype, whole_dtype, tree_of))
         self._order = sorted(self.units, key=lambda u: (u.flat.unit.small, -u.flat.unit.index))
         self._filled: list[UnitGradient] = []  # in the order seen in this backward
         self._launched = 0
@@ -214,8 +256,7 @@ class Gradients:
                 self._settle_order()
         else:
             for unit in self.units:
-                unit.take_rest()
-                unit.seen |= unit.arrived
+                unit.end_micro_batch()
         self.rearm()
         return True
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.reproducible import refuse_k
 
+NORM = "reproducible=True: a norm of gradients adds up squares of shards, which depend on the number of ranks"
 COMPUTE = (torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -77,6 +79,7 @@ class Options:
     offload_parameters: Offload | None = None
     print_every: int = 0
     print_times: bool = False
+    reproducible: bool = False
     optimizer: str = ""  # class and defaults, for people
 
     def __post_init__(self) -> None:
@@ -95,13 +98,15 @@ class Options:
             value = getattr(self, name)
             if not _whole_number(value) or value < 0:
                 raise InvalidUsage(f"{name} must be a whole number from 0 on, got {value!r}")
-        for name in ("average", "overlap", "print_times"):
+        for name in ("average", "overlap", "print_times", "reproducible"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidUsage(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.max_norm is not None:
             refuse_max_norm(self.max_norm)
             if math.isinf(self.max_norm):
                 raise InvalidUsage("max_norm must be positive and finite, got inf; None does not clip")
+        if self.reproducible:
+            self._check_reproducible()
         if self.offload_parameters is not None and self.stage != 3:
             raise InvalidUsage(
                 f"offload_parameters needs stage 3: at stage {self.stage} every rank keeps whole parameters"
@@ -109,9 +114,19 @@ class Options:
         if self.print_times and not self.print_every:
             raise InvalidUsage("print_times=True needs print_every: pass print_every= too")
 
+    def _check_reproducible(self) -> None:
+        refuse_k(self.accumulate, self.average, "accumulate=")
+        if self.max_norm is not None:
+            raise InvalidUsage(NORM + ": leave out max_norm=")
+        if self.accumulate_dtype is not None:
+            raise InvalidUsage(
+                "reproducible=True adds in the gradients' own dtype, on a rank as between ranks: leave out "
+                "accumulate_dtype="
+            )
+
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """In which gradients of `dtype` add up over a window."""
-        return dtype if dtype.itemsize > 2 else self.accumulate_dtype or torch.float32
+        return dtype if dtype.itemsize > 2 or self.reproducible else self.accumulate_dtype or torch.float32
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.chosen().items())})"

@@ -253,6 +253,7 @@ class ShownGradients:
         return found.to(gradient.device, dtype or found.dtype)
 
     def _all_norms(self, order: float) -> list[torch.Tensor]:
+        self._window.refuse_norm()
         device = self._units[0].flat.unit.device
         double = any(unit.flat.unit.dtype is torch.float64 for unit in self._units)
         norms = torch.zeros(len(self._slots), dtype=torch.float64 if double else torch.float32, device=device)

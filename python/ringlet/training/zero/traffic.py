@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.training.call_labels import set_call_label
+from ringlet.training.reproducible import add_blocks
 
 # torch 2.13 renamed them, and warns of the old names
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -23,6 +25,7 @@ class Pending:
     traffic: Traffic
     work: Any
     tensors: tuple[torch.Tensor, ...]
+    finish: Callable[[], None] | None = None  # what `wait` does with what has come
 
     def wait(self) -> None:
         if self.work is not None:
@@ -34,6 +37,8 @@ class Pending:
                 raise  # after an interrupt, which is none, the work may still be under way
             self.work = None
             self.traffic.waited_ns += time.perf_counter_ns() - started_ns
+            if self.finish is not None:
+                self.finish()
             self.tensors = ()
 
 
@@ -62,14 +67,33 @@ class Traffic:
         self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
         return self._start(label, _reduce_scatter, (shard, whole), op=dist.ReduceOp.AVG)
 
-    def _start(self, label: int, call: Any, tensors: tuple[torch.Tensor, ...], **options: Any) -> Pending:
+    def exchange_and_add(
+        self, shard: torch.Tensor, whole: torch.Tensor, received: torch.Tensor, label: int
+    ) -> Pending:
+        """The sum over ranks of `whole` along one binary tree, this rank's part of it into `shard`. `received`: scratch
+        as large as `whole`. Each rank adds by itself, so the order does not depend on backend, hosts or algorithm."""
+        self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
+
+        def add() -> None:
+            shard.copy_(add_blocks(received.view(self.world, -1)))
+
+        return self._start(label, dist.all_to_all_single, (received, whole), add)
+
+    def _start(
+        self,
+        label: int,
+        call: Any,
+        tensors: tuple[torch.Tensor, ...],
+        finish: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> Pending:
         self.collectives += 1
         set_call_label(label)
         try:
             work = call(*tensors, group=self.group, async_op=True, **options)
         finally:
             set_call_label(0)
-        pending = Pending(self, work, tensors)
+        pending = Pending(self, work, tensors, finish)
         if not self.overlap:
             pending.wait()
         return pending

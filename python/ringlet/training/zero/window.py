@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from ringlet.errors import InvalidUsage
+
 from .gradients import UnitGradient
-from .options import Options
+from .options import NORM, Options
 
 
 class Window:
     """`micro_batches`: backwards so far; `stepped_at`: how many of them there were at the latest step(). `factor`: of
     clipping. `updating`: the window ends now, also if it is not full."""
 
-    def __init__(self, options: Options, units: list[UnitGradient]) -> None:
+    def __init__(self, options: Options, units: list[UnitGradient], world: int) -> None:
         self._options, self._units = options, units
+        self._ranks = world if options.reproducible else 1  # whose sum the shards hold, else their average
         self.begin()
 
     def begin(self) -> None:
@@ -44,12 +47,16 @@ class Window:
             "max_norm= to Zero, which clips complete gradients, or call zero_grad() to drop the window"
         )
 
+    def refuse_norm(self) -> None:
+        if self._options.reproducible:
+            raise InvalidUsage(NORM + ": train without clipping by norms")
+
     def multiplier(self) -> float | torch.Tensor:
         """The factor between the shards' values and the gradients: of averages over micro-batches, and of clipping."""
         scale = 1.0
         if self._options.average and not self._folded:
             # backwards of one micro-batch add up, as without a Zero
-            scale = 1.0 / min(self.micro_batches, self._options.accumulate)
+            scale = 1.0 / (min(self.micro_batches, self._options.accumulate) * self._ranks)
         return scale if self.factor is None else self.factor * scale
 
     @torch.no_grad()

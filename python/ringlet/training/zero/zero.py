@@ -16,6 +16,7 @@ from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable, in_backward
 from ringlet.training.gradient_hooks import ForwardHook
 from ringlet.training.refusals import group_of, refuse_stopped
+from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
 from .build import build
@@ -68,6 +69,11 @@ class Zero:
         persistence_elements: stage 3 keeps parameters of at most so many elements whole on every rank.
         overlap: communicate while computing, with prefetch at stage 3; else wait for every message at once.
         offload_optimizer, offload_parameters (stage 3): "cpu" or an `Offload`.
+        reproducible: training gives the same bits on 1, 2, 4, 8 ... ranks and at every stage (docs/zero.md says what that
+            needs of the model), if `accumulate` is N / world, a power of two, and each rank takes the micro-batches
+            `micro_batches` of a window of N. They are added along one binary tree, and divided by N. Costs a buffer of
+            a unit, and log2 `accumulate` copies of the gradients (stages 2 and 3: of this rank's shards). It refuses
+            norms.
         print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
         elementwise: vouches for an optimizer class that is not known to be elementwise.
 
@@ -100,6 +106,7 @@ class Zero:
         offload_parameters: Offload | str | None = None,
         print_every: int = 0,
         print_times: bool = False,
+        reproducible: bool = False,
         elementwise: bool = False,
         **optimizer_defaults: Any,
     ) -> None:
@@ -111,10 +118,13 @@ class Zero:
             self.options = Options(
                 stage, dtype, accumulate, average, accumulate_dtype, max_norm, bucket_elements, gather_elements,
                 sub_group_elements, persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
-                offload_of("offload_parameters", offload_parameters), print_every, print_times,
+                offload_of("offload_parameters", offload_parameters), print_every, print_times, reproducible,
                 f"{optimizer_class.__name__} {optimizer_defaults}",
             )  # fmt: skip
             refuse_unsupported(module, self.options)
+            if reproducible:
+                refuse_world(dist.get_world_size(self._group), "Zero")
+            self._checks = Checks(module, "Zero") if reproducible else None
             options_by = options_by_parameter(module, options_of, make)
         self._traffic = Traffic(self._group, overlap)
         self._parts = build(module, self.options, self._traffic, make, options_by)
@@ -124,7 +134,7 @@ class Zero:
         self._gradients = Gradients(
             self._parts.trainable, self.options, self._traffic, self._on_gradient, self._on_arrived
         )
-        self._window = Window(self.options, self._gradients.units)
+        self._window = Window(self.options, self._gradients.units, self._traffic.world)
         self._shown = ShownGradients(self._gradients.units, self._parts.sharded, self._group, self._window)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
@@ -135,6 +145,17 @@ class Zero:
     def __repr__(self) -> str:
         progress = (self.steps, self._window.micro_batches)
         return describe(self._parts, self._gradients, self.options, self._traffic, progress)
+
+    @property
+    def micro_batches(self) -> range:
+        """The numbers of this rank's micro-batches in a window, of the `accumulate` times world of all ranks, in order.
+
+        At stage 1 a rank's numbers follow each other; at stages 2 and 3, which reduce in every backward, those of a
+        backward do. With `reproducible=True` training depends on the micro-batches in the order of these numbers, and
+        not on the number of ranks.
+        """
+        traffic, options = self._traffic, self.options
+        return numbers_of(traffic.rank, traffic.world, options.accumulate, by_rank=options.stage == 1)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -163,6 +184,11 @@ class Zero:
         self._window.stepped_at = self._window.micro_batches
         if not self._window.full and not partial:
             return False
+        if self._checks is not None and not self._window.full and self._window.micro_batches:
+            raise InvalidUsage(
+                f"step(partial=True) after {self._window.micro_batches} of {self.options.accumulate} micro-batches: with "
+                "reproducible=True every window is full: call zero_grad(), which drops it"
+            )
         if self._window.micro_batches == 0 and self.options.accumulate == 1:
             return False
         self._changes.follow()
@@ -192,6 +218,7 @@ class Zero:
         self._refuse_removed("clip_grad_norm()")
         refuse_max_norm(max_norm)
         self._take_exchanged()
+        self._window.refuse_norm()
         if not self._window.full:
             raise InvalidUsage(
                 f"clip_grad_norm after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
@@ -359,6 +386,8 @@ class Zero:
             return
         self._abandon()
         if torch.is_grad_enabled():
+            if self._checks is not None:
+                self._checks.before_forward()
             self._changes.follow()
         self._clock.start("forward")
         if self._residency is not None:
@@ -392,7 +421,7 @@ class Zero:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._open_backward(parameter)
         full, window = self._window.micro_batches, self.options.accumulate
-        if full >= window > 1:
+        if full >= window and (window > 1 or self._checks is not None):
             raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
 
     def _on_arrived(self, flat: FlatUnit) -> None:

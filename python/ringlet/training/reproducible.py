@@ -1,0 +1,172 @@
+"""Sums of gradients that do not depend on how many ranks share the work.
+
+The N micro-batches of a window are numbered over all ranks, and added along one binary tree over these numbers,
+((0+1)+(2+3))+..., whatever the number of ranks; N is a power of two. One division by N follows, which is exact. What a
+rank adds by itself is a subtree, and so is what ranks add together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ringlet.backend import backend_of
+from ringlet.errors import InvalidUsage
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+class TreeSums:
+    """The sums of a window's micro-batches so far: at most log2 k lists of tensors, the largest subtree first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: list[list[torch.Tensor]] = []
+
+    def push(self, gradients: list[torch.Tensor]) -> None:
+        """Takes the gradients of the next micro-batch, and their memory."""
+        subtrees = self.count
+        while subtrees & 1:
+            larger = self._sums.pop()
+            torch._foreach_add_(larger, gradients)
+            gradients, subtrees = larger, subtrees >> 1
+        self._sums.append(gradients)
+        self.count += 1
+
+    def add_to(self, gradients: Sequence[torch.Tensor], indices: Sequence[int]) -> None:
+        """Adds the sums to `gradients` of the last micro-batch; gradient i is number `indices[i]` of those pushed."""
+        for sums in reversed(self._sums):
+            torch._foreach_add_(list(gradients), [sums[index] for index in indices])
+
+    def take(self) -> list[torch.Tensor]:
+        """The sums of a window of a power of two of micro-batches, and forgets them."""
+        (sums,) = self._sums
+        self.forget()
+        return sums
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The memory of the sums."""
+        return [tensor for sums in self._sums for tensor in sums]
+
+    def forget(self) -> None:
+        self.count = 0
+        self._sums.clear()
+
+
+def add_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    """The sum of the rows along the tree; the rows are overwritten. Their number is a power of two."""
+    while len(blocks) > 1:
+        blocks = blocks[0::2].add_(blocks[1::2])
+    return blocks[0]
+
+
+def numbers_of(rank: int, world: int, k: int, by_rank: bool) -> range:
+    """The micro-batches of a rank in a window, in order. `by_rank`: each rank's lie side by side, and it adds them before
+    ranks add; else those of one backward do, and ranks add in every backward."""
+    return range(rank * k, (rank + 1) * k) if by_rank else range(rank, world * k, world)
+
+
+def refuse_world(world: int, who: str) -> None:
+    if not is_power_of_two(world):
+        raise InvalidUsage(
+            f"{who}: reproducible=True adds along a binary tree over ranks, and {world} ranks are no power of two: "
+            "train on 1, 2, 4, 8 ... ranks"
+        )
+
+
+def refuse_k(k: int, average: bool, what: str) -> None:
+    if not is_power_of_two(k):
+        raise InvalidUsage(
+            f"{what}: with reproducible=True a window has a power of two of micro-batches, the same in all for every "
+            f"number of ranks, got {k}"
+        )
+    if not average:
+        raise InvalidUsage(
+            f"{what}: average=False with reproducible=True: a sum over micro-batches depends on how many a rank has: "
+            "leave average=True"
+        )
+
+
+class Checks:
+    """What reproducible training needs of a module: `before_forward` refuses what depends on the number of ranks."""
+
+    def __init__(self, module: nn.Module, who: str) -> None:
+        self._who = who
+        self._norms = [
+            (name, child)
+            for name, child in module.named_modules()
+            if isinstance(child, nn.SyncBatchNorm) or (isinstance(child, _NormBase) and child.track_running_stats)
+        ]
+        if any(p.device.type == "cuda" for p in module.parameters()):
+            self._refuse_kernels()
+
+    def _refuse_kernels(self) -> None:
+        if not torch.are_deterministic_algorithms_enabled():
+            raise InvalidUsage(
+                f"{self._who}: reproducible=True on a GPU needs deterministic kernels: call "
+                "torch.use_deterministic_algorithms(True) before"
+            )
+
+    @staticmethod
+    def lines() -> list[str]:
+        """On what ranks must agree."""
+        return [f"torch.get_num_threads() {torch.get_num_threads()}"]  # kernels divide their sums among threads
+
+    def before_forward(self) -> None:
+        for name, child in self._norms:
+            if child.training:
+                raise InvalidUsage(
+                    f"{self._who}: {name or 'the module'} is a {type(child).__name__} in training mode, whose statistics "
+                    "depend on which rank has which micro-batches, and reproducible=True promises that nothing does: "
+                    "call eval() on it, or use a norm without running statistics"
+                )
+
+
+def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.device) -> str:
+    """The all-reduce of a reproducible reducer, `given` or "butterfly", if the prover finds the tree over ranks in it."""
+    from ringlet.schedule import execution, registry
+
+    name = given or "butterfly"
+    backend = backend_of(group, device)
+    if not hasattr(backend, "algorithm"):
+        raise InvalidUsage(
+            f"GradientReducer: reproducible=True needs an all-reduce whose order of summation is known, and "
+            f"{dist.get_backend(group)}'s is not: init_process_group('ringlet'), or train with Zero, which adds by itself"
+        )
+    world = dist.get_world_size(group)
+    hosts = _hosts(group, device)
+    try:
+        schedule = registry.schedule(name, "all_reduce", world=world, hosts=hosts)
+    except ValueError as error:
+        raise InvalidUsage(
+            f'GradientReducer: reproducible=True needs the schedule of algorithm="{name}", which has none: {error}'
+        ) from error
+    found = execution.execute(schedule)
+    wanted = _aligned(0, world)
+    for values in found.values:
+        for value in values:
+            text = found.trees.text(value[1]) if value is not None else "nothing"
+            if text != wanted:
+                hint = "" if given is None else ', or leave algorithm=None for "butterfly"'
+                raise InvalidUsage(
+                    f'GradientReducer: reproducible=True needs the sum {wanted}, and algorithm "{name}" gives {text} on '
+                    f"these {world} ranks: number the ranks host after host{hint}"
+                )
+    return name
+
+
+def _aligned(first: int, count: int) -> str:
+    half = count // 2
+    return str(first) if count == 1 else f"({_aligned(first, half)}+{_aligned(first + half, half)})"
+
+
+def _hosts(group: dist.ProcessGroup, device: torch.device) -> list[int] | None:
+    hosts = list(backend_of(group, device).hosts)
+    return hosts if len(set(hosts)) > 1 else None

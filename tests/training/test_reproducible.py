@@ -1,0 +1,161 @@
+"""Training with reproducible=True gives the same bits on every number of ranks; what it needs is refused otherwise."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ringlet
+from reproducible_training import MODELS, train
+from ringlet.errors import InvalidUsage
+
+STEPS = range(3)
+
+
+def digests(pool, world, *args, join="dist:ringlet", **options):
+    found = set(pool.values(with_options, world, args, options, join=join))
+    assert len(found) == 1, "ranks have the same weights"
+    return found.pop()
+
+
+def with_options(rank, world, args, options):
+    return train(rank, world, *args, **options)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("trainer", ["reducer", "zero1", "zero2", "zero3"])
+def test_every_number_of_ranks_gives_the_same_weights(pool, model, trainer):
+    seen = {world: digests(pool, world, model, trainer, STEPS) for world in (1, 2, 4, 8)}
+    assert len(set(seen.values())) == 1, seen
+
+
+def test_zero_and_the_reducer_give_the_same_weights(pool):
+    places = [("reducer", "dist:ringlet"), ("reducer", "dist:ringlet@mixed"), ("zero1", "dist:ringlet")]
+    places += [("zero2", "dist:gloo"), ("zero3", "dist:ringlet@mixed")]
+    seen = {place: digests(pool, 2, "demo", place[0], STEPS, join=place[1]) for place in places}
+    assert len(set(seen.values())) == 1, seen
+
+
+def test_halving_doubling_has_the_same_tree(pool):
+    by_halves = digests(pool, 4, "demo", "reducer", STEPS, algorithm="halving_doubling")
+    assert by_halves == digests(pool, 1, "demo", "reducer", STEPS)
+
+
+def test_a_plain_reducer_on_gloo_gives_other_bits_in_another_world(pool):
+    seen = [digests(pool, w, "demo", "reducer", STEPS, join="dist:gloo", reproducible=False) for w in (2, 4)]
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("trainer", ["reducer", "zero2"])
+def test_training_goes_on_in_another_world(pool, tmp_path, trainer):
+    digests(pool, 4, "demo", trainer, range(2), str(tmp_path))
+    resumed = digests(pool, 2, "demo", trainer, range(2, 4), str(tmp_path))
+    assert resumed == digests(pool, 8, "demo", trainer, range(4))
+
+
+def refused(call, words):
+    with pytest.raises(InvalidUsage, match=words):
+        call()
+
+
+def what_would_break_the_promise(rank, world):
+    model = nn.Linear(2, 2)
+
+    def make(**options):
+        return ringlet.GradientReducer(model, reproducible=True, **options)
+
+    refused(lambda: make(algorithm="ring" if world > 2 else "nobody"), "ring|nobody")
+    refused(lambda: make(delay=1), "leave out delay=")
+    refused(lambda: make(accumulate_dtype=torch.float32), "leave out accumulate_dtype=")
+    reducer = make()
+    refused(lambda: reducer.accumulate(3), "power of two of micro-batches.*got 3")
+    refused(lambda: reducer.accumulate(2, average=False), "leave average=True")
+    refused(lambda: reducer.no_sync().__enter__(), "call accumulate")
+    refused(lambda: reducer.join().__enter__(), "reproducible=True")
+    refused(lambda: reducer.register_comm_hook(None, print), "reproducible=True")
+    window = reducer.accumulate(4)
+    assert list(window.micro_batches) == list(range(4 * rank, 4 * rank + 4))
+    inputs = torch.ones(1, 2)
+    for _ in range(3):
+        model(inputs).sum().backward()
+        assert model.weight.grad is None, "a window's gradients are not in .grad before it closes"
+    refused(window.finish, "3 of 4 micro-batches, no power of two")
+    for _ in range(2):
+        model(inputs).sum().backward()
+    assert window.finish()
+    assert model.bias.grad.tolist() == [1, 1]
+    for _ in range(3):
+        model(inputs).sum().backward()
+    refused(lambda: model(inputs).sum().backward(), "0.* held values|weight.*held values")
+    assert model.bias.grad.tolist() == [1, 1]
+    reducer.remove()
+    ringlet.GradientReducer(nn.Linear(2, 2))
+    normed = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    ringlet.GradientReducer(normed, reproducible=True)
+    refused(lambda: normed(torch.ones(3, 2)), "1 is a BatchNorm1d in training mode")
+    normed.eval()
+    normed(torch.ones(3, 2)).sum().backward()
+
+    def zero(**options):
+        return ringlet.Zero(nn.Linear(2, 2), torch.optim.SGD, lr=0.1, reproducible=True, **options)
+
+    refused(lambda: zero(accumulate=3), "power of two of micro-batches.*got 3")
+    refused(lambda: zero(max_norm=1.0), "leave out max_norm=")
+    made = zero(stage=2, accumulate=2)
+    assert list(made.micro_batches) == [rank, rank + world]
+    made.module(inputs).sum().backward()
+    assert not made.step()
+    refused(lambda: made.step(partial=True), "every window is full")
+    made.module(inputs).sum().backward()
+    refused(lambda: made.clip_grad_norm(1.0), "clipping by norms")
+    assert made.step()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_would_break_the_promise_is_refused(pool, world):
+    pool.values(what_would_break_the_promise, world, join="dist:ringlet")
+
+
+def elsewhere(rank, world):
+    what = "three ranks|3 ranks are no power of two" if world == 3 else "init_process_group" if (
+        dist.get_backend() == "gloo") else "number the ranks host after host"
+    refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), what)
+
+
+@pytest.mark.parametrize(("world", "join"), [(3, "dist:ringlet"), (2, "dist:gloo"), (4, "dist:ringlet@mixed")])
+def test_where_the_tree_is_not_known_is_refused(pool, world, join):
+    pool.values(elsewhere, world, join=join)
+
+
+def other_threads(rank, world):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 + rank)
+    try:
+        refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), "get_num_threads")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_ranks_have_the_same_number_of_threads(pool):
+    pool.values(other_threads, 2, join="dist:ringlet")
+
+
+def after_a_stopped_backward(rank, world):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    reducer = ringlet.GradientReducer(model, reproducible=True)
+    window = reducer.accumulate(2)
+    inputs = torch.ones(1, 2)
+    model(inputs).sum().backward()
+
+    def stop(_):
+        raise ValueError("stop")
+
+    handle = model[0].weight.register_hook(stop)
+    with pytest.raises(ValueError, match="stop"):
+        model(inputs).sum().backward()
+    handle.remove()
+    refused(lambda: model(inputs), "stopped in micro-batch 2|call.*had been sent|stopped after")
+
+
+def test_a_stopped_backward_drops_the_window(pool):
+    pool.values(after_a_stopped_backward, 1, join="dist:ringlet")
