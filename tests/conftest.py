@@ -124,6 +124,7 @@ LONG = {
     "tools/test_simulate.py::test_the_picture*": "imports matplotlib, and draws",
     "torch/test_conformance.py::*": "imports torch's own suite",
     "torch/test_random_backend_calls.py::*": "runs a program long enough to mix every call",
+    "training/test_reproducible.py::*": "trains on one rank, and on two, four and eight",
     "training/test_random_zero_training.py::*": "trains long enough to mix every change",
 }
 

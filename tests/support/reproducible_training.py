@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import ringlet
@@ -17,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WINDOW = 8  # micro-batches
 
 
-def the_demos_model() -> Any:
+def the_demos_model(alike: bool = True) -> Any:
     """(model, a micro-batch of a step -> its loss)."""
     if str(ROOT / "examples") not in sys.path:
         sys.path.insert(0, str(ROOT / "examples"))
@@ -29,8 +30,9 @@ def the_demos_model() -> Any:
     return model, lambda step, number: loss_of(model, *text.batch(size, step, number))
 
 
-def with_frozen_norm(dtype: torch.dtype = torch.float32) -> Any:
-    """Convolutions around a batch norm in eval mode. Every third micro-batch does not use `rare`."""
+def with_frozen_norm(alike: bool, dtype: torch.dtype = torch.float32) -> Any:
+    """Convolutions around a batch norm in eval mode. Every third micro-batch, or step if the micro-batches of a step
+    are `alike`, does not use `rare`."""
     torch.manual_seed(2)
     body = nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Tanh(), nn.Flatten(), nn.Linear(5 * 16, 7))
     model = nn.ModuleDict({"body": body, "rare": nn.Linear(7, 7)}).to(dtype)
@@ -52,7 +54,7 @@ def with_frozen_norm(dtype: torch.dtype = torch.float32) -> Any:
         made.get_submodule("parts.body.1").eval()
         generator = torch.Generator().manual_seed(1000 * step + number)
         inputs = torch.randn(3, 2, 6, 6, generator=generator).to(dtype)
-        return made(inputs, number % 3 != 0).float().square().mean()
+        return made(inputs, (step if alike else number) % 3 != 0).float().square().mean()
 
     return made, loss
 
@@ -60,7 +62,7 @@ def with_frozen_norm(dtype: torch.dtype = torch.float32) -> Any:
 MODELS = {
     "demo": the_demos_model,
     "frozen norm": with_frozen_norm,
-    "bfloat16": lambda: with_frozen_norm(torch.bfloat16),
+    "bfloat16": lambda alike: with_frozen_norm(alike, torch.bfloat16),
 }
 
 
@@ -74,11 +76,11 @@ def digest_of(tensors: Any) -> str:
 def train(
     rank: int, world: int, model_name: str, trainer: str, steps: range, folder: str | None = None, **options: Any
 ) -> str:
-    """Trains in process group; returns the digest of the weights. trainer: "reducer", or "zero1" to "zero3".
+    """Trains in a process group; returns the digest of the weights. trainer: "reducer", or "zero1" to "zero3".
 
     folder: where it takes its state from before a first step above 0, and leaves it at the end.
     """
-    model, loss = MODELS[model_name]()
+    model, loss = MODELS[model_name](trainer == "zero3")  # whose ranks run the same modules
     k = WINDOW // world
     saved = None if folder is None else pathlib.Path(folder)
     reproducible = options.pop("reproducible", True)
@@ -105,16 +107,16 @@ def train(
             dist.barrier()
         return digest_of(model.parameters())
     zero = ringlet.Zero(
-        model, torch.optim.AdamW, int(trainer[-1]), accumulate=k, lr=0.01, bucket_elements=2000, persistence_elements=20,
-        reproducible=reproducible, **options,
+        model, torch.optim.AdamW, int(trainer[-1]), accumulate=k, lr=0.01, bucket_elements=2000,
+        persistence_elements=20, reproducible=reproducible, **options,
     )  # fmt: skip
     if saved and steps.start:
-        torch.distributed.checkpoint.load({"zero": zero}, checkpoint_id=saved / "zero")
+        dcp.load({"zero": zero}, checkpoint_id=saved / "zero")
     for step in steps:
         for number in zero.micro_batches:
             loss(step, number).backward()
             zero.step()
     if saved:
-        torch.distributed.checkpoint.save({"zero": zero}, checkpoint_id=saved / "zero")
+        dcp.save({"zero": zero}, checkpoint_id=saved / "zero")
     with zero.gathered():
         return digest_of(model.parameters())

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import ringlet
@@ -86,7 +85,7 @@ def what_would_break_the_promise(rank, world):
     assert model.bias.grad.tolist() == [1, 1]
     for _ in range(3):
         model(inputs).sum().backward()
-    refused(lambda: model(inputs).sum().backward(), "0.* held values|weight.*held values")
+    refused(lambda: model(inputs).sum().backward(), "weight, bias held values")
     assert model.bias.grad.tolist() == [1, 1]
     reducer.remove()
     ringlet.GradientReducer(nn.Linear(2, 2))
@@ -116,15 +115,20 @@ def test_what_would_break_the_promise_is_refused(pool, world):
     pool.values(what_would_break_the_promise, world, join="dist:ringlet")
 
 
-def elsewhere(rank, world):
-    what = "three ranks|3 ranks are no power of two" if world == 3 else "init_process_group" if (
-        dist.get_backend() == "gloo") else "number the ranks host after host"
-    refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), what)
+def elsewhere(rank, world, words):
+    refused(lambda: ringlet.GradientReducer(nn.Linear(2, 2), reproducible=True), words)
 
 
-@pytest.mark.parametrize(("world", "join"), [(3, "dist:ringlet"), (2, "dist:gloo"), (4, "dist:ringlet@mixed")])
-def test_where_the_tree_is_not_known_is_refused(pool, world, join):
-    pool.values(elsewhere, world, join=join)
+@pytest.mark.parametrize(
+    ("world", "join", "words"),
+    [
+        (3, "dist:ringlet", "3 ranks are no power of two"),
+        (2, "dist:gloo", "init_process_group"),
+        (4, "dist:ringlet@mixed", "number the ranks host after host"),
+    ],
+)
+def test_a_group_with_another_tree_is_refused(pool, world, join, words):
+    pool.values(elsewhere, world, words, join=join)
 
 
 def other_threads(rank, world):
@@ -143,7 +147,7 @@ def test_ranks_have_the_same_number_of_threads(pool):
 def after_a_stopped_backward(rank, world):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     reducer = ringlet.GradientReducer(model, reproducible=True)
-    window = reducer.accumulate(2)
+    reducer.accumulate(2)
     inputs = torch.ones(1, 2)
     model(inputs).sum().backward()
 
@@ -154,7 +158,7 @@ def after_a_stopped_backward(rank, world):
     with pytest.raises(ValueError, match="stop"):
         model(inputs).sum().backward()
     handle.remove()
-    refused(lambda: model(inputs), "stopped in micro-batch 2|call.*had been sent|stopped after")
+    refused(lambda: model(inputs), "stopped in micro-batch 2")
 
 
 def test_a_stopped_backward_drops_the_window(pool):

@@ -8,7 +8,6 @@ rank adds by itself is a subtree, and so is what ranks add together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,8 +67,8 @@ def add_blocks(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def numbers_of(rank: int, world: int, k: int, by_rank: bool) -> range:
-    """The micro-batches of a rank in a window, in order. `by_rank`: each rank's lie side by side, and it adds them before
-    ranks add; else those of one backward do, and ranks add in every backward."""
+    """The micro-batches of a rank in a window, in order. `by_rank`: each rank's lie side by side, and it adds them
+    before ranks add; else those of one backward do, and ranks add in every backward."""
     return range(rank * k, (rank + 1) * k) if by_rank else range(rank, world * k, world)
 
 
@@ -123,14 +122,15 @@ class Checks:
         for name, child in self._norms:
             if child.training:
                 raise InvalidUsage(
-                    f"{self._who}: {name or 'the module'} is a {type(child).__name__} in training mode, whose statistics "
-                    "depend on which rank has which micro-batches, and reproducible=True promises that nothing does: "
+                    f"{self._who}: {name or 'the module'} is a {type(child).__name__} in training mode, whose "
+                    "statistics depend on which rank has which micro-batches, and reproducible=True "
+                    "promises that nothing does: "
                     "call eval() on it, or use a norm without running statistics"
                 )
 
 
 def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.device) -> str:
-    """The all-reduce of a reproducible reducer, `given` or "butterfly", if the prover finds the tree over ranks in it."""
+    """The all-reduce of a reproducible reducer, `given` or "butterfly", if the prover finds the tree in it."""
     from ringlet.schedule import execution, registry
 
     name = given or "butterfly"
@@ -138,7 +138,7 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
     if not hasattr(backend, "algorithm"):
         raise InvalidUsage(
             f"GradientReducer: reproducible=True needs an all-reduce whose order of summation is known, and "
-            f"{dist.get_backend(group)}'s is not: init_process_group('ringlet'), or train with Zero, which adds by itself"
+            f"{dist.get_backend(group)}'s is not: init_process_group('ringlet'), or train with Zero, which adds itself"
         )
     world = dist.get_world_size(group)
     hosts = _hosts(group, device)
@@ -156,8 +156,8 @@ def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.devi
             if text != wanted:
                 hint = "" if given is None else ', or leave algorithm=None for "butterfly"'
                 raise InvalidUsage(
-                    f'GradientReducer: reproducible=True needs the sum {wanted}, and algorithm "{name}" gives {text} on '
-                    f"these {world} ranks: number the ranks host after host{hint}"
+                    f'GradientReducer: reproducible=True needs the sum {wanted}, and algorithm "{name}" gives {text} '
+                    f"on these {world} ranks: number the ranks host after host{hint}"
                 )
     return name
 

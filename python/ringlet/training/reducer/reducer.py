@@ -256,8 +256,8 @@ class GradientReducer(Joinable):
             raise InvalidUsage("register_comm_hook: this reducer has a communication hook already: make a new reducer")
         if self._options.measured or self._options.algorithm is not None or self._options.reproducible:
             raise InvalidUsage(
-                "register_comm_hook: a hook excludes bucket_mb='measured', algorithm= and reproducible=True: leave them "
-                "out"
+                "register_comm_hook: a hook excludes bucket_mb='measured', algorithm= and reproducible=True: leave "
+                "them out"
             )
         if not callable(hook):
             raise InvalidUsage(f"register_comm_hook: hook must be callable, got a {type(hook).__name__}")

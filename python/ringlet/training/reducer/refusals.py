@@ -81,9 +81,9 @@ def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank:
 
 def refuse_earlier_values(names: list[str]) -> NoReturn:
     raise InvalidUsage(
-        f"GradientReducer: with reproducible=True the gradients of a window are no sum with those before it, and .grad of "
-        f"{_shown(names)} held values when the window closed: call zero_grad() between windows. (.grad has this window's "
-        "averages now.)"
+        f"GradientReducer: with reproducible=True the gradients of a window are no sum with those before it, and .grad "
+        f"of {_shown(names)} held values when the window closed: call zero_grad() between windows. (.grad has this "
+        "window's averages now.)"
     )
 
 

@@ -160,9 +160,7 @@ class GradientMerge:
         stopped = self.seen + 1
         if arrived:
             self.forget()
-            if self._tree is None and not any(
-                p.grad is not None and bool(p.grad.any()) for _, p in self._parameters
-            ):
+            if self._tree is None and not any(p.grad is not None and bool(p.grad.any()) for _, p in self._parameters):
                 return
             raise InvalidUsage(
                 f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "

@@ -67,9 +67,7 @@ class Traffic:
         self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world
         return self._start(label, _reduce_scatter, (shard, whole), op=dist.ReduceOp.AVG)
 
-    def exchange_and_add(
-        self, shard: torch.Tensor, whole: torch.Tensor, received: torch.Tensor, label: int
-    ) -> Pending:
+    def exchange_and_add(self, shard: torch.Tensor, whole: torch.Tensor, received: torch.Tensor, label: int) -> Pending:
         """The sum over ranks of `whole` along one binary tree, this rank's part of it into `shard`. `received`: scratch
         as large as `whole`. Each rank adds by itself, so the order does not depend on backend, hosts or algorithm."""
         self.reduced_bytes += whole.nbytes * (self.world - 1) // self.world

@@ -69,9 +69,9 @@ class Zero:
         persistence_elements: stage 3 keeps parameters of at most so many elements whole on every rank.
         overlap: communicate while computing, with prefetch at stage 3; else wait for every message at once.
         offload_optimizer, offload_parameters (stage 3): "cpu" or an `Offload`.
-        reproducible: training gives the same bits on 1, 2, 4, 8 ... ranks and at every stage (docs/zero.md says what that
-            needs of the model), if `accumulate` is N / world, a power of two, and each rank takes the micro-batches
-            `micro_batches` of a window of N. They are added along one binary tree, and divided by N. Costs a buffer of
+        reproducible: training gives the same bits on 1, 2, 4, 8 ... ranks and at every stage (docs/zero.md says what
+            that needs of the model), if `accumulate` is N / world, a power of two, and each rank takes
+            the micro-batches `micro_batches` of a window of N. They are added along one binary tree, and divided by N. Costs a buffer of
             a unit, and log2 `accumulate` copies of the gradients (stages 2 and 3: of this rank's shards). It refuses
             norms.
         print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
@@ -186,8 +186,8 @@ class Zero:
             return False
         if self._checks is not None and not self._window.full and self._window.micro_batches:
             raise InvalidUsage(
-                f"step(partial=True) after {self._window.micro_batches} of {self.options.accumulate} micro-batches: with "
-                "reproducible=True every window is full: call zero_grad(), which drops it"
+                f"step(partial=True) after {self._window.micro_batches} of {self.options.accumulate} micro-batches: "
+                "with reproducible=True every window is full: call zero_grad(), which drops it"
             )
         if self._window.micro_batches == 0 and self.options.accumulate == 1:
             return False
