@@ -228,7 +228,7 @@ PYTHON_ROOMS = {
     "schedule": {"errors", "schedule"},
     "simulate": {"errors", "schedule", "simulate"},
     "": {"errors", "schedule", ""},
-    "training": {"errors", "", "training"},
+    "training": {"errors", "schedule", "", "training"},
     "settings": {"errors", "", "training", "settings"},
     "bench": {"errors", "", "schedule", "bench"},
     "summation": {"errors", "", "schedule", "bench", "summation"},

@@ -71,9 +71,9 @@ class Zero:
         offload_optimizer, offload_parameters (stage 3): "cpu" or an `Offload`.
         reproducible: training gives the same bits on 1, 2, 4, 8 ... ranks and at every stage (docs/zero.md says what
             that needs of the model), if `accumulate` is N / world, a power of two, and each rank takes
-            the micro-batches `micro_batches` of a window of N. They are added along one binary tree, and divided by N. Costs a buffer of
-            a unit, and log2 `accumulate` copies of the gradients (stages 2 and 3: of this rank's shards). It refuses
-            norms.
+            the micro-batches `micro_batches` of a window of N. They are added along one binary tree, and divided by N.
+            Costs a buffer of a unit, and log2 `accumulate` copies of the gradients (stages 2 and 3: of this rank's
+            shards). It refuses norms.
         print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
         elementwise: vouches for an optimizer class that is not known to be elementwise.
 
