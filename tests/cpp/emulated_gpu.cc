@@ -53,9 +53,9 @@ class Stream {
     change([this](std::set<Stream*>& all) { all.insert(this); });
   }
   ~Stream() {
-    change([this](std::set<Stream*>& all) { all.erase(this); });
     put([this] { ended_ = true; }, /*bounded=*/false);
     thread_.join();
+    change([this](std::set<Stream*>& all) { all.erase(this); });  // last: memory outlives what is still to be done
   }
   /// While a launch waits for room it holds the driver's lock, for which other questions about the stream wait.
   void put(std::function<void()> item, bool bounded = true) {

@@ -78,8 +78,9 @@ class Reduction:
         """`arrived`: the parameter whose gradient has come before the backward was seen to begin."""
         self._reducing = reducing
         self._choose_place()
-        for gradient in self.flat.gradients:
-            gradient.find_users()
+        if not self.options.delay:  # which hands over the views of a set that is in the other's place by then
+            for gradient in self.flat.gradients:
+                gradient.find_users()
         if self.tree is not None:
             self._begin_tree(self.tree, arrived)
         elif in_backward() and (not reducing or any(self.used)):
