@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kInvalidUsage = 5;  // ncclInvalidUsage
 
-// Never destroyed: a thread that is inside NCCL when the process ends may still wait for them.
+// What threads share is never destroyed: one may be inside NCCL when the process ends.
 auto& mutex = *new std::mutex;  // guards every flag, mailbox and communicator
 auto& changed = *new std::condition_variable;
 
@@ -128,10 +128,11 @@ struct Communicator {
   bool aborted = false;
 };
 
-std::map<std::string, std::set<int>> present;                                           // by id: the ranks that came
-std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>> boxes;  // by id, from and to
-std::vector<std::unique_ptr<Communicator>> communicators;
-std::multiset<void*> opened;  // memory of other ranks
+auto& present = *new std::map<std::string, std::set<int>>;  // by id: the ranks that came
+// By id, from and to.
+auto& boxes = *new std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>>;
+auto& communicators = *new std::vector<std::unique_ptr<Communicator>>;
+auto& opened = *new std::multiset<void*>;  // memory of other ranks
 std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0},
     pulls{0}, groups{0};
 std::atomic<bool> capturing{false};

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
+from ringlet.schedule import execution, registry
 
 
 def is_power_of_two(number: int) -> bool:
@@ -123,16 +124,13 @@ class Checks:
             if child.training:
                 raise InvalidUsage(
                     f"{self._who}: {name or 'the module'} is a {type(child).__name__} in training mode, whose "
-                    "statistics depend on which rank has which micro-batches, and reproducible=True "
-                    "promises that nothing does: "
-                    "call eval() on it, or use a norm without running statistics"
+                    "statistics depend on which rank has which micro-batches, and reproducible=True promises that "
+                    "nothing does: call eval() on it, or use a norm without running statistics"
                 )
 
 
 def algorithm_of(given: str | None, group: dist.ProcessGroup, device: torch.device) -> str:
     """The all-reduce of a reproducible reducer, `given` or "butterfly", if the prover finds the tree in it."""
-    from ringlet.schedule import execution, registry
-
     name = given or "butterfly"
     backend = backend_of(group, device)
     if not hasattr(backend, "algorithm"):
