@@ -170,7 +170,7 @@ def wrong_hooks_are_refused(rank, world):
         reducer.register_comm_hook(None, default_hooks.allreduce_hook)
     with pytest.raises(InvalidUsage, match=r"returned a Tensor; it must return a torch\.futures\.Future"):
         loss_of(model, rank).backward()
-    with pytest.raises(InvalidUsage, match="a hook excludes bucket_mb='measured' and algorithm="):
+    with pytest.raises(InvalidUsage, match="a hook excludes bucket_mb='measured', algorithm= and reproducible=True"):
         GradientReducer(mlp(), bucket_mb="measured").register_comm_hook(None, default_hooks.allreduce_hook)
 
 
