@@ -111,6 +111,7 @@ LONG = {
     "core/test_selection.py::test_the_store_ends*": "starts Python anew, which imports torch",
     "core/test_prove.py::*": "proves every algorithm for many worlds",
     "core/test_topology.py::*": "proves every algorithm for many worlds",
+    "core/test_one_digest.py::*": "adds by every algorithm in three dtypes, on eight ranks, too",
     "core/test_reveal.py::test_the_prover*": "reveals and proves every algorithm",
     "core/test_schedule_files.py::test_a_schedule_shows*": "draws hundreds of chunks",
     "core/test_search.py::*": "predicts hundreds of schedules",

@@ -28,10 +28,12 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ringlet import _C
 
 # RINGLET_TEST_WORLDS, such as 4,6,7, asks for others.
 WORLDS = tuple(int(world) for world in os.environ.get("RINGLET_TEST_WORLDS", "1,2,3,5,8").split(","))
-# "mixed": ranks on two hosts in turn, with shared memory inside and TCP between them.
+# "mixed": ranks on two hosts in turn, with shared memory inside and TCP between them. "blocks": the first half of the
+# ranks on one of them.
 TRANSPORTS = ("shared_memory", "threads", "tcp", "mixed")
 HANG_SECONDS = int(os.environ.get("RINGLET_TEST_HANG_SECONDS", "120"))
 # The timeout of a group's calls.
@@ -75,6 +77,12 @@ def on_host(name: str | None) -> Iterator[None]:
         os.environ.pop("RINGLET_HOST_ID", None)
 
 
+def with_kernels(rank: int, world: int, level: str) -> dict[str, Any]:
+    """Has this process take the CPU kernels of that level, before its first use of any; what it has, and has chosen."""
+    os.environ["RINGLET_CPU_KERNELS"] = level
+    return _C.kernels()
+
+
 _kept: list[Any] = []  # gloo's groups of the run before
 
 
@@ -89,10 +97,11 @@ def leave_torch(backend: str) -> None:
 def membership(task: Task) -> Iterator[None]:
     """What `join` means: a ringlet group of processes or threads, torch.distributed on a backend, or nothing."""
     limit = timedelta(seconds=task.timeout)
-    if task.join in TRANSPORTS:
+    hosts = {"mixed": f"host {task.rank % 2}", "blocks": f"host {2 * task.rank // task.world}"}
+    if task.join in (*TRANSPORTS, "blocks"):
         store = None if task.join == "threads" else dist.FileStore(task.store, task.world)
-        transport = "auto" if task.join == "mixed" else task.join
-        with on_host(f"host {task.rank % 2}" if task.join == "mixed" else None):
+        transport = "auto" if task.join in hosts else task.join
+        with on_host(hosts.get(task.join)):
             ringlet.init(task.rank, task.world, store, transport=transport, timeout=limit, name=task.store)
         try:
             yield
@@ -100,9 +109,12 @@ def membership(task: Task) -> Iterator[None]:
             ringlet.finalize()
     elif task.join.startswith("dist:"):
         store = dist.FileStore(task.store, task.world)
-        backend, _, hosts = task.join.removeprefix("dist:").partition("@")
-        with on_host(f"host {task.rank % 2}" if hosts == "mixed" else None):
-            dist.init_process_group(backend, store=store, rank=task.rank, world_size=task.world, timeout=limit)
+        backend, _, place = task.join.removeprefix("dist:").partition("@")
+        options = ringlet.BackendOptions(transport="tcp") if place == "tcp" else None
+        with on_host(hosts.get(place)):
+            dist.init_process_group(
+                backend, store=store, rank=task.rank, world_size=task.world, timeout=limit, pg_options=options
+            )
             try:
                 yield
             finally:
@@ -191,8 +203,8 @@ class Pool:
     ) -> list[Outcome]:
         """`function(rank, world, *args)` on every rank; what became of each, errors included.
 
-        join: "shared_memory" or "threads" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
-                "dist:BACKEND@mixed": on two hosts in turn.
+        join: one of TRANSPORTS or "blocks" (ringlet.init), "dist:BACKEND" (init_process_group) or "nothing".
+                "dist:BACKEND@PLACE": place is "mixed", "blocks" or "tcp".
         """
         processes = 1 if join == "threads" else world
         workers = self._staff(processes)
