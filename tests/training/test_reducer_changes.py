@@ -176,6 +176,23 @@ def half_frozen():
 
 
 @check
+def a_gradient_lies_in_memory_of_its_own(rank, world):
+    """So that a file of it has nothing else, and torch.multiprocessing may move it."""
+    for options in ({}, {"static_graph": True}):
+        model = mlp()
+        GradientReducer(model, **SMALL, **options)
+        for step in range(3):  # the buckets are laid out anew in between
+            loss_of(model, rank, step).backward()
+        for p in model.parameters():
+            assert p.grad.untyped_storage().nbytes() == p.grad.nbytes
+            p.grad.share_memory_()
+        before = [p.grad.clone() for p in model.parameters()]
+        loss_of(model, rank, 4).backward()
+        expected = expected_average(model, world, (4,))
+        assert_gradients(model, [a + b for a, b in zip(before, expected, strict=True)])
+
+
+@check
 def changes_are_refused_alike_and_a_new_reducer_goes_on(rank, world):
     for words, change in REFUSED.items():
         model = half_frozen()

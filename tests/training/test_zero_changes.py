@@ -97,6 +97,20 @@ def test_other_parameters_are_refused(two, change):
 
 
 @mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+def shared_by_one(rank, world):
+    zero = zero_of(make(), stage=2, lr=1e-2)
+    train_zero(zero, rank, 1)
+    if rank == 1:
+        zero.module.blocks[1].share_memory()  # torch.multiprocessing does so to what it sends
+    with pytest.raises(ringlet.InvalidUsage, match=r"the memory of parameter blocks.1.gate was shared .* a copy"):
+        train_zero(zero, rank, 1)
+
+
+def test_parameters_that_are_shared_with_processes_are_refused(two):
+    two(shared_by_one)
+
+
+@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
 def refused_by_one(rank, world):
     refused(rank, world, unfreeze, alone=True)
 

@@ -286,6 +286,33 @@ def test_a_whole_module_is_saved_by_itself(pool):
     pool.values(whole_module, 2, join="dist:ringlet")
 
 
+def parts_alone(rank, world):
+    for stage in (1, 2, 3):
+        zero = zero_of(make(), stage=stage, lr=1e-2)
+        train_zero(zero, rank, 1)
+        module = zero.module
+        with zero.gathered(), torch.no_grad():
+            for tensor in (*module.parameters(), *module.state_dict().values()):
+                # torch.save writes the storage, and safetensors refuses tensors that share one
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes
+            file = io.BytesIO()
+            torch.save({"bias": module.blocks[0].out.bias}, file)
+            assert len(file.getvalue()) < 4000
+            file.seek(0)
+            assert torch.equal(torch.load(file)["bias"], module.blocks[0].out.bias)
+            if rank == 0:  # as averages of weights are loaded
+                module.state_dict()["blocks.0.out.bias"].fill_(0.5)
+        assert parameters_of(zero)["blocks.0.out.bias"].unique().tolist() == [0.5]
+        with zero.gathered():
+            loss = loss_of(module, *batch(0, rank))  # autograd saves what it used there
+        loss.backward()
+        zero.step()
+
+
+def test_a_part_of_the_module_is_saved_by_itself(two):
+    two(parts_alone)
+
+
 def written(rank, world, stage, dtype):
     model = make(dtype)
     model.head.requires_grad_(False)

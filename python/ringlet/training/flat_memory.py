@@ -1,6 +1,9 @@
-"""Allocates flat tensors: from the group's backend if it allocates tensors, else from torch."""
+"""Flat tensors: allocated from the group's backend if it allocates tensors, else from torch; and parts of them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,3 +18,26 @@ def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.P
         if backend.supports_tensor_alloc(device):
             return backend.allocate_tensor(count, dtype=dtype, device=device).zero_()
         return torch.zeros(count, dtype=dtype, device=device)
+
+
+def part_of(flat: torch.Tensor, start: int, shape: Sequence[int], strides: Sequence[int] | None = None) -> torch.Tensor:
+    """The elements of `flat`, a contiguous tensor, from element `start` on, as a dense tensor for the program.
+
+    Its storage ends where these elements do. Files have whole storages: of a view, they would have all of `flat`.
+    """
+    size = flat.element_size()
+    first = (flat.storage_offset() + start) * size
+    memory = flat.untyped_storage()[first : first + math.prod(shape) * size]
+    with torch.inference_mode(False):
+        part = torch.empty(0, dtype=flat.dtype, device=flat.device)
+        return part.set_(memory, 0, tuple(shape)) if strides is None else part.set_(memory, 0, shape, strides)
+
+
+def same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same memory, element for element. `share_memory_()` of a part gives it another."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.data_ptr() == other.data_ptr()
+        and (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
+        and not (tensor.is_conj() or tensor.is_neg())
+    )

@@ -1,4 +1,4 @@
-"""Flat buffers that hold a module's gradients: one buffer a bucket, each gradient a view of its bucket's.
+"""Flat buffers that hold a module's gradients: one buffer a bucket, each gradient a part of its bucket's.
 
 Buffers come from the group's backend if it allocates tensors (`ringlet`: registered memory, which peers read in
 place), else from torch. The gaps between aligned gradients hold zeros and stay zero. A bucket makes its buffer when it
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate
+from ringlet.training.flat_memory import allocate, part_of, same_place
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -65,7 +65,7 @@ class FlatBucket:
     def zeros(self) -> FlatBucket:
         """A bucket of the same layout that holds zeros: what a rank without inputs contributes."""
         made = FlatBucket(lambda: self.make_buffer().zero_(), self.nbytes, self.device, in_place=self.in_place)
-        made.members = [dataclasses.replace(gradient, bucket=made, own=None) for gradient in self.members]
+        made.members = [dataclasses.replace(g, bucket=made, own=None, _view=None) for g in self.members]
         return made
 
 
@@ -90,6 +90,8 @@ class Gradient:
     bucket: FlatBucket
     own: torch.Tensor | None = None
     users: torch.Tensor | None = None
+    _view: torch.Tensor | None = None
+    _address: int = 0
 
     def find_users(self) -> None:
         """Call it when a backward begins."""
@@ -97,9 +99,12 @@ class Gradient:
         there = current is not None and not self.is_at(current) and not has_own_memory(current)
         self.users = current if there else None
 
-    @functools.cached_property
+    @property
     def view(self) -> torch.Tensor:
-        return self.bucket.buffer.as_strided(self.shape, self.layout, self.offset)
+        if self._view is None or self._view.data_ptr() != self._address:  # share_memory_() of a `.grad` has moved it
+            self._view = part_of(self.bucket.buffer, self.offset, self.shape, self.layout)
+            self._address = self._view.data_ptr()
+        return self._view
 
     @functools.cached_property
     def is_flat(self) -> bool:
@@ -124,15 +129,7 @@ class Gradient:
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
-        if not self.bucket.has_buffer:
-            return False
-        view = self.view
-        return (
-            tensor.layout is torch.strided
-            and tensor.is_set_to(view)
-            and tensor.dtype is view.dtype
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
+        return self.bucket.has_buffer and same_place(tensor, self.view)
 
     def hand_over(self) -> None:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by

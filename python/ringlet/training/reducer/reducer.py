@@ -1,6 +1,6 @@
 """Gradient averaging across ranks, in buckets, while backward is still running.
 
-Gradients are views of flat buffers, one buffer a bucket; a bucket is all-reduced as one message as soon as its last
+Gradients are parts of flat buffers, one buffer a bucket; a bucket is all-reduced as one message as soon as its last
 gradient has arrived. Every rank launches its buckets in the same order, whatever the order in which its gradients
 arrive. Calls torch.distributed only, so it runs on any backend. If the backend allocates tensors (`ringlet` does, in
 registered memory), the buffers come from it and are reduced in place. Source: PyTorch DDP (Li et al., VLDB 2020).

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.flat_memory import same_place
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import shared_with_ddp, wrapped
 from ringlet.training.replicas import refuse_together
@@ -64,6 +65,7 @@ class Changes:
                 return
         else:
             self._refuse_other_parameters()
+            self._refuse_shared()
         changed = [self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True)]
         if any(changed):
             self._keep(list(zip(self._whole, changed, strict=True)), [])
@@ -158,9 +160,12 @@ class Changes:
 
     def _take(self, flat: FlatUnit, slot: Slot) -> None:
         values = self._values_of(flat)[slot.start : slot.stop]
-        if not slot.parameter.is_set_to(values.view(slot.shape)):
+        if not same_place(slot.parameter, values.view(slot.shape)):
             values.copy_(slot.parameter.detach().reshape(-1).clone())  # which may be another view of the same memory
-            slot.parameter.data = values.view(slot.shape)
+            if flat.whole is not None:
+                flat.give_part(slot)
+            else:
+                slot.parameter.data = flat.part(slot, self._values_of(flat))
         dist.broadcast(values, group=self._traffic.group, group_src=0)
         torch.autograd.graph.increment_version(slot.parameter)  # the flat buffer has a counter of its own
         if flat.whole is None:
@@ -178,7 +183,7 @@ class Changes:
         if parameter not in self._places:
             return False
         flat, slot = self._places[parameter]
-        return not parameter.is_set_to(flat.view(slot, self._values_of(flat)))
+        return not same_place(parameter, flat.view(slot, self._values_of(flat)))
 
     def _name_of(self, parameter: nn.Parameter) -> str:
         if parameter in self._places:
@@ -205,6 +210,15 @@ class Changes:
             self._refuse(
                 f"the module changed after Zero was made ({change}): undo the change, or call remove() and make a new "
                 "Zero, on every rank (add adapters, freeze and convert before you make Zero)"
+            )
+
+    def _refuse_shared(self) -> None:
+        shared = next((slot.name for flat, slot in self._places.values() if flat.is_shared(slot)), None)
+        if shared is not None:
+            self._refuse(
+                f"the memory of parameter {shared} was shared with processes (share_memory_(), or sent through "
+                "torch.multiprocessing), where Zero's updates would not be seen: share or send a copy "
+                "(parameter.detach().clone())"
             )
 
     def _refuse(self, message: str) -> None:

@@ -194,7 +194,9 @@ class Residency:
         for flat in self.flats:
             self._touch(flat, prefetch=False).uses += 1
             for slot in flat.unit.slots:
-                self._lend(flat, slot)
+                self._lend(flat, slot, flat.part)
+                if slot.parameter.numel():
+                    self._of_storage[storage_key(slot.parameter)] = flat
         self._held = self._watch_saved()  # a backward may come when they are gone again
 
     def buffer_of(self, flat: FlatUnit) -> torch.Tensor:
@@ -225,7 +227,7 @@ class Residency:
         for flat, slot in own:
             self._touch(flat).uses += 1
             running.lent.append((flat, slot))
-            self._lend(flat, slot)
+            self._lend(flat, slot, flat.view)
         running.hooks = self._watch_saved()
         running.all_hooks = _take_hooks()
         _set_hooks(running.all_hooks)
@@ -280,10 +282,11 @@ class Residency:
                     "releases after its forward: return a copy"
                 )
 
-    def _lend(self, flat: FlatUnit, slot: Slot) -> None:
+    def _lend(self, flat: FlatUnit, slot: Slot, place: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
+        """`place`: gives the parameter's memory in the unit's buffer."""
         depth = self._depth.get(slot.parameter, 0)
         if depth == 0:
-            restore(slot.parameter, flat.view(slot, self._whole[flat].buffer))
+            restore(slot.parameter, place(slot, self._whole[flat].buffer))
             self._lent_version[slot.parameter] = slot.parameter._version
         self._depth[slot.parameter] = depth + 1
 
@@ -318,7 +321,7 @@ class Residency:
             flat, tensor = None, tensor.detach().resolve_conj().resolve_neg()
         if flat is None:
             return outer[0](tensor) if outer is not None else tensor
-        offset = int(tensor.storage_offset() - self._whole[flat].buffer.view(tensor.dtype).storage_offset())
+        offset = (_address(tensor) - _address(self._whole[flat].buffer)) // tensor.element_size()
         return _Saved(flat, self._updates, tensor.dtype, offset, tensor.size(), tensor.stride())
 
     def _unpack(self, saved: Any, outer: Any) -> torch.Tensor:
@@ -387,7 +390,9 @@ class Residency:
         if whole.uses or whole.awaited:
             return
         whole.pending.wait()  # a gather whose parameters no module used
-        del self._whole[flat], self._of_storage[storage_key(whole.buffer)]
+        del self._whole[flat]
+        for key in [key for key, other in self._of_storage.items() if other is flat]:
+            del self._of_storage[key]
         pool = self.pools[flat.unit.dtype, flat.unit.device]
         if storage_owners(whole.buffer) > own_tensors() + 1 and self._held is None:  # `whole.buffer` is one, too
             self._aliased.append((flat, pool.set_aside(whole.buffer)))
@@ -397,6 +402,11 @@ class Residency:
             self._files.release_pages([flat.shard])
         if self._current is flat:
             self._current = None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the first element, also if there is none."""
+    return storage_key(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _take_hooks() -> list[tuple[Any, Any]]:

@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate
+from ringlet.training.flat_memory import allocate, part_of, same_place
 
 from .memory import MappedFiles
 from .options import Offload
@@ -25,7 +25,7 @@ def flatten(unit: Unit, values: list[torch.Tensor]) -> torch.Tensor:
 
 class FlatUnit:
     """`shard`: this rank's elements. `whole`: all elements, if every rank keeps the whole unit; then `shard` and each
-    parameter are views of it. Else it is None, and stage 3's Residency gathers the unit."""
+    parameter are parts of it. Else it is None, and stage 3's Residency gathers the unit."""
 
     def __init__(self, unit: Unit, values: list[torch.Tensor], whole: bool, group: dist.ProcessGroup) -> None:
         self.unit = unit
@@ -35,13 +35,13 @@ class FlatUnit:
         # dropped when masters are made
         self.initial: torch.Tensor | None = flatten(unit, values)[self.start : self.stop].clone()
         self.whole: torch.Tensor | None = None
+        self._given: dict[Slot, torch.Tensor] = {}
         if whole:
             self.whole = allocate(unit.count, unit.dtype, unit.device, group)
             self.shard = self.whole[self.start : self.stop]
             for slot, value in zip(unit.slots, values, strict=True):
-                view = self.view(slot, self.whole)
-                view.copy_(value)
-                slot.parameter.data = view
+                self.give_part(slot)
+                slot.parameter.data.copy_(value)
         else:
             self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
             self.shard.copy_(self.initial)
@@ -49,6 +49,20 @@ class FlatUnit:
     def view(self, slot: Slot, whole: torch.Tensor) -> torch.Tensor:
         """The place of a parameter in `whole`, with the parameter's shape."""
         return whole[slot.start : slot.stop].view(slot.shape)
+
+    def part(self, slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+        """The same, for a parameter that the program may save."""
+        return part_of(whole, slot.start, slot.shape)
+
+    def give_part(self, slot: Slot) -> None:
+        """Lets the parameter lie in `whole`."""
+        assert self.whole is not None
+        self._given[slot] = slot.parameter.data = self.part(slot, self.whole)
+
+    def is_shared(self, slot: Slot) -> bool:
+        """Whether torch has moved the memory that the parameter was given to share it with processes."""
+        given = self._given.get(slot)
+        return given is not None and self.whole is not None and not same_place(given, self.view(slot, self.whole))
 
     def offload(self, offload: Offload, files: MappedFiles | None) -> None:
         """Moves the shard. Only for a unit without `whole`."""
