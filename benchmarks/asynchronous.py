@@ -27,9 +27,9 @@ import torch.distributed as dist
 
 import ringlet
 from ringlet.bench import report, results
-from ringlet.bench.calibrate import agreed
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.bench.thresholds import agreed
 from ringlet.cli import outputs
 
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)

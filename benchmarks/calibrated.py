@@ -22,9 +22,9 @@ import torch
 
 import ringlet
 from ringlet.bench import report, results
-from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call
 from ringlet.cli import outputs
 from ringlet.cli.tune import calibration
 

@@ -28,9 +28,9 @@ import torch
 import ringlet
 from ringlet import _C
 from ringlet.bench import report, results
-from ringlet.bench.calibrate import agreed, in_turns, seconds_a_call, table_line
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.run import Outcome
+from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call, table_line
 from ringlet.cli import outputs
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB

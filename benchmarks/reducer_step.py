@@ -129,7 +129,7 @@ def of_reducer(rank: int, options: argparse.Namespace, groups: dict[str, dist.Pr
             called = DistributedDataParallel(model, process_group=groups[backend], bucket_cap_mb=DEMO_BUCKET_MB)
             ways.append(Way(f"{name} on {backend}", called, loss))
         else:
-            reducer = ringlet.GradientReducer(model, process_group=groups[backend], **caps)
+            reducer = ringlet.GradientReducer(model, group=groups[backend], **caps)
             ways.append(Way(f"{name} on {backend}", model, loss, reducer))
     take_turns(ways, options.turns, groups["gloo"], rank)
     return rows("reducer", "transformer", "ringlet", ways)
@@ -143,7 +143,7 @@ def of_merging(rank: int, options: argparse.Namespace, groups: dict[str, dist.Pr
             for name, cap in (("measured", "measured"), ("25 MiB", 25)):
                 torch.manual_seed(1)
                 model, loss = make(options, rank)
-                reducer = ringlet.GradientReducer(model, process_group=groups[backend], bucket_mb=cap)
+                reducer = ringlet.GradientReducer(model, group=groups[backend], bucket_mb=cap)
                 ways.append(Way(name, model, loss, reducer))
             for step in range(DECIDED):
                 for way in ways:

@@ -120,7 +120,7 @@ LIMITS = [
     ),
     ("kFinalErrorTime", "engine/message/message_wait.cc", "what a failed rank gives its pipes to take the error"),
     ("kExamineEvery", "transport/mesh.cc", "how often a sleeper asks the system about silent connections"),
-    ("kSilenceMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
+    ("kUnacknowledgedMs", "transport/socket_pipe.cc", "data unacknowledged for so long: the host is gone"),
     ("kPerAddress", "transport/connector.cc", "what one address gets to answer"),
     ("kWhole", "transport/connector.cc", "what a connector gets to find an address that answers"),
     ("kMostUnauthenticated", "transport/listener.cc", "connections at once that have not named the listener"),

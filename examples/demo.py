@@ -87,9 +87,7 @@ def make_trainer(mode: str, vocabulary: int, size: Size, groups: dict[str, dist.
     group = groups["gloo" if mode == "ddp_gloo" else "own"]
     if mode in ("ring", "butterfly"):
         algorithm = mode if dist.get_backend(group) == "ringlet" else None
-        ringlet.GradientReducer(
-            model, process_group=group, bucket_mb=BUCKET_MB, first_bucket_mb=BUCKET_MB, algorithm=algorithm
-        )
+        ringlet.GradientReducer(model, group=group, bucket_mb=BUCKET_MB, first_bucket_mb=BUCKET_MB, algorithm=algorithm)
     elif mode == "naive":
 
         def after_backward() -> None:

@@ -10,7 +10,7 @@ const char* name(ErrorKind kind) noexcept {
     case ErrorKind::invalid_usage: return "InvalidUsage";
     case ErrorKind::peer_lost: return "PeerLost";
     case ErrorKind::timeout: return "Timeout";
-    case ErrorKind::system_error: return "SystemError";
+    case ErrorKind::resource_error: return "ResourceError";
     case ErrorKind::device_error: return "DeviceError";
   }
   return "Error";
@@ -25,7 +25,7 @@ void rethrow(ErrorKind kind, const std::string& message, bool reported) {
     case ErrorKind::invalid_usage: raise(InvalidUsage(message)); break;
     case ErrorKind::peer_lost: raise(PeerLost(message)); break;
     case ErrorKind::timeout: raise(Timeout(message)); break;
-    case ErrorKind::system_error: raise(SystemError(message)); break;
+    case ErrorKind::resource_error: raise(ResourceError(message)); break;
     case ErrorKind::device_error: raise(DeviceError(message)); break;
   }
   throw Error(kind, message);
@@ -35,7 +35,7 @@ void throw_errno(const std::string& what, const std::string& advice) {
   const int code = errno;
   std::string message = what + ": " + std::strerror(code) + " (errno " + std::to_string(code) + ")";
   if (!advice.empty()) message += "; " + advice;
-  throw SystemError(message);
+  throw ResourceError(message);
 }
 
 }  // namespace ringlet

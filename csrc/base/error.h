@@ -11,7 +11,7 @@
 
 namespace ringlet {
 
-enum class ErrorKind : unsigned char { invalid_usage, peer_lost, timeout, system_error, device_error };
+enum class ErrorKind : unsigned char { invalid_usage, peer_lost, timeout, resource_error, device_error };
 
 [[noreturn]] void rethrow(ErrorKind kind, const std::string& message, bool reported);
 
@@ -37,8 +37,8 @@ struct PeerLost : Error {
 struct Timeout : Error {
   explicit Timeout(const std::string& message) : Error(ErrorKind::timeout, message) {}
 };
-struct SystemError : Error {
-  explicit SystemError(const std::string& message) : Error(ErrorKind::system_error, message) {}
+struct ResourceError : Error {
+  explicit ResourceError(const std::string& message) : Error(ErrorKind::resource_error, message) {}
 };
 struct DeviceError : Error {
   explicit DeviceError(const std::string& message) : Error(ErrorKind::device_error, message) {}
@@ -60,7 +60,7 @@ std::string in_words(const Make& make) noexcept {
   }
 }
 
-/// Throws SystemError with the text of errno: "memfd_create: Too many open files (errno 24); <advice>".
+/// Throws ResourceError with the text of errno: "memfd_create: Too many open files (errno 24); <advice>".
 [[noreturn]] void throw_errno(const std::string& what, const std::string& advice = "");
 
 }  // namespace ringlet

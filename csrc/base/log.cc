@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -42,9 +41,12 @@ struct Queue {
 std::atomic<int> line_level{0}, queue_level{0};
 std::atomic<int> lines_to{STDERR_FILENO};
 std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
-// Of UTC. Read once, and not in a forked child again, because localtime takes a lock that a fork can leave held.
-constexpr long kUnknown = LONG_MIN;
-std::atomic<long> seconds_east{kUnknown};
+// Of UTC. Read when the library is loaded, because localtime takes a lock that a fork can leave held.
+const long seconds_east = [] {
+  const time_t now = ::time(nullptr);
+  tm local{};
+  return ::localtime_r(&now, &local) != nullptr ? local.tm_gmtoff : 0L;
+}();
 
 struct Configuration {
   std::mutex mutex;
@@ -99,7 +101,7 @@ void open_lines(const std::string& name, std::optional<std::string>& file_name) 
 }
 
 std::string clock_text(const timespec& now) {
-  const long day = (now.tv_sec + seconds_east.load(std::memory_order_relaxed)) % 86400;
+  const long day = (now.tv_sec + seconds_east) % 86400;
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%02ld:%02ld:%02ld.%06ld", day / 3600, day / 60 % 60, day % 60,
                 now.tv_nsec / 1000);
@@ -163,11 +165,6 @@ void configure_log(LogLevel wanted) {
   const std::optional<LogLevel> level = text.empty() ? LogLevel::off : parse_log_level(text);
   if (!level) throw InvalidUsage("RINGLET_LOG=\"" + text + "\" is not one of off, warning, info, debug");
   open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")), configuration.file_name);
-  if (seconds_east.load() == kUnknown) {
-    const time_t now = ::time(nullptr);
-    tm local{};
-    seconds_east.store(::localtime_r(&now, &local) != nullptr ? local.tm_gmtoff : 0);
-  }
   const Queue* const present = queue.load(std::memory_order_acquire);
   const bool own = present != nullptr && present->owner == this_process();
   if (wanted != LogLevel::off && !own) queue.store(new Queue, std::memory_order_release);

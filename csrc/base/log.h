@@ -39,7 +39,7 @@ struct LogSource {
 void log(LogLevel level, const LogSource& source, std::string_view text) noexcept;
 
 /// Reads RINGLET_LOG and RINGLET_LOG_FILE, and sets the level of the queue. Throws InvalidUsage if RINGLET_LOG is not a
-/// level, SystemError if the file cannot be written.
+/// level, ResourceError if the file cannot be written.
 void configure_log(LogLevel queue);
 
 struct LogEvent {

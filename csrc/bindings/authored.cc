@@ -33,7 +33,7 @@ auto& looked_up = *new std::array<LookedUp, kCollectives>;
 PyObject* agreement = nullptr;  // Python's (ringlet/agreement.py): takes the group's handle, index_of() and the root
 
 void agree(Communicator& group, const Algorithm& algorithm, int root) {
-  if (group.agreed(algorithm, root)) return;
+  if (group.has_agreed_on(algorithm, root)) return;
   {
     const py::gil_scoped_acquire locked;
     if (agreement == nullptr) throw InvalidUsage("ringlet is not imported: import ringlet before the first call");

@@ -19,7 +19,7 @@
 #include "bindings/torch_store.h"
 #include "bindings/torch_version.h"
 #include "comm/communicator.h"
-#include "comm/join.h"
+#include "comm/group_init.h"
 
 namespace ringlet {
 
@@ -35,7 +35,7 @@ class C10dBackend final : public c10d::Backend {
     explicit GroupOptions(std::string algorithm = "auto", std::string transport = "auto", int64_t max_ctas = 0)
         : Options("ringlet"), algorithm(std::move(algorithm)), transport(std::move(transport)), max_ctas(max_ctas) {}
     std::string algorithm;  ///< of all-reduces
-    std::string transport;  ///< comm/join.h
+    std::string transport;  ///< comm/group_init.h
     int64_t max_ctas;       ///< of a GPU (comm/communicator.h)
   };
 
@@ -136,7 +136,7 @@ class C10dBackend final : public c10d::Backend {
   std::exception_ptr refused_;                            // the first call of the batch that could not start
 };
 
-/// Joins the group of processes whose rendezvous in `store` has this `name`, which is new (ringlet/rendezvous.py).
+/// Joins the group of processes whose rendezvous in `store` has this `name`, which is new (ringlet/group_key.py).
 c10::intrusive_ptr<C10dBackend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 

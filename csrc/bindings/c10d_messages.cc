@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/runtime.h"
+#include "base/interrupts.h"
 #include "bindings/c10d_issue.h"
 #include "bindings/lists.h"
 #include "bindings/tensors.h"

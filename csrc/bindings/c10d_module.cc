@@ -70,7 +70,7 @@ void bind_c10d(py::module_& m) {
       .def_property_readonly("transport", [](const C10dBackend& backend) { return backend.group().transport(); })
       .def_property_readonly("has_spare_processor",
                              [](const C10dBackend& backend) { return backend.group().has_spare_processor(); })
-      .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().hosts(); })
+      .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().host_of_rank(); })
       .def(
           "get_error", [](C10dBackend& backend) { return static_cast<int>(backend.getError()); },
           "0: well, 1: Timeout, 2: another failure, 3: PeerLost; of the error that poisoned the group.");

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/runtime.h"
+#include "base/interrupts.h"
 #include "comm/messenger.h"
 
 namespace ringlet {
@@ -66,9 +66,9 @@ void C10dWork::assist(const Deadline& deadline) {
 }
 
 /// The Future's owner waits for it without this handle, and may run callbacks when it is ready.
-void C10dWork::expose() {
-  if (work_) work_->expose();
-  for (const auto& part : parts_) part->expose();
+void C10dWork::expect_outside_waiter() {
+  if (work_) work_->expect_outside_waiter();
+  for (const auto& part : parts_) part->expect_outside_waiter();
 }
 
 int C10dWork::sourceRank() const {

@@ -34,7 +34,7 @@ class C10dWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    expose();
+    expect_outside_waiter();
     return future_;
   }
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -43,7 +43,7 @@ class C10dWork final : public c10d::Work {
 
  private:
   void assist(const Deadline& deadline);
-  void expose();
+  void expect_outside_waiter();
   bool wait_on_device(std::chrono::milliseconds timeout);
 
   std::vector<at::Tensor> outputs_;

@@ -29,13 +29,13 @@ void set_own_error(const std::exception_ptr& thrown) {
   } catch (const Error& error) {
     raise(error.kind(), error.what());
   } catch (const std::bad_alloc&) {
-    raise(ErrorKind::system_error, "out of memory: check the limits on memory (ulimit -v, or the container's limit)");
+    raise(ErrorKind::resource_error, "out of memory: check the limits on memory (ulimit -v, or the container's limit)");
   } catch (const std::system_error& error) {
-    raise(ErrorKind::system_error, error.what());
+    raise(ErrorKind::resource_error, error.what());
   } catch (const c10::OutOfMemoryError& error) {
     raise(ErrorKind::device_error, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    raise(ErrorKind::system_error, std::string("torch failed: ") + error.what_without_backtrace());
+    raise(ErrorKind::resource_error, std::string("torch failed: ") + error.what_without_backtrace());
   }
 }
 

@@ -12,7 +12,7 @@
 #include "bindings/tensors.h"
 #include "bindings/torch_store.h"
 #include "comm/communicator.h"
-#include "comm/join.h"
+#include "comm/group_init.h"
 #include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
 #include "gpu/given_table.h"
@@ -20,7 +20,7 @@
 #include "reduce/level.h"
 #include "reduce/reduce.h"
 #include "schedule/topology.h"
-#include "transport/threads.h"
+#include "transport/in_process.h"
 
 namespace py = pybind11;
 
@@ -76,10 +76,19 @@ std::vector<int> schedule_hosts(const Communicator& group) {
   return hosts;
 }
 
+/// The old name of is_completed. Throws if the program has made warnings errors.
+template <class W>
+bool done_of_old(W& work) {
+  constexpr const char* kText = "Work.done is now Work.is_completed; the next release drops the old name";
+  if (PyErr_WarnEx(PyExc_FutureWarning, kText, 1) != 0) throw py::error_already_set();
+  return py::cast(&work).attr("is_completed")().template cast<bool>();
+}
+
 void bind_work(py::module_& m) {
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "Handle of an asynchronous call.")
-      .def("done", &Work::test, py::call_guard<py::gil_scoped_release>(),
+      .def("is_completed", &Work::test, py::call_guard<py::gil_scoped_release>(),
            "Whether the call is complete (well or not). Carries it on meanwhile, as far as it goes without a wait.")
+      .def("done", &done_of_old<Work>)
       .def("__repr__", [](const Work& work) { return "<ringlet.Work " + work.describe() + ">"; })
       .def(
           "wait",
@@ -97,7 +106,9 @@ void bind_work(py::module_& m) {
              return "<ringlet.DeviceWork on " + call.stream.device().str() + ": " + call.work->describe() + ">";
            })
       .def(
-          "done", [](const Enqueued& call) { return call.work->done(); }, "Whether the device is done with the call.")
+          "is_completed", [](const Enqueued& call) { return call.work->done(); },
+          "Whether the device is done with the call.")
+      .def("done", &done_of_old<Enqueued>)
       .def(
           "wait",
           [](const Enqueued& call, const py::object& timeout) {
@@ -123,7 +134,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world", &Communicator::world)
       .def_property_readonly("transport", &Communicator::transport)
-      .def_property_readonly("hosts", &Communicator::hosts)
+      .def_property_readonly("hosts", &Communicator::host_of_rank)
       .def_property_readonly("schedule_hosts", &schedule_hosts)
       .def("gpu_transport", &gpu_transport, py::arg("device"), py::call_guard<py::gil_scoped_release>())
       .def("algorithm_for", &algorithm_for, py::arg("collective"), py::arg("nbytes"), py::arg("registered"))

@@ -1,4 +1,6 @@
 // Runs Python's signal handlers and asynchronous exceptions when a Python thread waits in the core.
+#include "base/interrupts.h"
+
 #include <pthread.h>
 #include <pybind11/eval.h>
 #include <torch/csrc/utils/pybind.h>
@@ -6,7 +8,6 @@
 #include <atomic>
 #include <thread>
 
-#include "base/runtime.h"
 #include "bindings/module.h"
 
 namespace py = pybind11;

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/thread.h"
+#include "base/start_thread.h"
 #include "bindings/module.h"
 
 #if defined(__x86_64__)
@@ -123,8 +123,8 @@ void on_two(const Processors& processors, const Body& body) {
   first.join();
   second.join();
   if (refused != 0) {
-    throw SystemError("cannot run on processors " + std::to_string(processors.first) + " and " +
-                      std::to_string(processors.second) + ": " + std::strerror(refused));
+    throw ResourceError("cannot run on processors " + std::to_string(processors.first) + " and " +
+                        std::to_string(processors.second) + ": " + std::strerror(refused));
   }
 }
 

@@ -81,7 +81,7 @@ void* RegisteredAllocator::allocate_block(size_t bytes) {
   if (bytes >= kLeastBytes && !forked_.load(std::memory_order_relaxed)) {
     try {
       return take(bytes);
-    } catch (const SystemError&) {
+    } catch (const ResourceError&) {
       if (wanted_.load(std::memory_order_relaxed)) throw;
     }
   }

@@ -28,7 +28,7 @@ void check_dtype(const at::Tensor& tensor, DType dtype, const char* call);
 void mark_written(const at::Tensor& tensor);
 
 /// An uninitialized contiguous tensor of registered memory. The end of a GPU's tensor waits for the device.
-/// Throws SystemError if the heap is full, InvalidUsage if the device has no registered memory.
+/// Throws ResourceError if the heap is full, InvalidUsage if the device has no registered memory.
 at::Tensor empty_registered(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::Device device = c10::kCPU);
 
 /// Whether peers can read the tensor in place.

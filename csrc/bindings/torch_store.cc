@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "base/runtime.h"
+#include "base/interrupts.h"
 
 namespace ringlet {
 namespace {
@@ -158,7 +158,7 @@ std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const
     rendezvous.tell_failure(member.rank, PeerLost("interrupted (" + interrupted.by + ")"));
     throw;
   } catch (const std::exception& error) {  // such as bad_alloc
-    rendezvous.tell_failure(member.rank, SystemError(error.what()));
+    rendezvous.tell_failure(member.rank, ResourceError(error.what()));
     throw;
   }
 }

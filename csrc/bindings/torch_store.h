@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
-#include "comm/join.h"
+#include "comm/group_init.h"
 #include "transport/store.h"
 
 namespace ringlet {
@@ -39,7 +39,7 @@ class TorchStore final : public Store {
   std::string failure_;  // the key under which ranks publish their errors; empty: none
 };
 
-/// Runs join() of comm/join.h. If it fails on one rank, the other ranks raise the same error.
+/// Runs join() of comm/group_init.h. If it fails on one rank, the other ranks raise the same error.
 std::unique_ptr<Engine> join(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                              const Member& member, Carrier carrier, std::chrono::milliseconds timeout);
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/runtime.h"
-#include "base/thread.h"
-#include "comm/completing.h"
+#include "base/interrupts.h"
+#include "base/start_thread.h"
+#include "comm/reentrancy.h"
 
 namespace ringlet {
 namespace {
@@ -171,7 +171,7 @@ void CallQueue::progress(bool given) {
     if (!take_turn_locked()) return;
   }
   const Turn turn{*this};
-  carry_on({.tells = false});
+  advance_all({.run_callbacks = false});
 }
 
 void CallQueue::hurry() {
@@ -187,7 +187,7 @@ void CallQueue::await(const Work& work, const Deadline& deadline) {
     std::optional<Awaited> awaited;
     if (take_turn()) {
       const Turn turn{*this};
-      carry_on({.spin = true, .until = &work});
+      advance_all({.spin = true, .until = &work});
       if (work.done()) return;
       if (!assisting) assisting.emplace(*this);
       if (begun_) awaited = engine_.held_up_at();
@@ -227,20 +227,20 @@ bool CallQueue::is_whole() const {
 
 /// Carries jobs on in order, until one must wait for a peer or for another thread. Returns whether none is left. The
 /// caller holds the turn.
-bool CallQueue::carry_on(const Effort& effort) {
+bool CallQueue::advance_all(const Effort& effort) {
   while (effort.until == nullptr || !effort.until->done()) {
     Entry* const entry = first_.load(std::memory_order_acquire);
     if (entry == nullptr) return true;
-    if (!entry->carried_out && !carry_out(*entry, effort.spin)) return false;
+    if (!entry->carried_out && !advance_one(*entry, effort.spin)) return false;
     entry->carried_out = true;
     begun_ = false;
-    if (!effort.tells && entry->work->exposed()) return false;
+    if (!effort.run_callbacks && entry->work->exposed()) return false;
     finish();
   }
   return false;
 }
 
-bool CallQueue::carry_out(Entry& entry, bool spin) {
+bool CallQueue::advance_one(Entry& entry, bool spin) {
   const bool own = std::this_thread::get_id() == thread_id_.load(std::memory_order_relaxed);
   const bool in_callback = spin && depth_ > 1;  // which waits for the job, and holds the turn meanwhile
   if (entry.job.whole && !own && !in_callback) return false;
@@ -304,7 +304,7 @@ void CallQueue::loop() {
     std::optional<Awaited> awaited;
     if (take_turn()) {
       const Turn turn{*this};
-      if (!carry_on({}) && begun_) awaited = engine_.held_up_at();
+      if (!advance_all({}) && begun_) awaited = engine_.held_up_at();
       look_ = grace_;  // the thread was needed, and may be needed again soon
     }
     if (awaited) engine_.sleep(*awaited, kSleep);

@@ -46,7 +46,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   /// Returns when all jobs have run and no thread waits here. No job may be given afterwards.
   void end();
 
-  /// Starts the thread if it does not run yet. Throws SystemError. submit() comes after it.
+  /// Starts the thread if it does not run yet. Throws ResourceError. submit() comes after it.
   void make_ready();
   /// Puts a job behind all earlier ones. If this throws, the job is not there.
   std::shared_ptr<Work> submit(Job job);
@@ -79,8 +79,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
     void help() override {
       if (const auto queue = queue_.lock()) queue->progress();
     }
-    void expose() override {
-      Work::expose();
+    void expect_outside_waiter() override {
+      Work::expect_outside_waiter();
       if (const auto queue = queue_.lock()) queue->hurry();
     }
     void settled() override {
@@ -108,7 +108,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   /// What a thread that carries calls on does for them.
   struct Effort {
     bool spin = false;            ///< waits for peers a moment
-    bool tells = true;            ///< runs what follows a completion
+    bool run_callbacks = true;    ///< runs what follows a completion
     const Work* until = nullptr;  ///< null: all
   };
   /// Counts a thread that waits in here, for as long as it lives.
@@ -117,8 +117,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
 
   void await(const Work& work, const Deadline& deadline);
   void await_turn(const Work& work, const Deadline& deadline);
-  bool carry_on(const Effort& effort);
-  bool carry_out(Entry& entry, bool spin);
+  bool advance_all(const Effort& effort);
+  bool advance_one(Entry& entry, bool spin);
   void finish();
   void hurry();
   void complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error);

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <thread>
 
+#include "base/interrupts.h"
 #include "base/process.h"
-#include "base/runtime.h"
-#include "base/thread.h"
-#include "comm/completing.h"
+#include "base/start_thread.h"
 #include "comm/gpu_group.h"
+#include "comm/reentrancy.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -202,7 +202,7 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
   return give([&]() -> CallQueue::Job {
     prepare(call);
     CallQueue::Job job{.call = call, .large = buffer_bytes(call, world_) > kLargeBytes};
-    if (in_one_go(call)) job.whole = [this, call] { run_now(call, true); };
+    if (runs_to_completion(call)) job.whole = [this, call] { run_now(call, true); };
     job.title = [signature = call_signature(call), sequence = call.sequence] { return describe(signature, sequence); };
     job.keep = std::move(keep);
     return job;
@@ -257,7 +257,7 @@ std::shared_ptr<Work> Communicator::start(std::vector<Call> calls, std::shared_p
       if (call.timeout.count() <= 0) call.timeout = timeout_;
       call.sequence = sequence;
       bytes += buffer_bytes(call, world_);
-      piecewise = piecewise && !in_one_go(call);
+      piecewise = piecewise && !runs_to_completion(call);
     }
     const bool large = bytes > kLargeBytes;
     if (piecewise) {
@@ -302,7 +302,7 @@ std::shared_ptr<Work> Communicator::give(const Prepare& prepared) {
 }
 
 /// Whether a call must run to its end at once.
-bool Communicator::in_one_go(const Call& call) const {
+bool Communicator::runs_to_completion(const Call& call) const {
   if (call.collective == Collective::all_to_all && call.blocks != nullptr) return true;  // two calls
   return world_ > 1 && !engine_->resumable();
 }
@@ -331,7 +331,7 @@ void Communicator::or_fail(const Act& act) {
   } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
-    poison(ErrorKind::system_error, in_words([&] {
+    poison(ErrorKind::resource_error, in_words([&] {
              const std::string text = error.what();
              return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                     " in a call: " + text.substr(0, text.find('\n'));
@@ -359,14 +359,14 @@ void Communicator::run_now(const Call& call, bool background) {
       Call even = call;
       even.blocks = &agreed;
       even.count = agreed.longest;
-      carry_out(even, background);
+      execute(even, background);
     });
   } else {
-    carry_out(call, background);
+    execute(call, background);
   }
 }
 
-void Communicator::carry_out(const Call& call, bool background) {
+void Communicator::execute(const Call& call, bool background) {
   if (world_ > 1) return engine_->run(call, background);
   engine_->calls().begin(call_signature(call), call.sequence);
   run_alone(call);
@@ -452,7 +452,7 @@ uint64_t agreed_key(const Algorithm& algorithm, int root) {
 
 }  // namespace
 
-bool Communicator::agreed(const Algorithm& algorithm, int root) const {
+bool Communicator::has_agreed_on(const Algorithm& algorithm, int root) const {
   if (last_agreed_.load(std::memory_order_relaxed) == agreed_key(algorithm, root)) return true;
   const std::lock_guard lock(agreed_mutex_);
   if (!agreed_.contains({index_of(algorithm), root})) return false;
@@ -522,13 +522,13 @@ bool Communicator::completing() const {
 }
 
 /// Whether this thread is in a signal handler that interrupts a call of the group.
-bool Communicator::interrupted() const {
+bool Communicator::in_signal_handler() const {
   return checking_interrupts() && (busy_ || Waits::of(messenger_.get()) || Waits::of(collectives_.get()));
 }
 
 void Communicator::dispose(Communicator* group) noexcept {
   if (group->owner_ != this_process()) return;  // a thread of the parent may have held its locks
-  if (!group->completing() && !group->interrupted()) {
+  if (!group->completing() && !group->in_signal_handler()) {
     delete group;
   } else {
     try {
@@ -548,7 +548,7 @@ void Communicator::close(std::chrono::milliseconds patience) {
     throw InvalidUsage("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                        ": close() in a callback of one of the group's calls: close the group in another thread");
   }
-  if (interrupted()) {
+  if (in_signal_handler()) {
     throw InvalidUsage(
         "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
         ": close() in a signal handler that interrupts a call of the group: raise an exception in the handler, and "
@@ -579,7 +579,7 @@ void Communicator::tell_made(double seconds) const {
   if (!logging(LogLevel::info)) return;
   std::map<int, std::string> ranks;  // by host
   for (int q = 0; q < world_; ++q) {
-    std::string& of_host = ranks[hosts()[q]];
+    std::string& of_host = ranks[host_of_rank()[q]];
     if (!of_host.empty()) of_host += ',';
     of_host += std::to_string(q);
   }

@@ -103,7 +103,7 @@ class Communicator {
 
   /// Whether all ranks have agreed on an added algorithm's schedules for this root; and the note that they have. The
   /// caller makes them agree before the first call with the algorithm.
-  bool agreed(const Algorithm& algorithm, int root) const;
+  bool has_agreed_on(const Algorithm& algorithm, int root) const;
   void note_agreed(const Algorithm& algorithm, int root);
 
   const CallLog& calls() const { return engine_->calls(); }
@@ -115,7 +115,7 @@ class Communicator {
   const Topology* topology() const { return engine_->topology(); }
 
   /// The host of each rank, numbered by first appearance.
-  const std::vector<int>& hosts() const { return engine_->hosts(); }
+  const std::vector<int>& host_of_rank() const { return engine_->host_of_rank(); }
 
   /// Bytes that collectives sent to peers so far (0 if peers read them), and the number of open TCP connections.
   uint64_t bytes_sent() const { return engine_->bytes_sent(); }
@@ -127,7 +127,7 @@ class Communicator {
   void abort(const std::string& reason);
   /// Leaves the group: pending calls are completed or, after `patience`, ended. Called by the destructor too.
   /// Throws InvalidUsage in a callback of one of its calls, and in a signal handler that interrupts a call. An
-  /// interrupt (base/runtime.h) ends the patience; it is thrown after the rank has left the group.
+  /// interrupt (base/interrupts.h) ends the patience; it is thrown after the rank has left the group.
   void close(std::chrono::milliseconds patience);
 
   /// Ends a group on the thread that drops it. If that thread completes a call of the group, or is in a signal handler
@@ -143,19 +143,19 @@ class Communicator {
   bool await_turn(std::chrono::milliseconds most);
   void await_own(Work& work, const std::function<std::string()>& what);
   bool completing() const;
-  bool interrupted() const;
+  bool in_signal_handler() const;
   template <typename Act>
   void or_fail(const Act& act);
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
   bool advance(const Call& call, bool spin);
-  bool in_one_go(const Call& call) const;
+  bool runs_to_completion(const Call& call) const;
   void run_now(const Call& call, bool background);
   void run_now(const Job& job, uint64_t sequence, bool background);
   void refuse_moved_blocks(const Call& call, size_t longest) const;
   void agree_on_blocks(const Call& call, Blocks& blocks, bool background);
-  void carry_out(const Call& call, bool background);
+  void execute(const Call& call, bool background);
   void run_alone(const Call& call) const;
   void tell_end() const;
 

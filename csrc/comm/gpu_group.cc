@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/thread.h"
+#include "base/start_thread.h"
 #include "comm/communicator.h"
 #include "gpu/check_device.h"
 
@@ -128,7 +128,7 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     host_.poison(error);
     failed = std::current_exception();
   } catch (const std::exception& error) {  // such as bad_alloc: the peers may be in the call
-    host_.poison(ErrorKind::system_error, in_words([&] { return what() + " on a GPU: " + error.what(); }));
+    host_.poison(ErrorKind::resource_error, in_words([&] { return what() + " on a GPU: " + error.what(); }));
     failed = std::current_exception();
   }
   const std::lock_guard lock(mutex_);

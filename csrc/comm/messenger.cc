@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "base/thread.h"
+#include "base/start_thread.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -170,9 +170,9 @@ std::exception_ptr Messenger::end_group(const std::exception_ptr& error) noexcep
   } catch (const Error& known) {
     return failed(known.kind(), in_words([&] { return std::string(known.what()); }));
   } catch (const std::exception& other) {
-    return failed(ErrorKind::system_error, in_words([&] { return self() + " in its messages: " + other.what(); }));
+    return failed(ErrorKind::resource_error, in_words([&] { return self() + " in its messages: " + other.what(); }));
   } catch (...) {
-    return failed(ErrorKind::system_error, in_words([&] { return self() + " in its messages"; }));
+    return failed(ErrorKind::resource_error, in_words([&] { return self() + " in its messages"; }));
   }
 }
 
@@ -264,7 +264,7 @@ void Messenger::make_room(int peer, size_t bytes) {
   size_t held = 0;
   for (const UnexpectedMessage& unexpected : unexpected_) held += unexpected.data.size();
   if (bytes <= memory / 2 && held <= memory / 2 - bytes) return;
-  p2p_.fail(ErrorKind::system_error,
+  p2p_.fail(ErrorKind::resource_error,
             self() + ": rank " + std::to_string(peer) + " sends a message of " + std::to_string(bytes) +
                 " bytes for which this rank has posted no receive, and " + std::to_string(held) +
                 " bytes of such messages are here already, more together than half of this host's memory: post the "

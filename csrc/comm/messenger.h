@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/completing.h"
+#include "comm/reentrancy.h"
 #include "comm/work.h"
 #include "engine/p2p_transport.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/runtime.h"
+#include "base/interrupts.h"
 
 namespace ringlet {
 
@@ -72,7 +72,7 @@ void Work::keep(const std::exception_ptr& error) noexcept {
 }
 
 void Work::then(Callback callback) {
-  if (!done()) expose();
+  if (!done()) expect_outside_waiter();
   attach(callbacks_, std::move(callback));
 }
 

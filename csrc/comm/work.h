@@ -34,7 +34,7 @@ class Work {
   /// Throws the error of the call, if it failed. The exception is a new object, which no other thread holds.
   void raise_if_failed() const;
   /// Waits until `deadline` and returns whether the call is complete. Throws InvalidUsage in a forked child, if the
-  /// pending call is its parent's; and an interrupt (base/runtime.h), after which the call itself goes on.
+  /// pending call is its parent's; and an interrupt (base/interrupts.h), after which the call itself goes on.
   bool await(const Deadline& deadline);
   /// Returns when complete, throwing its error. Throws Timeout after `timeout`; the call itself goes on.
   void wait(std::chrono::milliseconds timeout);
@@ -43,7 +43,7 @@ class Work {
   /// it may run in any call of the user.
   void note_end(Callback callback);
   /// Notes that a thread may wait for it by other means than await(), or that user code runs on completion.
-  virtual void expose() { exposed_.store(true, std::memory_order_release); }
+  virtual void expect_outside_waiter() { exposed_.store(true, std::memory_order_release); }
   bool exposed() const { return exposed_.load(std::memory_order_acquire); }
 
   /// Needs no memory itself, so that no waiter is forgotten.

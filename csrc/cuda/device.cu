@@ -1,7 +1,7 @@
 // The table of what the engines ask of a device.
 #include <cstring>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "cuda/launch.cuh"
 #include "cuda/low_latency.cuh"
 

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "cuda/exchange.h"
+#include "cuda/all_to_all.h"
 #include "cuda/pull.h"
 #include "cuda/table.h"
 

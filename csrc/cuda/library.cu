@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 
 namespace {
 

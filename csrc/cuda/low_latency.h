@@ -142,7 +142,7 @@ class LowInterpreter : PullMeeting<Block> {
     const auto place = [](size_t i) { return (i - LowLayout::kHead) * 4; };
     return take_words(0, LowLayout::kHead, [&](int, size_t i, uint32_t value) { return expected(i, value); }) &&
            take_words(LowLayout::kHead, words_, [&](int q, size_t i, uint32_t value) {
-             scatter(room(q) + place(i), value, bytes_ - place(i));
+             scatter(receive_buffer(q) + place(i), value, bytes_ - place(i));
              return true;
            });
   }
@@ -169,7 +169,7 @@ class LowInterpreter : PullMeeting<Block> {
   }
 
   /// As far past a pack's start as what is made of it, so that packs meet packs.
-  RINGLET_BOTH std::byte* room(int q) const {
+  RINGLET_BOTH std::byte* receive_buffer(int q) const {
     return args_.regions[args_.rank] + args_.low.room(block_.index(), q) + past_pack(args_.output + begin_);
   }
 
@@ -178,7 +178,7 @@ class LowInterpreter : PullMeeting<Block> {
       ReduceWork<kMostRanks>& work = shared().works[0];
       bool alike = true;
       for (int q = 0; q < args_.world; ++q) {
-        work.srcs[q] = q == args_.rank ? args_.input + begin_ : room(q);
+        work.srcs[q] = q == args_.rank ? args_.input + begin_ : receive_buffer(q);
         alike = alike && past_pack(work.srcs[q]) == past_pack(args_.output + begin_);
       }
       work.dst = args_.output + begin_;

@@ -117,7 +117,7 @@ class PullInterpreter : PullMeeting<Block> {
   RINGLET_BOTH size_t offset(size_t chunk) const {
     return chunk * args_.length + (chunk < args_.longer ? chunk : args_.longer);
   }
-  RINGLET_BOTH size_t elements(size_t chunk) const {
+  RINGLET_BOTH size_t piece_elements(size_t chunk) const {
     const size_t length = args_.length + (chunk < args_.longer ? 1 : 0);
     const size_t rest = length <= begin_ ? 0 : length - begin_;
     return rest < args_.width ? rest : args_.width;
@@ -246,7 +246,7 @@ class PullInterpreter : PullMeeting<Block> {
       const PullSource& source = program_.sources[step.first_source + i];
       if (is_scaled(source) && source.staged == Home::none) work.scaled_source = i;
     }
-    const size_t bytes = elements(chunk) * args_.size;
+    const size_t bytes = piece_elements(chunk) * args_.size;
     work.count = is_copy(work) ? bytes : bytes / sizeof(typename E::Bits);  // a complex number is two reals to its sums
   }
 

@@ -75,7 +75,7 @@ class Engine {
   /// Open TCP connections.
   virtual int connections() const noexcept { return 0; }
   /// By rank: its host, numbered by first appearance.
-  virtual const std::vector<int>& hosts() const noexcept = 0;
+  virtual const std::vector<int>& host_of_rank() const noexcept = 0;
 
   /// The last calls of this rank.
   CallLog& calls() noexcept { return calls_; }
@@ -92,7 +92,7 @@ class Engine {
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
   /// The last call. `quiet`: no call is pending. Then the engine waits at most `patience` until the peers have all that
-  /// they need of this rank. An interrupt (base/runtime.h) ends the wait early, and is thrown when this rank has left.
+  /// they need of this rank. An interrupt (base/interrupts.h) ends the wait early, and is thrown when this rank has left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 
  private:

@@ -109,7 +109,7 @@ const Rule& Selector::rule_for(const Situation& situation) const {
   for (const Rule& rule : rules_[static_cast<size_t>(situation.collective)]) {
     if (rule.fits(situation)) return rule;
   }
-  throw SystemError(std::string("no rule of the selector fits ") + name(situation.collective));
+  throw ResourceError(std::string("no rule of the selector fits ") + name(situation.collective));
 }
 
 std::optional<Way> Selector::way_for(Collective collective, size_t bytes, int world) const {

@@ -1,7 +1,7 @@
 // The selector chooses the algorithm of `auto`: by the given rules, then by the built-in rules, one of which always
 // fits.
 //
-// Every rank makes the same choice: all ranks of a group have the same rules (comm/join.h), and rules depend only on
+// Every rank makes the same choice: all ranks of a group have the same rules (comm/group_init.h), and rules depend only on
 // what is the same on every rank. Thread safety: immutable once made.
 #pragma once
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/pull/in_place.h"
+#include "engine/pull/peer_reads.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {

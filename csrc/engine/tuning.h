@@ -3,7 +3,7 @@
 // What is best depends on the processor (docs/decisions/0052-sizes-are-measured-by-processor.md). A table's line is
 //   tuned  staged_segment_bytes  512KiB  processor GenuineIntel-6-207    # a comment
 // and counts if rank 0 runs on that processor, or the line names none. All ranks of a group have rank 0's table and
-// processor (comm/join.h), so all have the same values. Sizes are of the schedule's whole buffer.
+// processor (comm/group_init.h), so all have the same values. Sizes are of the schedule's whole buffer.
 // Pure values. Thread safety: any.
 #pragma once
 

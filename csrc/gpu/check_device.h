@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 
 namespace ringlet {
 

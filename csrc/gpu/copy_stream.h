@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "gpu/check_device.h"
 
 namespace ringlet {

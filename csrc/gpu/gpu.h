@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 
 namespace ringlet {
 

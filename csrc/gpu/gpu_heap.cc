@@ -47,8 +47,8 @@ GpuHeap::GpuHeap(const RingletCudaDevice& device, size_t bytes) : ranges_(bytes)
 std::byte* GpuHeap::allocate(size_t bytes) {
   const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
   if (const std::optional<size_t> offset = ranges_.take(wanted, kAlignment)) return base_ + *offset;
-  throw SystemError("the GPU's registered heap (" + std::to_string(ranges_.bytes() >> 20) + " MiB) has no room for " +
-                    std::to_string(bytes) + " bytes; free registered tensors or raise " + kVariable);
+  throw ResourceError("the GPU's registered heap (" + std::to_string(ranges_.bytes() >> 20) + " MiB) has no room for " +
+                      std::to_string(bytes) + " bytes; free registered tensors or raise " + kVariable);
 }
 
 void GpuHeap::free(std::byte* pointer) { ranges_.give_back(static_cast<size_t>(pointer - base_)); }

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "memory/ranges.h"
 
 namespace ringlet {
@@ -22,7 +22,7 @@ class GpuHeap {
   /// InvalidUsage for a wrong RINGLET_GPU_HEAP_MIB, DeviceError where the GPU has no room.
   static GpuHeap* of(const RingletCudaDevice& device, int number);
 
-  /// Aligned to 256. Throws SystemError when the heap is full.
+  /// Aligned to 256. Throws ResourceError when the heap is full.
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer);
   /// Kept until somebody takes them, waits for the device and frees them: while a CUDA graph is captured nobody may

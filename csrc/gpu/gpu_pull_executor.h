@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/cuda.h"
-#include "cuda/exchange.h"
+#include "cuda/all_to_all.h"
+#include "cuda/device_library.h"
 #include "cuda/low_latency.h"
 #include "cuda/pull.h"
 #include "engine/call_layout.h"

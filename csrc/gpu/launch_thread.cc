@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/thread.h"
+#include "base/start_thread.h"
 
 namespace ringlet {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Contract: run() gives a call to the thread and waits until it has returned, until the deadline passes, or until
 // `poll`, asked every 20 ms, says to give up. A call that is given up goes on there; later ones are given up at once.
-// The constructor throws SystemError where there is no thread to be had.
+// The constructor throws ResourceError where there is no thread to be had.
 // Ownership: the destructor waits a second for a call that was given up; after that the thread is left alone, so a
 // call holds all that it uses. Thread safety: one caller of run() at a time; finish() also beside it.
 #pragma once

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "base/interrupts.h"
 #include "base/log.h"
-#include "base/runtime.h"
 
 namespace ringlet {
 namespace {

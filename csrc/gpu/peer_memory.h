@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "cuda/pull.h"
 #include "gpu/copy_stream.h"
 #include "transport/token.h"

@@ -96,8 +96,8 @@ std::byte* Heap::allocate(size_t bytes) {
     const size_t wanted = round_up(bytes == 0 ? 1 : bytes, kAlignment);
     if (const std::optional<size_t> offset = take(wanted, alignment)) return map_.base() + *offset;
   }
-  throw SystemError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
-                    std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
+  throw ResourceError("the registered heap (" + std::to_string(map_.bytes() >> 20) + " MiB) has no room for " +
+                      std::to_string(bytes) + " bytes; free registered tensors or raise RINGLET_HEAP_MIB");
 }
 
 std::optional<size_t> Heap::take(size_t bytes, size_t alignment) {

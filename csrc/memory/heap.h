@@ -35,7 +35,7 @@ class Heap {
   Heap& operator=(const Heap&) = delete;
 
   /// At least `bytes`, aligned to 64 bytes (to 2 MiB from 2 MiB on). Memory that was never used before is zero. Throws
-  /// SystemError if the heap is full.
+  /// ResourceError if the heap is full.
   std::byte* allocate(size_t bytes);
   void free(std::byte* pointer) noexcept;
 

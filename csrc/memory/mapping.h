@@ -14,7 +14,7 @@ class Mapping {
   enum class Access { read_only, read_write };
 
   Mapping() = default;
-  /// Maps `bytes` of `fd` from its start. Throws SystemError.
+  /// Maps `bytes` of `fd` from its start. Throws ResourceError.
   Mapping(int fd, size_t bytes, Access access);
   Mapping(Mapping&& other) noexcept : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
   Mapping& operator=(Mapping&& other) noexcept {

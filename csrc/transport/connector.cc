@@ -91,7 +91,7 @@ Connector::Step Connector::start(const Address& address) {
   Socket socket(::socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
     if (errno == EAFNOSUPPORT) return miss(address, std::strerror(errno), false);
-    return fail(ErrorKind::system_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
+    return fail(ErrorKind::resource_error, std::string("cannot make a TCP socket: ") + std::strerror(errno));
   }
   use_congestion_control(socket.get());
   // A connect() that a signal ends goes on as one that does not wait: it is not repeated.

@@ -67,7 +67,7 @@ struct Control {
   char message[kMessageBytes];
   // The collective and the message in which this rank has waited for long; empty: in none.
   SharedText in_collective, in_message;
-  // Of ranks that are threads: how many of this rank's threads read tensors of peers now (engine/pull/in_place.h).
+  // Of ranks that are threads: how many of this rank's threads read tensors of peers now (engine/pull/peer_reads.h).
   alignas(64) std::atomic<uint32_t> reading;
 
   void fail(ErrorKind kind, const char* text) noexcept;  // first call wins

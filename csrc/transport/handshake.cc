@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/runtime.h"
+#include "base/interrupts.h"
 #include "base/system_call.h"
 #include "transport/store.h"
 

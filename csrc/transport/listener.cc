@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "base/process.h"
+#include "base/start_thread.h"
 #include "base/system_call.h"
-#include "base/thread.h"
 #include "transport/congestion.h"
 
 namespace ringlet {
@@ -114,7 +114,7 @@ PeerAddress Listener::address(const std::string& store) const {
   PeerAddress address = own_;
   address.addresses = own_addresses(chosen_interfaces(), store);
   if (address.addresses.empty()) {
-    throw SystemError(
+    throw ResourceError(
         "no network interface of this host is up, so no rank could reach this one over TCP: bring one up (inside one "
         "host \"ip link set lo up\" will do), or choose transport=\"shared_memory\" for ranks of one host");
   }

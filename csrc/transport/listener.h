@@ -49,10 +49,10 @@ class Listener {
     virtual void give_up(int peer, ConnectionKind which, ErrorKind kind, const std::string& reason) noexcept = 0;
   };
 
-  /// Throws SystemError if this process cannot listen, InvalidUsage if RINGLET_TCP_CONGESTION has an unknown name.
+  /// Throws ResourceError if this process cannot listen, InvalidUsage if RINGLET_TCP_CONGESTION has an unknown name.
   static Listener& process();
 
-  /// Where peers reach this process; `store` is as for own_addresses(). Throws SystemError if there is no network,
+  /// Where peers reach this process; `store` is as for own_addresses(). Throws ResourceError if there is no network,
   /// InvalidUsage if RINGLET_INTERFACE has an unknown name.
   PeerAddress address(const std::string& store) const;
   /// From now on the listener takes connections to `rank` of the group with this key. It does not keep `resident`

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/interrupts.h"
 #include "base/log.h"
-#include "base/runtime.h"
 #include "base/system_call.h"
 #include "transport/listener.h"
 #include "transport/ring_pipe.h"
@@ -36,7 +36,7 @@ Descriptor make_wakeup() {
   return wakeup;
 }
 
-void silence(int wakeup) noexcept {
+void drain_wakeup(int wakeup) noexcept {
   uint64_t rung;
   [[maybe_unused]] const ssize_t read =
       repeated([&] { return ::read(wakeup, &rung, sizeof rung); });  // fails if no peer has signalled
@@ -133,7 +133,7 @@ struct Mesh::State final : Listener::Resident {
                        : own_wakeups[static_cast<size_t>(which)].get();
   }
   void ring_all() noexcept {
-    for (const ConnectionKind which : kAllConnectionKinds) strike(wakeup(which));
+    for (const ConnectionKind which : kAllConnectionKinds) signal_wakeup(wakeup(which));
   }
   void mark_asleep(ConnectionKind which, bool asleep) noexcept {
     if (!setup.local) return;
@@ -291,7 +291,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   for (const ConnectionKind each : kAllConnectionKinds) {
     if (!rings[static_cast<size_t>(each)]) continue;
     state_->mark_asleep(each, false);
-    silence(state_->wakeup(each));
+    drain_wakeup(state_->wakeup(each));
   }
 }
 

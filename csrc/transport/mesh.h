@@ -36,7 +36,7 @@ class Mesh {
     std::unique_ptr<Transport> local{};
   };
 
-  /// Throws InvalidUsage if the setup contradicts itself, SystemError.
+  /// Throws InvalidUsage if the setup contradicts itself, ResourceError.
   explicit Mesh(Setup setup);
   ~Mesh();
   Mesh(const Mesh&) = delete;
@@ -49,7 +49,7 @@ class Mesh {
   int world() const;
 
   /// The pipe. The first call starts the connection; until it is complete, the result is null. Throws PeerLost or
-  /// SystemError if the connection cannot be made. A peer that cannot be reached ends `collectives` only: open that kind,
+  /// ResourceError if the connection cannot be made. A peer that cannot be reached ends `collectives` only: open that kind,
   /// too.
   Pipe* open(int peer, ConnectionKind which);
   /// The pipe, if the connection is complete; null otherwise.

@@ -46,7 +46,7 @@ class Pipe {
   virtual const std::byte* peer_memory(uint64_t) const noexcept { return nullptr; }
   bool reads_memory() const noexcept { return peer_memory(0) != nullptr; }
   /// Tells all peers that read this rank's memory that it may change from now on. Whether the peer has told that.
-  virtual void withdraw() noexcept {}
+  virtual void revoke_reads() noexcept {}
   virtual bool withdrawn() const noexcept { return false; }
 
   /// Closes the connection.

@@ -43,7 +43,7 @@ size_t walk(const iovec* pieces, int n, size_t most, Copy copy) {
 
 }  // namespace
 
-void strike(int wakeup) noexcept {
+void signal_wakeup(int wakeup) noexcept {
   const uint64_t one = 1;
   // The write fails only if the counter is full, and then the sleeper wakes anyway.
   [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup, &one, sizeof one); });
@@ -65,7 +65,7 @@ RingPipe::RingPipe(Transport& transport, int peer, ConnectionKind which)
 /// Each side first writes its own word and then reads the other's, sequentially consistently, so no wake-up is missed.
 void RingPipe::publish(std::atomic<uint32_t>& count, uint32_t value) noexcept {
   count.store(value, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst) != 0) strike(wakeup_);
+  if (asleep_.load(std::memory_order_seq_cst) != 0) signal_wakeup(wakeup_);
 }
 
 /// Clears the sign that this thread sleeps, because it found work first: peers need not signal the wakeup any more.

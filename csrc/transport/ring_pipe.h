@@ -16,7 +16,7 @@
 namespace ringlet {
 
 /// Wakes the thread that sleeps on an eventfd. Does nothing if it is -1.
-void strike(int wakeup) noexcept;
+void signal_wakeup(int wakeup) noexcept;
 
 class RingPipe final : public Pipe {
  public:
@@ -36,7 +36,7 @@ class RingPipe final : public Pipe {
   const std::byte* peer_memory(uint64_t address) const noexcept override {
     return transport_.link(peer_).base + address;
   }
-  void withdraw() noexcept override { transport_.control().withdrawn.store(1, std::memory_order_seq_cst); }
+  void revoke_reads() noexcept override { transport_.control().withdrawn.store(1, std::memory_order_seq_cst); }
   bool withdrawn() const noexcept override {
     return transport_.control(peer_).withdrawn.load(std::memory_order_seq_cst) != 0;
   }

@@ -14,7 +14,7 @@
 namespace ringlet {
 
 /// Connects the ranks through `store`, whose keys under `name` must be unused. Throws Timeout that names the missing
-/// ranks, InvalidUsage if ranks are on different hosts, SystemError.
+/// ranks, InvalidUsage if ranks are on different hosts, ResourceError.
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
                                                  const Deadline& deadline);
 

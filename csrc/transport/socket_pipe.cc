@@ -22,7 +22,7 @@ constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
 // If something is in flight, the kernel would go on for a quarter of an hour. TCP_USER_TIMEOUT is made for this, but
 // also ends the connection to a healthy peer that does not read for so long (its window is closed). So examine() looks
 // itself.
-constexpr uint32_t kSilenceMs = 10'000;
+constexpr uint32_t kUnacknowledgedMs = 10'000;
 constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
 
 constexpr int kClosed = 1 << 16;  // stored like an errno, and equal to none
@@ -122,7 +122,8 @@ void SocketPipe::examine() const noexcept {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
-  const bool in_flight = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && info.tcpi_last_ack_recv >= kSilenceMs;
+  const bool in_flight =
+      info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 && info.tcpi_last_ack_recv >= kUnacknowledgedMs;
   if (in_flight || info.tcpi_probes >= kUnansweredProbes) end(ETIMEDOUT);
 }
 

@@ -13,7 +13,7 @@ namespace ringlet {
 
 using Token = std::array<uint8_t, 16>;
 
-/// From the system's source of randomness. Throws SystemError.
+/// From the system's source of randomness. Throws ResourceError.
 Token random_token();
 
 /// The keyed digest of `data`.

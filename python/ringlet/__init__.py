@@ -3,7 +3,7 @@
 `import ringlet` registers the torch.distributed backend "ringlet" and does nothing else.
 """
 
-from ringlet import agreement, schedule, settings
+from ringlet import agreement, renamed, schedule, settings
 from ringlet import backend as _backend
 from ringlet._C import BackendOptions, Work, build_info
 from ringlet.backend import monitored_barrier
@@ -23,7 +23,7 @@ from ringlet.collectives import (
     scatter,
     send,
 )
-from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, SystemError, Timeout
+from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, ResourceError, Timeout
 from ringlet.group import Group, current, finalize, init, new_group
 from ringlet.launch import spawn
 from ringlet.memory import empty, registered_pool, use_registered_allocator
@@ -40,6 +40,13 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def __getattr__(name: str) -> object:
+    if name != "SystemError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    renamed.warn_of("ringlet.SystemError", "ringlet.ResourceError")
+    return ResourceError
+
+
 __version__: str = build_info()["ringlet"]  # pyproject.toml has it
 
 __all__ = [
@@ -51,7 +58,7 @@ __all__ = [
     "InvalidUsage",
     "Offload",
     "PeerLost",
-    "SystemError",
+    "ResourceError",
     "Timeout",
     "Work",
     "Zero",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ringlet import _C, environment, leaving, log
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta, default_transport, read_given
-from ringlet.rendezvous import Claim, rendezvous_key
+from ringlet.group_key import Claim, rendezvous_key
 
 NAME = "ringlet"
 

@@ -18,8 +18,8 @@ Arguments that all calls share:
   refuses to resize their storages meanwhile.
 
 Every rank of the group makes the same calls in the same order. Errors: InvalidUsage (a bad argument, or calls of ranks
-that differ: then it names both), PeerLost, Timeout, SystemError. The first error that involves other ranks poisons the
-group, and later calls raise it again.
+that differ: then it names both), PeerLost, Timeout, ResourceError. The first error that involves other ranks poisons
+the group, and later calls raise it again.
 
 If a tensor has a block for each rank, a list of `world` tensors of one dtype can take its place. The call reads and
 writes them where they lie. In reduce_scatter, all_gather and all_to_all the blocks may have different sizes (MPI's
@@ -35,11 +35,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy
 import torch
-import torch.distributed as dist
 
 from ringlet import _C, autograd  # noqa: F401  (which tells _C of itself)
 from ringlet.errors import InvalidUsage
-from ringlet.group import Group, current, group_from, has_default
+from ringlet.group import AnyGroup, current, group_from, has_default
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = torch.Tensor | numpy.ndarray[Any, Any]
 Arrays: TypeAlias = Array | Sequence[Array]  # a sequence: one for each rank
-AnyGroup: TypeAlias = Group | dist.ProcessGroup
 Timeout: TypeAlias = float | timedelta | None
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Tensor | list[Tensor]  # a list if the caller passed a sequence

@@ -23,7 +23,7 @@ class Timeout(Error, DistBackendError, TimeoutError):
     """A wait reached its deadline while the peer's process was still there."""
 
 
-class SystemError(Error):
+class ResourceError(Error):
     """The operating system refused something; the message has its reason and what to do."""
 
 

@@ -11,14 +11,14 @@ import threading
 import warnings
 from collections.abc import Container, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.rendezvous import Claim, peek, rendezvous_key
+from ringlet.group_key import Claim, peek, rendezvous_key
 from ringlet.schedule.registry import load_given
 from ringlet.store import asked, from_environment
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT: timedelta = timedelta(minutes=5)
 TRANSPORTS = ("auto", "shared_memory", "tcp", "threads")
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
+AnyGroup: TypeAlias = "Group | dist.ProcessGroup"
 
 
 def default_transport() -> str:
@@ -214,10 +215,10 @@ def process_group_of(group: Any, who: str) -> dist.ProcessGroup:
             f"{who}: no process group yet: call torch.distributed.init_process_group() or ringlet.init()"
         )
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidUsage(f"{who}: this rank is not a member of process_group: make a {who} on its members only")
+        raise InvalidUsage(f"{who}: this rank is not a member of group=: make a {who} on its members only")
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidUsage(
-            f"{who}: process_group is a {type(group).__name__}, not a group of torch.distributed: pass what "
+            f"{who}: group is a {type(group).__name__}, not a group of torch.distributed: pass what "
             "torch.distributed.new_group() returns, or a ringlet.Group"
         )
     return group

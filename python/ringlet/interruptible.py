@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ringlet.errors import SystemError
+from ringlet.errors import ResourceError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -19,11 +19,11 @@ _LEAST_PAUSE_S, _LARGEST_PAUSE_S, _PAUSES_OF_A_WAIT = 2e-4, 0.2, 16
 
 
 def start(thread: threading.Thread, purpose: str) -> None:
-    """Raises SystemError if the system gives no thread."""
+    """Raises ResourceError if the system gives no thread."""
     try:
         thread.start()
     except RuntimeError as error:
-        raise SystemError(
+        raise ResourceError(
             f"cannot start a thread for {purpose}: {error}; raise the limit on threads (ulimit -u, or the container's "
             "limit on pids) or on memory"
         ) from error

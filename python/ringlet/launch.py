@@ -28,7 +28,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 
 from ringlet import group as groups
 from ringlet import log
-from ringlet.errors import InvalidUsage, SystemError
+from ringlet.errors import InvalidUsage, ResourceError
 
 GRACE_S = 5.0
 """Seconds that ranks get to end by themselves, once they are told to."""
@@ -121,7 +121,7 @@ class _Memory:
         made = cls(os.memfd_create("ringlet-store"))
         if not os.path.exists(made.path()):  # a FileStore would wait for it
             made.close()
-            raise SystemError(f'spawn: there is no {made.path()}: mount /proc, or pass transport="threads"')
+            raise ResourceError(f'spawn: there is no {made.path()}: mount /proc, or pass transport="threads"')
         return made
 
     def path(self) -> str:
@@ -330,8 +330,8 @@ class _Ranks:
         return None
 
 
-def _not_started(rank: int, world: int, error: Exception) -> SystemError:
-    return SystemError(f"spawn: rank {rank} of {world} cannot be started: {error}; is there a limit (ulimit -u, -v)?")
+def _not_started(rank: int, world: int, error: Exception) -> ResourceError:
+    return ResourceError(f"spawn: rank {rank} of {world} cannot be started: {error}; is there a limit (ulimit -u, -v)?")
 
 
 def interrupt_once(number: int, frame: FrameType | None) -> None:

@@ -42,7 +42,7 @@ _introduced = 0  # the process that told what it is
 def configure(rank: int, world: int) -> float:
     """Before a group is made: takes the levels from the environment and from the logger. Returns the time, for `made`.
 
-    Raises InvalidUsage for a RINGLET_LOG that is no level, SystemError for a RINGLET_LOG_FILE that cannot be written.
+    Raises InvalidUsage for a RINGLET_LOG that is no level, ResourceError for a RINGLET_LOG_FILE that cannot be written.
     """
     global _introduced, _reader
     keep_standard_descriptors()

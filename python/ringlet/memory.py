@@ -31,7 +31,7 @@ def empty(
     device: the host, or a GPU, which has as much registered memory as RINGLET_GPU_HEAP_MIB says (by default none). When
     a tensor on a GPU is freed, the host waits for the device (later, while a CUDA graph is captured).
 
-    Raises SystemError if the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage if the device
+    Raises ResourceError if the registered heap (RINGLET_HEAP_MIB, on the host) has no room, InvalidUsage if the device
     has no registered memory or if no call takes the dtype, DeviceError if torch has no such device.
     """
     sizes = size[0] if len(size) == 1 and isinstance(size[0], Iterable) else size

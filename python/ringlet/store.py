@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ringlet import environment, interruptible
-from ringlet.errors import Error, InvalidUsage, PeerLost, SystemError, Timeout
+from ringlet.errors import Error, InvalidUsage, PeerLost, ResourceError, Timeout
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -29,7 +29,7 @@ _kept: dict[int, tuple[tuple[str, int], Store]] = {}
 def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT, or on the host that the launcher names. Rank 0 serves it, unless
     torchrun does, or this process does already (for torch.distributed). Raises InvalidUsage if it is another job's,
-    SystemError if rank 0 cannot serve it, Timeout if a rank cannot reach it."""
+    ResourceError if rank 0 cannot serve it, Timeout if a rank cannot reach it."""
     if world == 1:
         return dist.HashStore()
     where = environment.master()
@@ -60,7 +60,7 @@ def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> 
     address, port = where
     serve = _reach(address, port, rank, world, timeout)
     try:
-        # rendezvous.py names the missing ranks; TCPStore would only count them.
+        # group_key.py names the missing ranks; TCPStore would only count them.
         store = interruptible.call(
             lambda: dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=False, multi_tenant=True)
         )
@@ -70,7 +70,7 @@ def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> 
         reason = str(error).split("\n", 1)[0]
         if not serve:
             raise PeerLost(f"rank {rank} of {world} lost the store at {address}:{port}: {reason}") from error
-        raise SystemError(
+        raise ResourceError(
             f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if another job or a "
             "second rank 0 uses MASTER_PORT, set another port"
         ) from error
@@ -110,7 +110,7 @@ def _reach(address: str, port: int, rank: int, world: int, timeout: timedelta) -
     change while a job starts.
 
     Under torchrun the agent serves the store, from before it starts the ranks, and keeps it over restarts
-    (rendezvous.py). If nobody listens, the program has set another address than the agent's."""
+    (group_key.py). If nobody listens, the program has set another address than the agent's."""
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     until = time.monotonic() + timeout.total_seconds()
     while True:

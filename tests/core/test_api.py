@@ -31,7 +31,7 @@ def test_every_public_name_is_there_and_documented():
 
 
 def test_errors_are_one_tree():
-    kinds = [ringlet.InvalidUsage, ringlet.PeerLost, ringlet.Timeout, ringlet.SystemError, ringlet.DeviceError]
+    kinds = [ringlet.InvalidUsage, ringlet.PeerLost, ringlet.Timeout, ringlet.ResourceError, ringlet.DeviceError]
     assert all(issubclass(kind, ringlet.Error) for kind in kinds) and issubclass(ringlet.Error, RuntimeError)
     assert issubclass(ringlet.InvalidUsage, ValueError)
     for kind in kinds:
@@ -107,7 +107,7 @@ def test_a_full_heap_says_what_to_do():
 import ringlet, torch
 try:
     ringlet.empty(64 << 20, dtype=torch.uint8)
-except ringlet.SystemError as error:
+except ringlet.ResourceError as error:
     print(error)
 kept = ringlet.empty(1 << 20, dtype=torch.uint8)
 del kept

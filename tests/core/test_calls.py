@@ -113,7 +113,7 @@ def many_in_flight(rank: int, world: int) -> None:
     works = [ringlet.all_reduce(tensor, algorithm=name, async_op=True) for tensor, name in zip(tensors, names)]  # noqa: B905
     for i in reversed(range(48)):
         works[i].wait()
-        assert works[i].done()
+        assert works[i].is_completed()
         assert torch.equal(tensors[i], torch.full_like(tensors[i], world * (i + 1.0))), f"call {i}"
     # One tensor, reduced again and again: only the order of issue makes the power right. The last call is synchronous.
     again = torch.ones(300)

@@ -336,7 +336,7 @@ def wait_briefly(rank, world, store):
         work = ringlet.all_reduce(tensor := torch.ones(10), async_op=True)
         with pytest.raises(ringlet.Timeout, match="not complete after 50 ms of waiting, and goes on"):
             work.wait(0.05)
-        assert not work.done()
+        assert not work.is_completed()
         others.set("tried", "")
         work.wait(30)
     else:

@@ -16,7 +16,7 @@ import pytest
 
 from hosts import hosts, require_hosts
 from ringlet.bench.clusters import Cluster, read_cluster
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.hosts import INTERFACE, Hosts, Traffic, why_not
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

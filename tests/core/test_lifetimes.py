@@ -14,18 +14,18 @@ import ringlet
 
 
 def hooked(model, group):
-    return ringlet.GradientReducer(model, process_group=group).register_comm_hook(None, allreduce_hook)
+    return ringlet.GradientReducer(model, group=group).register_comm_hook(None, allreduce_hook)
 
 
 def zero(stage):
-    return lambda model, group: ringlet.Zero(model, torch.optim.Adam, stage, process_group=group)
+    return lambda model, group: ringlet.Zero(model, torch.optim.Adam, stage, group=group)
 
 
 BUILDS = {
-    "reducer": lambda model, group: ringlet.GradientReducer(model, process_group=group),
+    "reducer": lambda model, group: ringlet.GradientReducer(model, group=group),
     "reducer with a hook": hooked,
-    "gradient merge": lambda model, group: ringlet.GradientReducer(model, process_group=group).accumulate(2),
-    "delay": lambda model, group: ringlet.GradientReducer(model, process_group=group, delay=1),
+    "gradient merge": lambda model, group: ringlet.GradientReducer(model, group=group).accumulate(2),
+    "delay": lambda model, group: ringlet.GradientReducer(model, group=group, delay=1),
     "zero 1": zero(1),
     "zero 2": zero(2),
     "zero 3": zero(3),

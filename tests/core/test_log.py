@@ -114,7 +114,7 @@ def test_a_level_that_is_none_is_refused(alone, monkeypatch):
 def test_a_file_that_cannot_be_written_is_named(alone, monkeypatch, tmp_path):
     monkeypatch.setenv("RINGLET_LOG", "info")
     monkeypatch.setenv("RINGLET_LOG_FILE", str(tmp_path / "absent" / "log"))
-    with pytest.raises(ringlet.SystemError, match=r"RINGLET_LOG_FILE=.*absent/log: No such file"):
+    with pytest.raises(ringlet.ResourceError, match=r"RINGLET_LOG_FILE=.*absent/log: No such file"):
         ringlet.init(0, 1, transport="threads", name="nowhere")
 
 

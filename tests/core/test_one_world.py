@@ -20,7 +20,7 @@ def train_on(group, rank, world):
         model = nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             model.weight.zero_()
-        trainer = make(model, process_group=group)
+        trainer = make(model, group=group)
         model(torch.full((1, 1), float(rank + 1))).sum().backward()
         if isinstance(trainer, ringlet.GradientReducer):
             assert model.weight.grad.item() == summed(world) / world
@@ -79,8 +79,8 @@ def test_a_group_of_torch_distributed_is_one_of_ringlet(pool, backend):
 def have_no_process_group(rank, world):
     with pytest.raises(ringlet.InvalidUsage, match="ranks are threads"):
         ringlet.current().process_group()
-    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: process_group is a str"):
-        ringlet.GradientReducer(nn.Linear(1, 1), process_group="all")
+    with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: group is a str"):
+        ringlet.GradientReducer(nn.Linear(1, 1), group="all")
 
 
 def test_threads_have_no_group_of_torch_distributed(pool):

@@ -440,7 +440,7 @@ def test_spawn_without_proc_says_so(tmp_path):
     (tmp_path / "program.py").write_text(OWN_MAIN)
     command = f"mount -t tmpfs none /proc; {sys.executable} {tmp_path}/program.py"
     run = subprocess.run(["unshare", "-m", "bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert "ringlet.errors.SystemError: spawn: there is no /proc/self/fd/" in run.stderr
+    assert "ringlet.errors.ResourceError: spawn: there is no /proc/self/fd/" in run.stderr
 
 
 def test_spawn_shows_the_traceback_of_the_rank_that_failed(tmp_path):

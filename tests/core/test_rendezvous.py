@@ -44,7 +44,7 @@ def variables(**given: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-@mock.patch.object(ringlet.rendezvous, "_REFUSED_S", 1.0)  # nobody comes later here
+@mock.patch.object(ringlet.group_key, "_REFUSED_S", 1.0)  # nobody comes later here
 def joining(rank: int, world: int, store: str, each: list[dict[str, Any]]) -> str:
     """Each rank joins as its own entry says; env: its variables. What it raises, or "joined"."""
     options = dict(each[rank])
@@ -232,20 +232,20 @@ for act, *args in CASES:
     child(act, *args)
 """
 SAID = [
-    r"SystemError: .*: Too many open files",
-    r"SystemError: .*: Too many open files",
-    r"SystemError: .*: Too many open files",
-    r"SystemError: cannot reserve .* MiB of addresses: Cannot allocate memory",
-    r"SystemError: cannot start a thread for .*: Resource temporarily unavailable; raise the limit on threads",
-    r"SystemError: cannot map the regions of a threads group: Cannot allocate memory",
-    r"SystemError: cannot start a thread for TCP connections: Resource temporarily unavailable; raise the limit",
-    r"SystemError: cannot start a thread for asynchronous calls: Resource temporarily unavailable; raise the limit",
-    r"SystemError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
-    r"SystemError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
+    r"ResourceError: .*: Too many open files",
+    r"ResourceError: .*: Too many open files",
+    r"ResourceError: .*: Too many open files",
+    r"ResourceError: cannot reserve .* MiB of addresses: Cannot allocate memory",
+    r"ResourceError: cannot start a thread for .*: Resource temporarily unavailable; raise the limit on threads",
+    r"ResourceError: cannot map the regions of a threads group: Cannot allocate memory",
+    r"ResourceError: cannot start a thread for TCP connections: Resource temporarily unavailable; raise the limit",
+    r"ResourceError: cannot start a thread for asynchronous calls: Resource temporarily unavailable; raise the limit",
+    r"ResourceError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
+    r"ResourceError: cannot start a thread for a wait in torch: can't start new thread; raise the limit on threads",
     r'InvalidUsage: RINGLET_HEAP_MIB="abc" is not a number of MiB from 32 up',
     r'InvalidUsage: RINGLET_HEAP_MIB="-1" is not a number of MiB from 32 up',
     r'InvalidUsage: RINGLET_HEAP_MIB="1e9" is not a number of MiB from 32 up',
-    r"SystemError: cannot reserve 1000000000 MiB of addresses: Cannot allocate memory .*; lower RINGLET_HEAP_MIB",
+    r"ResourceError: cannot reserve 1000000000 MiB of addresses: Cannot allocate memory .*; lower RINGLET_HEAP_MIB",
     r'InvalidUsage: RINGLET_TCP_CONGESTION names "nope"',
     r"InvalidUsage: RINGLET_CPU_KERNELS=\"nope\" is not one of .*, which this processor and build support",
     r'InvalidUsage: RINGLET_TOPOLOGY="nope" is not "ignore"',
@@ -299,7 +299,7 @@ def test_without_any_interface(tmp_path):
     assert lines[:2] == ["auto joined"] * 2, run
     assert len(lines) == 4, run
     for line in lines[2:]:
-        assert line.startswith("tcp SystemError: ") and "no network interface of this host is up" in line
+        assert line.startswith("tcp ResourceError: ") and "no network interface of this host is up" in line
         assert 'bring one up (inside one host "ip link set lo up" will do), or choose transport="shared_memory"' in line
 
 
@@ -337,7 +337,7 @@ def test_a_store_that_nobody_serves_or_that_is_taken():
         here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         with (
             variables(**here),
-            pytest.raises(ringlet.SystemError, match=rf"cannot serve the store .* 127.0.0.1:{port}: "),
+            pytest.raises(ringlet.ResourceError, match=rf"cannot serve the store .* 127.0.0.1:{port}: "),
         ):
             ringlet.init(0, 2, timeout=2)
     with variables(**here), pytest.raises(ringlet.Timeout, match=rf"1 of 2 did not reach .* 127.0.0.1:{port} "):
@@ -517,7 +517,7 @@ def test_a_rank_without_descriptors_says_so_to_all(pool, transport, poor):
     assert each[poor][0] != "well" and each[poor][-1] == "well"
     for told in zip(*each, strict=True):
         if told != ("well",) * 3:
-            assert all(one.startswith("SystemError: ") and "Too many open files" in one for one in told), told
+            assert all(one.startswith("ResourceError: ") and "Too many open files" in one for one in told), told
             assert all(f"rank {poor} reported: " in one for rank, one in enumerate(told) if rank != poor), told
 
 

@@ -13,7 +13,7 @@ from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.expression_trees import Trees, ranks_in
 from ringlet.summation.counts import NotATreeError, mask_of, number_in, tree_of
 from ringlet.summation.probe import numbers_of
 

@@ -13,7 +13,7 @@ from ringlet.cli.main import main
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.cost import Machine, counts
 from ringlet.schedule.draw import svg, text
-from ringlet.schedule.overview import overview
+from ringlet.schedule.draw_overview import overview
 
 REGISTERED = [(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()]
 

@@ -105,9 +105,9 @@ void they_run_like_built_in_ones(Between between) {
         std::vector<int> apart;
         for (int rank = 0; rank < world && between == Between::tcp; ++rank) apart.push_back(rank);
         hand_over(algorithm, {world, 0, apart}, schedules_of(built_in(collective, likeness), world));
-        CHECK(!group.agreed(algorithm, 0));
+        CHECK(!group.has_agreed_on(algorithm, 0));
         group.note_agreed(algorithm, 0);
-        CHECK(group.agreed(algorithm, 0) && !group.agreed(algorithm, 1));
+        CHECK(group.has_agreed_on(algorithm, 0) && !group.has_agreed_on(algorithm, 1));
         for (const size_t count : {size_t{1}, size_t{30}, size_t{100'000}}) {
           try_call(group, {.collective = collective, .algorithm = &algorithm, .count = count}, true, count > 1);
         }

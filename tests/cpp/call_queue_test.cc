@@ -30,7 +30,7 @@ class ScriptedEngine final : public Engine {
   P2pTransport& p2p() override { throw InvalidUsage("not asked"); }
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return 0; }
-  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
   void raise_if_failed() override {}
   std::optional<ErrorKind> failure() const override { return std::nullopt; }
   void poll_failures() override {}

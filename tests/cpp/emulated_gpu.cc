@@ -21,7 +21,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "gpu/nccl_api.h"
 #include "host_block.h"
 

@@ -13,8 +13,8 @@
 #include "check.h"
 #include "engine/authored.h"
 #include "memory/heap.h"
+#include "transport/in_process.h"
 #include "transport/listener.h"
-#include "transport/threads.h"
 
 using namespace ringlet;
 using namespace std::chrono_literals;

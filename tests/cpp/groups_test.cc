@@ -13,7 +13,7 @@
 #include "engine/pull/pull_engine.h"
 #include "memory/heap.h"
 #include "mesh_group.h"
-#include "transport/threads.h"
+#include "transport/in_process.h"
 
 using namespace ringlet;
 

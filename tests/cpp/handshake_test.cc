@@ -19,7 +19,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/runtime.h"
+#include "base/interrupts.h"
 #include "check.h"
 
 using namespace ringlet;

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/exchange.h"
+#include "cuda/all_to_all.h"
 #include "cuda/low_latency.h"
 #include "cuda/pull.h"
 

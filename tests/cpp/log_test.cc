@@ -92,7 +92,7 @@ void lines_go_to_the_file_that_was_named_last() {
     log(LogLevel::warning, {}, std::string("to ") + name);
   }
   place.set("warning", place.file("no folder/log"));
-  const std::string refused = CHECK_THROWS(SystemError, configure_log(LogLevel::off));
+  const std::string refused = CHECK_THROWS(ResourceError, configure_log(LogLevel::off));
   CHECK(contains(refused, "RINGLET_LOG_FILE="));
   log(LogLevel::warning, {}, "still there");
   const std::string first = Place::text(place.file("first")), second = Place::text(place.file("second"));

@@ -40,7 +40,7 @@ class PairStore final : public Store {
     for (const std::string& key : keys) values.push_back(get(key, deadline));
     return values;
   }
-  int64_t add(const std::string&, int64_t) override { throw SystemError("two ends of a socket pair cannot count"); }
+  int64_t add(const std::string&, int64_t) override { throw ResourceError("two ends of a socket pair cannot count"); }
   bool has(const std::string& key) override { return own_.count(key) + theirs_.count(key) > 0; }
   void forget(const std::string&) override {}
 

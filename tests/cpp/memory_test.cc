@@ -42,7 +42,7 @@ void blocks_do_not_overlap() {
   CHECK_EQ(heap.allocated_bytes(), size_t{0});
   std::byte* all = heap.allocate(kHeapBytes);  // everything has grown together again
   CHECK(heap.locate(all, kHeapBytes).has_value());
-  const std::string message = CHECK_THROWS(SystemError, heap.allocate(1));
+  const std::string message = CHECK_THROWS(ResourceError, heap.allocate(1));
   CHECK(message.find("RINGLET_HEAP_MIB") != std::string::npos);
   heap.free(all);
 }
@@ -60,7 +60,7 @@ void blocks_in_use_are_freed_later() {
   bool used = true;
   std::byte* block = heap.allocate(kHeapBytes / 2);
   heap.free_when(block, [&] { return !used; });
-  CHECK_THROWS(SystemError, heap.allocate(kHeapBytes));
+  CHECK_THROWS(ResourceError, heap.allocate(kHeapBytes));
   CHECK_EQ(heap.allocated_bytes(), kHeapBytes / 2);
   used = false;
   CHECK_EQ(heap.allocate(kHeapBytes), block);  // one that is full asks again
@@ -86,7 +86,7 @@ void peers_cannot_write() {
   const Descriptor theirs = heap.read_only_descriptor();
   const Mapping seen(theirs.get(), kHeapBytes, Mapping::Access::read_only);
   CHECK_EQ(static_cast<int>(seen.base()[0]), 42);
-  CHECK_THROWS(SystemError, Mapping(theirs.get(), kHeapBytes, Mapping::Access::read_write));
+  CHECK_THROWS(ResourceError, Mapping(theirs.get(), kHeapBytes, Mapping::Access::read_write));
 }
 
 void a_forked_child_has_its_own() {

@@ -274,7 +274,7 @@ void a_report_cut_short_is_the_end_of_its_pipe(FrameKind kind, size_t of_text) {
   FrameHeader header;
   header.kind = kind;
   header.bytes = 100;
-  header.detail = static_cast<int64_t>(ErrorKind::system_error);
+  header.detail = static_cast<int64_t>(ErrorKind::resource_error);
   header.index = 1;
   std::vector<std::byte> bytes(sizeof header + of_text);
   std::memcpy(bytes.data(), &header, sizeof header);

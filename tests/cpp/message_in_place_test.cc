@@ -1,7 +1,7 @@
 // Messages that ranks of one host read in each other's memory: the contract, what a message waits for, and ranks that
 // give up while a peer reads.
 #include "contract.h"
-#include "engine/message/message_segment.h"
+#include "engine/message/call_segment.h"
 
 using namespace ringlet;
 
@@ -164,7 +164,7 @@ std::vector<std::byte*> fill(Heap& heap) {
   for (size_t bytes = heap.bytes(); bytes >= (size_t{32} << 10);) {
     try {
       taken.push_back(heap.allocate(bytes));
-    } catch (const SystemError&) {
+    } catch (const ResourceError&) {
       bytes /= 2;
     }
   }

@@ -162,7 +162,7 @@ void an_allocation_that_fails_ends_the_group(Between between) {
     if (rank == 0) {
       most_allocated = size_t{1} << 20;
       const auto sent = group.start(message(2, true, data, 0), nullptr);
-      const std::string first = CHECK_THROWS(SystemError, group.run(message(1, false, few, 6)));
+      const std::string first = CHECK_THROWS(ResourceError, group.run(message(1, false, few, 6)));
       CHECK(first.find("rank 0 of 3 in its messages: std::bad_alloc") != std::string::npos);
       CHECK_THROWS(Error, group.start(message(2, true, later, 0), nullptr)->wait(std::chrono::seconds(10)));
       CHECK_THROWS(Error, sent->wait(std::chrono::seconds(10)));
@@ -208,7 +208,7 @@ void a_peer_does_not_decide_how_much_memory_is_taken() {
   std::byte data[1];
   const Message message{1, false, DType::uint8, 1, data, std::chrono::seconds(60), /*tag=*/3};
   const auto request = messenger->post(message, nullptr, true);
-  const std::string refused = CHECK_THROWS(SystemError, request->wait(std::chrono::seconds(60)));
+  const std::string refused = CHECK_THROWS(ResourceError, request->wait(std::chrono::seconds(60)));
   CHECK(refused.find("rank 1 sends a message of 1125899906842624 bytes for which this rank has posted no receive") !=
         std::string::npos);
   CHECK(!Envelope::is_possible(kDTypes, 1) &&

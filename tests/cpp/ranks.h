@@ -14,8 +14,8 @@
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
 #include "thread_store.h"
+#include "transport/in_process.h"
 #include "transport/shared_memory.h"
-#include "transport/threads.h"
 
 /// What lies between the ranks. `eights`: TCP everywhere, but every eight ranks count as a host; so twos and threes.
 /// `mixed`: ranks are on two hosts in turn, with shared memory inside and TCP between them.

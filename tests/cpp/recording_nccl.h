@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 #include "gpu/nccl_api.h"
 
 struct FakeStream;

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/cuda.h"
+#include "cuda/device_library.h"
 
 namespace {
 

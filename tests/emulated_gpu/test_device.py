@@ -105,7 +105,7 @@ def on_streams(rank: int, world: int) -> None:
             work.wait()
         assert tensor.cpu().unique().tolist() == [(world + 1) / 2 * world**2]
         works[0].wait(timeout=60)
-        assert works[0].done()
+        assert works[0].is_completed()
     emulated_gpu.use_default_stream()
 
 
@@ -150,10 +150,10 @@ def comes_later(rank: int, world: int) -> bool:
     if rank == 1:
         assert COME.wait(60)
     work = ringlet.all_reduce(tensor, async_op=True)
-    waiting = not work.done()
+    waiting = not work.is_completed()
     COME.set()
     work.wait(timeout=60)
-    assert work.done() and tensor.cpu().tolist() == [2.0] * 1000
+    assert work.is_completed() and tensor.cpu().tolist() == [2.0] * 1000
     return waiting
 
 
@@ -228,7 +228,7 @@ def in_registered_memory(rank: int, world: int) -> None:
     for _ in range(3):
         tensor.copy_(filled(7.0).view(2, 500))
         assert ringlet.ring_allreduce(tensor, op="avg").cpu().unique().tolist() == [7.0]
-    with pytest.raises(ringlet.SystemError, match="has no room"):
+    with pytest.raises(ringlet.ResourceError, match="has no room"):
         ringlet.empty(1 << 20, dtype=torch.float64, device=emulated_gpu.DEVICE)
     pointer = tensor.data_ptr()
     with emulated_gpu.captured():  # nobody may wait for the device, so this memory is nobody's yet

@@ -169,7 +169,7 @@ def test_newer_devices_get_code_they_can_compile():
 
 
 class Table(ctypes.Structure):
-    """The part of RingletCudaDevice (csrc/cuda/cuda.h) that is called here."""
+    """The part of RingletCudaDevice (csrc/cuda/device_library.h) that is called here."""
 
     _fields_ = (
         ("bytes", ctypes.c_size_t),

@@ -185,7 +185,7 @@ class Program:
     def finish(self, one: Pending) -> None:
         self.pending.remove(one)
         if self.own.random() < 0.2:
-            while not one.work.done():
+            while not one.work.is_completed():
                 time.sleep(0.001)
         one.work.wait()
         one.check()

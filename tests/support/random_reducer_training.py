@@ -382,7 +382,7 @@ class Training(Pieces):
         options = self.options | {"delay": 0, "bucket_mb": 0.0005, "static_graph": False}
         shared = not (self.comm_hook or self.twins.may_be_unused) and self.lot.random() < 0.5
         group = self.group if shared else dist.new_group()
-        reducer = GradientReducer(own, process_group=group, **options)
+        reducer = GradientReducer(own, group=group, **options)
         twins.begin(options, None)
         for _ in range(3):
             self.zero_grad()

@@ -114,7 +114,7 @@ class Pieces:
         plain = not self.options["delay"]
         self.in_backward = plain and self.lot.random() < 0.15
         make = self.make_optimizer if self.in_backward else None
-        self.reducer = GradientReducer(self.model, process_group=self.group, optimizer_in_backward=make, **self.options)
+        self.reducer = GradientReducer(self.model, group=self.group, optimizer_in_backward=make, **self.options)
         plain = self.options["bucket_mb"] != "measured" and self.options["algorithm"] is None
         self.comm_hook = plain and self.lot.random() < 0.2
         if self.comm_hook:

@@ -145,7 +145,7 @@ class Training:
             norm = (
                 nn.utils.clip_grad_norm_(self.zero.module.parameters(), most)
                 if by_torch
-                else (self.zero.clip_grad_norm(most))
+                else (self.zero.clip_grad_norm_(most))
             )
             expected = nn.utils.clip_grad_norm_(self.trained(), most)
             torch.testing.assert_close(norm.double(), expected.double(), **self.close)
@@ -286,7 +286,7 @@ class Training:
     def too_early(self) -> None:
         """Misuse; this is called in windows and between them."""
         with pytest.raises(ringlet.InvalidUsage):
-            self.zero.clip_grad_norm(-1.0)
+            self.zero.clip_grad_norm_(-1.0)
         if self.settings["stage"] == 3:
             with self.zero.gathered(), pytest.raises(ringlet.InvalidUsage), self.zero.gathered():
                 pass

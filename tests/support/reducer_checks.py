@@ -366,7 +366,7 @@ def a_group_of_some_ranks(rank, world):
     group = dist.new_group([0, 1])
     if rank < 2:
         model = mlp()
-        GradientReducer(model, process_group=group, **SMALL)
+        GradientReducer(model, group=group, **SMALL)
         loss_of(model, rank).backward()
         assert_gradients(model, expected_average(model, 2))
 

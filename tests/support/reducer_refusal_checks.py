@@ -35,7 +35,7 @@ def unused_parameters_are_refused_by_name_and_ranks_stay_matched(rank, world):
 @check
 def a_gradient_after_its_bucket_is_refused(rank, world):
     model = Checkpointed([0, 1, 1], layers=2)
-    GradientReducer(model, process_group=dist.new_group(), bucket_mb=1e-6)  # a parameter a bucket
+    GradientReducer(model, group=dist.new_group(), bucket_mb=1e-6)  # a parameter a bucket
     with pytest.raises(InvalidUsage, match=r"gradient of layers\.1\.(weight|bias) arrived again after its bucket was"):
         loss_of(model, rank).backward()
 
@@ -54,14 +54,14 @@ class Fails(torch.autograd.Function):
 def an_interrupted_backward(rank, world):
     group = dist.new_group()
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    GradientReducer(model, process_group=group)  # one bucket: nothing was sent, the next step is a fresh start
+    GradientReducer(model, group=group)  # one bucket: nothing was sent, the next step is a fresh start
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
     model.zero_grad()
     loss_of(model, rank).backward()
     assert_gradients(model, expected_average(model, world))
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
-    reducer = GradientReducer(model, process_group=group, **SMALL)
+    reducer = GradientReducer(model, group=group, **SMALL)
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
     if reducer._reduction.late:
@@ -78,7 +78,7 @@ def an_interrupted_backward_and_one_of_an_earlier_forward(rank, world):
     """No forward lies between them: the second one is reduced, or refused where buckets had gone out."""
     group = dist.new_group()
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    reducer = GradientReducer(model, process_group=group)
+    reducer = GradientReducer(model, group=group)
     earlier = loss_of(model, rank)
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
@@ -87,7 +87,7 @@ def an_interrupted_backward_and_one_of_an_earlier_forward(rank, world):
     assert reducer.stats()["backwards"] == 1
     assert_gradients(model, expected_average(model, world))
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
-    reducer = GradientReducer(model, process_group=group, **SMALL)
+    reducer = GradientReducer(model, group=group, **SMALL)
     earlier = loss_of(model, rank)
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import ringlet
-from ringlet import _C, cores
-from ringlet.bench import limit, peers, report, results
+from ringlet import _C, core_bandwidth
+from ringlet.bench import machine_limit, peers, report, results
 from ringlet.bench import run as bench_run
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.clusters import read_cluster
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.plot import plot, quartiles
 from ringlet.bench.ranks import data
@@ -298,7 +298,7 @@ def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
 
 # ---- the limit
 
-FAST_CORES = cores.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0, add_gbps=50.0)
+FAST_CORES = core_bandwidth.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0, add_gbps=50.0)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +315,15 @@ FAST_CORES = cores.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0
 )
 def test_the_least_time_of_a_call(collective: str, world: int, size: int, least: float) -> None:
     case = Case(collective, "default", "ordinary", "threads", world, size, size // 4, "float32", "sum")
-    assert limit.least_us(case, FAST_CORES) == pytest.approx(least)
+    assert machine_limit.least_us(case, FAST_CORES) == pytest.approx(least)
 
 
 def test_memory_is_the_limit_of_what_it_is_slower_for() -> None:
     case = Case("all_reduce", "default", "ordinary", "threads", 2, 1_000_000, 250_000, "float32", "sum")
-    assert limit.least_us(case, replace(FAST_CORES, copy_gbps=4.0)) == pytest.approx(500.0)  # a megabyte in, one out
-    assert limit.least_us(replace(case, collective="broadcast"), replace(FAST_CORES, copy_gbps=4.0)) == 250.0
+    assert machine_limit.least_us(case, replace(FAST_CORES, copy_gbps=4.0)) == pytest.approx(
+        500.0
+    )  # a megabyte in, one out
+    assert machine_limit.least_us(replace(case, collective="broadcast"), replace(FAST_CORES, copy_gbps=4.0)) == 250.0
 
 
 def test_the_limit_is_paired_within_a_round() -> None:
@@ -337,7 +339,7 @@ def test_the_limit_is_paired_within_a_round() -> None:
     assert results.compare(rows) == []  # the limit is no rival
 
 
-@pytest.mark.skipif(cores.processors() is None, reason="there is one processor")
+@pytest.mark.skipif(core_bandwidth.processors() is None, reason="there is one processor")
 def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, usable = tmp_path / "all.jsonl", os.sched_getaffinity(0)
     flags = ["--world", f"2,{len(usable) + 1}", "--collective", "all_reduce,barrier", "--peers", "limit"]
@@ -359,7 +361,7 @@ def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_limit_that_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ringlet.InvalidUsage, match="two different processors"):
         _C.line_round_trip_ns((0, 0), 3)
-    with pytest.raises(ringlet.SystemError, match="processors 0 and 1000"):
+    with pytest.raises(ringlet.ResourceError, match="processors 0 and 1000"):
         _C.read_written_gbps((0, 1000), 4096, 3)
     with pytest.raises(ringlet.InvalidUsage, match="multiple of 256"):
         _C.read_written_gbps((0, 1), 100, 3)

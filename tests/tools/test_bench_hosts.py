@@ -13,7 +13,7 @@ from hosts import require_hosts
 from ringlet.bench import hosts, peers, report, results
 from ringlet.bench.cases import Sweep, uplink_factor
 from ringlet.bench.clusters import Cluster
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.run import busiest_uplink, run
 from ringlet.cli import bench as cli
 

@@ -13,7 +13,7 @@ from error_samples import NEEDS_ROOT, SAMPLES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-KINDS = "InvalidUsage|PeerLost|Timeout|SystemError|DeviceError|RuntimeError"
+KINDS = "InvalidUsage|PeerLost|Timeout|ResourceError|DeviceError|RuntimeError"
 # What is another in every run, and what it may be instead. In the page "..." stands for any text.
 VARIES = {
     r"\.\.\.": r".*",

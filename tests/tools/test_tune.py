@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from ringlet import _C
-from ringlet.bench import calibrate
+from ringlet.bench import thresholds
 from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
 from ringlet.cli import bench, doctor, outputs, tune
 from ringlet.cli.main import main
@@ -207,7 +207,7 @@ def test_calibrating_replaces_this_processors_lines_only(tmp_path, monkeypatch, 
     old = f"# calibrated {mine}: sizes\ntuned in_place_segment_bytes 8KiB processor {mine}  # built in 4MiB\n"
     table.write_text(rule + OTHERS + old)
     monkeypatch.setenv("RINGLET_TABLE", str(table))
-    found = [calibrate.Found("small_bytes_of_two", 65536, {"registered/131072": 1.1, "ordinary/131072": 1.0})]
+    found = [thresholds.Found("small_bytes_of_two", 65536, {"registered/131072": 1.1, "ordinary/131072": 1.0})]
     monkeypatch.setattr(tune, "calibrate", lambda built_in: (found, 1.5))
     assert main(("tune", "--calibrate")) == 0
     text, said = table.read_text(), capsys.readouterr()
@@ -223,7 +223,7 @@ def test_a_table_stays_where_nothing_could_be_calibrated(tmp_path, monkeypatch, 
     table = tmp_path / "table"
     table.write_text(OTHERS)
     monkeypatch.setenv("RINGLET_TABLE", str(table))
-    monkeypatch.setattr(calibrate, "LEAST_SHARE", 1.1)  # as on a machine that is busy
+    monkeypatch.setattr(thresholds, "LEAST_SHARE", 1.1)  # as on a machine that is busy
     assert main(("tune", "--calibrate")) == 2
     assert "calibrate while nothing else runs" in capsys.readouterr().err and table.read_text() == OTHERS
     (finding,) = (one for one in doctor.examine() if one.name == "calibration")
@@ -231,9 +231,9 @@ def test_a_table_stays_where_nothing_could_be_calibrated(tmp_path, monkeypatch, 
 
 
 def test_a_real_calibration_gives_values_that_a_table_takes(monkeypatch):
-    monkeypatch.setattr(calibrate, "LEAST_SHARE", 0.0)  # whatever else runs
-    found, seconds = calibrate.calibrate(USUAL)
-    text = "".join(calibrate.table_line(one.name, one.value, "A-1") for one in found)
+    monkeypatch.setattr(thresholds, "LEAST_SHARE", 0.0)  # whatever else runs
+    found, seconds = thresholds.calibrate(USUAL)
+    text = "".join(thresholds.table_line(one.name, one.value, "A-1") for one in found)
     assert _C.tuned(text, "A-1") == USUAL | {one.name: one.value for one in found} and seconds > 0
     assert all(one.value != USUAL[one.name] and max(one.gains.values()) >= 1.05 for one in found)
 
@@ -242,20 +242,20 @@ USUAL = _C.tuned("", "")
 
 
 def test_built_in_sizes_without_a_limit_can_be_written():
-    text = "".join(calibrate.table_line(name, value, "A-1") for name, value in calibrate.writable(USUAL).items())
-    most = max(one.below for one in calibrate.THRESHOLDS)
+    text = "".join(thresholds.table_line(name, value, "A-1") for name, value in thresholds.writable(USUAL).items())
+    most = max(one.below for one in thresholds.THRESHOLDS)
     assert _C.tuned(text, "A-1") == {name: min(value, most) for name, value in USUAL.items()}
 
 
 def calibrated(fast: dict[str, dict[int, float]], unsteady: bool = False) -> dict[str, int]:
     """What is chosen where some values are as many times as fast as the others, by name and value, in 8 rounds."""
     times = {}
-    for point in calibrate.points(USUAL):
+    for point in thresholds.points(USUAL):
         speeds = [fast.get(point.name, {}).get(value, 1.0) for value in point.values]
         drift = [1.0, 2.0] * 4  # of the machine
         noise = [0.5, 3.0] * 4 if unsteady else [1.0] * 8
         times[point] = [[d * (n if s != 1 else 1) / s for s in speeds] for d, n in zip(drift, noise, strict=True)]
-    return {name: value for name, value in calibrate.choose(times, USUAL).items() if value != USUAL[name]}
+    return {name: value for name, value in thresholds.choose(times, USUAL).items() if value != USUAL[name]}
 
 
 def test_a_size_is_chosen_where_it_is_clearly_faster():
@@ -266,30 +266,30 @@ def test_a_size_is_chosen_where_it_is_clearly_faster():
 
 
 def test_a_threshold_moves_while_the_other_way_is_faster():
-    (small,) = (one for one in calibrate.THRESHOLDS if one.name == "small_bytes_of_two")
+    (small,) = (one for one in thresholds.THRESHOLDS if one.name == "small_bytes_of_two")
     assert calibrated({small.name: {small.above: 1.2}}) == {small.name: min(small.sizes) // 2}
     assert calibrated({small.name: {small.below: 1.2}}) == {small.name: max(small.sizes)}
-    (stream,) = (one for one in calibrate.THRESHOLDS if one.name == "streaming_bytes")
+    (stream,) = (one for one in thresholds.THRESHOLDS if one.name == "streaming_bytes")
     assert calibrated({stream.name: {stream.above: 1.2}}) == {stream.name: min(stream.sizes)}
     assert calibrated({stream.name: {stream.below: 1.2}}) == {stream.name: 2 * max(stream.sizes)}
 
 
 def test_a_size_that_is_slower_anywhere_is_not_chosen():
-    assert calibrate.better([[1.2] * 4, [1.0] * 4]) and not calibrate.better([[1.2] * 4, [0.98] * 4])
-    assert calibrate.better([[1.2] * 4, [0.98, 0.98, 1.1, 1.1]])  # noise
-    assert not calibrate.better([[1.01] * 4])
+    assert thresholds.better([[1.2] * 4, [1.0] * 4]) and not thresholds.better([[1.2] * 4, [0.98] * 4])
+    assert thresholds.better([[1.2] * 4, [0.98, 0.98, 1.1, 1.1]])  # noise
+    assert not thresholds.better([[1.01] * 4])
 
 
 def test_the_second_pass_measures_where_two_values_differ_and_decides():
     chosen = {"small_bytes_of_two": 128 << 10, "streaming_bytes": 16 << 20, "staged_segment_bytes": 512 << 10}
-    again = calibrate.differing(chosen, USUAL)
+    again = thresholds.differing(chosen, USUAL)
     sizes = {(point.name, point.bytes >> 10) for point in again}
     assert {size for name, size in sizes if name == "small_bytes_of_two"} == {256, 512}
     assert {size for name, size in sizes if name == "streaming_bytes"} == {8 << 10}  # 16 MiB is streamed with both
     assert {size for name, size in sizes if name == "staged_segment_bytes"} == {2 << 10, 4 << 10, 16 << 10}
     gain = {"small_bytes_of_two": 1.5, "streaming_bytes": 0.9, "staged_segment_bytes": 1.02}
     times = {point: [[gain[point.name], 1.0]] * 8 for point in again}
-    (found,) = calibrate.confirmed(times, chosen, USUAL)
+    (found,) = thresholds.confirmed(times, chosen, USUAL)
     assert (found.name, found.value) == ("small_bytes_of_two", 128 << 10)
     assert found.gains == {
         f"{memory}/{size << 10}": 1.5 for memory in ("registered", "ordinary") for size in (256, 512)

@@ -163,7 +163,7 @@ def a_callback_may_wait_for_another_call(rank, world):
 @check
 def wrong_hooks_are_refused(rank, world):
     model = mlp()
-    reducer = GradientReducer(model, process_group=dist.new_group())
+    reducer = GradientReducer(model, group=dist.new_group())
     with pytest.raises(InvalidUsage, match="hook must be callable, got a int"):
         reducer.register_comm_hook(None, 3)
     reducer.register_comm_hook(None, lambda state, bucket: bucket.buffer())

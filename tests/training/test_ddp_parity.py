@@ -110,7 +110,7 @@ def static_graph_with_unused_parameters(rank, world):
 @check
 def static_graph_that_changes_is_told(rank, world):
     model = Branches()
-    GradientReducer(model, process_group=dist.new_group(), static_graph=True, **SMALL)
+    GradientReducer(model, group=dist.new_group(), static_graph=True, **SMALL)
     model(data(rank), "b").backward()
     with pytest.raises(InvalidUsage, match=r"static_graph=True, but 4 of 4 parameters .*: a\.weight, a\.bias"):
         model(data(rank), "a").backward()
@@ -220,7 +220,7 @@ def join_with_unused_parameters_and_no_sync(rank, world):
 @check
 def join_can_end_early(rank, world):
     model = mlp()
-    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     with pytest.raises(RuntimeError, match="exhausted"):
         train_unevenly(model, reducer.join(throw_on_early_termination=True), rank)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
-from ringlet import GradientReducer, InvalidUsage, SystemError
+from ringlet import GradientReducer, InvalidUsage, ResourceError
 from ringlet.training.reducer.draw_timeline import _colours
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
@@ -132,7 +132,7 @@ def a_step_is_drawn(rank, world, folder):
     with open(path) as file:
         picture = file.read()
     assert picture.startswith("<?xml") and len(picture) > 5000
-    with pytest.raises(SystemError, match=r"plot_timeline: .*No such file or directory"):
+    with pytest.raises(ResourceError, match=r"plot_timeline: .*No such file or directory"):
         reducer.plot_timeline(f"{folder}/missing/step.svg")
     with pytest.raises(InvalidUsage, match="plot_timeline: Format 'txt'"):
         reducer.plot_timeline(f"{folder}/step.txt")
@@ -206,7 +206,7 @@ def a_step_is_traced(rank, world, folder):
     for row in titles:  # bars of one row do not overlap
         times = sorted((bar["ts"], bar["ts"] + bar["dur"]) for bar in bars if bar["tid"] == row)
         assert all(end <= start + 1e-3 for (_, end), (start, _) in itertools.pairwise(times))
-    with pytest.raises(SystemError, match=r"save_trace: .*No such file or directory"):
+    with pytest.raises(ResourceError, match=r"save_trace: .*No such file or directory"):
         reducer.save_trace(f"{folder}/missing/trace.json")
 
 

@@ -164,7 +164,7 @@ def a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world)
 def a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
     """If buckets have gone out when a backward stops, the window goes with the reducer; else the caller drops it."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
-    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     reducer.accumulate(2)
     loss_of(model, rank, 0).backward()
     with pytest.raises(ArithmeticError):
@@ -202,7 +202,7 @@ def bad_windows_are_refused(rank, world):
 def ranks_that_disagree_are_all_told(rank, world, where):
     """Rank 1 closes its window one micro-batch early, with the others in a backward or in finish() themselves."""
     model = mlp()
-    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     merge = reducer.accumulate(3)
     for step in range(2 - (rank == 1)):
         loss_of(model, rank, step).backward()
@@ -259,7 +259,7 @@ def zero_grad_after_a_stopped_backward_is_enough(rank, world):
         torch.manual_seed(3)  # `expected` is of the rank's own parameters
         model = mlp()
         expected = expected_average(model, world, range(k))
-        merge = GradientReducer(model, process_group=dist.new_group()).accumulate(k)
+        merge = GradientReducer(model, group=dist.new_group()).accumulate(k)
         for step in range(stopped):
             loss_of(model, rank, step).backward()
         hook = next(model.parameters()).register_hook(raise_error)  # the last one: others have arrived

@@ -226,7 +226,7 @@ def a_change_is_refused_in_a_backward_without_the_modules_forward(rank, world):
 def gradients_of_another_shape_are_refused_by_name(rank, world):
     """Whoever says it: torch where it knows the parameter."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
-    GradientReducer(model, process_group=dist.new_group())
+    GradientReducer(model, group=dist.new_group())
     output = model(torch.ones(2, 4))
     model[0].weight.grad = torch.ones(4, 4)
     model[0].weight.grad.data = torch.ones(4, 4, dtype=torch.float64)
@@ -471,7 +471,7 @@ def drop(parameter):
 @check
 def a_hook_that_drops_a_gradient_is_told_and_averaged(rank, world):
     model = mlp()
-    reducer = GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     hook = model[0].weight.register_post_accumulate_grad_hook(drop)
     with pytest.raises(InvalidUsage, match=r"1 of 6 parameters got no gradient.*0\.weight.*a hook has set"):
         loss_of(model, rank).backward()
@@ -565,7 +565,7 @@ def group_of(world, transport):
 def different_heads(rank, world, transport):
     group = group_of(world, transport)
     heads = [nn.Linear(6, 30), nn.Linear(6, 30)]
-    reducers = [GradientReducer(head, process_group=group) for head in heads]
+    reducers = [GradientReducer(head, group=group) for head in heads]
     fails_with(
         lambda: heads[min(rank, 1)](torch.ones(4, 6)).sum().backward(),
         r"rank 0 is in all_reduce .*, bucket 0 of GradientReducer 0 \(Linear\), 0 optimizer steps \(modulo 16\)\)",
@@ -577,7 +577,7 @@ def different_heads(rank, world, transport):
 def a_backward_left_out(rank, world, transport, how):
     group = group_of(world, transport)
     model = nn.Linear(6, 1)
-    reducer = GradientReducer(model, process_group=group)
+    reducer = GradientReducer(model, group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def train():
@@ -603,7 +603,7 @@ def more_evaluations(rank, world, transport):
     group = group_of(world, transport)
     torch.manual_seed(5)
     model = nn.Linear(6, 1)
-    reducer = GradientReducer(model, process_group=group)
+    reducer = GradientReducer(model, group=group)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3 + rank)
 
     def closure():

@@ -64,7 +64,7 @@ def in_a_full_heap(rank: int, world: int) -> tuple[bool, list[float]]:
     while size >= 1 << 16:
         try:
             taken.append(ringlet.empty(size // 4))
-        except ringlet.SystemError:
+        except ringlet.ResourceError:
             size //= 2
     step(model, rank)
     gradient = model.weight.grad

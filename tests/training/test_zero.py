@@ -142,7 +142,7 @@ def test_a_window_that_ends_early_averages_what_it_has(two):
 def no_window_on_one(rank, world):
     for stage in STAGES:
         group = dist.new_group(timeout=timedelta(seconds=40))
-        zero = zero_of(make(), stage=stage, lr=1e-2, accumulate=4, process_group=group)
+        zero = zero_of(make(), stage=stage, lr=1e-2, accumulate=4, group=group)
         before = parameters_of(zero)
         assert not zero.step(partial=True)  # on no rank
         assert all(torch.equal(value, before[name]) for name, value in parameters_of(zero).items())
@@ -199,7 +199,7 @@ def clipped(rank, world):
         train_alone(alone, world, 3, torch.optim.SGD, clip=0.05, lr=0.5)
         assert_same(alone, zero, **ROUNDING)
         loss_of(zero.module, *batch(9, rank)).backward()
-        norm = zero.clip_grad_norm(1e9)
+        norm = zero.clip_grad_norm_(1e9)
         alone.zero_grad()
         sum(loss_of(alone, *batch(9, r)) / world for r in range(world)).backward()
         expected = nn.utils.clip_grad_norm_(alone.parameters(), 1e9)
@@ -220,7 +220,7 @@ def clipped_again(rank, world):
         sum(loss_of(alone, *batch(0, r)) / world for r in range(world)).backward()
         for most in (float("inf"), 0.1, float("inf")):  # the first is how loops read the norm
             expected = nn.utils.clip_grad_norm_(alone.parameters(), most)
-            torch.testing.assert_close(zero.clip_grad_norm(most), expected, **ROUNDING)
+            torch.testing.assert_close(zero.clip_grad_norm_(most), expected, **ROUNDING)
         nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
         zero.step()
         torch.optim.SGD(alone.parameters(), lr=0.5).step()
@@ -377,7 +377,7 @@ def a_group_of_some(rank, world):
     group = dist.new_group([1, 3])
     if rank in (1, 3):
         model = make()
-        zero = zero_of(model, stage=3, process_group=group, lr=1e-2)
+        zero = zero_of(model, stage=3, group=group, lr=1e-2)
         for step in range(2):
             loss_of(zero.module, *batch(step, rank // 2)).backward()
             zero.step()

@@ -207,7 +207,7 @@ def different_modules(rank, world, transport):
         torch.manual_seed(1)
         model = nn.ModuleDict({"a": nn.Linear(width, 30), "b": nn.Linear(width, 30)})
         group = dist.new_group(timeout=timedelta(seconds=30), pg_options=ringlet.BackendOptions(transport=transport))
-        zero = ringlet.Zero(model, torch.optim.SGD, 3, process_group=group, lr=0.1, persistence_elements=0)
+        zero = ringlet.Zero(model, torch.optim.SGD, 3, group=group, lr=0.1, persistence_elements=0)
         with pytest.raises(ringlet.InvalidUsage) as told:
             zero.module["ab"[rank]](torch.ones(4, width)).sum()
         assert re.search(r"rank 0 is in all_gather .*, unit 0 of Zero 0 \(a.weight, a.bias\)\)", str(told.value)), told

@@ -76,7 +76,7 @@ def settings(rank, world):
         ({"overlap": "no"}, "overlap must be True or False, got 'no'"),
         ({"average": 1}, "average must be True or False, got 1"),
         ({"offload_optimizer": 3}, "offload_optimizer must be 'cpu', an Offload or None, got 3"),
-        ({"process_group": "world"}, "process_group is a str, not a group of torch.distributed"),
+        ({"group": "world"}, "group is a str, not a group of torch.distributed"),
         ({"options_of": {}}, r"options_of must be a function of \(name, parameter\), got a dict"),
         (
             {"options_of": lambda name, p: 0.1},
@@ -195,13 +195,13 @@ def order(rank, world):
         with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) without a backward since the last step\(\)"):
             zero.step()
         loss_of(zero.module, *batch(0, rank)).backward()
-        with pytest.raises(ringlet.InvalidUsage, match="clip_grad_norm after 1 of 2 micro-batches"):
-            zero.clip_grad_norm(1.0)
+        with pytest.raises(ringlet.InvalidUsage, match="clip_grad_norm_ after 1 of 2 micro-batches"):
+            zero.clip_grad_norm_(1.0)
         with pytest.raises(ringlet.InvalidUsage, match=r"load_state_dict\(\) between a backward and its step\(\)"):
             zero.load_state_dict({})
         for wrong in (-1.0, 0, float("nan"), "1", None, True):
             with pytest.raises(ringlet.InvalidUsage, match="max_norm must be positive"):
-                zero.clip_grad_norm(wrong)
+                zero.clip_grad_norm_(wrong)
         loss_of(zero.module, *batch(1, rank)).backward()
         loss = loss_of(zero.module, *batch(2, rank))
         with pytest.raises(ringlet.InvalidUsage, match=r"3 backwards in a window of 2: call step\(\)"):
@@ -303,7 +303,7 @@ def removed(rank, world):
             zero.step,
             lambda: zero.step(partial=True),  # noqa: B023
             zero.optimizer.step,
-            lambda: zero.clip_grad_norm(1.0),  # noqa: B023
+            lambda: zero.clip_grad_norm_(1.0),  # noqa: B023
             lambda: zero.gathered().__enter__(),  # noqa: B023
             lambda: zero.load_state_dict(kept),  # noqa: B023
         ):

@@ -7,8 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSilence = 50ms;    // after this wait a rank tells its peers its call, and the rank that it waits for
-constexpr size_t kMostText = 600;  // of the text that says which calls other ranks wait in
+constexpr auto kReportAfter = 50ms;  // after this wait a rank tells its peers its call, and the rank that it waits for
+constexpr size_t kMostText = 600;    // of the text that says which calls other ranks wait in
 
 std::string name_of(int rank) { return rank < 0 ? "nobody" : "rank " + std::to_string(rank); }
 
@@ -80,15 +80,15 @@ void FailureProtocol::on_idle(Clock::time_point now) {
     if (peers_[peer].left && owner_.awaits(peer)) lose(peer, "");
   }
   if (now - began_ >= timeout_) time_out();
-  if (now - began_ <= std::min<Clock::duration>(kSilence, timeout_ / 4)) return;
+  if (now - began_ <= std::min<Clock::duration>(kReportAfter, timeout_ / 4)) return;
   // A rank that is stuck sends no report. The ranks that wait for it send one, and the ranks that wait for those pass
   // it on. A report also tells the peers which call this rank is in, if the call itself sends them nothing.
-  const Suspect last = suspect();
+  const Suspect last = straggler();
   if (said_ != last) report(last);
 }
 
 /// The peer that this rank waits for. If that peer has reported that it waits for another rank: that other rank.
-FailureProtocol::Suspect FailureProtocol::suspect() const {
+FailureProtocol::Suspect FailureProtocol::straggler() const {
   const int rank = owner_.awaited();
   if (rank < 0) return {};
   const Peer& peer = peers_[rank];
@@ -107,7 +107,7 @@ void FailureProtocol::report(const Suspect& suspect) {
 }
 
 void FailureProtocol::time_out() {
-  const Suspect last = suspect();
+  const Suspect last = straggler();
   const std::string peer = name_of(last.rank);
   fail(ErrorKind::timeout,
        owner_.context() + ": Timed out having waited " + in_seconds(timeout_) + " for " + peer +

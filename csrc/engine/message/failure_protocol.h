@@ -122,7 +122,7 @@ class FailureProtocol {
     std::string text;
   };
 
-  Suspect suspect() const;
+  Suspect straggler() const;
   void report(const Suspect& suspect);
   std::string call_of(int peer, const FrameHeader& header) const;
   std::string poison(ErrorKind kind, const std::string& message, int origin, const std::string& text) noexcept;

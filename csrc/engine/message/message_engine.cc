@@ -42,8 +42,8 @@ MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts,
       failures_(rank_, world_, calls(), *this),
       links_(static_cast<size_t>(world_)),
       staging_(heap_for(*mesh_)),
-      error_(std::make_shared<Word>(FrameKind::error)),
-      goodbye_(std::make_shared<Word>(FrameKind::goodbye)) {}
+      error_(std::make_shared<Report>(FrameKind::error)),
+      goodbye_(std::make_shared<Report>(FrameKind::goodbye)) {}
 
 MessageEngine::~MessageEngine() = default;
 
@@ -71,7 +71,7 @@ void MessageEngine::run(const Call& call, bool background) {
   try {
     run_published(call, signature, background);
   } catch (...) {  // also before anything moved: peers count this call
-    tell_of(std::current_exception());
+    report_error(std::current_exception());
     throw;
   }
 }
@@ -113,7 +113,7 @@ void MessageEngine::run_published(const Call& call, const CallSignature& signatu
     if (run.slept.count() > 0) calls().waited(-1, run.slept);
     failures_.end_call();
   } catch (...) {
-    tell_of(std::current_exception());
+    report_error(std::current_exception());
     abandon();
     throw;
   }
@@ -133,13 +133,13 @@ void MessageEngine::work_through() {
   const bool one_segment = run.segments == 1 && !run.background;
   int idle = 0;
   for (size_t done = 0; run.done < run.segments; done = run.done) {
-    turn(one_segment && idle < kGlances) ? void(idle = 0) : wait(idle);
+    progress(one_segment && idle < kGlances) ? void(idle = 0) : wait(idle);
     if (run.done != done && run.done < run.segments) check_for_interrupt();  // a long call may never sleep
   }
 }
 
 /// Tells the peers of an error that ended a call, and keeps it for later calls, unless that is done.
-void MessageEngine::tell_of(const std::exception_ptr& error) noexcept {
+void MessageEngine::report_error(const std::exception_ptr& error) noexcept {
   if (failures_.failure()) return;
   try {
     std::rethrow_exception(error);
@@ -147,7 +147,7 @@ void MessageEngine::tell_of(const std::exception_ptr& error) noexcept {
     failures_.poison(known.kind(), in_words([&] { return std::string(known.what()); }));
   } catch (const Interrupted&) {           // check_for_interrupt() has poisoned the group
   } catch (const std::exception& other) {  // such as bad_alloc: the call is half-way
-    failures_.poison(ErrorKind::system_error, in_words([&] {
+    failures_.poison(ErrorKind::resource_error, in_words([&] {
                        return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
                               " in a call: " + other.what();
                      }));
@@ -157,7 +157,7 @@ void MessageEngine::tell_of(const std::exception_ptr& error) noexcept {
 /// Forgets the call in progress, which has failed.
 void MessageEngine::abandon() noexcept {
   const Run& run = *run_;
-  withdraw();
+  revoke_reads();
   for (size_t i = run.first; i < run.next; ++i) segments_[i % run.window].forget();
   for (const auto& each : links_) {
     if (each) each->drop();
@@ -182,7 +182,7 @@ void MessageEngine::note(const Call& call, const Choice& choice) {
 }
 
 /// Looks once at all links, or only at those that the round of the first segment needs. Returns whether bytes moved.
-bool MessageEngine::turn(bool only_round) {
+bool MessageEngine::progress(bool only_round) {
   bool moved = begin_segments();
   for (const int peer : run_->shared.plan.peers) {
     Link& peers = link(peer);
@@ -232,14 +232,14 @@ bool MessageEngine::write(Link& link) {
   bool moved = false;
   while (!link.queue.empty()) {
     const Link::Queued next = link.queue.front();
-    if (!next.word && !link.writer->midway() && !fill_header(link)) return moved;
+    if (!next.report && !link.writer->midway() && !fill_header(link)) return moved;
     const size_t before = link.writer->done();
     if (!link.send()) return moved || link.writer->done() != before;
     moved = true;
     link.queue.pop_front();
     if (next.taken) {
       in_segment(next.segment, [](MessageSegment& segment) { segment.told(); });
-    } else if (!next.word) {
+    } else if (!next.report) {
       sent(link, next.segment, next.message);
     }
   }

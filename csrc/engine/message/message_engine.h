@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/message/call_segment.h"
 #include "engine/message/failure_protocol.h"
-#include "engine/message/message_segment.h"
+#include "engine/pipe_p2p.h"
 #include "engine/selector.h"
-#include "engine/stream_p2p.h"
 #include "schedule/topology.h"
 #include "transport/mesh.h"
 
@@ -49,7 +49,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   uint64_t bytes_received() const noexcept override { return bytes_received_.load(std::memory_order_relaxed); }
   uint64_t bytes_sent() const noexcept override { return bytes_sent_.load(std::memory_order_relaxed); }
   int connections() const noexcept override { return mesh_->connections(); }
-  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
   void raise_if_failed() override { failures_.raise_if_failed(); }
   std::optional<ErrorKind> failure() const override { return failures_.failure(); }
   [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { failures_.fail(kind, message); }
@@ -67,7 +67,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
 
  private:
   struct Link;
-  struct Word;
+  struct Report;
   struct Run;
   struct Made {
     CallSignature signature;
@@ -91,9 +91,9 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   Link& link(int peer);
   void attach_to_links(MessageCall& shared);
   void work_through();
-  void tell_of(const std::exception_ptr& error) noexcept;
+  void report_error(const std::exception_ptr& error) noexcept;
   void abandon() noexcept;
-  bool turn(bool only_round);
+  bool progress(bool only_round);
   bool reach(Link& link);
   bool begin_segments();
   bool write(Link& link);
@@ -109,7 +109,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   bool tell_taken(size_t index, int message);
   void on_taken(Link& link, const FrameHeader& header);
   void fetch();
-  void withdraw();
+  void revoke_reads();
   bool read(Link& link);
   bool take(Link& link, const FrameHeader& header, bool& waits);
   bool expect(Link& link, const FrameHeader& header);
@@ -120,7 +120,7 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
-  void send_to_all(const std::shared_ptr<Word>& word) noexcept;
+  void send_to_all(const std::shared_ptr<Report>& report) noexcept;
   void drain(const Deadline& deadline) noexcept;
   void refuse_connections() noexcept;
   void look_for_end(Link& link);
@@ -153,14 +153,14 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   std::vector<MessageSegment> segments_;  // a ring of the segments under way
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
-  std::shared_ptr<const Word> final_error_;  // for peers that connect later; guarded by pipes_
-  Made made_, made_before_;                  // the calls calls_ and calls_ - 1
-  Run* run_ = nullptr;                       // the call in progress
-  std::mutex words_;
+  std::shared_ptr<const Report> final_error_;  // for peers that connect later; guarded by pipes_
+  Made made_, made_before_;                    // the calls calls_ and calls_ - 1
+  Run* run_ = nullptr;                         // the call in progress
+  std::mutex reports_;
   // What all peers are told at the end. Made ahead, so that it needs no memory then.
-  const std::shared_ptr<Word> error_, goodbye_;
-  bool has_error_ = false;                              // error_ is set, and stays so; guarded by words_
-  bool untold_error_ = false, untold_goodbye_ = false;  // guarded by words_
+  const std::shared_ptr<Report> error_, goodbye_;
+  bool has_error_ = false;                                // error_ is set, and stays so; guarded by reports_
+  bool pending_error_ = false, pending_goodbye_ = false;  // guarded by reports_
   StreamP2p p2p_{*this};
 };
 

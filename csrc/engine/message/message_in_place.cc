@@ -1,18 +1,18 @@
 // How ranks of one host read each other's messages in place: the sender's frame says where the chunks lie, the receiver
-// combines or copies them from there, and its word that it has read them completes the message.
+// combines or copies them from there, and its confirmation that it has read them completes the message.
 //
 // A message of registered memory lies where its chunks are, unless the round that sends it also overwrites them. Any
 // other that the receiver combines lies in a block of registered memory, into which the sender copies it. What remains
 // goes through the ring: there, too, it is copied twice. A receiver that sleeps has read all that
 // it was given, so a sender waits for no more than where it writes bytes (docs/messages.md).
 #include "engine/message/message_link.h"
-#include "engine/pull/in_place.h"
+#include "engine/pull/peer_reads.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
 namespace {
 
-// The word that a shorter message has been read costs more than the copies. In the last round the sender does nothing
+// The confirmation that a shorter message has been read costs more than the copies. In the last round the sender does nothing
 // but wait for it, and a block in registered memory saves only one of two copies.
 constexpr size_t kLeastInPlace = size_t{16} << 10;
 constexpr size_t kLeastInLastRound = size_t{64} << 10;
@@ -58,7 +58,7 @@ MessageEngine::Staged MessageEngine::stage(Link& link, const MessageSegment& seg
     if (std::count_if(link.given.begin(), link.given.end(), staged) >= kMostStaged) return Staged::later;
     try {
       link.block = staging_.take();
-    } catch (const SystemError&) {
+    } catch (const ResourceError&) {
       return Staged::no_room;
     }
   }
@@ -114,9 +114,9 @@ void MessageEngine::fetch() {
 }
 
 /// This rank's call has failed, and the peers know why: what it gave them may change.
-void MessageEngine::withdraw() {
+void MessageEngine::revoke_reads() {
   for (const auto& each : links_) {
-    if (each && each->pipe != nullptr) each->pipe->withdraw();
+    if (each && each->pipe != nullptr) each->pipe->revoke_reads();
   }
   const FailureFence before_the_tensors_are_returned;
 }

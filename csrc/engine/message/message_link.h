@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "base/runtime.h"
+#include "base/interrupts.h"
 #include "engine/message/message_engine.h"
 
 namespace ringlet {
 
-struct MessageEngine::Word {
-  explicit Word(FrameKind kind) { header.kind = kind; }
-  Word(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
+struct MessageEngine::Report {
+  explicit Report(FrameKind kind) { header.kind = kind; }
+  Report(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
 
   void set(const FrameHeader& of, std::string words) noexcept {
     header = of;
@@ -30,9 +30,9 @@ struct MessageEngine::Word {
 struct MessageEngine::Link {
   struct Queued {
     size_t segment;
-    int message;                         // of plan.sent; of plan.received, if `taken`
-    std::shared_ptr<const Word> word{};  // instead
-    bool taken = false;                  // tells that the message has been read in the peer's memory
+    int message;                             // of plan.sent; of plan.received, if `taken`
+    std::shared_ptr<const Report> report{};  // instead
+    bool taken = false;                      // tells that the message has been read in the peer's memory
   };
   /// A message that the peer reads in this rank's memory.
   struct Given {
@@ -41,7 +41,7 @@ struct MessageEngine::Link {
     std::byte* block;  // that holds it; null: it lies in its place
   };
 
-  explicit Link(int peer) : peer(peer) { sending.reserve(1); }  // a word needs no memory
+  explicit Link(int peer) : peer(peer) { sending.reserve(1); }  // a report needs no memory
 
   /// Returns whether there is a pipe. open() starts to connect if there is none.
   bool open(Mesh& mesh) { return attach(pipe != nullptr ? pipe : mesh.open(peer, ConnectionKind::collectives)); }
@@ -57,19 +57,19 @@ struct MessageEngine::Link {
 
   /// Whether a message of the call is still to be sent, or to be read by the peer.
   bool owes() const {
-    return !given.empty() || std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.word; });
+    return !given.empty() || std::any_of(queue.begin(), queue.end(), [](const Queued& each) { return !each.report; });
   }
 
   /// Puts a report before all frames that are not partly written.
-  void say(const std::shared_ptr<const Word>& word) { put_first({0, -1, word}); }
+  void say(const std::shared_ptr<const Report>& report) { put_first({0, -1, report}); }
   void put_first(Queued next) { queue.insert(queue.begin() + (writer->midway() ? 1 : 0), std::move(next)); }
 
   /// Writes the first frame of the queue, whose header and payload are set. Returns whether it is complete.
   bool send() {
     const Queued& next = queue.front();
-    if (next.word && !writer->midway()) {
-      header = next.word->header;
-      sending.assign(1, {const_cast<char*>(next.word->text.data()), next.word->text.size()});
+    if (next.report && !writer->midway()) {
+      header = next.report->header;
+      sending.assign(1, {const_cast<char*>(next.report->text.data()), next.report->text.size()});
     }
     return writer->write(header, sending);
   }

@@ -179,33 +179,33 @@ std::string MessageEngine::waiting_as_well(int peer) {
 }
 
 void MessageEngine::say(const FrameHeader& header, const std::string& text) {
-  const auto word = std::make_shared<Word>(header, text);
+  const auto report = std::make_shared<Report>(header, text);
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr || each->mute || failures_.has_left(each->peer)) continue;
-    each->say(word);
-    while (!each->queue.empty() && each->queue.front().word && each->send()) each->queue.pop_front();
+    each->say(report);
+    while (!each->queue.empty() && each->queue.front().report && each->send()) each->queue.pop_front();
   }
 }
 
 void MessageEngine::post(const FrameHeader& header, const std::string& text) noexcept {
-  const std::lock_guard lock(words_);
+  const std::lock_guard lock(reports_);
   if (header.kind == FrameKind::goodbye) {
-    untold_goodbye_ = true;
+    pending_goodbye_ = true;
   } else if (!std::exchange(has_error_, true)) {  // the first is the cause
     error_->set(header, in_words([&] { return text.substr(0, FrameHeader::kMostText); }));
-    untold_error_ = true;
+    pending_error_ = true;
   }
 }
 
 /// Best effort: a peer that gets no report fails at its deadline. If another thread holds the pipes, that thread sends
 /// the reports: this thread wakes it if it sleeps, and it calls flush() when it has released the pipes.
 void MessageEngine::flush() noexcept {
-  std::unique_lock words(words_);
-  while (untold_error_ || untold_goodbye_) {
+  std::unique_lock words(reports_);
+  while (pending_error_ || pending_goodbye_) {
     const std::unique_lock pipes(pipes_, std::try_to_lock);
     if (!pipes) return mesh_->ring();
-    const bool error = std::exchange(untold_error_, false);
-    if (!error) untold_goodbye_ = false;
+    const bool error = std::exchange(pending_error_, false);
+    if (!error) pending_goodbye_ = false;
     words.unlock();
     send_to_all(error ? error_ : goodbye_);
     words.lock();  // before the pipes are released: a thread that found them held has posted by now
@@ -213,11 +213,11 @@ void MessageEngine::flush() noexcept {
 }
 
 /// A peer for which there is no memory to queue the report reads the end of the connection instead.
-void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) noexcept {
+void MessageEngine::send_to_all(const std::shared_ptr<Report>& report) noexcept {
   if (has_left()) return;
-  word->header.call = run_ != nullptr ? calls_ : calls_ + 1;
-  if (word == error_) {
-    final_error_ = word;
+  report->header.call = run_ != nullptr ? calls_ : calls_ + 1;
+  if (report == error_) {
+    final_error_ = report;
     refuse_connections();  // a peer that connects later has no other way to hear of it before this rank leaves
   }
   for (int peer = 0; peer < world_; ++peer) {
@@ -226,9 +226,9 @@ void MessageEngine::send_to_all(const std::shared_ptr<Word>& word) noexcept {
     try {
       Link& each = link(peer);
       if (!each.find(*mesh_) || each.mute) continue;
-      each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, word});
-      if (final_error_ && word != final_error_) each.queue.push_back({0, -1, final_error_});  // the pipe may be new
-      each.queue.push_back({0, -1, word});
+      each.queue.resize(each.writer->midway() ? 1 : 0, {0, -1, report});
+      if (final_error_ && report != final_error_) each.queue.push_back({0, -1, final_error_});  // the pipe may be new
+      each.queue.push_back({0, -1, report});
     } catch (const std::bad_alloc&) {
       pipe->finish();
     }
@@ -253,7 +253,7 @@ void MessageEngine::drain(const Deadline& deadline) noexcept {
 
 /// From now on a peer that connects reads the final error, or a goodbye.
 void MessageEngine::refuse_connections() noexcept {
-  const Word& last = final_error_ ? *final_error_ : *goodbye_;
+  const Report& last = final_error_ ? *final_error_ : *goodbye_;
   std::vector<std::byte> frame;
   try {
     frame = packed(last.header, last.text);

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "engine/engine.h"
-#include "engine/pull/in_place.h"
+#include "engine/pull/peer_reads.h"
 #include "engine/pull/pull_executor.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
@@ -59,7 +59,7 @@ class PullEngine final : public Engine {
   bool registered(const void* pointer, size_t bytes) const noexcept override {
     return transport_->locate(pointer, bytes).has_value();
   }
-  const std::vector<int>& hosts() const noexcept override { return hosts_; }
+  const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
   uint64_t bytes_received() const noexcept override { return pull_.bytes_read(); }
   void raise_if_failed() override { waiter_.raise_if_failed(); }
   void poll_failures() override { waiter_.poll_failures(); }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/partition.h"
-#include "engine/pull/in_place.h"
+#include "engine/pull/peer_reads.h"
 
 namespace ringlet {
 namespace {
@@ -35,16 +35,16 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
 void PullExecutor::run(const Call& call, bool background) {
   patience_ = Patience::unlimited;
   background_ = background;
-  carry_on(call, /*first=*/true);
+  advance_all(call, /*first=*/true);
 }
 
 bool PullExecutor::advance(const Call& call, bool spin) {
   patience_ = spin ? Patience::spin : Patience::none;
   background_ = false;
-  return carry_on(call, call_ != &call);
+  return advance_all(call, call_ != &call);
 }
 
-bool PullExecutor::carry_on(const Call& call, bool first) {
+bool PullExecutor::advance_all(const Call& call, bool first) {
   try {
     if (first) begin(call);
     return proceed();
@@ -53,7 +53,7 @@ bool PullExecutor::carry_on(const Call& call, bool first) {
     throw;
   } catch (const std::exception& error) {  // such as bad_alloc, when peers may read this rank's tensors already
     call_ = nullptr;
-    waiter_.poison(ErrorKind::system_error, in_words([&] {
+    waiter_.poison(ErrorKind::resource_error, in_words([&] {
                      return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " +
                             describe(call) + ": " + error.what();
                    }));

@@ -82,7 +82,7 @@ class PullExecutor {
   const PullPlan& plan_for(const Algorithm& algorithm, int root, bool in_place);
   const Algorithm& chosen_for(const Call& call, bool in_place);
   void tell(const Algorithm& algorithm, size_t limit);
-  bool carry_on(const Call& call, bool first);
+  bool advance_all(const Call& call, bool first);
   void begin(const Call& call);
   bool rather_staged(const Call& call, size_t bytes);
   bool proceed();

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "engine/pull/in_place.h"
+#include "engine/pull/peer_reads.h"
 
 namespace ringlet {
 
@@ -157,7 +157,7 @@ std::string Waiter::poison(ErrorKind kind, const std::string& message) noexcept 
   std::string told = in_words([&] { return calls_.with_last_calls(kind, message); });
   const std::lock_guard lock(mutex_);
   // The peers first: when other threads of this rank see the failure, they return tensors that peers may still read
-  // (in_place.h). Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
+  // (peer_reads.h). Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
   if (!departed_) transport_.control().fail(kind, message.c_str());
   fence(std::memory_order_seq_cst);
   if (failure_.set(kind, told)) calls_.failed(kind, told);
@@ -174,7 +174,7 @@ void Waiter::abort(const std::string& reason) {
   aborted_.store(true, std::memory_order_release);
 }
 
-/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (in_place.h): not under
+/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (peer_reads.h): not under
 /// the lock, because a peer that reads may be about to report an error, and its own leave() may wait for this rank.
 void Waiter::leave() noexcept {
   {

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from .clusters import Cluster
-from .errors import BenchError
+from .exceptions import BenchError
 from .ranks.case import CALLS, ITEM_BYTES, KEEP_BYTES, LISTS, MEMORIES, REDUCING, SPLIT, Case
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BenchError
+from .exceptions import BenchError
 
 NUMBERINGS = ("block", "cyclic")
 MAX_HOSTS = 64  # processes, interfaces and bridge ports of one machine

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from .clusters import Cluster
-from .errors import BenchError
+from .exceptions import BenchError
 
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")

@@ -24,7 +24,7 @@ from typing import Any
 
 from . import peers
 from .cases import MPI_PEERS, STREAM
-from .errors import BenchError
+from .exceptions import BenchError
 from .hosts import INTERFACE, Hosts, Traffic
 
 _STOP_S = 10.0
@@ -279,7 +279,7 @@ class Jobs:
         if self._gpu_heap_mib and "RINGLET_GPU_HEAP_MIB" not in os.environ:
             env["RINGLET_GPU_HEAP_MIB"] = str(self._gpu_heap_mib)
         store = str(self._folder / (name.replace("/", "-") + ".store"))
-        module = "stream_ranks" if library == STREAM else "torch_ranks"
+        module = "raw_tcp" if library == STREAM else "torch_ranks"
         last = self._stream_ends() if library == STREAM else [self._transport, self._device]
         start = [sys.executable, "-m", f"ringlet.bench.ranks.{module}", name]
         commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]

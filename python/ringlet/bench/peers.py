@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cases import MPI_PEERS
-from .errors import BenchError
+from .exceptions import BenchError
 from .hosts import INTERFACE, Hosts
 
 _PROGRAM = Path("benchmarks/peers/mpi_ranks.py")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import LIMIT, PEERS, STREAM, Config, format_bytes
-from .errors import BenchError
+from .exceptions import BenchError
 from .results import Comparison, Row, call_of, compare, config_of, median_rows
 
 FORMATS = (".svg", ".png", ".pdf")

@@ -28,7 +28,7 @@ from ringlet.group import congestion_controls
 
 from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of, format_bytes
 from .clusters import Cluster
-from .errors import BenchError
+from .exceptions import BenchError
 from .run import Outcome, Row
 
 KEYS = (

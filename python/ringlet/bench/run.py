@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ringlet import cores
+from ringlet import core_bandwidth
 
-from . import limit, peers
+from . import machine_limit, peers
 from .cases import LIMIT, MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
-from .errors import BenchError
+from .exceptions import BenchError
 from .hosts import Hosts, Traffic
 from .jobs import Job, Jobs
 from .ranks.case import Case
@@ -43,7 +43,7 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    limits: list[cores.Cores] = field(default_factory=list)
+    limits: list[core_bandwidth.Cores] = field(default_factory=list)
 
 
 # (row just measured or None if refused, measurements done, measurements in all)
@@ -169,12 +169,12 @@ def _row(config: Config, case: Case, times_us: tuple[float, float, float]) -> Ro
 
 def _limit(outcome: Outcome, case: Case, round_: int) -> Row | None:
     """What a call must take at least, measured in this process while the ranks wait for their turns."""
-    if why := limit.refusal(case.world):
+    if why := machine_limit.refusal(case.world):
         outcome.refused[f"{LIMIT}, {case.world} ranks"] = why
         return None
-    found = cores.measure(case.bytes)
+    found = core_bandwidth.measure(case.bytes)
     outcome.limits.append(found)
-    least = limit.least_us(case, found)
+    least = machine_limit.least_us(case, found)
     return _row(Config(LIMIT, case.algorithm, case.memory, case.via), case, (least, least, least)) | {"round": round_}
 
 

@@ -19,7 +19,7 @@ import torch
 from ringlet.bench import peers, report, results
 from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
 from ringlet.bench.clusters import read_cluster, read_toml
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.hosts import why_not
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES

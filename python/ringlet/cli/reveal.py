@@ -10,7 +10,7 @@ from typing import Any
 
 from ringlet.bench import peers
 from ringlet.bench.cases import DEVICES, MPI_PEERS
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
 from ringlet.cli import bench, outputs, values

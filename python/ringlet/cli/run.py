@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ringlet import interruptible, launch, leaving
 from ringlet.cli import values
-from ringlet.errors import SystemError
+from ringlet.errors import ResourceError
 from ringlet.store import check_route
 
 _READ_BYTES = 1 << 16
@@ -71,7 +71,7 @@ def _store() -> dist.TCPStore:
     try:
         check_route("127.0.0.1", 1)
     except OSError as error:
-        raise SystemError(
+        raise ResourceError(
             f"the ranks cannot meet at 127.0.0.1 ({error.strerror}): bring the loopback interface up "
             "(ip link set lo up)"
         ) from error

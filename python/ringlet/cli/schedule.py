@@ -17,8 +17,8 @@ from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, msc
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
 from ringlet.schedule.draw import svg, text
+from ringlet.schedule.draw_overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.hosts import SYNTAX
-from ringlet.schedule.overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.prove import Proof, prove_all, well_formed
 
 COLUMNS = (

@@ -14,7 +14,7 @@ from ringlet import _C
 from ringlet.bench import results
 from ringlet.bench.cases import Sweep, format_bytes
 from ringlet.bench.clusters import Cluster
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.rules import MARGIN, Timing, derive, table_text
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.plot import FORMATS, plot_times, require_matplotlib
 from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option, did_you_mean

@@ -16,12 +16,12 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench import results
-from ringlet.bench.calibrate import Found, calibrate, table_line
 from ringlet.bench.cases import DEVICES, OWN_OF_NCCL, Sweep
 from ringlet.bench.clusters import Cluster, read_cluster
-from ringlet.bench.errors import BenchError
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.rules import MARGIN, Rule, Timing, derive, size_text, table_text
 from ringlet.bench.run import Row
+from ringlet.bench.thresholds import Found, calibrate, table_line
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
 from ringlet.errors import InvalidUsage

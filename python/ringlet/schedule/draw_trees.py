@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringlet.schedule.draw import FONT, GREY, colours
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.expression_trees import Trees, ranks_in
 
 LEAF_STEP, LEVEL_STEP, RADIUS = 26.0, 30.0, 9.0
 WIDTH, MARGIN, BAR_TOP, BAR_HEIGHT, TREES_TOP = 540.0, 16.0, 66.0, 18.0, 112.0

@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ringlet.schedule.data import Schedule, ScheduleError, Step
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.expression_trees import Trees, ranks_in
 
 Value = tuple[int, int]  # (the input chunk it is made of, its expression tree); a chunk without one is None
 

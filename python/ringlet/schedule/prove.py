@@ -38,8 +38,8 @@ from ringlet.schedule.collectives import (
 from ringlet.schedule.cost import counts
 from ringlet.schedule.data import MOST_PARTS, MOST_ROUNDS, VERBS, Round, Schedule, ScheduleError, Step
 from ringlet.schedule.execution import Execution, Message, execute, pair_messages
+from ringlet.schedule.expression_trees import ranks_in
 from ringlet.schedule.registry import Algorithm, algorithms, registered
-from ringlet.schedule.trees import ranks_in
 
 ALL_ROOTS_UP_TO = 16
 

@@ -119,7 +119,7 @@ def from_deepspeed(
     ringlet's default for sizes and switches; ringlet works batch sizes out.
 
     Raises InvalidUsage, which names key and file, for unknown keys, for keys that ringlet does not support, for values
-    of the wrong kind and for batch sizes that disagree. Raises SystemError if it cannot read the file.
+    of the wrong kind and for batch sizes that disagree. Raises ResourceError if it cannot read the file.
     """
     source, raw = _read(config)
     found = _settle_auto(_parse(raw, source), dict(values or {}), source)

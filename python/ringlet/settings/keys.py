@@ -87,7 +87,7 @@ OTHERS_DO = {
     "zero_optimization.load_from_fp32_weights": "checkpoints hold the float32 masters",
     "zero_optimization.elastic_checkpoint": "every checkpoint can be loaded at any world size",
     "zero_optimization.cpu_offload": "use offload_optimizer",
-    "zero_optimization.mics_shard_size": "pass Zero a process_group",
+    "zero_optimization.mics_shard_size": "pass Zero a group",
     "fp16.loss_scale": "use bf16",
     "tensorboard": "read zero.stats()",
     "wandb": "read zero.stats()",

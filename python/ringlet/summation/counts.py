@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.expression_trees import Trees, ranks_in
 
 # A rank, or the nodes that are added; more than two: at once.
 Node = Any

@@ -20,7 +20,7 @@ from typing import Any
 
 from ringlet.bench.ranks.case import ITEM_BYTES, Case
 from ringlet.errors import InvalidUsage
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.expression_trees import Trees, ranks_in
 from ringlet.summation.counts import Node, NotATreeError, as_program, inner_sums, number_in, tree_of
 
 # Gives all ranks a command of bench/ranks/probe.py; their answers in rank order.

@@ -7,9 +7,9 @@ program: every result holds what its collective promises, every contribution onc
 from __future__ import annotations
 
 from ringlet.schedule.collectives import REDUCTIONS, input_chunks, output_chunks, promised, required_parts
+from ringlet.schedule.expression_trees import Trees, ranks_in
 from ringlet.schedule.msccl.program import Location, MscclError, Program
-from ringlet.schedule.msccl.run import Operation, run
-from ringlet.schedule.trees import Trees, ranks_in
+from ringlet.schedule.msccl.races import Operation, run
 
 Value = tuple[int, int]  # the input chunk it is made of, its expression tree
 

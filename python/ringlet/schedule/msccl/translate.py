@@ -16,7 +16,7 @@ from ringlet.schedule.collectives import required_parts
 from ringlet.schedule.data import Schedule
 from ringlet.schedule.msccl.check import input_places, output_places
 from ringlet.schedule.msccl.program import Location, MscclError, Program
-from ringlet.schedule.msccl.run import Operation, run
+from ringlet.schedule.msccl.races import Operation, run
 
 ENDS = 1 << 60  # as a use: in the result
 

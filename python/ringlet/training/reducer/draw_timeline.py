@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringlet.errors import InvalidUsage, SystemError
+from ringlet.errors import InvalidUsage, ResourceError
 
 _IDLE = "#bbbbbb"
 LABELLED = 24  # buckets; more labels would hide each other
@@ -43,7 +43,7 @@ def draw(stats: dict[str, Any], path: str | os.PathLike[str], rank: int) -> None
         except ValueError as error:  # an ending that names no format
             raise InvalidUsage(f"plot_timeline: {error}") from error
         except OSError as error:
-            raise SystemError(f"plot_timeline: {error}") from error
+            raise ResourceError(f"plot_timeline: {error}") from error
         finally:
             plt.close(figure)
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ringlet.errors import InvalidUsage
+from ringlet.group import AnyGroup
+from ringlet.renamed import renamed_argument
 from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable
 from ringlet.training.call_labels import BucketLabels, number_in
@@ -49,7 +51,7 @@ class GradientReducer(Joinable):
     Args:
         module: any module with dense parameters of any floating or complex dtypes and devices. The reducer leaves out
             parameters that require no gradient at construction, and reduces shared parameters once.
-        process_group: a torch.distributed group, by default the whole world.
+        group: a group of torch.distributed or a ringlet.Group, by default the whole world.
         bucket_mb: largest bucket in MiB; a larger parameter is a bucket of its own. Or "measured": 25 at first. In the
             first 25 reduced backwards the reducer times the group and the model, cuts buckets by MG-WFBP's model (Shi
             et al., INFOCOM 2019), and keeps the faster of both layouts.
@@ -90,7 +92,7 @@ class GradientReducer(Joinable):
             gradients came, went, or have another shape, dtype or device: call `remove()` and make a new reducer. From
             `backward`, if parameters got no gradient and may not be unused (it names them; the other ranks' reduction
             still completes, without this rank's part), or if a gradient arrives again after its bucket was sent.
-        PeerLost, Timeout, SystemError: from `backward`, as the group's backend raises them.
+        PeerLost, Timeout, ResourceError: from `backward`, as the group's backend raises them.
 
     The module keeps its reducer, and both are freed together. If a part of the module is still in use, a later gradient
     raises InvalidUsage: no reducer would average it.
@@ -100,11 +102,12 @@ class GradientReducer(Joinable):
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
+    @renamed_argument("process_group", "group")
     def __init__(
         self,
         module: torch.nn.Module,
         *,
-        process_group: dist.ProcessGroup | None = None,
+        group: AnyGroup | None = None,
         bucket_mb: float | str = 25,
         first_bucket_mb: float = 1,
         algorithm: str | None = None,
@@ -118,7 +121,7 @@ class GradientReducer(Joinable):
         reproducible: bool = False,
     ) -> None:
         super().__init__()
-        self._module, self._group = module, group_of(module, process_group, "GradientReducer")
+        self._module, self._group = module, group_of(module, group, "GradientReducer")
         refusals.refuse_optimizer(optimizer_in_backward)
         self._device = device_of(module)
         self._options = Options(
@@ -317,7 +320,7 @@ class GradientReducer(Joinable):
         """Draws the latest reduced backward: gradients, buckets and communication over time.
 
         The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
-        if matplotlib is not installed, SystemError if it cannot write.
+        if matplotlib is not installed, ResourceError if it cannot write.
         """
         draw(self.stats(), path, dist.get_rank(self._group))
 
@@ -325,7 +328,7 @@ class GradientReducer(Joinable):
         """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
 
         Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
-        host's ranks have one clock. Raises InvalidUsage before the first reduction, SystemError if it cannot write.
+        host's ranks have one clock. Raises InvalidUsage before the first reduction, ResourceError if it cannot write.
         """
         trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
 

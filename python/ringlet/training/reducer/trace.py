@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from ringlet.errors import InvalidUsage, SystemError
+from ringlet.errors import InvalidUsage, ResourceError
 
 from .timeline import Timeline
 
@@ -28,7 +28,7 @@ def save(timeline: Timeline, names: list[str], rank: int, path: str | os.PathLik
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise SystemError(f"save_trace: {error}") from error
+        raise ResourceError(f"save_trace: {error}") from error
 
 
 def events(timeline: Timeline, names: list[str], rank: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from ringlet.errors import SystemError
+from ringlet.errors import ResourceError
 from ringlet.training.flat_memory import allocate
 from ringlet.training.gradient_hooks import storage_owners
 
@@ -109,7 +109,7 @@ class MappedFiles:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 mapping = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
-            raise SystemError(
+            raise ResourceError(
                 f"Offload cannot make a file of {nbytes} bytes in {self.folder}: {error.strerror}; "
                 "pass the path of a folder with enough free space"
             ) from error

@@ -245,7 +245,7 @@ class ShownGradients:
         elif self._groups > 1:
             raise InvalidUsage(
                 "clipping the parameters of zero.optimizer, which has several groups: a rank's pieces do not tell the "
-                "norm of a group: clip those of the module, call zero.clip_grad_norm(), or pass max_norm= to Zero"
+                "norm of a group: clip those of the module, call zero.clip_grad_norm_(), or pass max_norm= to Zero"
             )
         else:
             whole = torch.linalg.vector_norm(torch.stack(norms), order)

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.group import AnyGroup
+from ringlet.renamed import renamed, renamed_argument
 from ringlet.training import replicas
 from ringlet.training.backward import Backward, differentiable, in_backward
 from ringlet.training.gradient_hooks import ForwardHook
@@ -53,7 +55,7 @@ class Zero:
         module: a module whose trainable parameters are bfloat16, float32 or float64 and get dense gradients.
         optimizer_class: an elementwise torch optimizer, with the arguments `optimizer_defaults`.
         stage: 1, 2 or 3.
-        process_group: a torch.distributed group, by default the whole world.
+        group: a group of torch.distributed or a ringlet.Group, by default the whole world.
         dtype: dtype of the parameters and floating buffers for computation; by default their own. With bfloat16 the
             optimizer updates float32 masters, made from the values before conversion.
         accumulate: micro-batches of a window. Call `step` after each; it updates after the last. Stage 1 communicates
@@ -78,19 +80,20 @@ class Zero:
         elementwise: vouches for an optimizer class that is not known to be elementwise.
 
     Raises InvalidUsage before anything moves if the module, optimizer or settings cannot be right or differ between
-    ranks; PeerLost, Timeout and SystemError as the group's backend raises them. Not thread-safe. All ranks must run
+    ranks; PeerLost, Timeout and ResourceError as the group's backend raises them. Not thread-safe. All ranks must run
     the same modules in the same order, and make the same calls of `step`.
     """
 
     steps = 0
 
+    @renamed_argument("process_group", "group")
     def __init__(
         self,
         module: nn.Module,
         optimizer_class: type[torch.optim.Optimizer],
         stage: int = 1,
         *,
-        process_group: dist.ProcessGroup | None = None,
+        group: AnyGroup | None = None,
         dtype: torch.dtype | None = None,
         accumulate: int = 1,
         average: bool = True,
@@ -111,7 +114,7 @@ class Zero:
         **optimizer_defaults: Any,
     ) -> None:
         self.module = module
-        self._group = group_of(module, process_group, "Zero")
+        self._group = group_of(module, group, "Zero")
         make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
         with refusing_alike(module, self._group):
             refuse_if_not_elementwise(optimizer_class, elementwise)
@@ -173,7 +176,7 @@ class Zero:
         of its micro-batches. If there are none, it updates nothing. Collective when it updates, and with `partial` if
         `accumulate` is more than 1.
 
-        Raises InvalidUsage after `remove()`, as do `clip_grad_norm`, `gathered` and `load_state_dict`.
+        Raises InvalidUsage after `remove()`, as do `clip_grad_norm_`, `gathered` and `load_state_dict`.
         """
         self._refuse_removed("step()")
         self._changes.refuse_gathered("step()")
@@ -209,22 +212,24 @@ class Zero:
             print(self._clock.line(self.steps, self.optimizer, self.options.print_times), flush=True)
         return True
 
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """The 2-norm of all gradients of the window, a scalar. The next `step` scales them to at most `max_norm`.
 
         It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients, also when it is called again; `inf`
         scales nothing. Collective, and possible only when the window is full.
         """
-        self._refuse_removed("clip_grad_norm()")
+        self._refuse_removed("clip_grad_norm_()")
         refuse_max_norm(max_norm)
         self._take_exchanged()
         self._window.refuse_norm()
         if not self._window.full:
             raise InvalidUsage(
-                f"clip_grad_norm after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
+                f"clip_grad_norm_ after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
                 "gradients are not complete: pass max_norm= to Zero, which clips complete gradients"
             )
         return self._clip(max_norm)
+
+    clip_grad_norm = renamed("Zero.clip_grad_norm", clip_grad_norm_)
 
     def _zero_grad_after_step(self) -> None:
         """`zero_grad` for loops that call it after every micro-batch."""

@@ -59,7 +59,7 @@ class MessageSegment {
   void fetch();
   /// The chunks of a message are copied, and it is still to be sent.
   void copied(int message);
-  /// The word of read_in_place is on its way.
+  /// The confirmation of read_in_place is on its way.
   void told();
 
   /// A peer that this segment waits for; negative: none.

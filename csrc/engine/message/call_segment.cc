@@ -1,4 +1,4 @@
-#include "engine/message/message_segment.h"
+#include "engine/message/call_segment.h"
 
 #include <algorithm>
 

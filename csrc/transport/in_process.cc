@@ -1,4 +1,4 @@
-#include "transport/threads.h"
+#include "transport/in_process.h"
 
 #include <sys/mman.h>
 
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/interrupts.h"
 #include "base/process.h"
 #include "base/processor.h"
-#include "base/runtime.h"
 
 namespace ringlet {
 namespace {

@@ -1,5 +1,5 @@
 // How groups come together: what the ranks tell each other decides what they become, or why they do not.
-#include "comm/join.h"
+#include "comm/group_init.h"
 
 #include <unistd.h>
 
@@ -99,7 +99,7 @@ void all_make_a_group(RewritingStore& store, int world, Carrier carrier, const s
                       const std::vector<int>& hosts) {
   const auto errors = join_all(store, world, carrier, [&](Communicator& group) {
     CHECK_EQ(std::string(group.transport()), transport);
-    CHECK(group.hosts() == hosts);
+    CHECK(group.host_of_rank() == hosts);
     add_up(group);
   });
   for (const std::string& error : errors) CHECK_EQ(error, std::string());

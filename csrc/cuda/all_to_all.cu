@@ -1,6 +1,6 @@
 // The kernel that runs an all-to-all, and its launch.
+#include "cuda/all_to_all.h"
 #include "cuda/block.cuh"
-#include "cuda/exchange.h"
 #include "cuda/launch.cuh"
 
 namespace ringlet::cuda {

@@ -30,15 +30,15 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-/// Starts a thread, which takes no signals. If the system refuses, throws SystemError that names the `purpose`.
+/// Starts a thread, which takes no signals. If the system refuses, throws ResourceError that names the `purpose`.
 template <typename Body>
 std::thread start_thread(const char* purpose, Body&& body) {
   const SignalsBlocked blocked;
   try {
     return std::thread(std::forward<Body>(body));
   } catch (const std::system_error& error) {
-    throw SystemError(std::string("cannot start a thread for ") + purpose + ": " + error.code().message() +
-                      "; raise the limit on threads (ulimit -u, or the container's limit on pids) or on memory");
+    throw ResourceError(std::string("cannot start a thread for ") + purpose + ": " + error.code().message() +
+                        "; raise the limit on threads (ulimit -u, or the container's limit on pids) or on memory");
   }
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ringlet.cores import Cores
+from ringlet.core_bandwidth import Cores
 
 from .cases import bus_factor
 from .ranks.case import Case

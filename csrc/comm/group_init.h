@@ -2,7 +2,7 @@
 // (gpu/given_table.h), and makes the engine that fits.
 //
 // Contract: every rank calls join() with the same store, name, world and carrier; `name` is new
-// (ringlet/rendezvous.py).
+// (ringlet/group_key.py).
 // Thread safety: one call per group; groups may be joined from several threads.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Member {
 
 /// Either all ranks have the group when it returns, or, if the store shares failures, all throw the error of the rank
 /// that failed. Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts and, on all ranks, for a
-/// table that is not right or ranks of several users; SystemError.
+/// table that is not right or ranks of several users; ResourceError.
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
                              const Deadline& deadline);
 

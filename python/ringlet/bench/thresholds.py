@@ -23,7 +23,7 @@ import torch
 
 import ringlet
 
-from .errors import BenchError
+from .exceptions import BenchError
 
 MARGIN = 0.05  # the least gain
 LOSS = 0.01  # the most that may be lost anywhere

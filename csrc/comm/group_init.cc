@@ -1,4 +1,4 @@
-#include "comm/join.h"
+#include "comm/group_init.h"
 
 #include <unistd.h>
 
@@ -152,7 +152,7 @@ Agreed agreed(std::string told) {
   return {!wish.empty(), Selector(told, origin, processor)};
 }
 
-/// The group's name for people, without the part that makes each rendezvous unique (ringlet/rendezvous.py).
+/// The group's name for people, without the part that makes each rendezvous unique (ringlet/group_key.py).
 std::string title_of(const std::string& name) {
   constexpr std::string_view kPrefix = "ringlet/", kDigits = "0123456789abcdef";
   std::string title = name.substr(name.starts_with(kPrefix) ? kPrefix.size() : 0);

@@ -1,4 +1,4 @@
-#include "engine/stream_p2p.h"
+#include "engine/pipe_p2p.h"
 
 #include <algorithm>
 

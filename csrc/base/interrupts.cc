@@ -1,4 +1,4 @@
-#include "base/runtime.h"
+#include "base/interrupts.h"
 
 #include <atomic>
 
