@@ -121,3 +121,18 @@ def test_the_benchmark_of_all_ways_to_train(tmp_path):
     assert all(row["step_ms"] > 0 and row["turns"] == 2 for row in rows.values())
     assert rows["none"]["step_over_ms"] == 0
     assert "over none ms" in out
+
+
+def test_the_benchmark_of_reproducible_training(tmp_path):
+    """Which fails by itself where reproducible=True does not give one digest of a model."""
+    words = ["--quick", "--steps", "6", "--turns", "2", "--json", str(tmp_path / "a.jsonl")]
+    page = run("benchmarks/reproducible.py", *words, "--report", str(tmp_path / "a.md"))
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    digests = [row for row in rows if "digests" in row]
+    assert len(digests) == 2 * (6 * 5 + 2 * 4) and len(rows) == len(digests) + 2 * 2
+    assert {row["ranks"] for row in digests if row["reproducible"]} == {"1", "2", "4", "8", "4, then 2"}
+    for model in ("demo", "frozen batch norm"):
+        mine = [row for row in digests if row["model"] == model]
+        (same,) = {digest for row in mine if row["reproducible"] for digest in row["digests"]}
+        ddp = {digest for row in mine if row["way"] == "DDP" for digest in row["digests"]}
+        assert len(ddp) > 1 and same in page
