@@ -92,10 +92,18 @@ def trained_by_torch(rank: int, world: int, model_name: str, steps: range, alike
 
 
 def train(
-    rank: int, world: int, model_name: str, trainer: str, steps: range, folder: str | None = None, **options: Any
+    rank: int,
+    world: int,
+    model_name: str,
+    trainer: str,
+    steps: range,
+    folder: str | None = None,
+    clip: float | None = None,
+    **options: Any,
 ) -> str:
     """Trains in a process group; returns the digest of the weights. trainer: "reducer", or "zero1" to "zero3".
 
+    clip: the norm to which torch clips the gradients.
     folder: where it takes its state from before a first step above 0, and leaves it at the end.
     """
     model, loss = MODELS[model_name](trainer == "zero3")  # whose ranks run the same modules
@@ -117,6 +125,8 @@ def train(
         for step in steps:
             for number in window.micro_batches:
                 loss(step, number).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 2 == 0)
         if saved and rank == 0:
@@ -133,6 +143,8 @@ def train(
     for step in steps:
         for number in zero.micro_batches:
             loss(step, number).backward()
+            if clip is not None and number == zero.micro_batches[-1]:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             zero.step()
     if saved:
         dcp.save({"zero": zero}, checkpoint_id=saved / "zero")

@@ -1,15 +1,19 @@
 """Training with reproducible=True gives the same bits on every number of ranks; what it needs is refused otherwise."""
 
 import functools
+import math
+from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import ringlet
 from ranks import Pool, with_kernels
 from reproducible_training import MODELS, train, trained_by_torch
 from ringlet.errors import InvalidUsage
+from ringlet.training.reproducible import norms_over_ranks
 
 STEPS = range(3)
 
@@ -93,6 +97,52 @@ def test_training_goes_on_in_another_world(pool, tmp_path, trainer):
     assert resumed == digests(pool, 8, "demo", trainer, range(4))
 
 
+@pytest.mark.parametrize(
+    ("trainer", "how"),
+    [("reducer", "clip"), ("zero1", "clip"), ("zero1", "max_norm"), ("zero2", "max_norm"), ("zero3", "clip")],
+)
+def test_clipping_does_not_depend_on_the_number_of_ranks(pool, trainer, how):
+    """`clip`: by torch's function."""
+    seen = {world: digests(pool, world, "demo", trainer, STEPS, **{how: 0.05}) for world in (1, 2, 4)}
+    assert len(set(seen.values())) == 1, seen
+    assert seen[1] != digests(pool, 1, "demo", trainer, STEPS), "it clips"
+
+
+NUMBERS = {
+    "everyday": [float(number) for number in torch.randn(999, generator=torch.Generator().manual_seed(1))],
+    "one": [-3.0],
+    "zeros": [0.0, -0.0],
+    "tiny": [1e-45] * 4 + [3e-42],
+    "huge": [3e38] * 5 + [1.0],
+    "infinite": [1.0, -math.inf, 2.0],
+    "no number": [1.0, math.inf, math.nan],
+    "none": [],
+}
+
+
+def their_norms(rank, world):
+    """Of each list of NUMBERS every rank has every world-th number."""
+    lists = [
+        [torch.tensor(numbers[rank::world][:7]), torch.tensor(numbers[rank::world][7:])] for numbers in NUMBERS.values()
+    ]
+    return norms_over_ranks(lists, dist.group.WORLD, torch.device("cpu")).tolist()
+
+
+@pytest.mark.parametrize(("world", "join"), [(1, "dist:gloo"), (2, "dist:ringlet"), (4, "dist:gloo")])
+def test_a_norm_is_that_of_the_exact_sum(pool, world, join):
+    said = pool.values(their_norms, world, join=join)
+    assert all(repr(one) == repr(said[0]) for one in said)
+    for found, (name, numbers) in zip(said[0], NUMBERS.items(), strict=True):
+        squares = [Fraction(float(torch.tensor(number))) ** 2 for number in numbers if math.isfinite(number)]
+        exact = math.nan if name == "no number" else math.inf if name == "infinite" else exact_root(sum(squares))
+        assert found == pytest.approx(exact, rel=2**-50, nan_ok=True), name
+
+
+def exact_root(square):
+    scaled = square * Fraction(2) ** 600
+    return float(Fraction(math.isqrt(int(scaled)), 2**300))
+
+
 def refused(call, words):
     with pytest.raises(InvalidUsage, match=words):
         call()
@@ -140,14 +190,16 @@ def what_would_break_the_promise(rank, world):
         return ringlet.Zero(nn.Linear(2, 2), torch.optim.SGD, lr=0.1, reproducible=True, **options)
 
     refused(lambda: zero(accumulate=3), "power of two of micro-batches.*got 3")
-    refused(lambda: zero(max_norm=1.0), "leave out max_norm=")
     made = zero(stage=2, accumulate=2)
     assert list(made.micro_batches) == [rank, rank + world]
     made.module(inputs).sum().backward()
     assert not made.step()
     refused(lambda: made.step(partial=True), "every window is full")
     made.module(inputs).sum().backward()
-    refused(lambda: made.clip_grad_norm_(1.0), "clipping by norms")
+    clip = nn.utils.clip_grad_norm_
+    refused(lambda: clip(made.module.parameters(), 1.0, norm_type=3), "those of order 2 and inf do not")
+    refused(lambda: clip(made.optimizer.param_groups[0]["params"], 1.0), "with reproducible=True.*those of the module")
+    clip(made.module.parameters(), 1.0, norm_type=torch.inf)
     assert made.step()
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.reproducible import norms_over_ranks
 
 from .gradients import UnitGradient
 from .memory import MappedFiles
@@ -316,13 +317,17 @@ def _packed(pieces: list[Piece], cap: int) -> Iterator[list[Piece]]:
 
 
 @torch.no_grad()
-def global_norm(units: list[UnitGradient], scale: float | torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def global_norm(
+    units: list[UnitGradient], scale: float | torch.Tensor, group: dist.ProcessGroup, reproducible: bool
+) -> torch.Tensor:
     """The 2-norm of all gradients of all ranks times `scale`, a scalar: float64 for float64 gradients, else float32.
 
-    Collective; the same bits on all ranks.
+    Collective; the same bits on all ranks. `reproducible`: and on any number of ranks.
     """
     device = units[0].flat.unit.device
     dtype = torch.float64 if any(unit.value.dtype is torch.float64 for unit in units) else torch.float32
+    if reproducible:
+        return norms_over_ranks([[unit.value for unit in units]], group, device)[0].to(dtype) * scale
     norms = [torch.linalg.vector_norm(unit.value, dtype=dtype).to(device) for unit in units]
     squares = torch.stack(norms).square().sum().reshape(1)
     dist.all_reduce(squares, group=group)

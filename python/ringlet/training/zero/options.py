@@ -13,7 +13,6 @@ import torch
 from ringlet.errors import InvalidUsage
 from ringlet.training.reproducible import refuse_k
 
-NORM = "reproducible=True: a norm of gradients adds up squares of shards, which depend on the number of ranks"
 COMPUTE = (torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -116,8 +115,6 @@ class Options:
 
     def _check_reproducible(self) -> None:
         refuse_k(self.accumulate, self.average, "accumulate=")
-        if self.max_norm is not None:
-            raise InvalidUsage(NORM + ": leave out max_norm=")
         if self.accumulate_dtype is not None:
             raise InvalidUsage(
                 "reproducible=True adds in the gradients' own dtype, on a rank as between ranks: leave out "

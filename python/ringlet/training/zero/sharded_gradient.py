@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
 from ringlet.training.backward import in_backward
+from ringlet.training.reproducible import norms_over_ranks
 
 from .gradients import UnitGradient
 from .optimizer import ShardedOptimizer
@@ -242,10 +243,11 @@ class ShownGradients:
         number = next((n for n, slot in enumerate(self._slots) if slot is gradient), None)
         if number is not None:
             found = norms[number]
-        elif self._groups > 1:
+        elif self._groups > 1 or self._window.reproducible:
+            why = "with reproducible=True" if self._groups == 1 else "which has several groups"
             raise InvalidUsage(
-                "clipping the parameters of zero.optimizer, which has several groups: a rank's pieces do not tell the "
-                "norm of a group: clip those of the module, call zero.clip_grad_norm_(), or pass max_norm= to Zero"
+                f"clipping the parameters of zero.optimizer, {why}: a rank's pieces do not tell the norm: "
+                "clip those of the module, call zero.clip_grad_norm_(), or pass max_norm= to Zero"
             )
         else:
             whole = torch.linalg.vector_norm(torch.stack(norms), order)
@@ -253,10 +255,17 @@ class ShownGradients:
         return found.to(gradient.device, dtype or found.dtype)
 
     def _all_norms(self, order: float) -> list[torch.Tensor]:
-        self._window.refuse_norm()
+        if self._window.reproducible and order not in (2, math.inf):
+            raise InvalidUsage(
+                f"the norm of order {order} with reproducible=True, where only those of order 2 and inf do not depend "
+                "on the number of ranks: clip by one of them"
+            )
         device = self._units[0].flat.unit.device
         double = any(unit.flat.unit.dtype is torch.float64 for unit in self._units)
         norms = torch.zeros(len(self._slots), dtype=torch.float64 if double else torch.float32, device=device)
+        if self._window.reproducible and order == 2:
+            norms.copy_(norms_over_ranks([gradient.own_values() for gradient in self._slots], self._group, device))
+            return list((norms * self._window.multiplier()).unbind())
         for number, gradient in enumerate(self._slots):
             for values in gradient.own_values():
                 norms[number] = torch.linalg.vector_norm(values, order, dtype=norms.dtype)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ringlet.errors import InvalidUsage
-
 from .gradients import UnitGradient
-from .options import NORM, Options
+from .options import Options
 
 
 class Window:
@@ -16,6 +14,7 @@ class Window:
 
     def __init__(self, options: Options, units: list[UnitGradient], world: int) -> None:
         self._options, self._units = options, units
+        self.reproducible = options.reproducible
         self._ranks = world if options.reproducible else 1  # whose sum the shards hold, else their average
         self.begin()
 
@@ -46,10 +45,6 @@ class Window:
             f"after {self.micro_batches} of {self._options.accumulate} micro-batches: it is not complete: pass "
             "max_norm= to Zero, which clips complete gradients, or call zero_grad() to drop the window"
         )
-
-    def refuse_norm(self) -> None:
-        if self._options.reproducible:
-            raise InvalidUsage(NORM + ": train without clipping by norms")
 
     def multiplier(self) -> float | torch.Tensor:
         """The factor between the shards' values and the gradients: of averages over micro-batches, and of clipping."""

@@ -75,7 +75,7 @@ class Zero:
             that needs of the model), if `accumulate` is N / world, a power of two, and each rank takes
             the micro-batches `micro_batches` of a window of N. They are added along one binary tree, and divided by N.
             Costs a buffer of a unit, and log2 `accumulate` copies of the gradients (stages 2 and 3: of this rank's
-            shards). It refuses norms.
+            shards). Of norms it has those of order 2 and inf, whose bits do not depend on the ranks either.
         print_every, print_times: rank 0 prints a line every so many steps, with the times of its phases.
         elementwise: vouches for an optimizer class that is not known to be elementwise.
 
@@ -221,7 +221,6 @@ class Zero:
         self._refuse_removed("clip_grad_norm_()")
         refuse_max_norm(max_norm)
         self._take_exchanged()
-        self._window.refuse_norm()
         if not self._window.full:
             raise InvalidUsage(
                 f"clip_grad_norm_ after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
@@ -513,7 +512,8 @@ class Zero:
             self._shown.show()
 
     def _clip(self, max_norm: float) -> torch.Tensor:
-        norm = global_norm(self._gradients.units, self._window.multiplier(), self._group)
+        multiplier = self._window.multiplier()
+        norm = global_norm(self._gradients.units, multiplier, self._group, self.options.reproducible)
         before = 1.0 if self._window.factor is None else self._window.factor
         self._window.factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
         return norm
