@@ -13,6 +13,8 @@ import subprocess
 
 import pytest
 
+import ringlet
+
 ROOT = pathlib.Path(__file__).parents[2]
 THIS = pathlib.Path(__file__).relative_to(ROOT)
 
@@ -412,6 +414,18 @@ def test_decisions_are_numbered_and_those_cited_exist():
         cited = set(re.findall(r"docs/decisions/(\d{4})", text_of(path))) - set(numbers)
         violations += [f"{path}: cites docs/decisions/{number}, which is not there" for number in sorted(cited)]
     report(violations)
+
+
+def test_the_page_of_promises_has_every_algorithm_and_names_tests():
+    page = text_of(pathlib.Path("docs", "numerics.md"))
+    table = page.partition("<!-- table promises: ")[2].partition("<!-- end of table")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line][2:]
+    promised = {(name, row[0].strip("`")) for row in rows[:-1] for name in re.findall(r"`(\w+)`", row[1])}
+    known = {(algorithm, collective) for algorithm, collective, _ in ringlet.schedule.algorithms()}
+    assert promised == known, f"docs/orders.py: promises {promised ^ known} are not those of the registry"
+    assert all(cell for row in rows[:-1] for cell in row)
+    shown = [re.fullmatch(r"\[(test_\w+)\]\(\.\./(tests/\S+)\)", cell) for cell in rows[-1][2:]]
+    assert shown and all(f"def {one[1]}(" in text_of(pathlib.Path(one[2])) for one in shown)
 
 
 # --- words
