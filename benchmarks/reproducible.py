@@ -353,14 +353,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny model, for tests")
     options = parser.parse_args()
     outputs.check({"--json": options.json, "--report": options.report})
-    load = os.getloadavg()[0]
+    versions = {"torch": torch.__version__, "ringlet": ringlet.__version__}
+    meta = circumstances(Outcome(versions=versions), os.getloadavg()[0])
     found: dict[str, list[dict[str, Any]]] = {"digests": [], "costs": []}
     with tempfile.TemporaryDirectory() as folder:
         for world in WORLDS if "digests" in options.parts else (4, 2):
             torch.multiprocessing.spawn(measure, (world, options, folder), nprocs=world)
             for part, rows in json.loads(Path(folder, f"found-{world}.json").read_text()).items():
                 found[part] += rows
-    meta = circumstances(Outcome(versions={"torch": torch.__version__, "ringlet": ringlet.__version__}), load)
     page = markdown(*found.values(), meta)
     print(page)
     if options.json:
