@@ -114,7 +114,7 @@ def optimizer_of(model: nn.Module, lr: float) -> torch.optim.Optimizer:
 def by_reducer(made: Made, group: dist.ProcessGroup, bucket_mb: float, reproducible: bool) -> Trainer:
     model, loss = made
     reducer = ringlet.GradientReducer(
-        model, process_group=group, bucket_mb=bucket_mb, first_bucket_mb=min(1, bucket_mb), reproducible=reproducible
+        model, group=group, bucket_mb=bucket_mb, first_bucket_mb=min(1, bucket_mb), reproducible=reproducible
     )
     k = WINDOW // dist.get_world_size(group)
     window = reducer.accumulate(k)
@@ -141,9 +141,7 @@ def by_reducer(made: Made, group: dist.ProcessGroup, bucket_mb: float, reproduci
 def by_zero(made: Made, group: dist.ProcessGroup, stage: int, reproducible: bool) -> Trainer:
     model, loss = made
     k = WINDOW // dist.get_world_size(group)
-    zero = ringlet.Zero(
-        model, torch.optim.AdamW, stage, process_group=group, accumulate=k, lr=1e-3, reproducible=reproducible
-    )
+    zero = ringlet.Zero(model, torch.optim.AdamW, stage, group=group, accumulate=k, lr=1e-3, reproducible=reproducible)
 
     def step(number: int) -> None:
         for micro_batch in zero.micro_batches:

@@ -19,7 +19,7 @@ from cases import ALGORITHMS, REDUCTIONS
 from ranks import Pool, with_kernels
 from ringlet import _C
 from ringlet.schedule.execution import execute
-from ringlet.schedule.trees import Trees
+from ringlet.schedule.expression_trees import Trees
 
 ADDENDS = 8
 WORLDS = (1, 2, 4, 8)
