@@ -89,9 +89,12 @@ inline void try_call(Communicator& group, Call call, bool in_place, bool registe
 }
 
 inline void every_algorithm(int world, Between between, bool registered = false) {
+  if (kSanitized && world % 2 == 0) return;  // odd worlds take all ways
   const auto errors = run_ranks(world, between, [&](Communicator& group) {
     const size_t w = static_cast<size_t>(world);
+    int number = 0;
     for (const size_t count : {size_t{0}, size_t{1}, w - 1, w + 1, size_t{4100}, size_t{123567}}) {
+      if (kSanitized && count < w) continue;  // takes the same ways as a larger one
       for (const Algorithm& algorithm : algorithms()) {
         Call call;
         call.collective = algorithm.collective;
@@ -100,8 +103,8 @@ inline void every_algorithm(int world, Between between, bool registered = false)
         if (algorithm.collective == Collective::barrier) call.count = 0;
         for (const int root : {0, world - 1}) {
           call.root = has_root(algorithm.collective) ? root : 0;
-          try_call(group, call, false, registered);
-          try_call(group, call, true, registered);
+          if (!kSanitized || number++ % 2 == 0) try_call(group, call, false, registered);
+          if (!kSanitized || number % 2 == 0) try_call(group, call, true, registered);
         }
       }
     }

@@ -58,6 +58,7 @@ void every_algorithm() {
   int number = 0;
   for (const Algorithm& algorithm : algorithms()) {
     for (const int world : {1, 2, 3, 4, 5}) {
+      if (kSanitized && world % 2 == 0) continue;
       for (const size_t count : {0, 1, world - 1, world + 1, 2347}) {
         for (const bool in_place : {false, true}) {
           for (const Registered registered : {Registered::none, Registered::some, Registered::all}) {

@@ -356,7 +356,7 @@ def arguments_of_wrong_kinds_are_refused(rank, world):
         "first_bucket_mb": (float("nan"), float("inf"), -1, 0, "measured", None),
         "delay": ("x", 2, 1.0, None, -1),
         "algorithm": (5, b"ring"),
-        "process_group": ("world", dist.GroupMember.NON_GROUP_MEMBER),
+        "group": ("world", dist.GroupMember.NON_GROUP_MEMBER),
         "optimizer_in_backward": (torch.optim.SGD([torch.ones(1)], lr=1.0),),
     }
     for name, values in wrong.items():
