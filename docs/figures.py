@@ -28,6 +28,7 @@ CONTENTION = "2026-11-22-amd-epyc-2-cores-contention"
 ZERO_MEMORY = "2026-11-20-intel-xeon-2-cores-zero-memory"
 DELAY = "2026-11-24-intel-xeon-2-cores-delayed-gradients"
 BITS = "2026-11-24-intel-xeon-2-cores-bucket-bits"
+DIGESTS = "2026-11-27-amd-epyc-2-cores-reproducible-digests"
 
 README_SIZES = [4, 1 << 10, 4 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 256 << 20]
 MPI, GLOO = "best MPI", "gloo"
@@ -194,6 +195,10 @@ def tables() -> dict[str, dict[str, list[list[str]]]]:
             "allocator worth": allocator_worth(),
             "allocator cost": page_table(f"{ALLOCATOR}-cost", "| | torch's"),
         },
-        "gradients.md": {"bits": page_table(BITS, "| bucket"), "delay": page_table(DELAY, "| learning rate |")},
+        "gradients.md": {
+            "bits": page_table(BITS, "| bucket"),
+            "delay": page_table(DELAY, "| learning rate |"),
+            "digests": page_table(DIGESTS, "| model | way |"),
+        },
         "zero.md": {"memory": zero_table()},
     }
