@@ -10,7 +10,6 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
-CHECK_BASELINE ?= $(lastword $(sort $(wildcard benchmarks/baselines/*-check.jsonl)))
 RUNS ?= 20
 SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
@@ -32,7 +31,7 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all test-one test-repeat coverage test-launchers test-frameworks mutants conformance bench bench-check check peers wheel site lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-one test-repeat coverage test-launchers test-frameworks mutants conformance bench check peers wheel site lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
@@ -49,7 +48,6 @@ help:
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
 	@echo "make check          lint, then the C++ tests under ASan + UBSan and under TSan"
 	@echo "make bench          the full benchmark against gloo and the MPI peers, to out/"
-	@echo "make bench-check    a small benchmark beside gloo: is ringlet slower than the committed baseline?"
 	@echo "make peers          install the MPI libraries to compare with, to .venv-peers/"
 	@echo "make lint           ruff, clang-format and mypy"
 	@echo "make format         what of lint can be put right by itself"
@@ -113,14 +111,6 @@ bench: install peers
 	@for sweep in $(SWEEPS); do \
 	  $(INSIDE) python -m ringlet bench --sweep $$sweep --json out/$$sweep.jsonl --plot out/$$sweep.svg --report out/$$sweep.md; \
 	done
-
-# The tolerance is not measured yet: what runs of one build differ by on a quiet machine should replace it.
-bench-check: install
-	$(SAY) "benchmark against the baseline"
-	@test -n "$(CHECK_BASELINE)" || { echo "there is no benchmarks/baselines/*-check.jsonl: measure one (CONTRIBUTING.md), or name a file: CHECK_BASELINE=FILE make bench-check" >&2; exit 1; }
-	@mkdir -p out
-	@$(INSIDE) python -m ringlet bench --sweep check --json out/check.jsonl
-	@$(BIN)/python benchmarks/compare.py $(CHECK_BASELINE) out/check.jsonl --relative-to openmpi,gloo --tolerance 0.25
 
 check: lint sanitizers
 

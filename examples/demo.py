@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +32,11 @@ from char_transformer import CharTransformer, Size, Text, loss_of
 from demo_report import Findings, draw_picture, print_modes, print_sizes
 
 MODES = {
-    "ring": "reducer, ring",
-    "butterfly": "reducer, butterfly",
-    "naive": "one all-reduce per parameter",
-    "ddp": "DDP on ringlet",
     "ddp_gloo": "DDP on gloo",
+    "ddp": "DDP on ringlet",
+    "reducer": "GradientReducer",
+    "ring": "GradientReducer, ring",
+    "butterfly": "GradientReducer, butterfly",
 }
 ALONE = "alone"  # the same step without communication
 BUCKET_MB = 1.0  # the model has 7 MiB of gradients
@@ -51,7 +50,6 @@ class Trainer:
 
     step_model: nn.Module
     parameters: list[nn.Parameter]
-    after_backward: Callable[[], None]
     optimizer: torch.optim.Optimizer
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -71,7 +69,6 @@ class Trainer:
 
         loss.register_hook(at_start_of_backward)
         loss.backward()
-        self.after_backward()
         self.exposed_s.append(time.perf_counter() - computed[0])
         self.optimizer.step()
         self.step_s.append(time.perf_counter() - started)
@@ -83,19 +80,15 @@ def make_trainer(mode: str, vocabulary: int, size: Size, groups: dict[str, dist.
     model = CharTransformer(vocabulary, size)
     parameters = list(model.parameters())
     step_model: nn.Module = model
-    after_backward: Callable[[], None] = lambda: None  # noqa: E731
     group = groups["gloo" if mode == "ddp_gloo" else "own"]
-    if mode in ("ring", "butterfly"):
-        algorithm = mode if dist.get_backend(group) == "ringlet" else None
-        ringlet.GradientReducer(model, group=group, bucket_mb=BUCKET_MB, first_bucket_mb=BUCKET_MB, algorithm=algorithm)
-    elif mode == "naive":
-
-        def after_backward() -> None:
-            for parameter in parameters:
-                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group)
-    elif mode != ALONE:
+    if mode in ("ddp_gloo", "ddp"):
         step_model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
-    return Trainer(step_model, parameters, after_backward, torch.optim.AdamW(parameters, lr=2e-3))
+    elif mode != ALONE:
+        named = mode != "reducer" and dist.get_backend(group) == "ringlet"
+        ringlet.GradientReducer(
+            model, group=group, bucket_mb=BUCKET_MB, first_bucket_mb=BUCKET_MB, algorithm=mode if named else None
+        )
+    return Trainer(step_model, parameters, torch.optim.AdamW(parameters, lr=2e-3))
 
 
 def train_rank(rank: int, world: int, options: argparse.Namespace, folder: str) -> None:
@@ -108,7 +101,7 @@ def train_rank(rank: int, world: int, options: argparse.Namespace, folder: str) 
     order = [*MODES, ALONE]
     trainers = {mode: make_trainer(mode, text.vocabulary, size, groups) for mode in order}
     if rank == 0:
-        count = sum(p.numel() for p in trainers["ring"].parameters)
+        count = sum(p.numel() for p in trainers[ALONE].parameters)
         print(
             f"{count:,} parameters, {len(text.indices):,} characters, {world} ranks, {options.steps} steps", flush=True
         )
@@ -211,7 +204,7 @@ def measure_sizes(options: argparse.Namespace) -> list[dict]:
 
 def check_same_curve(modes: dict[str, dict]) -> float:
     """The largest difference in loss at any step between any mode and the first, in nats."""
-    first = modes["ring"]["losses"]
+    first = next(iter(modes.values()))["losses"]
     worst = max(abs(a - b) for mode in MODES for a, b in zip(modes[mode]["losses"], first, strict=True))
     if worst > SAME_CURVE:
         raise SystemExit(f"the modes' loss curves differ by {worst:.2g} nats: a reduction is wrong")

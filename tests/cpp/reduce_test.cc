@@ -78,7 +78,7 @@ void test_kernels(DType dtype, const std::vector<size_t>& counts, std::initializ
             for (size_t count : counts) {
               for (size_t misalignment : {size_t{0}, element_size(dtype), size_t{1}}) {
                 for (int mode = 0; mode < kModes; ++mode) {
-                  if (kSanitized && number++ % 5 != 0) continue;
+                  if (kSanitized && number++ % 7 != 0) continue;
                   run_case({level, dtype, op, &srcs, finish}, expected, count, misalignment, static_cast<Mode>(mode));
                 }
               }
