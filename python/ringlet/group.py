@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.group_key import Claim, peek, rendezvous_key
+from ringlet.group_key import Claim, Intruders, peek, rendezvous_key
 from ringlet.schedule.registry import load_given
-from ringlet.store import asked, from_environment
+from ringlet.store import asked, from_environment, serves
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -73,6 +73,7 @@ class Group:
         self._closed = False
         self._process_group: dist.ProcessGroup | None = None
         self._owns_torch = False
+        self._intruders: Intruders | None = None
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup) -> Group:
@@ -120,8 +121,19 @@ class Group:
             raise
         except BaseException:  # such as KeyboardInterrupt: the group ended nevertheless
             self._closed = True
+            self._end_watch()
             raise
         self._closed = True
+        self._end_watch()
+
+    def watch_intruders(self) -> None:
+        """Until `close`, fails this group when a process of another job may be in it (group_key.py)."""
+        assert self.store is not None
+        self._intruders = Intruders(self.store, f"ringlet/{self.name}", self.abort)
+
+    def _end_watch(self) -> None:
+        if self._intruders is not None:
+            self._intruders.end()
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
@@ -334,14 +346,19 @@ def init(
         _of_thread.group = Group(handle, name, None, range(world))
         _C.set_default(handle, True)
         return _of_thread.group
+    job, nameless = environment.job_of(world), False
     if store is None:
         store = from_environment(rank, world, limit)
-    key = _met(store, name, Claim(rank, world, transport, environment.job_of(world)), limit)
+        nameless = job is None and rank == 0 and world > 1 and serves()
+    key = _met(store, name, Claim(rank, world, transport, job, nameless), limit)
     handle = log.made(_C.Group.join(store, key, rank, world, limit, transport), began)
     handle.max_ctas = max_ctas
-    _of_process = Group(handle, name, store, range(world), transport)
+    group = Group(handle, name, store, range(world), transport)
+    if nameless:
+        group.watch_intruders()
+    _of_process = group
     _C.set_default(handle, False)
-    return _of_process
+    return group
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -11,22 +11,30 @@ the keys that killed ranks have left there for new ones, however far each of the
 
 An old number gets an answer that no rank reads. The old processes must be gone, and elastic makes sure of that. So if
 another process overwrites a rank's hello, the rank knows that two processes claim the same rank.
+
+Two jobs can use one port. If the launcher does not name the jobs (`Claim.job`, `nameless`), only a rank too many tells.
+Rank 0 waits a second for it before the first group is made. Later it is refused. If it looks as much like one of rank
+0's job as the rank in its place does, the group fails too (`Intruders`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
+import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.interruptible import wait_for_key
-from ringlet.store import asked
+from ringlet.interruptible import start, wait_for_key
+from ringlet.store import SECOND_RANK_0, asked, this_process
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -34,7 +42,10 @@ if TYPE_CHECKING:
 _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
 _LOOK_EVERY_S = 0.1  # at whether another process has taken this rank
 _REFUSED_S = 2.0  # after a refusal, for the other ranks to come and hear of it
+_SETTLE_S = 1.0  # before the first group of a job that nothing names, for ranks of another job to come
+_LATE_S = 2.0  # after which a process whose rank another one has in an open group is refused
 _KEY, _REFUSAL = "=", "!"  # what an answer begins with
+_APART = ": if two jobs use one MASTER_PORT, set another port for one of them"
 
 
 def _version() -> str:
@@ -43,21 +54,26 @@ def _version() -> str:
     return ringlet.__version__
 
 
-def _process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
+def _origin() -> list[str]:
+    """What ranks of a job often share, and ranks of two jobs often do not."""
+    here = socket.gethostname()
+    return [here, f"{os.getsid(0)} on {here}", f"{os.getppid()} on {here}", os.getcwd(), " ".join(sys.argv)]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown."""
+    """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown.
+    nameless: of a rank 0 that serves the store of a job that nothing names."""
 
     rank: int
     world: int
     transport: str
     job: str | None = None
+    nameless: bool = False
     version: str = field(default_factory=_version)
-    process: str = field(default_factory=_process)
+    process: str = field(default_factory=this_process)
     number: str = field(default_factory=lambda: secrets.token_hex(16))
+    origin: list[str] = field(default_factory=lambda: _origin())
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -108,8 +124,11 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
 
 def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> str | None:
     """What is set there in time."""
+    began = time.monotonic()
     while not wait_for_key(store, key, min(until, time.monotonic() + _LOOK_EVERY_S)):
         if twice := _taken(store, name, claim):
+            raise InvalidUsage(twice)
+        if time.monotonic() > began + _LATE_S and (twice := _too_late(store, name, claim)):
             raise InvalidUsage(twice)
         if time.monotonic() > until:
             return None
@@ -123,11 +142,71 @@ def _taken(store: Store, name: str, claim: Claim) -> str:
         return ""
     # If it is gone, the other process has joined the group in place of this one.
     where = f": {claim.process} and {other.process}" if other is not None else f", {claim.process} and another"
-    text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}"
+    text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}" + _APART
     for concerned in (other, _read(peek(store, f"{name}/hello/0"))):
         if concerned is not None:
             store.set(f"{name}/answer/{concerned.number}", _REFUSAL + text)
     return text
+
+
+def _too_late(store: Store, name: str, claim: Claim) -> str:
+    """An error text if another process has this rank in an open group of a job that nothing names."""
+    members = [Claim(**member) for member in json.loads(peek(store, f"{name}/members") or "[]")]
+    if claim.rank >= len(members) or any(member.process == claim.process for member in members):
+        return ""  # a member has left the group already, and joins the next one
+    member, here = members[claim.rank], socket.gethostname()
+    if member.origin[0] == here and not _is_there(int(member.process.split()[1])):
+        return ""  # its rank is free
+    text = (
+        f"two processes say that they are rank {claim.rank} of {claim.world}: {member.process}, which is in a group, "
+        f"and {claim.process}" + _APART
+    )
+    if _alike(claim, members[0]) >= _alike(member, members[0]):
+        store.set(f"{name}/mixed", text)
+    return text
+
+
+def _alike(claim: Claim, other: Claim) -> int:
+    return sum(a == b for a, b in zip(claim.origin, other.origin, strict=False))
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+class Intruders:
+    """Rank 0's watch over the open group of a job that nothing names. It calls `fail(reason)` when a process comes that
+    may be of this job, and then a rank of the group may not be."""
+
+    def __init__(self, store: Store, name: str, fail: Callable[[str], None]) -> None:
+        self._store, self._name, self._fail = store, name, fail
+        self._process = os.getpid()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ringlet-intruders", daemon=True)
+        start(self._thread, "the watch over the group's ranks")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LATE_S / 2):
+            with contextlib.suppress(RuntimeError):
+                if text := peek(self._store, f"{self._name}/mixed"):
+                    self._fail(f"this group may have ranks of two jobs: {text}")
+                    return
+
+    def end(self) -> None:
+        """The group is closed: processes that come may join the next one."""
+        if self._process != os.getpid() or self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(RuntimeError):
+            for key in ("members", "mixed"):  # not deleted, because another process may be about to read it
+                self._store.set(f"{self._name}/{key}", "")
 
 
 class _Lead:
@@ -138,6 +217,7 @@ class _Lead:
         self._key = f"{name}/{secrets.token_hex(16)}"
         self._absent = list(range(1, claim.world))
         self._answered: dict[int, str] = {}
+        self._members = {0: claim}
         self._refusal = ""
 
     def key(self, until: float) -> str:
@@ -161,6 +241,11 @@ class _Lead:
                 break
             time.sleep(pause if self._absent else 0)
             pause = min(2 * pause, _LARGEST_PAUSE_S)
+        if self._claim.nameless and not self._refusal:
+            self._settle()
+        if self._claim.nameless and not self._refusal:
+            members = [asdict(self._members[rank]) for rank in range(self._claim.world)]
+            store.set(f"{self._name}/members", json.dumps(members))
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:
             raise InvalidUsage(self._refusal)
@@ -183,12 +268,26 @@ class _Lead:
         if refused is None:
             return
         self._absent.remove(rank)
+        if theirs is not None:
+            self._members[rank] = theirs
         for used in ("answer", "ack"):
             store.delete_key(f"{name}/{used}/{number}")
         if refused and not self._refusal:
             self._refusal = refused
             # Of a larger world there are ranks that wait for this one in vain.
             self._absent += range(self._claim.world, theirs.world if theirs is not None else 0)
+
+    def _settle(self) -> None:
+        """Lets other processes that say that they are a rank of this group come, before the first group is made."""
+        if self._store.check(["settled"]):
+            return
+        until = time.monotonic() + _SETTLE_S
+        while not self._refusal and time.monotonic() < until:
+            time.sleep(_LARGEST_PAUSE_S)
+            self._look_for_others()
+            if (second := peek(self._store, SECOND_RANK_0)) is not None and not self._refusal:
+                self._refusal = f"two processes say that they are rank 0: {self._claim.process} and {second}" + _APART
+        self._store.set("settled", "")
 
     def _look_for_others(self) -> None:
         """At whether another process is rank 0, or a rank has found another one in its place."""

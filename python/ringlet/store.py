@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,10 +21,22 @@ if TYPE_CHECKING:
 
 _ATTEMPT_S, _PAUSE_S = 3.0, 0.1
 _OWNER = "ringlet/job"  # the key of the job whose rank 0 serves the store
+SECOND_RANK_0 = "second rank 0"  # the key of another process that would serve it, in a job that nothing names
+_NOTE_S = 2.0  # at most, for such a process to leave its note
 
-# By process, because a forked child must not use, or end, what it has of its parent: the address of the last store, and
-# the store. It outlives groups: others may still read there how they joined the last one, or join the next one already.
-_kept: dict[int, tuple[tuple[str, int], Store]] = {}
+# By process, because a forked child must not use, or end, what it has of its parent: the address of the last store, the
+# store, and whether this process serves it. It outlives groups: others may still read there how they joined the last
+# one, or join the next one already.
+_kept: dict[int, tuple[tuple[str, int], Store, bool]] = {}
+
+
+def this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def serves() -> bool:
+    """Whether this process serves the last store of `from_environment`."""
+    return os.getpid() in _kept and _kept[os.getpid()][2]
 
 
 def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
@@ -34,7 +47,7 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
         return dist.HashStore()
     where = environment.master()
     if not _still_answers(where, timeout):
-        _kept[os.getpid()] = where, _made(where, rank, world, timeout)
+        _kept[os.getpid()] = where, *_made(where, rank, world, timeout)
     store = _kept[os.getpid()][1]
     # Another job may have the same port, and reach this job's store: its ranks do not count as this job's.
     job = environment.job_of(world)
@@ -45,7 +58,7 @@ def from_environment(rank: int, world: int, timeout: timedelta) -> Store:
 
 def _still_answers(where: tuple[str, int], timeout: timedelta) -> bool:
     """Whether this process has a store of that address, whoever serves it."""
-    there, store = _kept.get(os.getpid(), (None, None))
+    there, store, _ = _kept.get(os.getpid(), (None, None, False))
     if there != where or store is None:
         return False
     try:
@@ -56,7 +69,8 @@ def _still_answers(where: tuple[str, int], timeout: timedelta) -> bool:
     return True
 
 
-def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> Store:
+def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> tuple[Store, bool]:
+    """The store, and whether this process serves it."""
     address, port = where
     serve = _reach(address, port, rank, world, timeout)
     try:
@@ -70,13 +84,32 @@ def _made(where: tuple[str, int], rank: int, world: int, timeout: timedelta) -> 
         reason = str(error).split("\n", 1)[0]
         if not serve:
             raise PeerLost(f"rank {rank} of {world} lost the store at {address}:{port}: {reason}") from error
+        _leave_note(address, port, world)
         raise ResourceError(
             f"rank 0 cannot serve the store of all ranks at {address}:{port}: {reason}; if another job or a "
             "second rank 0 uses MASTER_PORT, set another port"
         ) from error
     if serve:
         store.set(_OWNER, environment.job_of(world) or "")
-    return store
+    return store, serve
+
+
+def _leave_note(address: str, port: int, world: int) -> None:
+    """Tells the rank 0 that serves the store, if it is ringlet's, that this process is another one. If neither job has
+    a name, ranks of both can come there."""
+
+    def leave() -> None:
+        with contextlib.suppress(RuntimeError):
+            theirs = dist.TCPStore(address, port, world, False, timedelta(seconds=_NOTE_S), wait_for_workers=False)
+            if theirs.check([_OWNER]) and theirs.get(_OWNER) == b"":
+                dist.PrefixStore("ringlet", theirs).set(SECOND_RANK_0, this_process())
+
+    if environment.job_of(world) is None:
+        thread = threading.Thread(
+            target=leave, name="ringlet-note", daemon=True
+        )  # whatever listens there may not answer
+        interruptible.start(thread, "a wait in torch")
+        thread.join(_NOTE_S)
 
 
 def _check_owner(store: Store, job: str, where: str) -> None:

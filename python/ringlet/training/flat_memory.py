@@ -30,7 +30,7 @@ def part_of(flat: torch.Tensor, start: int, shape: Sequence[int], strides: Seque
     memory = flat.untyped_storage()[first : first + math.prod(shape) * size]
     with torch.inference_mode(False):
         part = torch.empty(0, dtype=flat.dtype, device=flat.device)
-        return part.set_(memory, 0, tuple(shape)) if strides is None else part.set_(memory, 0, shape, strides)
+        return part.set_(memory, 0, shape, torch.empty(shape, device="meta").stride() if strides is None else strides)
 
 
 def same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
