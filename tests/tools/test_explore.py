@@ -1,6 +1,9 @@
 """`ringlet explore` without a browser: what the page holds, and what the command says."""
 
 import base64
+import contextlib
+import io
+import json
 import re
 import subprocess
 import sys
@@ -54,6 +57,32 @@ def test_a_source_of_ones_own_is_shown_beside_the_known_sources():
     assert html.count("</script>") == 2
 
 
+REVEALED = {
+    "target": "</svg><script>",
+    "version": "1 & 2",
+    "world": 3,
+    "collective": "all_reduce",
+    "dtype": "float32",
+    "orders": [{"text": "((0+1)+2)"}, {"text": "(0+(1+2))"}],
+    "messages": [{"elements": 9, "layouts": [{"starts": [0, 4], "orders": [0, 1]}]}],
+}
+
+
+def test_what_was_revealed_is_shown_beside_the_schedules(tmp_path):
+    file, html = tmp_path / "found.json", tmp_path / "page.html"
+    file.write_text(json.dumps([REVEALED]))
+    assert main(["explore", "ring", "--world", "2-4", "--revealed", str(file), "-o", str(html)]) == 0
+    page = html.read_text()
+    assert page.count("</script>") == 2 and "&lt;script&gt;, 3 ranks" in page
+    assert "A  ((0+1)+2)" in page and "B  (0+(1+2))" in page
+    assert '"start":{"collective":"all_reduce","a":"ring","ranks":3}' in page
+    for wrong in ("{}", "[{}]", "no json", "[1]", json.dumps([REVEALED | {"messages": []}])):
+        file.write_text(wrong)
+        with contextlib.redirect_stderr(io.StringIO()) as told:
+            assert main(["explore", "--revealed", str(file), "-o", str(html)]) == 2
+        assert "found.json is no file that ringlet reveal --json writes" in told.getvalue(), wrong
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -64,6 +93,7 @@ def test_a_source_of_ones_own_is_shown_beside_the_known_sources():
         (("linear", "pairwise", "--serve"), "have no collective in common"),
         (("--world", "1-4", "--serve"), "the page shows 2 to 30 ranks, got 1 to 4"),
         (("--world", "64", "--serve"), "the page shows 2 to 30 ranks, got 64"),
+        (("--serve", "--revealed", "no/such.json"), "--revealed: cannot read no/such.json: No such file"),
         (("-o", "no/such/folder/page.html"), "the folder no/such/folder is missing"),
     ],
 )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import http.server
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option, did_you_mean
+from ringlet.cli.reveal import panels
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule.draw_trees import Panel
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
 
@@ -34,6 +38,8 @@ def add_parsers(subparsers: Any) -> None:
         help=f"show this collective first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
     add_option(explores, "--world", dest="worlds", type=values.worlds, default=values.worlds(WORLDS), metavar="N,N",
         help=f"numbers of ranks in the page, from 2 to {MOST_WORLD} (default {WORLDS})")  # fmt: skip
+    explores.add_argument("--revealed", type=values.file(), metavar="FILE",
+        help="show the trees that `ringlet reveal --json FILE` has written beside those of the algorithms")  # fmt: skip
     explores.add_argument(
         "-o", "--output", type=values.file(".html"), metavar="FILE", help="write the page to FILE.html"
     )
@@ -53,8 +59,12 @@ def explore_command(args: argparse.Namespace) -> int:
         )
     names = [name for found in args.algorithms for name in found]
     sources = known_sources(algorithm_files.given())
+    found = [] if args.revealed is None else _revealed(args.revealed)
+    start = _start(names, args.collective, sources)
+    if found and found[0][1] in args.worlds:
+        start["ranks"] = found[0][1]
     try:
-        html = page(catalogue(sources, args.worlds, _start(names, args.collective, sources)))
+        html = page(catalogue(sources, args.worlds, start), [panel for panel, _ in found])
     except ScheduleError as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
@@ -65,7 +75,21 @@ def explore_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _start(names: Sequence[str], collective: str | None, sources: list[Source]) -> dict[str, str]:
+def _revealed(path: Path) -> list[tuple[Panel, int]]:
+    """What a file of `ringlet reveal --json` says, each with its number of ranks."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        drawn = [(panel, int(one["world"])) for panel, one in zip(panels(found), found, strict=True)]
+        if not drawn:
+            raise ValueError("it has no library")
+        return drawn
+    except OSError as error:
+        raise InvalidUsage(f"--revealed: cannot read {path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidUsage(f"--revealed: {path} is no file that ringlet reveal --json writes") from error
+
+
+def _start(names: Sequence[str], collective: str | None, sources: list[Source]) -> dict[str, Any]:
     """The first view of the page: a collective of the first algorithm, and at most two of its algorithms."""
     if len(names) > 2:
         raise InvalidUsage(f"the page shows one algorithm, or two side by side, got {len(names)}")

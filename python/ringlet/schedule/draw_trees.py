@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from ringlet.schedule.draw import FONT, GREY, colours
 from ringlet.schedule.expression_trees import Trees, ranks_in
@@ -40,8 +41,10 @@ def svg(panels: Sequence[Panel]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img" font-family="{FONT}" fill="{GREY}">'
     )
-    title = "<title>" + "; ".join(f"{panel.title}: {', '.join(panel.texts)}" for panel in panels) + "</title>"
-    return "\n".join([head, title, *(line for lines, _ in drawn for line in lines), "</svg>", ""])
+    title = "; ".join(f"{panel.title}: {', '.join(panel.texts)}" for panel in panels)
+    return "\n".join(
+        [head, f"<title>{escape(title)}</title>", *(line for lines, _ in drawn for line in lines), "</svg>", ""]
+    )
 
 
 def _panel(panel: Panel, left: float) -> tuple[list[str], float]:
@@ -143,4 +146,4 @@ def _letter(number: int) -> str:
 
 
 def _text(x: float, y: float, what: str, style: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" {style}>{what}</text>'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(what)}</text>'

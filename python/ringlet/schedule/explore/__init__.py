@@ -8,23 +8,27 @@ It needs no network: style, scripts and data stand in the file, and its content 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ringlet import _C
+from ringlet.schedule import draw_trees
+from ringlet.schedule.draw_trees import Panel
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: a definition stands before its use.
 SCRIPTS = ("decode", "execute", "cost", "words", "svg", "places", "stage", "tree", "plot", "numbers", "player", "page")
 
 
-def page(catalogue: dict[str, Any]) -> str:
-    """The page as HTML; `catalogue` comes from `embed.catalogue`."""
+def page(catalogue: dict[str, Any], revealed: Sequence[Panel] = ()) -> str:
+    """The page as HTML; `catalogue` comes from `embed.catalogue`. revealed: trees of libraries, shown beside them."""
     scripts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     # Inside a script element only "</" could end it early.
     data = json.dumps({"version": _C.build_info()["ringlet"], **catalogue}, separators=(",", ":")).replace("</", "<\\/")
     filled = _asset("page.html")
-    for name, text in (("style", _asset("style.css")), ("data", data), ("scripts", scripts)):
+    seen = f'<div class="scrolls revealed">{draw_trees.svg(revealed)}</div>' if revealed else ""
+    for name, text in (("style", _asset("style.css")), ("revealed", seen), ("data", data), ("scripts", scripts)):
         before, mark, after = filled.partition(f"[[{name}]]")
         assert mark, f"page.html has no place for the {name}"
         filled = f"{before}{text}{after}"
