@@ -176,6 +176,23 @@ def half_frozen():
 
 
 @check
+def backward_for_some_parameters_only(rank, world):
+    model = mlp()
+    last = list(model[4].parameters())
+    GradientReducer(model, find_unused_parameters=True, **SMALL)
+    loss_of(model, rank).backward(inputs=last)
+    expected = expected_average(model, world)
+    assert [p.grad is None for p in model.parameters()] == [True] * 4 + [False] * 2
+    torch.testing.assert_close([p.grad for p in last], expected[4:])
+    model = mlp()
+    GradientReducer(model, process_group=dist.new_group(), **SMALL)
+    with pytest.raises(
+        InvalidUsage, match=r"4 of 6 parameters got no gradient .*: 0\.weight, 0\.bias, 2\.weight, 2\.bias"
+    ):
+        loss_of(model, rank).backward(inputs=list(model[4].parameters()))
+
+
+@check
 def a_gradient_lies_in_memory_of_its_own(rank, world):
     """So that a file of it has nothing else, and torch.multiprocessing may move it."""
     for options in ({}, {"static_graph": True}):

@@ -421,3 +421,26 @@ def clipped_by_a_hook(rank, world):
 
 def test_a_hook_on_the_optimizer_clips(two):
     two(clipped_by_a_hook)
+
+
+def for_some_parameters(rank, world):
+    for stage in (1, 2, 3):
+        zero, alone = (make() for _ in range(2))
+        zero = zero_of(zero, torch.optim.SGD, stage, lr=0.1)
+        names = ["blocks.1.out.weight", "blocks.2.out.weight"]
+        for r in range(world):
+            (loss_of(alone, *batch(0, r)) / world).backward(inputs=[alone.get_parameter(name) for name in names])
+        torch.optim.SGD(alone.parameters(), lr=0.1).step()
+        some = [zero.module.get_parameter(name) for name in names]
+        loss = loss_of(zero.module, *batch(0, rank))
+        if stage == 3:
+            with pytest.raises(ringlet.InvalidUsage, match=r"backward on parameter blocks.1.out.weight, .*out inputs="):
+                loss.backward(inputs=some)
+            return
+        loss.backward(inputs=some)
+        zero.step()
+        assert_same(alone, zero, rtol=1e-9, atol=1e-10)
+
+
+def test_a_backward_for_some_parameters_only(two):
+    two(for_some_parameters)

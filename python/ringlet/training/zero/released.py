@@ -36,7 +36,9 @@ class Released(nn.Parameter):
             whole = "persistence_elements so large" if read is None else f"persistence_elements={read.numel()} or more"
             called = getattr(getattr(func, "__self__", None), "__name__", None) or getattr(func, "__name__", func)
             hint = (
-                "An activation checkpoint inside that forward recomputes part of it: put it around whole modules"
+                "Leave out inputs= and freeze the other parameters, or use stage 1 or 2"
+                if func is torch.autograd.backward
+                else "An activation checkpoint inside that forward recomputes part of it: put it around whole modules"
                 if in_backward() and torch.is_grad_enabled()
                 else f"Call that module, pass {whole}, which keeps the parameter whole on every rank, or make "
                 "bucket_elements so large that the module which reads it is one unit (the outermost module never is). "
