@@ -28,25 +28,27 @@ struct Text {
   bool empty() const { return text[0] == '\0'; }
 };
 
-/// Why a rank has no peers whose memory it could reach, or "".
-std::string no_neighbours(const Communicator& host) {
+/// Every rank finds the same, without a word from another.
+void refuse_several_hosts(const Communicator& host) {
   const Topology* topology = host.topology();
-  const bool one_host = topology == nullptr || topology->one_host();
-  const int most = one_host ? host.world() : topology->size(topology->host(host.rank()));
-  if (most > cuda::kMostRanks) return "more than " + std::to_string(cuda::kMostRanks) + " ranks on a host";
-  if (one_host) return "";
+  if (topology == nullptr || topology->one_host()) return;
+  std::string ranks;
   for (int h = 0; h < topology->hosts(); ++h) {
-    if (topology->size(h) != topology->fewest()) return "hosts with different numbers of ranks";
+    ranks += h == 0 ? "" : "; ";
+    for (const int q : topology->ranks_on(h)) ranks += (q == topology->ranks_on(h)[0] ? "" : ", ") + std::to_string(q);
   }
-  return topology->fewest() == 1 ? "no host has several ranks" : "";
+  throw InvalidUsage("rank " + std::to_string(host.rank()) + " of " + std::to_string(host.world()) +
+                     " in its first call on a GPU: the group's ranks are on " + std::to_string(topology->hosts()) +
+                     " hosts (" + ranks +
+                     "), and on GPUs ringlet serves ranks of one host only: use the nccl backend between hosts "
+                     "(init_process_group(\"cpu:ringlet,cuda:nccl\"))");
 }
 
 }  // namespace
 
 /// A rank's part of the exchange; plain data.
 struct GpuExecutors::Offer {
-  NcclUniqueId id{};      // of rank 0: the group's
-  NcclUniqueId column{};  // of a rank of the first host: of the ranks with its index on the other hosts
+  NcclUniqueId id{};  // of rank 0
   PeerMemory::Offer memory{};
   size_t peer_bytes = 0;
   int max_ctas = 0, by_table = 0;
@@ -73,24 +75,12 @@ GpuExecutors::Parts GpuExecutors::find(int number) {
 }
 
 GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host), parts_(parts) {
+  refuse_several_hosts(host);
   Offer mine = lay_out(parts);
   const std::vector<Offer> all = exchange(mine);
   make(all, mine);
   drop(exchange(mine));
   made_ = true;
-}
-
-bool GpuExecutors::across_hosts() const {
-  const Topology* topology = host_.topology();
-  return topology != nullptr && !topology->one_host();
-}
-
-/// The rank of the first host with this rank's index on its host.
-int GpuExecutors::column_leader() const {
-  const Topology& topology = *host_.topology();
-  const auto index = static_cast<size_t>(topology.index_on_host(host_.rank()));
-  const auto first = topology.ranks_on(0);
-  return index < first.size() ? first[index] : -1;
 }
 
 /// Makes the parts that this rank can make alone, and notes what it lacks.
@@ -106,15 +96,13 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   }
   try {
     if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
-    const bool leads = across_hosts() && column_leader() == host_.rank();
-    if (parts.nccl != nullptr && leads) mine.column = NcclCommunicator::make_id(*parts.nccl);
   } catch (const Error& error) {
     mine.no_nccl = error.what();
   }
   if (parts.peer_bytes == 0) {
     mine.no_peers = std::string(kVariable) + " is 0";
-  } else if (const std::string why = no_neighbours(host_); !why.empty()) {
-    mine.no_peers = why;
+  } else if (host_.world() > cuda::kMostRanks) {
+    mine.no_peers = "more than " + std::to_string(cuda::kMostRanks) + " ranks";
   } else if (parts.device != nullptr) {
     try {
       memory_ = std::make_unique<PeerMemory>(*parts.device);
@@ -134,15 +122,10 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
   if (!nobody(&Offer::no_device)) return;
   if (nobody(&Offer::no_nccl)) {
     try {
-      communicator_ = meet(all[0].id, host_.rank(), host_.world());
-      message_ = std::make_unique<GpuMessageExecutor>(
-          *communicator_, device(), GpuMessageExecutor::Limits{}, host_.selector(),
-          host_.topology() == nullptr ? std::nullopt : std::optional(*host_.topology()));
+      communicator_ = meet(all[0].id);
+      message_ = std::make_unique<GpuMessageExecutor>(*communicator_, device(), GpuMessageExecutor::Limits{},
+                                                      host_.selector());
       collectives_.emplace(*communicator_);
-      if (across_hosts() && nobody(&Offer::no_peers)) {
-        const Topology& topology = *host_.topology();
-        column_ = meet(all[static_cast<size_t>(column_leader())].column, topology.host(host_.rank()), topology.hosts());
-      }
     } catch (const Error& error) {
       mine.no_nccl = error.what();
     }
@@ -157,11 +140,11 @@ void GpuExecutors::make(const std::vector<Offer>& all, Offer& mine) {
 }
 
 /// A refused rank goes on to the next exchange at once, and waits there for the ranks that give up.
-std::unique_ptr<NcclCommunicator> GpuExecutors::meet(const NcclUniqueId& id, int rank, int world) {
+std::unique_ptr<NcclCommunicator> GpuExecutors::meet(const NcclUniqueId& id) {
   const NcclCommunicator::Setup setup{
       .id = id,
-      .rank = rank,
-      .world = world,
+      .rank = host_.rank(),
+      .world = host_.world(),
       .max_ctas = parts_.max_ctas == 0 ? NcclCommunicator::Setup{}.max_ctas : parts_.max_ctas,
       .look =
           [this] {
@@ -173,18 +156,14 @@ std::unique_ptr<NcclCommunicator> GpuExecutors::meet(const NcclUniqueId& id, int
   return std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
 }
 
-/// Those of this rank's host.
 void GpuExecutors::reach_peers(const std::vector<Offer>& all) {
-  const Topology here = across_hosts() ? *host_.topology() : Topology(std::vector<int>(all.size(), 0));
-  const std::span<const int> ranks = here.ranks_on(here.host(host_.rank()));
-  const int index = here.index_on_host(host_.rank());
   std::vector<PeerMemory::Offer> offers;
-  for (const int q : ranks) offers.push_back(all[static_cast<size_t>(q)].memory);
-  memory_->open(offers, index);
+  for (const Offer& offer : all) offers.push_back(offer.memory);
+  memory_->open(offers, host_.rank());
   int blocks = std::min(kMostBlocks, PeerMemory::processors(offers));
   if (parts_.max_ctas > 0) blocks = std::min(blocks, parts_.max_ctas);
-  GpuPullExecutor::Setup setup{index,
-                               static_cast<int>(ranks.size()),
+  GpuPullExecutor::Setup setup{host_.rank(),
+                               host_.world(),
                                memory_->regions(),
                                PeerMemory::kBytes,
                                blocks,
@@ -195,13 +174,7 @@ void GpuExecutors::reach_peers(const std::vector<Offer>& all) {
   setup.low_latency = std::all_of(offers.begin(), offers.end(), [](const PeerMemory::Offer& offer) {
     return offer.device.architecture >= kLowLatencyArchitecture;
   });
-  setup.group_world = host_.world();
-  setup.group_ranks.assign(ranks.begin(), ranks.end());
   pull_ = std::make_unique<GpuPullExecutor>(device(), std::move(setup));
-  if (column_) {
-    across_ =
-        std::make_unique<GpuAcrossHosts>(*pull_, std::move(column_), device(), host_.selector(), here, host_.rank());
-  }
 }
 
 std::vector<GpuExecutors::Offer> GpuExecutors::exchange(const Offer& mine) {
@@ -245,10 +218,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
   no_nccl_ = told(&Offer::no_nccl);
   no_peers_ = told(&Offer::no_peers);
   const std::string differs = difference(all);
-  if (across_hosts() && no_peers_.empty()) no_peers_ = no_nccl_;  // which carries what goes between hosts
   if (!no_device.empty() || !differs.empty() || !no_peers_.empty()) {
-    across_.reset();
-    column_.reset();
     pull_.reset();
     if (memory_) memory_->give_up();
     memory_.reset();
@@ -277,7 +247,6 @@ bool GpuExecutors::through_peers(const Call& call) const {
   if (!message_) return true;
   const bool exchange = call.collective == Collective::all_to_all;
   if (exchange ? !GpuPullExecutor::exchanges(call) : call.blocks != nullptr) return false;
-  if (across_ && !across_->serves(call)) return false;
   const size_t bytes = exchange ? 0 : buffer_bytes(call, host_.world());
   const auto way = host_.selector().way_for(call.collective, bytes, host_.world());
   return way && parts_.by_table != 0 ? *way == Way::peers : bytes <= parts_.peer_bytes;
@@ -293,13 +262,8 @@ void GpuExecutors::run(const Call& call, void* stream) {
       throw InvalidUsage(std::string(name(call.collective)) + ": the algorithm nccl needs NCCL, and there is none" +
                          no_nccl_);
     }
-    if (across_) {
-      last_ = &across_->last_call();
-      across_->run(call, stream);
-    } else {
-      last_ = &pull_->last_call();
-      pull_->run(call, stream);
-    }
+    last_ = &pull_->last_call();
+    pull_->run(call, stream);
   } else {
     run_through_nccl(call, stream);
   }
@@ -327,13 +291,11 @@ void GpuExecutors::exchange(const std::vector<Message>& messages, std::chrono::m
 
 void GpuExecutors::check(const std::string& what) {
   if (communicator_) communicator_->check();
-  if (across_) across_->check();
   if (pull_) pull_->check(what);
 }
 
 void GpuExecutors::abort(ErrorKind kind, const std::string& reason) noexcept {
   if (pull_) pull_->abort(kind, reason);  // first: NCCL's own end waits for all kernels of this process
-  if (across_) across_->abort(kind, reason);
   if (communicator_) communicator_->abort(kind, reason);
 }
 
@@ -341,8 +303,7 @@ std::string GpuExecutors::describe() const {
   if (!message_) return "peer memory; no NCCL" + no_nccl_;
   const std::string nccl = "NCCL " + parts_.nccl->dotted();
   if (!pull_) return nccl + "; no peer memory" + no_peers_;
-  return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes" + (across_ ? " inside hosts, " : ", ") +
-         nccl + (across_ ? " between them and beyond" + across_->limits(parts_.peer_bytes) : " beyond");
+  return "peer memory up to " + std::to_string(parts_.peer_bytes) + " bytes, " + nccl + " beyond";
 }
 
 }  // namespace ringlet

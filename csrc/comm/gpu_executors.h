@@ -3,11 +3,10 @@
 // Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and
 // reasons. Collectives go as the group's table says, or those of up to Parts::peer_bytes through peers' memory, longer
-// ones, messages and blocks of different sizes through NCCL, by its own collectives or by schedules. If the ranks are
-// on several hosts, equally many on each, "through peers' memory" means so inside hosts and NCCL between them, without
-// all-to-alls (comm/gpu_across_hosts.h). Where there is only one of the two it serves what it can, and the rest is
-// InvalidUsage. check(), after work was found finished, throws what has ended it. Calls are one at a time, in one order
-// on all ranks.
+// ones, messages and blocks of different sizes through NCCL, by its own collectives or by schedules. Where there is only
+// one of the two it serves what it can, and the rest is InvalidUsage; so is a group whose ranks are on several hosts,
+// before any rank waits for another. check(), after work was found finished, throws what has ended it. Calls are one at
+// a time, in one order on all ranks.
 // Ownership: the host's group outlives it. Thread safety: one thread at a time, but check() and abort(), which come from
 // another one while that waits in a call; the device must be current in the constructor, run() and exchange().
 #pragma once
@@ -17,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/gpu_across_hosts.h"
 #include "gpu/gpu_message_executor.h"
 #include "gpu/gpu_pull_executor.h"
 #include "gpu/nccl_collectives.h"
@@ -71,10 +69,8 @@ class GpuExecutors {
   struct Offer;
 
   Offer lay_out(const Parts& parts);
-  bool across_hosts() const;
-  int column_leader() const;
   void make(const std::vector<Offer>& all, Offer& mine);
-  std::unique_ptr<NcclCommunicator> meet(const NcclUniqueId& id, int rank, int world);
+  std::unique_ptr<NcclCommunicator> meet(const NcclUniqueId& id);
   void reach_peers(const std::vector<Offer>& all);
   std::vector<Offer> exchange(const Offer& mine);
   static std::string difference(const std::vector<Offer>& all);
@@ -88,10 +84,8 @@ class GpuExecutors {
   std::unique_ptr<GpuMessageExecutor> message_;
   std::optional<NcclCollectives> collectives_;
   std::unique_ptr<PeerMemory> memory_;
-  std::unique_ptr<GpuPullExecutor> pull_;     // of this host's ranks
-  std::unique_ptr<NcclCommunicator> column_;  // until across_ has it
-  std::unique_ptr<GpuAcrossHosts> across_;    // of a group on several hosts
-  std::string no_nccl_, no_peers_;            // why not, where not
+  std::unique_ptr<GpuPullExecutor> pull_;
+  std::string no_nccl_, no_peers_;  // why not, where not
   const std::string* last_ = nullptr;
   bool made_ = false;  // from then on calls are made under the group's lock, where nothing of the program's may run
 };

@@ -51,7 +51,7 @@ struct PullArgs : PullRanks {
   size_t longer;  // ... of which the first so many have one more
   size_t size;    // bytes of an element
   size_t width;   // elements of a piece in every chunk
-  size_t pieces;  // a barrier has one of nothing; none: the kernel only tells the host how a call before ended
+  size_t pieces;  // a barrier has one of nothing
   double scale;   // premul_sum's, of this rank
   int divisor;    // of finished sums
   bool premul;

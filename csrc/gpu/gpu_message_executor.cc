@@ -101,10 +101,9 @@ struct GpuMessageExecutor::Bound {
 };
 
 GpuMessageExecutor::GpuMessageExecutor(NcclCommunicator& communicator, const RingletCudaDevice& device,
-                                       const Limits& limits, Selector selector, std::optional<Topology> topology)
+                                       const Limits& limits, Selector selector)
     : communicator_(communicator),
       selector_(std::move(selector)),
-      topology_(std::move(topology)),
       device_(device),
       limits_(limits),
       rank_(communicator.rank()),
@@ -148,14 +147,13 @@ void GpuMessageExecutor::check_call(const Call& call) const {
   if (output_elements(call, rank_, world_) != 0 && call.output == nullptr) refuse("this rank needs an output");
 }
 
-RankInfo GpuMessageExecutor::place(int root) const { return {rank_, world_, root, topology_ ? &*topology_ : nullptr}; }
-
 const Algorithm& GpuMessageExecutor::algorithm_for(const Call& call, bool nccls_own) const {
   if (call.algorithm != nullptr) return *call.algorithm;
   const size_t whole = buffer_bytes(call, world_);
-  const int hosts = topology_ ? topology_->hosts() : 1;
-  return selector_.choose(
-      {call.collective, whole, world_, /*in_place=*/false, hosts > 1, hosts < world_, Way::nccl, nccls_own});
+  Situation situation{call.collective, whole, world_, /*in_place=*/false};
+  situation.way = Way::nccl;
+  situation.nccls_own = nccls_own;
+  return selector_.choose(situation);
 }
 
 const GpuPlan& GpuMessageExecutor::plan_for(const Algorithm& algorithm, const Call& call) {
@@ -376,7 +374,7 @@ void GpuMessageExecutor::order(const Bound& bound, void* event, NcclStream befor
 }
 
 void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout,
-                                  NcclStream stream, NcclCommunicator::Act also) {
+                                  NcclStream stream) {
   communicator_.check();
   last_ = describe(messages);
   try {
@@ -389,7 +387,7 @@ void GpuMessageExecutor::exchange(const std::vector<Message>& messages, std::chr
         communicator_.recv(m.data, m.bytes(), m.peer, stream);
       }
     }
-    communicator_.close_group(Deadline::after(timeout), std::move(also));
+    communicator_.close_group(Deadline::after(timeout));
   } catch (const Error& error) {
     communicator_.abort();
     rethrow(error.kind(), last_ + " on rank " + std::to_string(rank_) + ": " + error.what());

@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -24,7 +23,6 @@
 #include "engine/selector.h"
 #include "gpu/gpu_plan.h"
 #include "gpu/nccl_communicator.h"
-#include "schedule/topology.h"
 
 namespace ringlet {
 
@@ -39,9 +37,9 @@ class GpuMessageExecutor {
     size_t least_segment_bytes = size_t{8} << 20, most_segment_bytes = size_t{32} << 20;
   };
 
-  /// selector, topology: what `auto` means and schedules are made for; the same on all ranks.
+  /// selector: what `auto` means; the same on all ranks.
   GpuMessageExecutor(NcclCommunicator& communicator, const RingletCudaDevice& device, const Limits& limits,
-                     Selector selector = Selector(), std::optional<Topology> topology = std::nullopt);
+                     Selector selector = Selector());
   ~GpuMessageExecutor();
   GpuMessageExecutor(const GpuMessageExecutor&) = delete;
   GpuMessageExecutor& operator=(const GpuMessageExecutor&) = delete;
@@ -50,10 +48,8 @@ class GpuMessageExecutor {
   void run(const Call& call, NcclStream stream);
 
   /// Point-to-point messages, together: none of them waits for another to be done. Between two ranks sends and receives
-  /// meet in order. What they lack of being good calls is for the caller to see. also: what goes with them in one NCCL
-  /// group, even if no message has elements.
-  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream,
-                NcclCommunicator::Act also = {});
+  /// meet in order. What they lack of being good calls is for the caller to see.
+  void exchange(const std::vector<Message>& messages, std::chrono::milliseconds timeout, NcclStream stream);
 
   /// The call's, or what `auto` means for it. nccls_own: whether NCCL's own collective will do as well.
   const Algorithm& algorithm_for(const Call& call, bool nccls_own = false) const;
@@ -68,7 +64,7 @@ class GpuMessageExecutor {
   struct Bound;
 
   void check_call(const Call& call) const;
-  RankInfo place(int root) const;
+  RankInfo place(int root) const { return {rank_, world_, root}; }
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;
   void cut(Bound& bound, size_t longest) const;
@@ -86,7 +82,6 @@ class GpuMessageExecutor {
 
   NcclCommunicator& communicator_;
   const Selector selector_;
-  const std::optional<Topology> topology_;  // none: one host
   const RingletCudaDevice& device_;
   const Limits limits_;
   const int rank_;

@@ -36,6 +36,8 @@ constexpr const char *kPairwise = "pairwise", *kOneShot = "one_shot";
 
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);  // in nanoseconds, still a number
 
+std::string named(int rank) { return "rank " + std::to_string(rank); }
+
 }  // namespace
 
 GpuPullExecutor::GpuPullExecutor(const RingletCudaDevice& device, Setup setup)
@@ -225,20 +227,6 @@ void GpuPullExecutor::run(const Call& call, void* stream) {
   }
 }
 
-void GpuPullExecutor::begin(const Call& call, cuda::PullRanks& ranks) {
-  if (failure_.failed()) failure_.raise("");
-  check_call(call);
-  fill(call, ranks);
-  last_ = describe(call);
-}
-
-void GpuPullExecutor::look(void* stream) {
-  PullArgs args{};  // no pieces
-  fill(Call{}, args);
-  args.blocks = 1;
-  check_device(device_, device_.pull(&args, DType::uint8, ReduceOp::bor, stream), "launching a kernel that looks");
-}
-
 /// The same on all ranks, which do not know yet where the others' tensors are.
 Call GpuPullExecutor::with_algorithm(const Call& given) const {
   Call call = given;
@@ -355,11 +343,7 @@ void GpuPullExecutor::check(const std::string& in) const {
   const int rank = cuda::rank_of(word), peer = static_cast<int>(word >> 46 & 0xff);
   const auto block = static_cast<int>(word >> 32 & 0x3fff);
   const auto phase = static_cast<uint32_t>(word);
-  // It may have come from another host, with the numbers of ranks there (comm/gpu_across_hosts.h).
   const std::string where = this_rank() + " in or before " + in + " on a GPU: ";
-  if (end.own == 0 && setup_.group_world > setup_.world) {
-    throw KernelTimeout(where + "a rank gave its call up, on this host or another one");
-  }
   if ((word & cuda::kOtherCall) != 0) refuse_other_call(in, peer, block, phase);
   const std::string other = named(rank) + " gave its call up";
   if (rank == peer) throw KernelTimeout(where + other);
@@ -373,13 +357,8 @@ void GpuPullExecutor::check(const std::string& in) const {
                       "; that rank has not made the call, or its kernel does not run");
 }
 
-std::string GpuPullExecutor::named(int rank) const {
-  const bool part = !setup_.group_ranks.empty();
-  return "rank " + std::to_string(part ? setup_.group_ranks[static_cast<size_t>(rank)] : rank);
-}
-
 std::string GpuPullExecutor::this_rank() const {
-  return named(setup_.rank) + " of " + std::to_string(std::max(setup_.world, setup_.group_world));
+  return named(setup_.rank) + " of " + std::to_string(setup_.world);
 }
 
 /// What a rank called is in this rank's incoming area, under the epoch in which its block came to an end, or at the

@@ -48,9 +48,6 @@ class GpuPullExecutor {
     size_t heap_bytes = 0;              ///< of this rank's own
     Selector selector{};                ///< what `auto` means; the same on all ranks
     bool low_latency = false;  ///< small all-reduces by cuda/low_latency.h, where one_shot is meant; all ranks alike
-    /// Of a group that has more ranks: how many, and these ranks' numbers there, by which messages name them.
-    int group_world = 0;
-    std::vector<int> group_ranks{};
   };
 
   GpuPullExecutor(const RingletCudaDevice& device, Setup setup);
@@ -64,25 +61,12 @@ class GpuPullExecutor {
 
   void run(const Call& call, void* stream);
 
-  /// For a kernel of another kind, which meets its peers as these do: checks the call, and fills in what that needs.
-  void begin(const Call& call, cuda::PullRanks& ranks);
-  /// Whether run() would carry the call out by cuda/low_latency.h.
-  bool chooses_low_latency(const Call& call) const { return is_low_latency(with_algorithm(call)); }
-
-  /// Enqueues a kernel that meets no peer: it tells the host, for check(), what own_end() and told_end() say by then.
-  void look(void* stream);
-
   /// Throws what ended a call that the stream has passed; `what` is the first that is not done. Where all is well it makes
   /// no call to the device.
   void check(const std::string& what) const;
 
   /// Ends the kernels that wait and all later ones, within microseconds; check() and run() throw the reason.
   void abort(ErrorKind kind, const std::string& reason) noexcept;
-
-  /// On the device, a word each: how the first of this rank's blocks gave up, and the last of its peers'; 0: none did.
-  /// Kernels that are launched later end at once if one of them is not 0.
-  std::byte* own_end() const { return setup_.regions[static_cast<size_t>(setup_.rank)]; }
-  std::byte* told_end() const { return own_end() + offsetof(cuda::PullEnd, told); }
 
   /// "all_reduce #12 (ring, sum, float32, 1048576 elements)"
   const std::string& last_call() const { return last_; }
@@ -112,7 +96,6 @@ class GpuPullExecutor {
   void check_call(const Call& call) const;
   void cut(const PullPlan& plan, const Call& call, cuda::PullArgs& args) const;
   void place(const CallLayout& layout, bool in_heap, cuda::PullArgs& args) const;
-  std::string named(int rank) const;
   std::string this_rank() const;
   cuda::PullCall told_call(int rank, int block, bool low) const;
   [[noreturn]] void refuse_other_call(const std::string& what, int peer, int block, uint32_t expected) const;

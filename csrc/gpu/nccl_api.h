@@ -23,7 +23,7 @@ struct NcclUniqueId {
 
 // Of ncclResult_t and ncclDataType_t, what is told apart here. What travels is bytes.
 inline constexpr int kNcclSuccess = 0, kNcclRemoteError = 6, kNcclInProgress = 7;
-inline constexpr int kNcclUint8 = 1, kNcclMax = 2;
+inline constexpr int kNcclUint8 = 1;
 
 /// ncclConfig_t as NCCL 2.17 had it: later ones begin with the same members, and read no further than `size`.
 struct NcclConfig {

@@ -72,17 +72,6 @@ Function function_of(const Call& call, NcclStream stream) {
   }
 }
 
-NcclCommunicator::Act together(NcclCommunicator::Act first, NcclCommunicator::Act second) {
-  return [first = std::move(first), second = std::move(second)](const NcclApi& api, NcclComm comm) {
-    int result = api.group_start();
-    for (const NcclCommunicator::Act* act : {&first, &second}) {
-      if (result == kNcclSuccess) result = (*act)(api, comm);
-    }
-    const int ended = api.group_end();  // in any case: NCCL counts the groups that a thread has open
-    return result == kNcclSuccess ? ended : result;
-  };
-}
-
 }  // namespace
 
 bool NcclCollectives::serves(const Call& call) noexcept {
@@ -91,7 +80,7 @@ bool NcclCollectives::serves(const Call& call) noexcept {
   return type_of(call.dtype) != kNone && op_of(call.dtype, call.op) != kNone;
 }
 
-void NcclCollectives::run(const Call& call, NcclStream stream, NcclCommunicator::Act also) {
+void NcclCollectives::run(const Call& call, NcclStream stream) {
   if (!serves(call)) {
     throw InvalidUsage(describe(call) +
                        " on a GPU: NCCL has no such collective of its own, or one that treats NaNs "
@@ -99,9 +88,8 @@ void NcclCollectives::run(const Call& call, NcclStream stream, NcclCommunicator:
   }
   communicator_.check();
   last_ = describe(call);
-  if (call.count == 0 && !also) return;
+  if (call.count == 0) return;
   Function function = function_of(call, stream);
-  if (also) function.act = call.count == 0 ? std::move(also) : together(std::move(function.act), std::move(also));
   try {
     communicator_.call(function.name, std::move(function.act), Deadline::after(call.timeout));
   } catch (const Error& error) {

@@ -22,9 +22,8 @@ class NcclCollectives {
   /// NaNs.
   static bool serves(const Call& call) noexcept;
 
-  /// InvalidUsage for a call that it does not serve. also: what goes with it in one NCCL group, even if the call has no
-  /// elements.
-  void run(const Call& call, NcclStream stream, NcclCommunicator::Act also = {});
+  /// InvalidUsage for a call that it does not serve.
+  void run(const Call& call, NcclStream stream);
 
   const std::string& last_call() const { return last_; }
 

@@ -70,16 +70,15 @@ void NcclCommunicator::recv(void* to, size_t bytes, int peer, NcclStream stream)
   parts_.push_back({false, to, bytes, peer, stream});
 }
 
-void NcclCommunicator::close_group(const Deadline& deadline, Act also) {
-  if (parts_.empty() && !also) return;
-  const auto group = [parts = std::exchange(parts_, {}), also = std::move(also)](const NcclApi& api, NcclComm comm) {
+void NcclCommunicator::close_group(const Deadline& deadline) {
+  if (parts_.empty()) return;
+  const auto group = [parts = std::exchange(parts_, {})](const NcclApi& api, NcclComm comm) {
     int result = api.group_start();
     for (const Part& part : parts) {
       if (result != kNcclSuccess) break;
       result = part.sends ? api.send(part.address, part.bytes, kNcclUint8, part.peer, comm, part.stream)
                           : api.recv(part.address, part.bytes, kNcclUint8, part.peer, comm, part.stream);
     }
-    if (also && result == kNcclSuccess) result = also(api, comm);
     const int ended = api.group_end();  // in any case: NCCL counts the groups that a thread has open
     return result == kNcclSuccess ? ended : result;
   };

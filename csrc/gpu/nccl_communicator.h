@@ -52,8 +52,7 @@ class NcclCommunicator {
   void open_group();
   void send(const void* from, size_t bytes, int peer, NcclStream stream);
   void recv(void* to, size_t bytes, int peer, NcclStream stream);
-  /// also: what goes with the messages, even if there are none.
-  void close_group(const Deadline& deadline, Act also = {});
+  void close_group(const Deadline& deadline);
 
   /// `act` calls the function of NCCL whose name is given, and holds all that it uses.
   void call(const char* function, Act act, const Deadline& deadline);

@@ -146,14 +146,6 @@ std::byte* PeerMemory::reached(const Offer& offer, const RingletCudaShare& share
   return static_cast<std::byte*>(memory);
 }
 
-bool PeerMemory::apart(const std::vector<Offer>& all) {
-  for (size_t q = 0; q < all.size(); ++q) {
-    const auto same = [&](const Offer& other) { return same_device(all[q].device, other.device); };
-    if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(q), same)) return false;
-  }
-  return true;
-}
-
 int PeerMemory::processors(const std::vector<Offer>& all) {
   int least = all.at(0).device.processors;
   for (const Offer& one : all) {

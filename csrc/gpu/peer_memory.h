@@ -61,8 +61,6 @@ class PeerMemory {
   /// No rank has read or written any region, and none will.
   void give_up() noexcept;
 
-  /// Whether each rank has a GPU of its own.
-  static bool apart(const std::vector<Offer>& all);
   /// How many processors each rank may take so that those that share a GPU run beside each other; equal on all ranks.
   static int processors(const std::vector<Offer>& all);
 

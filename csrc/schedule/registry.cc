@@ -69,12 +69,9 @@ constexpr Algorithm kAlgorithms[] = {
     {"nccl", all_gather, nullptr, "NCCL's own"},
     {"nccl", broadcast, nullptr, "NCCL's own"},
     {"nccl", reduce, nullptr, "NCCL's own"},
-    // An all-reduce's halves.
-    {"two_shot's first half", all_reduce, two_shot_reduce_scatter, "sums chunks"},
-    {"two_shot's second half", all_reduce, two_shot_all_gather, "gives sums to all"},
 };
-constexpr size_t kHalves = std::size(kAlgorithms) - 2, kSchedules = kHalves - 5;
-static_assert(kAlgorithms[kSchedules].make == nullptr && kAlgorithms[kHalves - 1].make == nullptr);
+constexpr size_t kSchedules = std::size(kAlgorithms) - 5;
+static_assert(kAlgorithms[kSchedules].make == nullptr && kAlgorithms[kSchedules - 1].make != nullptr);
 
 const Algorithm* find(std::span<const Algorithm> among, Collective collective, std::string_view name) noexcept {
   for (const Algorithm& algorithm : among) {
@@ -102,10 +99,6 @@ const Algorithm* find_algorithm(Collective collective, std::string_view name) no
 
 const Algorithm* nccls_own(Collective collective) noexcept {
   return find(std::span(kAlgorithms).subspan<kSchedules>(), collective, "nccl");
-}
-
-const Algorithm& half_of_two_shot(Half half) noexcept {
-  return kAlgorithms[half == Half::scatter ? kHalves : kHalves + 1];
 }
 
 std::string algorithm_names(Collective collective) {

@@ -60,11 +60,6 @@ inline bool is_nccls_own(const Algorithm* algorithm) noexcept {
   return algorithm != nullptr && algorithm->make == nullptr && algorithm->authored == nullptr;
 }
 
-/// For an all-reduce that goes on elsewhere in between: after the first half a rank's output has the sum in its own
-/// chunk; the second takes that from there, and gives it to all. None of algorithms().
-enum class Half : uint8_t { scatter, gather };
-const Algorithm& half_of_two_shot(Half half) noexcept;
-
 /// "a, b, c": the collective's algorithms, for messages.
 std::string algorithm_names(Collective collective);
 

@@ -133,8 +133,7 @@ auto& present = *new std::map<std::string, std::set<int>>;  // by id: the ranks 
 auto& boxes = *new std::map<std::tuple<std::string, int, int>, std::deque<std::vector<std::byte>>>;
 auto& communicators = *new std::vector<std::unique_ptr<Communicator>>;
 auto& opened = *new std::multiset<void*>;  // memory of other ranks
-std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0},
-    pulls{0}, groups{0};
+std::atomic<int> allocations{0}, in_place{0}, loads{0}, messages{0}, most_blocks{0}, max_ctas{0}, low_latencies{0};
 std::atomic<bool> capturing{false};
 long ids = 0;
 
@@ -247,7 +246,6 @@ void note_blocks(const cuda::PullRanks& args) {
 
 int pull(const cuda::PullArgs* args, DType dtype, ReduceOp op, void* stream) {
   note_blocks(*args);
-  ++pulls;
   if (args->in_place.steps != nullptr) ++in_place;
   of(stream).put([args = *args, run = host_block::find_pull(dtype, op)] { host_block::run_blocks(args, run); });
   return 0;
@@ -397,8 +395,6 @@ EXPORTED int emulated_gpu_low_latencies() { return low_latencies; }
 EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }
 EXPORTED int emulated_gpu_max_ctas() { return max_ctas; }
 EXPORTED int emulated_gpu_messages() { return messages; }
-EXPORTED int emulated_gpu_groups() { return groups; }
-EXPORTED int emulated_gpu_pulls() { return pulls; }
 EXPORTED int emulated_gpu_loads() { return loads; }
 EXPORTED int emulated_gpu_in_place() { return in_place; }
 EXPORTED unsigned emulated_gpu_touched() { return touched.exchange(0); }
@@ -442,7 +438,6 @@ EXPORTED int ncclGroupStart() { return ++open_groups, kNcclSuccess; }
 EXPORTED int ncclGroupEnd() {
   if (open_groups == 0) return kInvalidUsage;
   if (--open_groups > 0) return kNcclSuccess;
-  ++groups;
   for (auto& [stream, group] : parts) of(stream).put([group = std::move(group)] { exchange(group); });
   parts.clear();
   return kNcclSuccess;
@@ -503,7 +498,6 @@ std::atomic<int> natives{0};
 int enqueue(Native native, void* output, NcclStream stream, int type, int op) {
   if (stream == nullptr) return kInvalidUsage;
   ++natives;
-  if (open_groups == 0) ++groups;
   of(stream).put([native = std::move(native), to = static_cast<std::byte*>(output), type, op]() mutable {
     if (!native.run()) return;
     if (op >= 0) {

@@ -18,9 +18,6 @@ int emulated_gpu_allocations();
 int emulated_gpu_loads();
 /// How many sends and receives NCCL was given.
 int emulated_gpu_messages();
-/// How many groups of calls NCCL was given, with calls outside a group as one each; how many pull kernels were launched.
-int emulated_gpu_groups();
-int emulated_gpu_pulls();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
 /// What the devices are from now on; 90 unless told otherwise. How many kernels of small all-reduces were launched.

@@ -19,7 +19,7 @@ using namespace collective_cases;
 
 /// One rank's tensors and everything that serves it.
 struct Rank {
-  Rank(FakeMachine& machine, const Case& c, int rank, const std::optional<Topology>& topology = std::nullopt)
+  Rank(FakeMachine& machine, const Case& c, int rank)
       : tensors(c, rank), call(tensors.call) {
     machine.rank = rank;
     const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
@@ -27,7 +27,7 @@ struct Rank {
         std::make_unique<NcclCommunicator>(FakeMachine::nccl(), setup, Deadline::after(std::chrono::seconds(60)));
     engine = std::make_unique<GpuMessageExecutor>(
         *communicator, FakeMachine::device(),
-        GpuMessageExecutor::Limits{c.scratch_bytes, /*least=*/1024, size_t{1} << 20}, Selector(), topology);
+        GpuMessageExecutor::Limits{c.scratch_bytes, /*least=*/1024, size_t{1} << 20});
     stream = machine.add_stream();
   }
 

@@ -168,6 +168,26 @@ void lacking() {
   CHECK_EQ(told.load(), 9);
 }
 
+/// Ranks on several hosts are refused at once, although not all of them call, in words that say what serves them. The
+/// host's group goes on.
+void several_hosts() {
+  std::atomic<int> told{0};
+  no_errors(run_ranks(4, Between::mixed, [&](Communicator& host) {
+    if (host.rank() != 3) {
+      const std::string message = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts()));
+      told += message ==
+              "rank " + std::to_string(host.rank()) +
+                  " of 4 in its first call on a GPU: the group's ranks are on 2 hosts (0, 2; 1, 3), and on GPUs ringlet "
+                  "serves ranks of one host only: use the nccl backend between hosts "
+                  "(init_process_group(\"cpu:ringlet,cuda:nccl\"))";
+    }
+    Floats floats(host.rank());
+    host.run(floats.call);
+    CHECK_EQ(floats.values[999], 10.0f);
+  }));
+  CHECK_EQ(told.load(), 3);
+}
+
 /// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.
 void few_processors() {
   for (const int limit : {0, 3}) {
@@ -446,6 +466,7 @@ int main() {
   nccls_own_collectives();
   uneven_all_to_all();
   lacking();
+  several_hosts();
   few_processors();
   small_all_reduces();
   either();

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,13 +19,12 @@ namespace {
 
 /// Runs the case and returns how often arithmetic ran beside a transfer. `chosen`: what `auto` is to choose, and does
 /// then.
-int run_case(const Case& c, int calls = 1, const std::optional<Topology>& topology = std::nullopt,
-             const char* chosen = nullptr) {
+int run_case(const Case& c, int calls = 1, const char* chosen = nullptr) {
   FakeMachine machine;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<Bytes> inputs;
   for (int q = 0; q < c.world; ++q) {
-    ranks.push_back(std::make_unique<Rank>(machine, c, q, topology));
+    ranks.push_back(std::make_unique<Rank>(machine, c, q));
     inputs.push_back(ranks.back()->tensors.given);
     if (chosen != nullptr) ranks.back()->call.algorithm = nullptr;
   }
@@ -73,23 +71,8 @@ void every_algorithm() {
   }
 }
 
-/// Ranks on several hosts: schedules go by where they are, and so does `auto`.
-void across_hosts() {
-  const std::vector<std::vector<int>> all_hosts = {{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1}, {0, 1, 2, 2, 1}};
-  for (const std::vector<int>& hosts : all_hosts) {
-    const Topology topology(hosts);
-    const auto world = static_cast<int>(hosts.size());
-    for (const Algorithm& algorithm : algorithms()) {
-      Case c{&algorithm, world, algorithm.collective == Collective::barrier ? size_t{0} : size_t{1237}};
-      c.scratch_bytes = size_t{32} << 10;
-      run_case(c, /*calls=*/1, topology);
-    }
-    const Case c{find_algorithm(Collective::all_reduce, "hierarchical"), world, 2500};
-    run_case(c, /*calls=*/1, topology, "(hierarchical, ");
-  }
-  const std::vector<int> apart = {0, 1, 2};
-  run_case({find_algorithm(Collective::all_reduce, "ring"), 3, 2500}, /*calls=*/1, Topology(apart), "(ring, ");
-  run_case({find_algorithm(Collective::all_reduce, "two_shot"), 3, 25000}, /*calls=*/1, std::nullopt, "(two_shot, ");
+void automatic() {
+  run_case({find_algorithm(Collective::all_reduce, "two_shot"), 3, 25000}, /*calls=*/1, "(two_shot, ");
 }
 
 void every_dtype_and_operation() {
@@ -325,7 +308,7 @@ int main() {
   deadlines();
   unusual_schedules();
   every_algorithm();
-  across_hosts();
+  automatic();
   every_dtype_and_operation();
   many_orders();
   rank_order();
