@@ -4,8 +4,10 @@
 #include <cstdlib>
 
 #include "base/environment.h"
+#include "base/log.h"
 #include "comm/communicator.h"
 #include "engine/selector.h"
+#include "gpu/check_device.h"
 #include "gpu/gpu.h"
 #include "schedule/topology.h"
 
@@ -13,7 +15,8 @@ namespace ringlet {
 namespace {
 
 constexpr const char* kVariable = "RINGLET_PEER_MEMORY_BYTES";
-constexpr int kMostBlocks = 32;  // of a pull kernel
+constexpr const char* kSharedGpus = "NCCL_MULTI_RANK_GPU_ENABLE";  // NCCL's own
+constexpr int kMostBlocks = 32;                                    // of a pull kernel
 constexpr int kLowLatencyArchitecture = 70;
 constexpr std::chrono::seconds kGoodbye{2};
 static_assert(cuda::PullLayout{kMostBlocks, cuda::kMostRanks, 0, 0}.staging() <= PeerMemory::kZeroed);
@@ -52,6 +55,7 @@ struct GpuExecutors::Offer {
   PeerMemory::Offer memory{};
   size_t peer_bytes = 0;
   int max_ctas = 0, by_table = 0;
+  int shared_gpus = 0;  // NCCL is told to let ranks share one
   Text no_device, no_nccl, no_peers;
 };
 
@@ -77,7 +81,9 @@ GpuExecutors::Parts GpuExecutors::find(int number) {
 GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host), parts_(parts) {
   refuse_several_hosts(host);
   Offer mine = lay_out(parts);
-  const std::vector<Offer> all = exchange(mine);
+  std::vector<Offer> all = exchange(mine);
+  warn_of_one_gpu(all);
+  refuse_threads_on_a_gpu(all, mine);
   make(all, mine);
   drop(exchange(mine));
   made_ = true;
@@ -91,8 +97,12 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
   mine.by_table = parts.by_table;
   mine.no_device = parts.no_device;
   mine.no_nccl = parts.no_nccl;
-  if (const int code = parts.device == nullptr ? 0 : parts.device->load(); code != 0) {
-    mine.no_device = std::string("loading the kernels: ") + parts.device->explain(code);
+  if (const char* shared = std::getenv(kSharedGpus)) mine.shared_gpus = std::atoi(shared) != 0;
+  try {
+    if (parts.device != nullptr) check_device(*parts.device, parts.device->load(), "loading the kernels");
+    if (parts.device != nullptr) mine.memory = PeerMemory::nothing(*parts.device);
+  } catch (const Error& error) {
+    mine.no_device = error.what();
   }
   try {
     if (parts.nccl != nullptr && host_.rank() == 0) mine.id = NcclCommunicator::make_id(*parts.nccl);
@@ -112,6 +122,33 @@ GpuExecutors::Offer GpuExecutors::lay_out(const Parts& parts) {
     }
   }
   return mine;
+}
+
+/// NCCL lets ranks share a GPU if it is told to, but not threads of one process, which it does not refuse.
+void GpuExecutors::refuse_threads_on_a_gpu(std::vector<Offer>& all, Offer& mine) const {
+  for (size_t q = 0; q < all.size(); ++q) {
+    for (size_t r = 0; r < q; ++r) {
+      const bool together = all[q].memory.shares_process(all[r].memory) && all[q].memory.shares_device(all[r].memory);
+      if (!together || all[q].shared_gpus == 0 || !all[q].no_nccl.empty()) continue;
+      all[q].no_nccl = "it is a thread of the process of rank " + std::to_string(r) +
+                       " and on the same GPU, where NCCL serves one rank a process, also if " + kSharedGpus +
+                       " is set: start each rank as a process";
+    }
+  }
+  mine.no_nccl = all[static_cast<size_t>(host_.rank())].no_nccl;
+}
+
+/// Rank 0 says it for all. Ranks that see one GPU each share it on purpose, or have different ones.
+void GpuExecutors::warn_of_one_gpu(const std::vector<Offer>& all) const {
+  const auto first = [&](const Offer& offer) {
+    return offer.memory.device.number == 0 && offer.memory.device.devices > 1 &&
+           offer.memory.shares_device(all[0].memory);
+  };
+  if (host_.rank() != 0 || all.size() == 1 || !logging(LogLevel::warning)) return;
+  if (!std::all_of(all.begin(), all.end(), first)) return;
+  log(LogLevel::warning, {host_.rank(), host_.world()},
+      "all ranks share GPU 0, although rank 0 sees " + std::to_string(all[0].memory.device.devices) +
+          " GPUs: call torch.cuda.set_device(local_rank) before the first CUDA tensor");
 }
 
 /// Makes the parts that all ranks make together, if no rank lacks them.
@@ -162,14 +199,8 @@ void GpuExecutors::reach_peers(const std::vector<Offer>& all) {
   memory_->open(offers, host_.rank());
   int blocks = std::min(kMostBlocks, PeerMemory::processors(offers));
   if (parts_.max_ctas > 0) blocks = std::min(blocks, parts_.max_ctas);
-  GpuPullExecutor::Setup setup{host_.rank(),
-                               host_.world(),
-                               memory_->regions(),
-                               PeerMemory::kBytes,
-                               blocks,
-                               memory_->heaps(),
-                               memory_->offer().heap_bytes,
-                               host_.selector()};
+  GpuPullExecutor::Setup setup{host_.rank(), host_.world(),    memory_->regions(),          PeerMemory::kBytes,
+                               blocks,       memory_->heaps(), memory_->offer().heap_bytes, host_.selector()};
   // From there on 8 bytes are stored and read as one, also on other devices.
   setup.low_latency = std::all_of(offers.begin(), offers.end(), [](const PeerMemory::Offer& offer) {
     return offer.device.architecture >= kLowLatencyArchitecture;

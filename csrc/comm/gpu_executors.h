@@ -69,6 +69,8 @@ class GpuExecutors {
   struct Offer;
 
   Offer lay_out(const Parts& parts);
+  void refuse_threads_on_a_gpu(std::vector<Offer>& all, Offer& mine) const;
+  void warn_of_one_gpu(const std::vector<Offer>& all) const;
   void make(const std::vector<Offer>& all, Offer& mine);
   std::unique_ptr<NcclCommunicator> meet(const NcclUniqueId& id);
   void reach_peers(const std::vector<Offer>& all);

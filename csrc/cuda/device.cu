@@ -125,6 +125,7 @@ int release_mapped(void* memory) {
 int identity(RingletCudaIdentity* identity) {
   cudaDeviceProp properties;
   cudaError_t refused = cudaGetDevice(&identity->number);
+  if (refused == cudaSuccess) refused = cudaGetDeviceCount(&identity->devices);
   if (refused == cudaSuccess) refused = cudaGetDeviceProperties(&properties, identity->number);
   if (refused != cudaSuccess) return refused;
   identity->processors = properties.multiProcessorCount;

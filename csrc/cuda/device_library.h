@@ -33,7 +33,8 @@ void ringlet_cuda_facts(RingletCudaFacts* facts);
 /// Which device is current, and what it has.
 struct RingletCudaIdentity {
   unsigned char uuid[16];
-  int number;        ///< this process's own
+  int number;        ///< this process's own, of
+  int devices;       ///< ... so many that it sees
   int processors;    ///< a block of threads of a kernel needs one of them to run beside all others
   int architecture;  ///< 90: compute capability 9.0
 };

@@ -357,9 +357,7 @@ void GpuPullExecutor::check(const std::string& in) const {
                       "; that rank has not made the call, or its kernel does not run");
 }
 
-std::string GpuPullExecutor::this_rank() const {
-  return named(setup_.rank) + " of " + std::to_string(setup_.world);
-}
+std::string GpuPullExecutor::this_rank() const { return named(setup_.rank) + " of " + std::to_string(setup_.world); }
 
 /// What a rank called is in this rank's incoming area, under the epoch in which its block came to an end, or at the
 /// start of a line of words.

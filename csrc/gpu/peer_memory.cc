@@ -64,15 +64,20 @@ class Left {
   std::vector<Region> regions_;
 };
 
-bool same_device(const RingletCudaIdentity& a, const RingletCudaIdentity& b) {
-  return std::memcmp(a.uuid, b.uuid, sizeof a.uuid) == 0;
-}
-
 }  // namespace
 
-PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copies_(device) {
-  offer_.process = this_process();
-  check_device(device_, device_.identity(&offer_.device), "asking for the device's identity");
+bool PeerMemory::Offer::shares_device(const Offer& other) const {
+  return std::memcmp(device.uuid, other.device.uuid, sizeof device.uuid) == 0;
+}
+
+PeerMemory::Offer PeerMemory::nothing(const RingletCudaDevice& device) {
+  Offer offer;
+  offer.process = this_process();
+  check_device(device, device.identity(&offer.device), "asking for the device's identity");
+  return offer;
+}
+
+PeerMemory::PeerMemory(const RingletCudaDevice& device) : device_(device), copies_(device), offer_(nothing(device)) {
   if (const GpuHeap* heap = GpuHeap::of(device_, offer_.device.number)) {
     offer_.heap_share = heap->share();
     offer_.heap = heap->base();
@@ -105,7 +110,7 @@ void PeerMemory::open(const std::vector<Offer>& all, int rank) {
   for (size_t q = 0; q < all.size(); ++q) {
     const Offer& offer = static_cast<int>(q) == rank ? offer_ : all[q];
     const std::string whose = "reaching the memory of rank " + std::to_string(q);
-    if (offer.process != offer_.process) {
+    if (!offer.shares_process(offer_)) {
       elsewhere_.push_back(static_cast<int>(q));
     } else if (static_cast<int>(q) != rank) {
       check_device(device_, device_.reach(offer.device.number), whose);
@@ -139,7 +144,7 @@ std::vector<std::byte*> PeerMemory::regions() const {
 
 std::byte* PeerMemory::reached(const Offer& offer, const RingletCudaShare& share, std::byte* address,
                                const std::string& whose) {
-  if (offer.process == offer_.process) return address;
+  if (offer.shares_process(offer_)) return address;
   void* memory = nullptr;
   check_device(device_, device_.open(&share, &memory), whose);
   opened_.push_back(memory);
@@ -149,8 +154,8 @@ std::byte* PeerMemory::reached(const Offer& offer, const RingletCudaShare& share
 int PeerMemory::processors(const std::vector<Offer>& all) {
   int least = all.at(0).device.processors;
   for (const Offer& one : all) {
-    const auto sharing = std::count_if(all.begin(), all.end(),
-                                       [&](const Offer& other) { return same_device(one.device, other.device); });
+    const auto sharing =
+        std::count_if(all.begin(), all.end(), [&](const Offer& other) { return one.shares_device(other); });
     least = std::min(least, one.device.processors / static_cast<int>(sharing));
   }
   return std::max(1, least);

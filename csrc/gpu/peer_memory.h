@@ -37,7 +37,12 @@ class PeerMemory {
     RingletCudaShare heap_share{};
     std::byte* heap = nullptr;  ///< null where the rank has none
     size_t heap_bytes = 0;
+
+    bool shares_process(const Offer& other) const { return process == other.process; }
+    bool shares_device(const Offer& other) const;
   };
+  /// What a rank tells that offers nothing: its process and its device.
+  static Offer nothing(const RingletCudaDevice& device);
 
   explicit PeerMemory(const RingletCudaDevice& device);
   ~PeerMemory();

@@ -71,7 +71,7 @@ constexpr Algorithm kAlgorithms[] = {
     {"nccl", reduce, nullptr, "NCCL's own"},
 };
 constexpr size_t kSchedules = std::size(kAlgorithms) - 5;
-static_assert(kAlgorithms[kSchedules].make == nullptr && kAlgorithms[kSchedules - 1].make != nullptr);
+static_assert(kAlgorithms[kSchedules].make == nullptr && kAlgorithms[kSchedules - 1].collective == barrier);
 
 const Algorithm* find(std::span<const Algorithm> among, Collective collective, std::string_view name) noexcept {
   for (const Algorithm& algorithm : among) {

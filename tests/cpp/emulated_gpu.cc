@@ -304,10 +304,10 @@ int close_share(void* memory, int) {
 }
 
 thread_local int current = 0;
-std::atomic<int> architecture{90};
+std::atomic<int> architecture{90}, devices{1};
 
 int identity(RingletCudaIdentity* identity) {
-  *identity = {{}, current, /*processors=*/8, architecture};  // so that ranks have few threads
+  *identity = {{}, current, devices, /*processors=*/8, architecture};  // so that ranks have few threads
   identity->uuid[0] = static_cast<unsigned char>(current);
   return 0;
 }
@@ -390,6 +390,7 @@ EXPORTED int emulated_gpu_opened() {
   return static_cast<int>(opened.size());
 }
 EXPORTED int emulated_gpu_allocations() { return allocations; }
+EXPORTED void emulated_gpu_devices(int count) { devices = count; }
 EXPORTED void emulated_gpu_architecture(int is) { architecture = is; }
 EXPORTED int emulated_gpu_low_latencies() { return low_latencies; }
 EXPORTED int emulated_gpu_most_blocks() { return most_blocks.exchange(0); }

@@ -20,6 +20,8 @@ int emulated_gpu_loads();
 int emulated_gpu_messages();
 /// How many pull kernels were launched on tensors that peers can read in place.
 int emulated_gpu_in_place();
+/// How many devices a process is told that it sees; 1 unless told otherwise.
+void emulated_gpu_devices(int count);
 /// What the devices are from now on; 90 unless told otherwise. How many kernels of small all-reduces were launched.
 void emulated_gpu_architecture(int is);
 int emulated_gpu_low_latencies();

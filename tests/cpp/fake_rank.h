@@ -19,8 +19,7 @@ using namespace collective_cases;
 
 /// One rank's tensors and everything that serves it.
 struct Rank {
-  Rank(FakeMachine& machine, const Case& c, int rank)
-      : tensors(c, rank), call(tensors.call) {
+  Rank(FakeMachine& machine, const Case& c, int rank) : tensors(c, rank), call(tensors.call) {
     machine.rank = rank;
     const NcclCommunicator::Setup setup{.rank = rank, .world = c.world};
     communicator =

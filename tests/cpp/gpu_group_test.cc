@@ -3,6 +3,7 @@
 #include "comm/gpu_group.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "check.h"
 #include "collective_cases.h"
 #include "emulated_gpu.h"
@@ -175,17 +177,72 @@ void several_hosts() {
   no_errors(run_ranks(4, Between::mixed, [&](Communicator& host) {
     if (host.rank() != 3) {
       const std::string message = CHECK_THROWS(InvalidUsage, GpuGroup(host, parts()));
-      told += message ==
-              "rank " + std::to_string(host.rank()) +
-                  " of 4 in its first call on a GPU: the group's ranks are on 2 hosts (0, 2; 1, 3), and on GPUs ringlet "
-                  "serves ranks of one host only: use the nccl backend between hosts "
-                  "(init_process_group(\"cpu:ringlet,cuda:nccl\"))";
+      told +=
+          message ==
+          "rank " + std::to_string(host.rank()) +
+              " of 4 in its first call on a GPU: the group's ranks are on 2 hosts (0, 2; 1, 3), and on GPUs ringlet "
+              "serves ranks of one host only: use the nccl backend between hosts "
+              "(init_process_group(\"cpu:ringlet,cuda:nccl\"))";
     }
     Floats floats(host.rank());
     host.run(floats.call);
     CHECK_EQ(floats.values[999], 10.0f);
   }));
   CHECK_EQ(told.load(), 3);
+}
+
+/// Told that ranks may share a GPU, NCCL does not serve threads that do. It is not asked to, and peers' memory serves
+/// them; threads with a GPU each it serves.
+void threads_on_a_gpu() {
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  for (const bool apart : {false, true}) {
+    no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
+      GpuExecutors::Parts mine = parts();
+      mine.number = apart ? host.rank() : 0;
+      device().use(mine.number);
+      GpuGroup group(host, mine);
+      const std::string refused =
+          "peer memory; no NCCL; rank 1: it is a thread of the process of rank 0 and on the same GPU, where NCCL "
+          "serves "
+          "one rank a process, also if NCCL_MULTI_RANK_GPU_ENABLE is set: start each rank as a process";
+      CHECK_EQ(group.describe(), apart ? "peer memory up to 1048576 bytes, NCCL 2.28.9 beyond" : refused);
+      Floats floats(host.rank());
+      group.run(floats.call, nullptr)->wait(kLong);
+      CHECK_EQ(floats.values[999], 3.0f);
+      if (apart) return;
+      const GpuExecutors::Parts neither = parts(kNever);
+      const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, neither));
+      CHECK(message.find("start each rank as a process") != std::string::npos);
+    }));
+  }
+  ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+/// Ranks that all took the first of several GPUs hear of it, once.
+void one_gpu_of_several() {
+  struct Seen {
+    int devices, number;
+    size_t warnings;
+  };
+  configure_log(LogLevel::warning);
+  for (const Seen& seen : {Seen{1, 0, 0}, Seen{8, 0, 1}, Seen{8, 3, 0}}) {
+    emulated_gpu_devices(seen.devices);
+    no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
+      GpuExecutors::Parts mine = parts();
+      mine.number = seen.number;
+      device().use(mine.number);
+      GpuGroup group(host, mine);
+    }));
+    const std::vector<LogEvent> events = take_log_events(std::chrono::milliseconds(0));
+    CHECK_EQ(events.size(), seen.warnings);
+    for (const LogEvent& event : events) {
+      CHECK_EQ(event.text,
+               "all ranks share GPU 0, although rank 0 sees 8 GPUs: call torch.cuda.set_device(local_rank) before the "
+               "first CUDA tensor");
+    }
+  }
+  emulated_gpu_devices(1);
+  configure_log(LogLevel::off);
 }
 
 /// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.
@@ -467,6 +524,8 @@ int main() {
   uneven_all_to_all();
   lacking();
   several_hosts();
+  threads_on_a_gpu();
+  one_gpu_of_several();
   few_processors();
   small_all_reduces();
   either();
