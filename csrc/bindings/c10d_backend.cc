@@ -120,7 +120,7 @@ C10dBackend::Handle C10dBackend::broadcast(Tensors& tensors, const c10d::Broadca
   call.set(options);
   call.add(Collective::broadcast, tensor, options.rootRank == getRank() ? tensor : at::Tensor(), tensor.numel());
   call.set_root(options.rootRank, getSize());
-  call.results = call.profiled = {tensor};
+  call.results = call.inputs = {tensor};
   return issue(std::move(call));
 }
 

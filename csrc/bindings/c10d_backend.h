@@ -108,8 +108,6 @@ class C10dBackend final : public c10d::Backend {
  private:
   struct Issue;
   Handle issue(Issue&& issue);
-  static std::vector<Call> calls_of(const Issue& issue);
-  Handle issue_on(const c10::Device& device, Issue&& issue);
   Handle message(Tensors& tensors, int peer, bool sending, int tag);
   Handle part(const std::function<Handle()>& start);
   struct CoalescedMessage {

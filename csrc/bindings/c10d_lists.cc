@@ -179,7 +179,7 @@ C10dBackend::Handle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& i
     const Tensors outputs = cut(output, from), inputs = cut(input, to);
     to.insert(to.end(), from.begin(), from.end());
     call.add_blocks(Collective::all_to_all, outputs, inputs, std::move(to));
-    call.profiled = {input};
+    call.inputs = {input};
   }
   call.results = {output};
   return issue(std::move(call));

@@ -18,11 +18,11 @@
 #include "bindings/authored.h"
 #include "bindings/errors.h"
 #include "bindings/hold.h"
+#include "bindings/issue.h"
 #include "bindings/lists.h"
 #include "bindings/module.h"
 #include "bindings/on_device.h"
 #include "bindings/profiled.h"
-#include "bindings/staging.h"
 #include "bindings/tensors.h"
 #include "comm/communicator.h"
 #include "engine/selector.h"
@@ -172,28 +172,6 @@ std::shared_ptr<Work> start(Communicator& group, const Call& call, std::shared_p
   return group.start(call, std::move(keep));
 }
 
-/// Runs the call on contiguous copies of its tensors; null if it is complete.
-std::shared_ptr<Work> run_staged(Communicator& group, const Call& call, const Staging& staging,
-                                 std::shared_ptr<void> keep, bool async) {
-  group.check(call);
-  keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<void>>>(staging.originals(), std::move(keep));
-  const Communicator::Job job = [call, staging, mode = TorchMode()](const std::function<void(Call)>& run_call) {
-    const auto as_called = mode.enter();
-    staging.collect();
-    run_call(call);
-    staging.deliver();
-  };
-  if (!async) {
-    const py::gil_scoped_release unlocked;
-    group.run(job);
-    return nullptr;
-  }
-  const CallSignature signature = call_signature(call);
-  auto work = group.start(job, std::move(keep));
-  work->set_title([signature, sequence = group.sequence() - 1] { return describe(signature, sequence); });
-  return work;
-}
-
 PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   auto enqueued = std::make_shared<Enqueued>([&] {
     const py::gil_scoped_release unlocked;
@@ -203,130 +181,66 @@ PyObject* on_device(Communicator& group, const DeviceCalls& calls) {
   Py_RETURN_NONE;
 }
 
-/// The tensors of a call on lists, each contiguous.
-struct Lists {
-  Tensors outputs, inputs;
-  Staging staging;
-};
-
-Lists lists_of(PyObject* outputs, PyObject* inputs, const char* call) {
-  Lists lists;
-  lists.outputs = tensors_of(outputs, call, "output");
-  check_apart(lists.outputs, call);
-  for (at::Tensor& output : lists.outputs) output = lists.staging.writable(output);
-  lists.inputs = tensors_of(inputs, call, "input");
-  for (at::Tensor& input : lists.inputs) input = lists.staging.readable(input);
-  return lists;
-}
-
-void copy_each(const Tensors& from, const Tensors& to) {
-  for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
-}
-
-/// On a GPU equal blocks are sent as one tensor, because other ranks may have passed theirs as one. An all-to-all's
-/// blocks stay as they are: equal blocks on this rank do not mean equal blocks on all ranks.
-PyObject* on_packed_lists(Communicator& group, Call call, const Lists& lists, bool async) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor output = room_for_all(lists.outputs), input = room_for_all(lists.inputs);
-  bind_tensors(call, group, {&output, &input});
-  DeviceCalls calls{.device = output.device(), .calls = {call}, .tensors = {output, input}, .async = async};
-  for (const Tensors& given : {lists.outputs, lists.inputs, lists.staging.originals()}) {
-    calls.tensors.insert(calls.tensors.end(), given.begin(), given.end());
-  }
-  calls.collect = [&] {
-    lists.staging.collect();
-    if (lists.inputs.size() > 1) copy_each(lists.inputs, places_in(input, lists.inputs));
-  };
-  calls.deliver = [&] {
-    if (lists.outputs.size() > 1) copy_each(places_in(output, lists.outputs), lists.outputs);
-    lists.staging.deliver();
-  };
-  return on_device(group, calls);
-}
-
 /// Null stays null.
 std::shared_ptr<Work> watched(std::shared_ptr<Work> work, const std::shared_ptr<Profiled>& profiled) {
   if (profiled && work) work->note_end([profiled](const std::exception_ptr&) { profiled->end(); });
   return work;
 }
 
-PyObject* issue_lists(Communicator& group, const Call& given, const Lists& lists, bool async) {
-  const auto made = list_call(given, lists.outputs, lists.inputs, group.rank(), group.world());
-  const c10::Device device = common_device(made->tensors, name(given.collective));
-  if (!device.is_cpu()) {
-    const bool pack = !made->blocks.uneven && given.collective != Collective::all_to_all;
-    if (pack) return on_packed_lists(group, given, lists, async);
-    DeviceCalls calls{.device = device, .calls = {made->call}, .tensors = made->tensors, .async = async};
-    calls.collect = [&] { lists.staging.collect(); };
-    calls.deliver = [&] { lists.staging.deliver(); };
-    for (const at::Tensor& original : lists.staging.originals()) calls.tensors.push_back(original);
-    return on_device(group, calls);
-  }
-  check_on_host(given);
-  auto keep = std::make_shared<std::pair<MemoryHold, std::shared_ptr<ListCall>>>(made->tensors, made);
-  const auto profiled = profile(made->call, first(lists.outputs), first(lists.inputs));
-  if (!lists.staging.empty()) {
-    return as_python(watched(run_staged(group, made->call, lists.staging, std::move(keep), async), profiled));
-  }
-  if (async) return as_python(watched(start(group, made->call, std::move(keep)), profiled));
-  run(group, made->call, {});
-  Py_RETURN_NONE;
-}
-
-PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args, const Needs& needs, bool async) {
-  const char* what = name(given.collective);
-  PyObject* const outputs = needs.output ? args[1] : Py_None;
-  PyObject* const result = issue_lists(group, given, lists_of(outputs, needs.input ? args[2] : Py_None, what), async);
-  for (const at::Tensor& output : tensors_of(outputs, what, "output")) mark_written(output);
-  return result;
-}
-
-/// Returns a work, or None if the call is complete. `staging`: null if the call uses the caller's own tensors.
-PyObject* issue(Communicator& group, Call& call, const Bound& bound, const Staging* staging, bool async) {
+/// Runs a call on one contiguous tensor, or on two. Returns a work, or None if the call is complete.
+PyObject* issue_plain(Communicator& group, Call& call, const Bound& bound, bool async) {
   const auto profiled = profile(call, bound.output, bound.input);
-  const auto elsewhere = [](const at::Tensor* tensor) { return tensor != nullptr && !tensor->is_cpu(); };
-  if (elsewhere(bound.output) || elsewhere(bound.input)) {
-    DeviceCalls calls{.device = c10::kCPU, .calls = {call}, .async = async};
-    for (const at::Tensor* tensor : {bound.output, bound.input}) {
-      if (tensor != nullptr) calls.tensors.push_back(*tensor);
-    }
-    calls.device = common_device(calls.tensors, name(call.collective));
-    if (staging != nullptr) {
-      calls.collect = [&] { staging->collect(); };
-      calls.deliver = [&] { staging->deliver(); };
-      for (const at::Tensor& original : staging->originals()) calls.tensors.push_back(original);
-    }
-    return on_device(group, calls);
-  }
   check_on_host(call);
-  if (async || staging != nullptr) {
+  if (async) {
     auto keep = std::make_shared<MemoryHold>(std::initializer_list{bound.output, bound.input});
-    if (staging == nullptr) return as_python(watched(start(group, call, std::move(keep)), profiled));
-    return as_python(watched(run_staged(group, call, *staging, std::move(keep), async), profiled));
+    return as_python(watched(start(group, call, std::move(keep)), profiled));
   }
   run(group, call, bound);
   Py_RETURN_NONE;
 }
 
-/// Runs the call on contiguous copies of the tensors that this rank reads and writes.
-PyObject* issue_strided(Communicator& group, Call call, const Bound& given, bool async) {
-  const at::NoGradGuard no_grad;
-  const Needs needs = needs_of(call, group);
-  Staging staging;
-  at::Tensor input, output;
-  const bool only_reads = call.collective == Collective::broadcast && needs.input;  // at the root
-  if (needs.output && given.output != nullptr && !only_reads) check_apart({*given.output}, name(call.collective));
-  if (only_reads && given.input != nullptr) {
-    input = output = staging.readable(*given.input);
-  } else if (needs.input && needs.output && given.output == given.input && given.input != nullptr) {
-    input = output = staging.in_place(*given.input);
-  } else {
-    if (needs.input && given.input != nullptr) input = staging.readable(*given.input);
-    if (needs.output && given.output != nullptr) output = staging.writable(*given.output);
+/// Runs any call: on a device, on lists, on tensors that are not contiguous. `output`: for profilers; may be null.
+PyObject* issue(Communicator& group, Issue&& issue, const at::Tensor* output, bool async) {
+  issue.check(group);
+  Call& call = issue.steps[0].call;
+  const auto profiled = profile(call, output, first(issue.inputs));
+  const c10::Device device = issue.device();
+  if (!device.is_cpu()) return on_device(group, issue.on(device, async));
+  check_on_host(call);
+  std::shared_ptr<Work> work;
+  {
+    const py::gil_scoped_release unlocked;
+    async ? void(work = std::move(issue).start(group)) : issue.run(group);
   }
-  const Bound bound{output.defined() ? &output : nullptr, input.defined() ? &input : nullptr};
+  if (!async) Py_RETURN_NONE;
+  return as_python(watched(std::move(work), profiled));
+}
+
+PyObject* on_lists(Communicator& group, const Call& given, PyObject* const* args, const Needs& needs, bool async) {
+  const char* what = name(given.collective);
+  const Tensors outputs = tensors_of(needs.output ? args[1] : Py_None, what, "output");
+  const Tensors inputs = tensors_of(needs.input ? args[2] : Py_None, what, "input");
+  Issue call(what);
+  call.add_blocks(given, outputs, inputs, chunk_counts(given.collective, outputs, inputs, group.rank(), group.world()));
+  PyObject* const result = issue(group, std::move(call), first(outputs), async);
+  for (const at::Tensor& output : outputs) mark_written(output);
+  return result;
+}
+
+PyObject* on_tensors(Communicator& group, Call& call, const Bound& bound, bool async) {
+  const auto plain = [](const at::Tensor* tensor) {
+    return tensor == nullptr || (tensor->is_contiguous() && tensor->is_cpu());
+  };
   bind_tensors(call, group, bound);
-  return issue(group, call, bound, &staging, async);
+  if (plain(bound.output) && plain(bound.input)) [[likely]]
+    return issue_plain(group, call, bound, async);
+  const Needs needs = needs_of(call, group);
+  const auto given = [](bool needed, const at::Tensor* tensor) {
+    return needed && tensor != nullptr ? *tensor : at::Tensor();
+  };
+  Issue made(name(call.collective));
+  made.add(call, given(needs.output, bound.output), given(needs.input, bound.input));
+  return issue(group, std::move(made), bound.output, async);
 }
 
 bool requires_grad(PyObject* object) {
@@ -370,14 +284,7 @@ PyObject* collective(PyObject* const* args, Collective which) {
   }
   const Bound bound{lists[0] ? nullptr : tensor_of(args[1], what, "output"),
                     lists[1] ? nullptr : tensor_of(args[2], what, "input")};
-  const auto contiguous = [](const at::Tensor* tensor) { return tensor == nullptr || tensor->is_contiguous(); };
-  PyObject* result = nullptr;
-  if (contiguous(bound.output) && contiguous(bound.input)) [[likely]] {
-    bind_tensors(call, group, bound);
-    result = issue(group, call, bound, nullptr, async);
-  } else {
-    result = issue_strided(group, call, bound, async);
-  }
+  PyObject* const result = on_tensors(group, call, bound, async);
   const bool only_read = which == Collective::broadcast && call.root == group.rank();
   if (bound.output != nullptr && needs_of(call, group).output && !only_read) mark_written(*bound.output);
   return result;
@@ -493,7 +400,7 @@ PyObject* plain_all_reduce(PyObject* const* args, Py_ssize_t positional, PyObjec
       py::reinterpret_borrow<py::object>(chosen.handle);  // another thread may end it while this one waits
   Communicator& group = *chosen.group;
   agree_on_added(group, call);
-  PyObject* const work = issue(group, call, {&tensor, &tensor}, nullptr, async == Py_True);
+  PyObject* const work = issue_plain(group, call, {&tensor, &tensor}, async == Py_True);
   mark_written(tensor);
   if (async == Py_True) return work;
   Py_DECREF(work);  // None

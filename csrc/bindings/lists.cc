@@ -1,13 +1,9 @@
 #include "bindings/lists.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
-#include "bindings/tensors.h"
 
 namespace ringlet {
 namespace {
@@ -88,45 +84,6 @@ std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Te
     check_own(own, list[static_cast<size_t>(rank)], rank, call);
   }
   return counts_of(list);
-}
-
-at::Tensor room_for_all(const std::vector<at::Tensor>& tensors) {
-  if (tensors.size() == 1) return tensors[0];
-  int64_t elements = 0;
-  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
-  return at::empty({elements}, tensors.at(0).options());
-}
-
-std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> places;
-  int64_t offset = 0;
-  for (const at::Tensor& tensor : tensors) {
-    places.push_back(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-    offset += tensor.numel();
-  }
-  return places;
-}
-
-std::shared_ptr<ListCall> list_call(const Call& call, const std::vector<at::Tensor>& outputs,
-                                    const std::vector<at::Tensor>& inputs, int rank, int world) {
-  auto made = std::make_shared<ListCall>();
-  made->tensors = outputs;
-  made->tensors.insert(made->tensors.end(), inputs.begin(), inputs.end());
-  for (const at::Tensor& tensor : made->tensors) {
-    check_dtype(tensor, dtype_of(made->tensors[0]), name(call.collective));
-  }
-  Blocks& blocks = made->blocks;
-  blocks.counts = chunk_counts(call.collective, outputs, inputs, rank, world);
-  for (const at::Tensor& input : inputs) blocks.inputs.push_back(data_of(input));
-  for (const at::Tensor& output : outputs) blocks.outputs.push_back(data_of(output));
-  const auto [least, most] = std::minmax_element(blocks.counts.begin(), blocks.counts.end());
-  blocks.longest = *most;
-  blocks.uneven = *least != *most;
-  made->call = call;
-  made->call.dtype = dtype_of(made->tensors[0]);
-  made->call.count = blocks.longest;
-  made->call.blocks = &blocks;
-  return made;
 }
 
 }  // namespace ringlet

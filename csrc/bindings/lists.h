@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <vector>
 
 #include "engine/call.h"
@@ -30,21 +29,5 @@ void check_own(const at::Tensor& own, const at::Tensor& in_list, int rank, const
 /// not take such tensors.
 std::vector<size_t> chunk_counts(Collective collective, const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs, int rank, int world);
-
-/// One uninitialized tensor for the elements of all `tensors`; a single tensor itself.
-at::Tensor room_for_all(const std::vector<at::Tensor>& tensors);
-/// The parts of such a tensor, each of the shape of its tensor.
-std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
-
-/// A call, and the owner of everything that its pointers name.
-struct ListCall {
-  Call call;
-  Blocks blocks;
-  std::vector<at::Tensor> tensors;  // outputs, then inputs
-};
-
-/// `call` on lists of contiguous tensors; InvalidUsage if their dtypes differ.
-std::shared_ptr<ListCall> list_call(const Call& call, const std::vector<at::Tensor>& outputs,
-                                    const std::vector<at::Tensor>& inputs, int rank, int world);
 
 }  // namespace ringlet

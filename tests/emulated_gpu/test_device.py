@@ -186,8 +186,8 @@ def test_what_is_refused_harms_nothing(device_pool):
         for text, words in zip(
             said,
             (
-                "all tensors of a call must be on one device, got cpu and privateuseone:0",
                 "all tensors of a call must be on one device, got privateuseone:0 and cpu",
+                "all tensors of a call must be on one device, got cpu and privateuseone:0",
                 "peer must be a rank",
                 "band is not defined",
                 "no such",

@@ -98,7 +98,7 @@ def uneven_blocks(rank: int, world: int, name: str) -> None:
     assert mine.cpu().tolist() == [float(sum(r + rank for r in range(world)))] * sizes[rank]
 
     def share(source: int, to: int) -> int:
-        return 2 if source == 0 else (source + to) % 3  # rank 0 gives all the same
+        return 2 if 0 in (source, to) else (source + to) % 3  # rank 0 gives and gets equal blocks
 
     inputs = [on(torch.full((share(rank, q), 5), 10.0 * rank + q)) for q in range(world)]
     outputs = [on(torch.zeros(share(q, rank), 5)) for q in range(world)]
