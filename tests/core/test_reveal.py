@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import TRANSPORTS
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.collectives import REDUCTIONS
@@ -18,7 +17,13 @@ from ringlet.summation.counts import NotATreeError, mask_of, number_in, tree_of
 from ringlet.summation.probe import numbers_of
 
 PER_CHUNK = 3  # elements
-EVERYDAY = {"threads": (2, 3, 5), "shared_memory": (3,), "tcp": (4,), "mixed": ()}
+# Worlds by transport, those of `make test` and the others.
+PLACES = {
+    "threads": ((2, 3, 5), (4, 6, 7, 8)),
+    "shared_memory": ((3,), (8,)),
+    "tcp": ((4,), (7,)),
+    "mixed": ((), (4, 8)),
+}
 
 
 # --- two independent roads to one answer
@@ -63,10 +68,9 @@ def differences_from_the_prover(rank, world):
 @pytest.mark.parametrize(
     ("transport", "world"),
     [
-        pytest.param(
-            *place, marks=[] if place[1] in EVERYDAY[place[0]] else [pytest.mark.slow(reason="the same elsewhere")]
-        )
-        for place in itertools.product(TRANSPORTS, range(2, 9))
+        pytest.param(transport, world, marks=[] if world in usual else [pytest.mark.slow(reason="the same elsewhere")])
+        for transport, (usual, rare) in PLACES.items()
+        for world in (*usual, *rare)
     ],
 )
 def test_the_prover_and_the_probe_agree(pool, transport, world):
