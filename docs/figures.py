@@ -28,6 +28,7 @@ CONTENTION = "2026-11-22-amd-epyc-2-cores-contention"
 ZERO_MEMORY = "2026-11-20-intel-xeon-2-cores-zero-memory"
 DELAY = "2026-11-24-intel-xeon-2-cores-delayed-gradients"
 BITS = "2026-11-24-intel-xeon-2-cores-bucket-bits"
+COST = "2026-11-27-amd-epyc-2-cores-reproducible-cost"
 DIGESTS = "2026-11-27-amd-epyc-2-cores-reproducible-digests"
 
 README_SIZES = [4, 1 << 10, 4 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 256 << 20]
@@ -153,7 +154,7 @@ def zero_table() -> list[list[str]]:
 
 def figures() -> dict[str, str]:
     """Name -> the figure, for the marks within sentences."""
-    return {**_algorithm_figures(), **_contention_figures(), **_delay_figures()}
+    return {**_algorithm_figures(), **_contention_figures(), **_delay_figures(), **_cost_figures()}
 
 
 def _algorithm_figures() -> dict[str, str]:
@@ -185,6 +186,16 @@ def _delay_figures() -> dict[str, str]:
     return {"delay least": f"{min(losses):.0%}", "delay most": f"{max(losses):.0%}"}
 
 
+def _cost_figures() -> dict[str, str]:
+    """Processor time of reproducible steps over that of plain ones."""
+    header, *lines = page_table(COST, "| model | parameters |")
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        found.setdefault(line[header.index("way")], []).append(float(line[header.index("processor time")]))
+    told = {way: f"{min(ratios):.2f} to {max(ratios):.2f}" for way, ratios in found.items()}
+    return {"cost of the reducer": told["GradientReducer"], "cost of Zero": told["Zero stage 1"]}
+
+
 def tables() -> dict[str, dict[str, list[list[str]]]]:
     """Page -> name of a table in it -> its lines."""
     return {
@@ -198,6 +209,7 @@ def tables() -> dict[str, dict[str, list[list[str]]]]:
         "gradients.md": {
             "bits": page_table(BITS, "| bucket"),
             "delay": page_table(DELAY, "| learning rate |"),
+            "cost": page_table(COST, "| model | parameters |"),
             "digests": page_table(DIGESTS, "| model | way |"),
         },
         "zero.md": {"memory": zero_table()},
