@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate, part_of, same_place
+from ringlet.training.flat_memory import allocate, part_of
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -96,8 +96,8 @@ class Gradient:
     def find_users(self) -> None:
         """Call it when a backward begins."""
         current = self.parameter.grad
-        there = current is not None and not self.is_at(current) and not has_own_memory(current)
-        self.users = current if there else None
+        ours = current is None or has_own_memory(current) or current.data_ptr() == self._address
+        self.users = None if ours else current
 
     @property
     def view(self) -> torch.Tensor:
@@ -129,7 +129,13 @@ class Gradient:
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
-        return self.bucket.has_buffer and same_place(tensor, self.view)
+        return (
+            "buffer" in self.bucket.__dict__
+            and tensor.layout is torch.strided
+            and tensor.is_set_to(self.view)
+            and tensor.dtype is self.dtype
+            and not (tensor.is_conj() or tensor.is_neg())
+        )
 
     def hand_over(self) -> None:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
