@@ -157,10 +157,10 @@ def test_every_part_has_the_environment_that_it_needs(monkeypatch):
     monkeypatch.delenv("RINGLET_NCCL_LIBRARY", raising=False)
     nccl = pathlib.Path("/nccl/libnccl.so.2")
     of = {one.name: check.environment(one, nccl) for one in check.parts()}
-    for name, ctas in (("nccl", "8"), ("nccl-speed", "8"), ("pull-speed", "16")):
+    for name, ctas in (("nccl", "8"), ("nccl-speed", "2"), ("pull-speed", "16")):
         assert of[name]["NCCL_MAX_CTAS"] == ctas and of[name]["RINGLET_NCCL_LIBRARY"] == str(nccl)
-    for name in ("messages", "bench-small", "bench-large"):
-        assert of[name]["NCCL_MAX_CTAS"] == "2" and of[name]["LD_PRELOAD"] == f"{nccl}:/a.so"
+    assert of["messages"]["NCCL_MAX_CTAS"] == "2" and of["messages"]["LD_PRELOAD"] == f"{nccl}:/a.so"
+    assert of["messages"]["RINGLET_TEST_TIMEOUT"] == "30" and of["threads"]["RINGLET_TEST_TIMEOUT"] == "15"
     for name in ("ipc-smoke", "threads", "processes"):
         assert of[name]["RINGLET_NCCL_LIBRARY"] == "/nonexistent" and of[name]["LD_PRELOAD"] == "/a.so"
     assert of["messages"]["PYTHONPATH"] == f"{ROOT / 'python'}:/of/the/user"
@@ -184,6 +184,9 @@ def test_nccl_may_be_packed(logs, tmp_path, monkeypatch):
     monkeypatch.setenv("RINGLET_NCCL_LIBRARY", str(logs / "libnccl.so.2"))
     assert check.nccl_library() == logs / "libnccl.so.2"
     monkeypatch.setenv("RINGLET_NCCL_LIBRARY", str(tmp_path / "absent.so"))
+    with pytest.raises(SystemExit, match=r"names .*absent\.so, and there is no such file"):
+        check.nccl_library()
+    monkeypatch.delenv("RINGLET_NCCL_LIBRARY")
     assert check.nccl_library() is None
 
 
@@ -223,8 +226,16 @@ def test_nothing_is_met_before_anything_ran(logs):
 CUT = check.ENDED
 SHARE = "sum of two of float32, 256 MiB\t{}\tof the copy's bandwidth\ngpu_check: {}\n"
 RATIO = "{}, {} virtual ranks, {} B: ncclAllReduce's time\t{}\tof ringlet's\n"
+
+
+def by(way, text):
+    return text.replace("time\t", f"time{way}\t")
+
+
 SMALL = "".join(RATIO.format("one_shot", 2, 4**k, 3) for k in range(4, 9)) + RATIO.format("one_shot", 4, 262144, "1.01")
 SMALL += RATIO.format("one_shot", 2, 1 << 20, 0.5) + RATIO.format("two_shot", 2, 256, 0.5)
+CHOSEN = SMALL
+SMALL += by(" by Ring, LL", SMALL.replace("1.01", "1.02")) + by(" by Ring, LL128", SMALL.replace("1.01", "1.03"))
 LARGE = RATIO.format("ring", 2, 64 << 20, 0.85) + RATIO.format("ring", 2, 1 << 20, 0.1)
 LARGER = RATIO.format("ring", 4, 256 << 20, "{}")
 MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
@@ -248,6 +259,8 @@ MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
         ("bfloat16", "bandwidth", SHARE.format(0.95, "ok"), 0, NOT_MEASURED),
         ("one_shot", "pull-speed", SMALL, 0, MET),
         ("one_shot", "pull-speed", SMALL, CUT, NOT_MEASURED),
+        ("one_shot", "pull-speed", CHOSEN, 0, NOT_MEASURED),
+        ("one_shot", "pull-speed", SMALL + by(" by Ring, LL", RATIO.format("one_shot", 2, 4096, 0.9)), 0, NOT_MET),
         ("one_shot", "pull-speed", SMALL + RATIO.format("one_shot", 3, 4096, 0.9), CUT, NOT_MET),
         ("one_shot", "pull-speed", "gpu_check: ok\n", 0, NOT_MEASURED),
         ("ring over", "nccl-speed", LARGE + LARGER.format(0.8), 0, MET),
@@ -270,15 +283,6 @@ def test_figures_are_told_with_where_they_are_from(logs):
     assert verdict(logs, "one_shot") == (MET, "1.010 (4 ranks, 262144 B)")
     kept(logs, "pull", "a: cases\t600\tx\nb: cases\t12\tx\ngpu_check: ok\n")
     assert verdict(logs, "contract, worlds 2 3 4 8") == (MET, "612 cases")
-    times = [("ringlet", "nccl", 50), ("ringlet", "ring", 70), ("nccl", "default", 49)]
-    rows = [
-        {"library": library, "algorithm": algorithm, "bytes": 64 << 20, "round": round_, "time_us_p50": time_us}
-        for round_ in range(3)
-        for library, algorithm, time_us in times
-    ]
-    kept(logs, "bench-large", "")
-    (logs / "bench-large.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert verdict(logs, "algorithm nccl") == (MET, "0.980")
 
 
 def verbose(names, outcome="PASSED"):

@@ -34,6 +34,7 @@ void MessageWorld::join(int rank, const NcclUniqueId& id, const GpuMessageExecut
   const NcclCommunicator::Setup setup{.id = id, .rank = rank, .world = world, .max_ctas = most_ctas(world)};
   one.communicator = std::make_unique<NcclCommunicator>(together_.api(), setup, Deadline::after(kRendezvous));
   one.engine = std::make_unique<GpuMessageExecutor>(*one.communicator, device(), limits);
+  one.nccls_own = std::make_unique<NcclCollectives>(*one.communicator);
 }
 
 /// Every pair in one group: later groups need not be of the same round on all ranks.
@@ -90,16 +91,22 @@ std::string MessageWorld::launch(int times) {
   });
 }
 
-std::string MessageWorld::hand_over(int times, bool bytes) {
-  const std::string wrong = in_call([this, times, bytes](Rank& one, int rank) {
+std::string MessageWorld::launch_nccls_own(int times) {
+  return in_call([times](Rank& rank, int) {
+    Call call = rank.call;
+    call.algorithm = nccls_own(call.collective);
+    for (int i = 0; i < times; ++i) rank.nccls_own->run(call, rank.stream.get());
+  });
+}
+
+std::string MessageWorld::hand_over(int times) {
+  const std::string wrong = in_call([this, times](Rank& one, int rank) {
     const auto world = static_cast<int>(ranks_.size());
     const int next = (rank + 1) % world, before = (rank + world - 1) % world;
     for (int i = 0; i < times; ++i) {
       one.communicator->open_group();
-      if (bytes) {
-        one.communicator->send(connecting_.data() + 2 * (rank * world + next), 1, next, one.stream.get());
-        one.communicator->recv(connecting_.data() + 2 * (rank * world + before) + 1, 1, before, one.stream.get());
-      }
+      one.communicator->send(connecting_.data() + 2 * (rank * world + next), 1, next, one.stream.get());
+      one.communicator->recv(connecting_.data() + 2 * (rank * world + before) + 1, 1, before, one.stream.get());
       one.communicator->close_group(Deadline::after(timeout_));
     }
   });

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gpu/gpu_message_executor.h"
+#include "gpu/nccl_collectives.h"
 #include "nccl_together.h"
 #include "rank_tensors.h"
 #include "rank_thread.h"
@@ -29,6 +30,7 @@ class MessageWorld {
     Stream stream;
     std::unique_ptr<NcclCommunicator> communicator;
     std::unique_ptr<GpuMessageExecutor> engine;
+    std::unique_ptr<NcclCollectives> nccls_own;
     RankThread thread;
   };
 
@@ -41,11 +43,12 @@ class MessageWorld {
   /// In parts, for a program that makes the same call again and again.
   void place(const Case& c, const Expectation& expectation);
   std::string launch(int times);
+  /// NCCL's own all-reduce, on the same communicators: each further one would take hardware queues, of which there are 32.
+  std::string launch_nccls_own(int times);
   std::string wait();
   std::string difference(const Expectation& expectation);
-  /// So many groups on all ranks, of nothing or of a byte to the next: what handing them over costs, and what NCCL's
-  /// launches cost with it.
-  std::string hand_over(int times, bool bytes);
+  /// So many groups on all ranks, of a byte to the next: what handing them over and NCCL's launches cost.
+  std::string hand_over(int times);
 
   std::vector<std::unique_ptr<Rank>>& ranks() { return ranks_; }
 

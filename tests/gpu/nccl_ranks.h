@@ -29,7 +29,8 @@ int most_ctas(int world);
 
 class NcclRanks {
  public:
-  /// Null, and a line that says why, where NCCL refuses: that is no failure of ringlet's.
+  /// Null, and a line that says why, where NCCL refuses and RINGLET_NCCL_LIBRARY names none, or /nonexistent. What that
+  /// names must serve: then this throws.
   static std::unique_ptr<NcclRanks> make(int world);
 
   explicit NcclRanks(int world);

@@ -1,14 +1,13 @@
-// The message engine's time for large all-reduces on virtual ranks, and ncclAllReduce's beside it, on the same streams
-// and buffers, in turns: medians, of ratios within pairs.
+// The message engine's time for large all-reduces on virtual ranks, and ncclAllReduce's beside it, on the same
+// communicators, streams and buffers, in turns: medians, of ratios within pairs.
 //
-// The engine's groups go through nccl_together.h, where one thread makes all ranks' launches: what that costs is in
-// ringlet's times, and has lines of its own. ringlet's own times come first, since NCCL may not come back. Results are
-// looked at before, in some places where they are long.
+// Groups and collectives go through nccl_together.h, where one thread makes all ranks' launches: what that costs a group
+// is in the times, and has a line of its own. Peers on one GPU get two channels: NCCL_MAX_CTAS=2 gives a collective no
+// more. Results are looked at before, in some places where they are long.
 #include <algorithm>
 #include <memory>
 
 #include "message_world.h"
-#include "nccl_ranks.h"
 #include "whole_numbers.h"
 
 using namespace reduce_reference;
@@ -38,29 +37,24 @@ class Timed {
     total_ = reference(DType::float32, ReduceOp::sum, blocks, {});
     for (size_t q = 0; q < blocks.size(); ++q) repeat(buffers_[q]->input, blocks[q], filling_);
     world_->start(GpuMessageExecutor::Limits{});
-    for (const bool bytes : {false, true}) {
-      const double time = seconds([&] { throw_if(world_->hand_over(handed_, bytes)); });
-      tell((bytes ? "a group of a byte to the next rank, " : "a group of nothing, ") + ranks(), 1e6 * time / handed_,
-           "us");
-    }
+    const double time = seconds([&] { throw_if(world_->hand_over(handed_)); });
+    tell("a group of a byte to the next rank, " + ranks(), 1e6 * time / handed_, "us");
   }
   void end_failed() { world_->end_failed(); }
 
-  void compare(const char* algorithm, size_t bytes, NcclRanks* nccl) {
+  void compare(const char* algorithm, size_t bytes) {
     if (bytes > buffers_[0]->input.size()) return;
     prepare(algorithm, bytes);
     const std::string name = std::string(algorithm) + ", " + ranks() + ", " + std::to_string(bytes) + " B";
     const int calls = static_cast<int>(std::clamp<size_t>(64 * kMiB / bytes, 2, 20));
     std::vector<double> times, ratios;
     check([&] { own(1); });
-    for (int round = 0; round < rounds_; ++round) times.push_back(seconds([&] { own(calls); }) / calls);
-    tell(name, 1e6 * median(times), "us");
-    if (nccl == nullptr) return;
-    check([&] { theirs(*nccl, 1); });
+    check([&] { nccls_own(1); });
     for (int round = 0; round < rounds_; ++round) {
-      const double own_time = seconds([&] { own(calls); });
-      ratios.push_back(seconds([&] { theirs(*nccl, calls); }) / own_time);
+      times.push_back(seconds([&] { own(calls); }) / calls);
+      ratios.push_back(seconds([&] { nccls_own(calls); }) / (times.back() * calls));
     }
+    tell(name, 1e6 * median(times), "us");
     tell(name + ": ncclAllReduce's time", median(ratios), "of ringlet's");
   }
 
@@ -90,13 +84,11 @@ class Timed {
 
   void prepare(const char* algorithm, size_t bytes) {
     const Case c{find_algorithm(Collective::all_reduce, algorithm), size_, bytes / 4, DType::float32};
-    nccl_buffers_.clear();
     for (size_t q = 0; q < buffers_.size(); ++q) {
       MessageWorld::Rank& rank = *world_->ranks()[q];
       rank.call = call_of(c, static_cast<int>(q));
       rank.call.input = buffers_[q]->input.data();
       rank.call.output = buffers_[q]->output.data();
-      nccl_buffers_.push_back({rank.call.input, rank.call.output, rank.stream.get()});
     }
   }
 
@@ -104,8 +96,8 @@ class Timed {
     throw_if(world_->launch(calls));
     throw_if(world_->wait());
   }
-  void theirs(NcclRanks& nccl, int calls) {
-    for (int i = 0; i < calls; ++i) nccl.sum_of_floats(nccl_buffers_, world_->ranks()[0]->call.count);
+  void nccls_own(int calls) {
+    throw_if(world_->launch_nccls_own(calls));
     if (const std::string wrong = world_->wait(); !wrong.empty()) throw DeviceError("ncclAllReduce: " + wrong);
   }
 
@@ -130,7 +122,6 @@ class Timed {
   std::unique_ptr<MessageWorld> world_;
   Bytes total_;  // of the inputs' blocks
   std::vector<std::unique_ptr<Buffer>> buffers_;
-  std::vector<NcclRanks::Buffers> nccl_buffers_;
 };
 
 void one_world(int size, const Options& options) {
@@ -138,7 +129,6 @@ void one_world(int size, const Options& options) {
   const std::vector<size_t> sizes =
       options.few ? std::vector{kMiB / 16} : std::vector{kMiB, 16 * kMiB, 64 * kMiB, 256 * kMiB};
   std::unique_ptr<Timed> timed;
-  std::unique_ptr<NcclRanks> nccl;
   for (const char* algorithm : {"ring", "two_shot", "butterfly"}) {
     for (const size_t bytes : sizes) {
       if (section.hopeless()) break;
@@ -146,18 +136,15 @@ void one_world(int size, const Options& options) {
         if (!timed) {
           timed = std::make_unique<Timed>(size, options);
           timed->start(sizes.back());
-          nccl = NcclRanks::make(size);
         }
-        timed->compare(algorithm, bytes, nccl.get());
+        timed->compare(algorithm, bytes);
         return std::string();
       });
       if (went_well) continue;
-      nccl.reset();
       if (timed) timed->end_failed();
       timed.reset();
     }
   }
-  nccl.reset();
   timed.reset();
   section.conclude();
 }

@@ -25,13 +25,21 @@ constexpr std::chrono::seconds kLook{1};                // from one look at the 
 constexpr std::chrono::microseconds kBeforeSleep{100};  // a group is handed over faster than a thread is woken
 
 struct Operation {
-  bool sends;
-  void* address;
-  size_t bytes;
+  enum Kind { send, recv, all_reduce };
+  Kind kind;
+  const void* from;
+  void* to;
+  size_t count;
   int type;
-  int peer;
+  int other;  // the peer, or the operation
   NcclComm comm;
   NcclStream stream;
+
+  int make(const NcclApi& api) const {
+    if (kind == send) return api.send(from, count, type, other, comm, stream);
+    if (kind == recv) return api.recv(to, count, type, other, comm, stream);
+    return api.all_reduce(from, to, count, type, other, comm, stream);
+  }
 };
 using Group = std::vector<Operation>;
 
@@ -133,11 +141,6 @@ int join(NcclComm* comm, int, NcclUniqueId id, int rank, NcclConfig* config) {
 
 int open_group() { return ++open_groups, kNcclSuccess; }
 
-int add(bool sends, void* address, size_t bytes, int type, int peer, NcclComm comm, NcclStream stream) {
-  group.push_back({sends, address, bytes, type, peer, comm, stream});
-  return kNcclSuccess;
-}
-
 /// Hands the group over, and waits for what became of it.
 int close_group() {
   if (--open_groups > 0) return kNcclSuccess;
@@ -150,6 +153,13 @@ int close_group() {
   // Whoever does not come is given up by the driver; this is for a driver that does not come back.
   if (!mine->await(lock, 2 * kPatience, [&] { return mine->rounds > before; })) return kNcclRemoteError;
   return mine->result;
+}
+
+/// Outside a group it is one by itself.
+int add(const Operation& operation) {
+  open_group();
+  group.push_back(operation);
+  return close_group();
 }
 
 /// Noted, and done by the driver when it comes to it.
@@ -202,10 +212,7 @@ int NcclTogether::State::move_together(const std::vector<Group>& groups) const {
   };
   keep(real.group_start());
   for (const Group& one : groups) {
-    for (const Operation& o : one) {
-      keep(o.sends ? real.send(o.address, o.bytes, o.type, o.peer, o.comm, o.stream)
-                   : real.recv(o.address, o.bytes, o.type, o.peer, o.comm, o.stream));
-    }
+    for (const Operation& operation : one) keep(operation.make(real));
   }
   keep(real.group_end());
   return first;
@@ -264,10 +271,13 @@ NcclTogether::NcclTogether(const NcclApi& real, int world, std::function<void()>
   api_.group_start = open_group;
   api_.group_end = close_group;
   api_.send = [](const void* from, size_t bytes, int type, int peer, NcclComm comm, NcclStream stream) {
-    return add(true, const_cast<void*>(from), bytes, type, peer, comm, stream);
+    return add({Operation::send, from, nullptr, bytes, type, peer, comm, stream});
   };
   api_.recv = [](void* to, size_t bytes, int type, int peer, NcclComm comm, NcclStream stream) {
-    return add(false, to, bytes, type, peer, comm, stream);
+    return add({Operation::recv, nullptr, to, bytes, type, peer, comm, stream});
+  };
+  api_.all_reduce = [](const void* from, void* to, size_t count, int type, int op, NcclComm comm, NcclStream stream) {
+    return add({Operation::all_reduce, from, to, count, type, op, comm, stream});
   };
   std::thread([state = state_, begin = std::move(begin)] {
     begin();

@@ -3,7 +3,8 @@
 // calls.
 //
 // Contract: api() is for rank threads. A group that a rank ends is handed over; when every rank that is inside a call
-// has handed one over or left, the driver puts all of them into one of NCCL's and gives all its result. Rounds in which
+// has handed one over or left, the driver puts all of them into one of NCCL's and gives all its result. An all-reduce
+// outside a group is one; it is the only collective of NCCL's that ranks may call. Rounds in which
 // a rank moves nothing it skips, so the groups put together may be of different rounds: all pairs must be connected
 // first, by a group in which each rank sends to and receives from every other. enter() comes before the ranks' calls,
 // leave() from each at its end. Ranks that do not come in time are given up: those that came get ncclRemoteError.

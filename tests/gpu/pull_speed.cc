@@ -1,12 +1,15 @@
-// The pull engine's time for small all-reduces on virtual ranks, and NCCL's own beside it: medians, of ratios within
-// pairs.
+// The pull engine's time for small all-reduces on virtual ranks that have what a group's ranks have, and NCCL's own
+// beside it: medians, of ratios within pairs. NCCL tunes for what it takes for PCI on one GPU, so it is also told the
+// protocols that it takes between GPUs.
 //
-// One thread makes all ranks' calls, ringlet's and NCCL's; the time is until the last rank is done. ringlet's own times
+// Each rank's calls are a CUDA graph, ringlet's and NCCL's; the time is until the last rank is done. ringlet's own times
 // come first, for all worlds: NCCL may refuse ranks that share a device, or not come back.
+#include <cstdlib>
 #include <memory>
 
 #include "nccl_ranks.h"
 #include "pull_world.h"
+#include "replay.h"
 #include "whole_numbers.h"
 
 namespace gpu_check {
@@ -16,6 +19,15 @@ struct Variant {
   const char* algorithm;
   bool registered;
 };
+/// What NCCL chooses, and two that it is told.
+struct Chosen {
+  const char* algorithm;
+  const char* protocol;
+  const char* name;
+};
+constexpr Chosen kChosen[] = {
+    {nullptr, nullptr, ""}, {"Ring", "LL", " by Ring, LL"}, {"Ring", "LL128", " by Ring, LL128"}};
+
 constexpr Variant kVariants[] = {{"one_shot", false}, {"one_shot", true}, {"two_shot", false}, {"two_shot", true}};
 
 /// A world, and the call that is timed on it.
@@ -23,9 +35,10 @@ class Timed {
  public:
   Timed(int size, const Options& options)
       : size_(size),
-        calls_(options.few ? 3 : 200),
+        calls_(options.few ? 3 : 20),
+        replays_(options.few ? 1 : 10),
         rounds_(options.few ? 1 : 7),
-        world_(new PullWorld(size, options)) {}
+        world_(new PullWorld(size, options, /*as_groups=*/true)) {}
   ~Timed() { drop(world_); }
 
   void prepare(const Variant& variant, size_t bytes) {
@@ -51,32 +64,39 @@ class Timed {
 
   void tell_own() {
     std::vector<double> times;
-    for (int round = 0; round < rounds_; ++round) times.push_back(own());
+    const std::unique_ptr<Replay> own = own_calls();
+    for (int round = 0; round < rounds_; ++round) times.push_back(microseconds(*own));
     check();
     tell(name_, median(times), "us");
   }
-  void tell_pairs(NcclRanks& nccl) {
+  void tell_pairs(NcclRanks& nccl, const char* chosen) {
     std::vector<double> ratios;
-    const auto all = buffers();
+    const std::unique_ptr<Replay> own = own_calls();
+    Replay theirs(streams(), calls_, [&, all = buffers()] { nccl.sum_of_floats(all, expectation_->shape().count); });
     for (int round = 0; round < rounds_; ++round) {
-      const double own_time = own();
-      ratios.push_back(microseconds([&] { nccl.sum_of_floats(all, expectation_->shape().count); }) / own_time);
+      const double own_time = microseconds(*own);
+      ratios.push_back(microseconds(theirs) / own_time);
     }
     check();
-    tell(name_ + ": ncclAllReduce's time", median(ratios), "of ringlet's");
+    tell(name_ + ": ncclAllReduce's time" + chosen, median(ratios), "of ringlet's");
   }
 
  private:
-  double own() {
-    return microseconds([&] { world_->launch(variant_.registered); });
+  std::unique_ptr<Replay> own_calls() {
+    return std::make_unique<Replay>(streams(), calls_, [this] { world_->launch(variant_.registered); });
   }
-  double microseconds(const std::function<void()>& all_call) {
-    for (int i = 0; i < calls_ / 10 + 1; ++i) all_call();
+  double microseconds(Replay& replay) {
+    replay.launch();
     world_->wait();
-    return 1e6 / calls_ * seconds([&] {
-             for (int i = 0; i < calls_; ++i) all_call();
+    return 1e6 / (calls_ * replays_) * seconds([&] {
+             for (int i = 0; i < replays_; ++i) replay.launch();
              world_->wait();
            });
+  }
+  std::vector<void*> streams() {
+    std::vector<void*> all;
+    for (auto& rank : world_->ranks()) all.push_back(rank->stream.get());
+    return all;
   }
   void check() {
     for (auto& rank : world_->ranks()) (variant_.registered ? rank->registered : rank->staged).check("a call");
@@ -87,7 +107,7 @@ class Timed {
     return all;
   }
 
-  const int size_, calls_, rounds_;
+  const int size_, calls_, replays_, rounds_;  // calls of a graph, which is replayed so often in a round
   std::unique_ptr<PullWorld> world_;
   Variant variant_{};
   std::unique_ptr<Expectation> expectation_;
@@ -117,12 +137,17 @@ void each(int size, const Options& options, const std::string& what, const std::
   section.conclude();
 }
 
-void beside_nccl(int size, const Options& options) {
+void beside_nccl(int size, const Chosen& chosen, const Options& options) {
+  const auto set = [](const char* name, const char* value) {  // NCCL looks when a communicator is made
+    value == nullptr ? ::unsetenv(name) : ::setenv(name, value, 1);
+  };
+  set("NCCL_ALGO", chosen.algorithm);
+  set("NCCL_PROTO", chosen.protocol);
   const std::unique_ptr<NcclRanks> nccl = NcclRanks::make(size);
   if (!nccl) return;
-  each(size, options, "pull engine beside NCCL", [&](Timed& timed) {
+  each(size, options, std::string("pull engine beside NCCL") + chosen.name, [&](Timed& timed) {
     timed.check_nccl(*nccl);
-    timed.tell_pairs(*nccl);
+    timed.tell_pairs(*nccl, chosen.name);
   });
 }
 
@@ -133,7 +158,9 @@ void pull_speed(const Options& options) {
     attempt("pull engine's speed", [&] { each(size, options, "pull engine's speed", &Timed::tell_own); });
   }
   for (const int size : options.few ? std::vector{2} : std::vector{2, 4}) {
-    if (!device_hangs) attempt("NCCL's own all-reduce", [&] { beside_nccl(size, options); });
+    for (const Chosen& chosen : kChosen) {
+      if (!device_hangs) attempt("NCCL's own all-reduce", [&] { beside_nccl(size, chosen, options); });
+    }
   }
 }
 

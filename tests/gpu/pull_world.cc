@@ -5,17 +5,19 @@
 #include <numeric>
 #include <utility>
 
+#include "gpu/peer_memory.h"
+
 namespace gpu_check {
 namespace {
 
 constexpr size_t kRegionBytes = size_t{4} << 20;
-constexpr int kMostBlocks = 16;
+constexpr int kMostBlocks = 16, kGroupsMostBlocks = 32;
 
 /// So many that all ranks' blocks can run at once, with a quarter of the device to spare.
-int blocks_for(int world) {
+int blocks_for(int world, int most) {
   RingletCudaIdentity identity{};
   ok(device().identity(&identity), "asking for the device");
-  return std::clamp(identity.processors * 3 / 4 / world, 1, kMostBlocks);
+  return std::clamp(identity.processors * 3 / 4 / world, 1, most);
 }
 
 /// Of ranks whose kernels are one launch: what those have given that came so far.
@@ -39,14 +41,16 @@ const RingletCudaDevice& pull_device(const Options& options) {
 
 }  // namespace
 
-PullWorld::PullWorld(int world, const Options& options) : timeout_(std::chrono::seconds(options.few ? 30 : 5)) {
+PullWorld::PullWorld(int world, const Options& options, bool as_groups)
+    : timeout_(std::chrono::seconds(options.few ? 30 : 5)) {
   GpuPullExecutor::Setup setup;
   setup.world = world;
-  setup.region_bytes = kRegionBytes;
-  setup.blocks = blocks_for(world);
+  setup.region_bytes = as_groups ? PeerMemory::kBytes : kRegionBytes;
+  setup.blocks = blocks_for(world, as_groups ? kGroupsMostBlocks : kMostBlocks);
+  setup.low_latency = as_groups;
   for (int q = 0; q < world; ++q) {
-    regions_.push_back(std::make_unique<Memory>(kRegionBytes));
-    regions_.back()->fill(Bytes(kRegionBytes));
+    regions_.push_back(std::make_unique<Memory>(setup.region_bytes));
+    regions_.back()->fill(Bytes(setup.region_bytes));
     setup.regions.push_back(regions_.back()->data());
   }
   setup.heaps.assign(regions_.size(), nullptr);

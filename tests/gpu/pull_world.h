@@ -30,7 +30,8 @@ class PullWorld {
     Stream stream;
   };
 
-  PullWorld(int world, const Options& options);
+  /// as_groups: with the regions, the blocks and the small all-reduces that groups have (gpu/gpu_executors.h).
+  PullWorld(int world, const Options& options, bool as_groups = false);
 
   /// Whether tensors are read in place or go through stages.
   std::string run(const Case& c, const Expectation& expectation, bool registered);
