@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "bindings/on_device.h"
-#include "comm/work.h"
+#include "engine/work.h"
 
 namespace ringlet {
 

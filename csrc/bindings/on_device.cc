@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/gpu_group.h"
 #include "gpu/gpu.h"
+#include "gpu/gpu_group.h"
 
 namespace ringlet {
 namespace {

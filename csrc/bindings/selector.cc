@@ -10,9 +10,9 @@
 #include "base/processor.h"
 #include "bindings/arguments.h"
 #include "bindings/module.h"
-#include "comm/gpu_executors.h"
+#include "engine/given_table.h"
 #include "engine/message/message_engine.h"
-#include "gpu/given_table.h"
+#include "gpu/gpu_executors.h"
 
 namespace py = pybind11;
 

@@ -22,8 +22,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/work.h"
 #include "engine/engine.h"
+#include "engine/work.h"
 
 namespace ringlet {
 

@@ -10,8 +10,8 @@
 #include "base/interrupts.h"
 #include "base/process.h"
 #include "base/start_thread.h"
-#include "comm/gpu_group.h"
 #include "comm/reentrancy.h"
+#include "gpu/gpu_group.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -22,6 +22,7 @@ namespace {
 constexpr auto kTurn = std::chrono::milliseconds(50);
 // Calls from this size on are worth a thread of their own, if a processor is free.
 constexpr size_t kLargeBytes = size_t{64} << 10;
+constexpr int64_t kMostCtas = 1024;                                 // more processors than a GPU has
 const auto kForAsLongAsItTakes = std::chrono::milliseconds::max();  // the call has a timeout of its own
 
 /// Marks the group as in use by one thread. A second thread gets an error, and cannot corrupt the first one's call.
@@ -123,6 +124,12 @@ void tell(const Message& message, const LogSource& source, const char* what) {
 }
 
 }  // namespace
+
+void check_max_ctas(int64_t most) {
+  if (most >= 0 && most <= kMostCtas) return;
+  throw InvalidUsage("max_ctas must be from 1 to " + std::to_string(kMostCtas) + ", or 0 for no limit, got " +
+                     std::to_string(most));
+}
 
 Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout)
     : engine_(std::move(engine)),

@@ -20,55 +20,54 @@
 
 #include "comm/call_queue.h"
 #include "comm/messenger.h"
-#include "comm/work.h"
 #include "engine/call.h"
 #include "engine/engine.h"
+#include "engine/work.h"
+#include "gpu/host_group.h"
 
 namespace ringlet {
 
 class GpuGroup;
 
-/// Throws InvalidUsage for what is no number of processors (comm/gpu_group.cc).
+/// Throws InvalidUsage for what is no number of processors.
 void check_max_ctas(int64_t most);
 
-class Communicator {
+class Communicator final : public HostGroup {
  public:
   Communicator(std::unique_ptr<Engine> engine, std::chrono::milliseconds timeout);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const { return rank_; }
-  int world() const { return world_; }
+  int rank() const override { return rank_; }
+  int world() const override { return world_; }
   const char* transport() const { return engine_->transport(); }
   /// Whether each rank has a processor for its calls beside the one on which it computes.
   bool has_spare_processor() const { return engine_->has_spare_processor(); }
   bool ranks_are_threads() const { return ranks_are_threads_; }
   uint64_t sequence() const { return sequence_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   /// The error that poisoned the group, if one did.
-  std::optional<ErrorKind> failure() const { return engine_->failure(); }
+  std::optional<ErrorKind> failure() const override { return engine_->failure(); }
   /// Throws the error that poisoned the group, if one did.
-  void raise_if_failed() { engine_->raise_if_failed(); }
+  void raise_if_failed() override { engine_->raise_if_failed(); }
   /// The same, and throws if a peer has reported an error or has ended. For waits outside the engine.
-  void poll_failures() {
+  void poll_failures() override {
     engine_->raise_if_failed();
     engine_->poll_failures();
   }
   /// Poisons the group and tells the peers, for errors outside the engine. Needs no memory.
-  void poison(ErrorKind kind, const std::string& message) noexcept;
-  void poison(const Error& error) noexcept {
-    poison(error.kind(), in_words([&] { return std::string(error.what()); }));
-  }
+  void poison(ErrorKind kind, const std::string& message) noexcept override;
+  using HostGroup::poison;
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
-  void check(const Call& call) const;
-  void check(const Message& message) const;
+  void check(const Call& call) const override;
+  void check(const Message& message) const override;
 
   /// call.timeout zero: the group's. Throws what wait.h lists.
-  void run(Call call);
+  void run(Call call) override;
   std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
 
   /// Several calls under one sequence number, with work between them. `job` makes them through its argument.
@@ -111,11 +110,11 @@ class Communicator {
   void tell_made(double seconds) const;
 
   /// The engine's selector (engine.h).
-  const Selector& selector() const { return engine_->selector(); }
+  const Selector& selector() const override { return engine_->selector(); }
   const Topology* topology() const { return engine_->topology(); }
 
   /// The host of each rank, numbered by first appearance.
-  const std::vector<int>& host_of_rank() const { return engine_->host_of_rank(); }
+  const std::vector<int>& host_of_rank() const override { return engine_->host_of_rank(); }
 
   /// Bytes that collectives sent to peers so far (0 if peers read them), and the number of open TCP connections.
   uint64_t bytes_sent() const { return engine_->bytes_sent(); }

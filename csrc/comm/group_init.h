@@ -1,5 +1,5 @@
 // How a group of processes comes together: finds out which ranks share a host, takes over rank 0's table of rules
-// (gpu/given_table.h), and makes the engine that fits.
+// (engine/given_table.h), and makes the engine that fits.
 //
 // Contract: every rank calls join() with the same store, name, world and carrier; `name` is new
 // (ringlet/group_key.py).

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "comm/reentrancy.h"
-#include "comm/work.h"
 #include "engine/p2p_transport.h"
+#include "engine/work.h"
 
 namespace ringlet {
 

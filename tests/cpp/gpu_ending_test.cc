@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "check.h"
-#include "comm/gpu_group.h"
 #include "emulated_gpu.h"
+#include "gpu/gpu_group.h"
 #include "gpu_ranks.h"
 
 using namespace gpu_ranks;

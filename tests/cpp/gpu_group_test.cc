@@ -1,6 +1,6 @@
 // A group's GPU part, ranks as threads on a GPU and a NCCL of the host that run (emulated_gpu.cc): that ranks find
 // together what they have, and that calls follow streams.
-#include "comm/gpu_group.h"
+#include "gpu/gpu_group.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -180,8 +180,8 @@ void several_hosts() {
       told +=
           message ==
           "rank " + std::to_string(host.rank()) +
-              " of 4 in its first call on a GPU: the group's ranks are on 2 hosts (0, 2; 1, 3), and on GPUs ringlet "
-              "serves ranks of one host only: use the nccl backend between hosts "
+              " of 4 in its first call on a GPU: the group is on 2 hosts (ranks 0, 2; ranks 1, 3), and on GPUs ringlet "
+              "serves one host only: use the nccl backend between hosts "
               "(init_process_group(\"cpu:ringlet,cuda:nccl\"))";
     }
     Floats floats(host.rank());

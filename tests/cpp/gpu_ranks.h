@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "comm/gpu_group.h"
+#include "gpu/gpu_group.h"
 #include "ranks.h"
 
 namespace gpu_ranks {

@@ -1,6 +1,6 @@
 // A group's calls on tensors of one GPU of this rank: order, deadlines, and Works that complete.
 //
-// Contract: the constructor is a collective of the host's group (comm/gpu_executors.h); where it throws the host's
+// Contract: the constructor is a collective of the host's group (gpu/gpu_executors.h); where it throws the host's
 // group goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before,
 // and returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that
 // is not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done
@@ -23,16 +23,14 @@
 #include <thread>
 #include <vector>
 
-#include "comm/gpu_executors.h"
-#include "comm/work.h"
+#include "engine/work.h"
+#include "gpu/gpu_executors.h"
 
 namespace ringlet {
 
-class Communicator;
-
 class GpuGroup {
  public:
-  GpuGroup(Communicator& host, const GpuExecutors::Parts& parts);
+  GpuGroup(HostGroup& host, const GpuExecutors::Parts& parts);
   ~GpuGroup() { end(); }
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
@@ -97,7 +95,7 @@ class GpuGroup {
   void* event();
   bool dismiss();
 
-  Communicator& host_;
+  HostGroup& host_;
   // Ends in the thread that is on the device. That thread holds order_ and mutex_ when it takes it; null from then on.
   std::unique_ptr<GpuExecutors> engines_;
   const RingletCudaDevice& device_;

@@ -18,12 +18,11 @@
 
 #include "gpu/gpu_message_executor.h"
 #include "gpu/gpu_pull_executor.h"
+#include "gpu/host_group.h"
 #include "gpu/nccl_collectives.h"
 #include "gpu/peer_memory.h"
 
 namespace ringlet {
-
-class Communicator;
 
 class GpuExecutors {
  public:
@@ -42,7 +41,7 @@ class GpuExecutors {
   };
   static Parts find(int number);
 
-  GpuExecutors(Communicator& host, const Parts& parts);
+  GpuExecutors(HostGroup& host, const Parts& parts);
   ~GpuExecutors();
   GpuExecutors(const GpuExecutors&) = delete;
   GpuExecutors& operator=(const GpuExecutors&) = delete;
@@ -80,7 +79,7 @@ class GpuExecutors {
   bool through_peers(const Call& call) const;
   void run_through_nccl(const Call& call, void* stream);
 
-  Communicator& host_;
+  HostGroup& host_;
   const Parts parts_;
   std::unique_ptr<NcclCommunicator> communicator_;
   std::unique_ptr<GpuMessageExecutor> message_;

@@ -1,15 +1,14 @@
-#include "comm/gpu_executors.h"
+#include "gpu/gpu_executors.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/log.h"
-#include "comm/communicator.h"
 #include "engine/selector.h"
 #include "gpu/check_device.h"
 #include "gpu/gpu.h"
-#include "schedule/topology.h"
 
 namespace ringlet {
 namespace {
@@ -32,18 +31,21 @@ struct Text {
 };
 
 /// Every rank finds the same, without a word from another.
-void refuse_several_hosts(const Communicator& host) {
-  const Topology* topology = host.topology();
-  if (topology == nullptr || topology->one_host()) return;
+void refuse_several_hosts(const HostGroup& host) {
+  const std::vector<int>& hosts = host.host_of_rank();
+  const int count = *std::max_element(hosts.begin(), hosts.end()) + 1;
+  if (count == 1) return;
   std::string ranks;
-  for (int h = 0; h < topology->hosts(); ++h) {
-    ranks += h == 0 ? "" : "; ";
-    for (const int q : topology->ranks_on(h)) ranks += (q == topology->ranks_on(h)[0] ? "" : ", ") + std::to_string(q);
+  for (int h = 0; h < count; ++h) {
+    ranks += h == 0 ? "ranks" : "; ranks";
+    const char* before = " ";
+    for (size_t q = 0; q < hosts.size(); ++q) {
+      if (hosts[q] == h) ranks += std::exchange(before, ", ") + std::to_string(q);
+    }
   }
   throw InvalidUsage("rank " + std::to_string(host.rank()) + " of " + std::to_string(host.world()) +
-                     " in its first call on a GPU: the group's ranks are on " + std::to_string(topology->hosts()) +
-                     " hosts (" + ranks +
-                     "), and on GPUs ringlet serves ranks of one host only: use the nccl backend between hosts "
+                     " in its first call on a GPU: the group is on " + std::to_string(count) + " hosts (" + ranks +
+                     "), and on GPUs ringlet serves one host only: use the nccl backend between hosts "
                      "(init_process_group(\"cpu:ringlet,cuda:nccl\"))");
 }
 
@@ -78,7 +80,7 @@ GpuExecutors::Parts GpuExecutors::find(int number) {
   return parts;
 }
 
-GpuExecutors::GpuExecutors(Communicator& host, const Parts& parts) : host_(host), parts_(parts) {
+GpuExecutors::GpuExecutors(HostGroup& host, const Parts& parts) : host_(host), parts_(parts) {
   refuse_several_hosts(host);
   Offer mine = lay_out(parts);
   std::vector<Offer> all = exchange(mine);

@@ -1,4 +1,4 @@
-#include "comm/work.h"
+#include "engine/work.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "gpu/given_table.h"
+#include "engine/given_table.h"
 
 #include <cerrno>
 #include <cstdlib>

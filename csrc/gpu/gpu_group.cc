@@ -1,10 +1,9 @@
-#include "comm/gpu_group.h"
+#include "gpu/gpu_group.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/start_thread.h"
-#include "comm/communicator.h"
 #include "gpu/check_device.h"
 
 namespace ringlet {
@@ -14,18 +13,11 @@ constexpr std::chrono::milliseconds kGlance{1};      // between two looks at wha
 constexpr std::chrono::milliseconds kIdle{20};       // ... at whether a launch has begun, which wakes nobody
 constexpr std::chrono::milliseconds kLookEvery{20};  // at the peers: whether they are there is a system call
 constexpr std::chrono::seconds kGoodbye{2};
-constexpr int64_t kMostCtas = 1024;                   // more processors than a GPU has
 void* const kPerThread = reinterpret_cast<void*>(2);  // cudaStreamPerThread
 
 }  // namespace
 
-void check_max_ctas(int64_t most) {
-  if (most >= 0 && most <= kMostCtas) return;
-  throw InvalidUsage("max_ctas must be from 1 to " + std::to_string(kMostCtas) + ", or 0 for no limit, got " +
-                     std::to_string(most));
-}
-
-GpuGroup::GpuGroup(Communicator& host, const GpuExecutors::Parts& parts)
+GpuGroup::GpuGroup(HostGroup& host, const GpuExecutors::Parts& parts)
     : host_(host),
       engines_(std::make_unique<GpuExecutors>(host, parts)),
       device_(engines_->device()),
