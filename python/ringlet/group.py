@@ -126,7 +126,7 @@ class Group:
         self._closed = True
         self._end_watch()
 
-    def watch_intruders(self) -> None:
+    def _watch_intruders(self) -> None:
         """Until `close`, fails this group when a process of another job may be in it (group_key.py)."""
         assert self.store is not None
         self._intruders = Intruders(self.store, f"ringlet/{self.name}", self.abort)
@@ -355,7 +355,7 @@ def init(
     handle.max_ctas = max_ctas
     group = Group(handle, name, store, range(world), transport)
     if nameless:
-        group.watch_intruders()
+        group._watch_intruders()
     _of_process = group
     _C.set_default(handle, False)
     return group

@@ -173,7 +173,7 @@ def refused(rank: int, world: int) -> None:
             one, several
         ),
         "output and input must not overlap": lambda: ringlet.all_to_all(several, several),
-        "all tensors of a call must have one dtype, got float32 and float64": lambda: ringlet.all_gather(
+        "all tensors of a call must have one dtype, got float64 and float32": lambda: ringlet.all_gather(
             several, one.double()
         ),
         "output tensors must not overlap": lambda: ringlet.all_gather([one] * world, one.clone()),
