@@ -7,6 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
 from reducer_refusal_checks import Fails
@@ -244,14 +250,25 @@ def two_windows_of_a_model_with_buffers(rank, world):
 
 
 def a_forgotten_window_leaves_no_hook(rank, world):
-    from torch.optim.optimizer import _global_optimizer_pre_hooks
-
-    gc.collect()  # of other tests
-    before = len(_global_optimizer_pre_hooks)
+    """And its end does not disturb an optimizer's step, in which it may come."""
+    GradientReducer(mlp()).accumulate(2)  # torch has its hooks from now on
+    gc.collect()
+    before = [len(hooks) for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)]
+    first = [register_optimizer_step_pre_hook(lambda *_: collected()), register_optimizer_step_post_hook(collected)]
+    for hooks, handle in zip((_global_optimizer_pre_hooks, _global_optimizer_post_hooks), first, strict=True):
+        hooks.move_to_end(handle.id, last=False)
+    gc.disable()
     for _ in range(3):
         GradientReducer(mlp()).accumulate(2)
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+    gc.enable()
+    for handle in first:
+        handle.remove()
+    assert [len(hooks) for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)] == before
+
+
+def collected(*_arguments):
     gc.collect()
-    assert len(_global_optimizer_pre_hooks) == before
 
 
 def zero_grad_after_a_stopped_backward_is_enough(rank, world):

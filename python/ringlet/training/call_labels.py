@@ -8,9 +8,9 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ringlet._C import make_call_labels, set_call_label
+from ringlet.training.optimizer_steps import call_after_steps
 
 __all__ = ["BucketLabels", "make_call_labels", "number_in", "set_call_label"]
 
@@ -35,12 +35,7 @@ class BucketLabels:
         self._labels: list[list[int]] = []  # by the steps, and by the bucket
         self._steps = 0
         self._row = 0
-        watcher = weakref.WeakMethod(self._count)
-        hook = register_optimizer_step_post_hook(
-            lambda optimizer, args, kwargs: (watcher() or _nothing)(optimizer, args, kwargs)
-        )
-        self.remove = weakref.finalize(self, hook.remove)  # the hook is every optimizer's of the process
-        self.remove.atexit = False
+        call_after_steps(self)
 
     def begin(self, joining: bool = False) -> None:
         """A backward begins. `joining`: ranks without inputs take part, which do not step."""
@@ -60,9 +55,5 @@ class BucketLabels:
         """The label of bucket number `place`."""
         return self._labels[self._row][place]
 
-    def _count(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
-
-
-def _nothing(*_arguments: object) -> None:
-    pass

@@ -26,6 +26,7 @@ from ringlet.training.backward import Backward, differentiable
 from ringlet.training.call_labels import BucketLabels, number_in
 from ringlet.training.gradient_hooks import ForwardHook, HooksLast, on_gradient
 from ringlet.training.module_watch import ModuleWatch
+from ringlet.training.optimizer_steps import call_no_more
 from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
 from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
 
@@ -294,7 +295,7 @@ class GradientReducer(Joinable):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._channel.labels.remove()
+        call_no_more(self._channel.labels)
 
     def stats(self) -> dict[str, Any]:
         """The reducer's counts and times, as plain numbers and names.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.optimizer_steps import Arguments, call_before_steps, call_no_more
 from ringlet.training.reproducible import TreeSums, is_power_of_two, numbers_of, refuse_k
 
 
@@ -55,11 +54,7 @@ class GradientMerge:
         self._parameters = parameters
         self._ids = {id(parameter) for _, parameter in parameters}
         self._counts: tuple[list[torch.Tensor], Any] | None = None
-        watcher = weakref.WeakMethod(self._check_step)
-        self._guard = register_optimizer_step_pre_hook(
-            lambda optimizer, args, kwargs: (watcher() or _nobody)(optimizer, args, kwargs)
-        )
-        weakref.finalize(self, self._guard.remove).atexit = False  # the hook is every optimizer's of the process
+        call_before_steps(self)
 
     def __repr__(self) -> str:
         state = "complete" if self._complete else f"{self.seen} of {self.k} micro-batches seen"
@@ -174,11 +169,11 @@ class GradientMerge:
             self._tree.forget()
 
     def remove(self) -> None:
-        self._guard.remove()
+        call_no_more(self)
 
-    def _check_step(
+    def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    ) -> Arguments | None:
         """Before an optimizer's step: refuses one on gradients that are not reduced, also if its closure makes them."""
         if not any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
             return None
@@ -200,7 +195,3 @@ class GradientMerge:
         counts, work = self._counts
         work.wait()
         return [int(count) for count in counts]
-
-
-def _nobody(*_arguments: Any) -> None:
-    pass
