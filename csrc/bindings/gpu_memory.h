@@ -14,8 +14,8 @@ class GpuHeap;
 /// Null if the device has no registered heap.
 GpuHeap* heap_of(const c10::Device& device);
 
-/// Throws InvalidUsage if the device has no registered memory, DeviceError if torch has no such device, ResourceError if
-/// there is no room.
+/// Throws InvalidUsage if the device has no registered memory, DeviceError if torch has no such device, ResourceError
+/// if there is no room.
 at::Tensor empty_on_gpu(c10::IntArrayRef sizes, const at::TensorOptions& options, size_t bytes);
 
 }  // namespace ringlet

@@ -93,8 +93,8 @@ std::string own_build() {
          std::to_string(meaning_of_signatures());
 }
 
-/// A rank's first answer: its build, host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its processor and
-/// its user's table.
+/// A rank's first answer: its build, host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its
+/// processor and its user's table.
 std::string introduction(int rank) {
   const char* wish = rank == 0 ? std::getenv("RINGLET_TOPOLOGY") : nullptr;
   GivenTable table = rank == 0 ? given_table() : GivenTable{};

@@ -30,8 +30,8 @@ struct Member {
 };
 
 /// Either all ranks have the group when it returns, or, if the store shares failures, all throw the error of the rank
-/// that failed. Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts and, on all ranks, for a
-/// table that is not right or ranks of several users; ResourceError.
+/// that failed. Throws Timeout naming ranks that did not come, InvalidUsage for shared_memory across hosts and, on all
+/// ranks, for a table that is not right or ranks of several users; ResourceError.
 std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member& member, Carrier carrier,
                              const Deadline& deadline);
 

@@ -1,6 +1,6 @@
-// Marks a thread while it runs the callbacks of a complete call, or waits for a call. A callback, or a signal handler in
-// a wait, may drop the call's group, and a group cannot wait for the thread on which it ends. Thread safety: each thread
-// sees its own marks.
+// Marks a thread while it runs the callbacks of a complete call, or waits for a call. A callback, or a signal handler
+// in a wait, may drop the call's group, and a group cannot wait for the thread on which it ends. Thread safety: each
+// thread sees its own marks.
 #pragma once
 
 namespace ringlet {

@@ -1,14 +1,14 @@
-// An all-to-all as a GPU runs it: one kernel on every rank reads the blocks for it in peers' memory. Blocks may differ in
-// length, lie apart, and be empty.
+// An all-to-all as a GPU runs it: one kernel on every rank reads the blocks for it in peers' memory. Blocks may differ
+// in length, lie apart, and be empty.
 //
 //   tell each peer how long the block for it is and where it lies, and hear the same     then, for each piece:
 //   stage the piece of every block, unless peers reach it where it lies
 //   publish; wait for all; copy the piece of every block from peers
 //
-// No rank knows the lengths between two others. So each also tells its longest block, and the longest of all says into how
-// many pieces all blocks are cut: a rank whose blocks are over goes on with pieces of nothing, so that progress stays the
-// same everywhere. Blocks of threads and progress: pull_meeting.h.
-// Ownership: none. Thread safety: one launch per rank at a time.
+// No rank knows the lengths between two others. So each also tells its longest block, and the longest of all says into
+// how many pieces all blocks are cut: a rank whose blocks are over goes on with pieces of nothing, so that progress
+// stays the same everywhere. Blocks of threads and progress: pull_meeting.h. Ownership: none. Thread safety: one launch
+// per rank at a time.
 #pragma once
 
 #include <cstddef>

@@ -56,8 +56,8 @@ struct RingletCudaDevice {
   /// Runs a plan on peers' memory; `op` and `dtype` are those of its reductions.
   int (*pull)(const ringlet::cuda::PullArgs* args, ringlet::DType dtype, ringlet::ReduceOp op, void* stream);
 
-  /// That of up to three ranks that share the device, in one launch, for tools that run one kernel at a time. Only int32's
-  /// sums and what copies.
+  /// That of up to three ranks that share the device, in one launch, for tools that run one kernel at a time. Only
+  /// int32's sums and what copies.
   int (*pull_together)(const ringlet::cuda::PullArgs* ranks, int count, ringlet::DType dtype, ringlet::ReduceOp op,
                        void* stream);
 

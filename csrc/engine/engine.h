@@ -92,7 +92,8 @@ class Engine {
   /// Ends all waits of this rank with an error.
   virtual void abort(const std::string& reason) = 0;
   /// The last call. `quiet`: no call is pending. Then the engine waits at most `patience` until the peers have all that
-  /// they need of this rank. An interrupt (base/interrupts.h) ends the wait early, and is thrown when this rank has left.
+  /// they need of this rank. An interrupt (base/interrupts.h) ends the wait early, and is thrown when this rank has
+  /// left.
   virtual void leave(bool quiet, std::chrono::milliseconds patience) = 0;
 
  private:

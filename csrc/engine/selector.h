@@ -1,8 +1,8 @@
 // The selector chooses the algorithm of `auto`: by the given rules, then by the built-in rules, one of which always
 // fits.
 //
-// Every rank makes the same choice: all ranks of a group have the same rules (comm/group_init.h), and rules depend only on
-// what is the same on every rank. Thread safety: immutable once made.
+// Every rank makes the same choice: all ranks of a group have the same rules (comm/group_init.h), and rules depend only
+// on what is the same on every rank. Thread safety: immutable once made.
 #pragma once
 
 #include <array>
@@ -29,8 +29,8 @@ class Selector {
   /// How the table says that such calls on GPUs go; nothing: it says nothing. bytes: of no account in an all-to-all.
   std::optional<Way> way_for(Collective collective, size_t bytes, int world) const;
 
-  /// The added algorithms that the rules of a collective name for some call in such a group. topology: null if all ranks
-  /// read each other's memory.
+  /// The added algorithms that the rules of a collective name for some call in such a group. topology: null if all
+  /// ranks read each other's memory.
   std::vector<const Algorithm*> authored(Collective collective, int world, const Topology* topology) const;
   bool names_authored() const { return names_authored_; }
 

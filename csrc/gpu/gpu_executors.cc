@@ -273,8 +273,8 @@ GpuExecutors::~GpuExecutors() {
   if (!host_.failure() && pull_) memory_->leave(kGoodbye);
 }
 
-/// The same on all ranks. In an all-to-all a rank does not know how long the others' blocks are, so there none can go by
-/// that.
+/// The same on all ranks. In an all-to-all a rank does not know how long the others' blocks are, so there none can go
+/// by that.
 bool GpuExecutors::through_peers(const Call& call) const {
   if (!pull_ || (message_ && is_nccls_own(call.algorithm))) return false;
   if (!message_) return true;

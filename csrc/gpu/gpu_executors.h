@@ -3,12 +3,12 @@
 // Contract: the constructor is a collective of the host's group: each rank tells what it lacks, then what it could not
 // make. What any rank lacks none uses; where nothing is left all throw the same DeviceError, which names ranks and
 // reasons. Collectives go as the group's table says, or those of up to Parts::peer_bytes through peers' memory, longer
-// ones, messages and blocks of different sizes through NCCL, by its own collectives or by schedules. Where there is only
-// one of the two it serves what it can, and the rest is InvalidUsage; so is a group whose ranks are on several hosts,
-// before any rank waits for another. check(), after work was found finished, throws what has ended it. Calls are one at
-// a time, in one order on all ranks.
-// Ownership: the host's group outlives it. Thread safety: one thread at a time, but check() and abort(), which come from
-// another one while that waits in a call; the device must be current in the constructor, run() and exchange().
+// ones, messages and blocks of different sizes through NCCL, by its own collectives or by schedules. Where there is
+// only one of the two it serves what it can, and the rest is InvalidUsage; so is a group whose ranks are on several
+// hosts, before any rank waits for another. check(), after work was found finished, throws what has ended it. Calls are
+// one at a time, in one order on all ranks. Ownership: the host's group outlives it. Thread safety: one thread at a
+// time, but check() and abort(), which come from another one while that waits in a call; the device must be current in
+// the constructor, run() and exchange().
 #pragma once
 
 #include <memory>

@@ -4,10 +4,9 @@
 // group goes on. run() checks the call, enqueues it behind what is on the caller's stream and behind the call before,
 // and returns; its Work completes when the device is done. A call that becomes part of a CUDA graph waits for none that
 // is not, and what replays the graph must order it after other calls. A thread of the group's own ends what is not done
-// at its deadline, also while the caller waits in a launch because the device takes no more: then that Work, the caller,
-// and every later call throw Timeout.
-// All ranks make the same calls in the same order. Those that differ are InvalidUsage through peers' memory, which
-// names both; NCCL compares nothing, so there they end with a Timeout.
+// at its deadline, also while the caller waits in a launch because the device takes no more: then that Work, the
+// caller, and every later call throw Timeout. All ranks make the same calls in the same order. Those that differ are
+// InvalidUsage through peers' memory, which names both; NCCL compares nothing, so there they end with a Timeout.
 // Ownership: the host's group outlives it; tensors must stay until the stream has passed the call. The device must be
 // current in the constructor and run(). Thread safety: from any thread; one call at a time; end() beside all others.
 #pragma once

@@ -6,9 +6,9 @@
 // communicator and throw; then so does every later call.
 // A long message is cut into segments, the same piece of every chunk, for as long as something is to be reduced; they
 // take turns, so that some are reduced while others travel. Scratch is allocated once, within the stated budget; a call
-// allocates nothing on the device. Talks to the world through two tables only (gpu/nccl_api.h, cuda/device_library.h), which a test fills with its own.
-// Ownership: api, device and communicator outlive it; tensors must stay until the stream has passed the call. The
-// device must be current. Thread safety: one thread at a time.
+// allocates nothing on the device. Talks to the world through two tables only (gpu/nccl_api.h, cuda/device_library.h),
+// which a test fills with its own. Ownership: api, device and communicator outlive it; tensors must stay until the
+// stream has passed the call. The device must be current. Thread safety: one thread at a time.
 #pragma once
 
 #include <cstddef>

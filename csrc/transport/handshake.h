@@ -43,9 +43,9 @@ class Handshake {
   static constexpr size_t kMostHanded = 8;
 
   /// Connects with every other rank. `peers` and `joined` are indexed by rank. `handed` are the descriptors that the
-  /// peers get: first the heap, then wakeups, as many on every rank. `look` is called now and then, and throws what other
-  /// ranks have told. Throws Timeout that names the missing ranks, PeerLost or ResourceError; `joined` then has all peers
-  /// that may count this rank as joined.
+  /// peers get: first the heap, then wakeups, as many on every rank. `look` is called now and then, and throws what
+  /// other ranks have told. Throws Timeout that names the missing ranks, PeerLost or ResourceError; `joined` then has
+  /// all peers that may count this rank as joined.
   void exchange(const std::vector<Peer>& peers, std::span<const int> handed, std::vector<Introduced>& joined,
                 const Deadline& deadline, const std::function<void()>& look);
 

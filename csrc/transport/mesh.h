@@ -49,15 +49,15 @@ class Mesh {
   int world() const;
 
   /// The pipe. The first call starts the connection; until it is complete, the result is null. Throws PeerLost or
-  /// ResourceError if the connection cannot be made. A peer that cannot be reached ends `collectives` only: open that kind,
-  /// too.
+  /// ResourceError if the connection cannot be made. A peer that cannot be reached ends `collectives` only: open that
+  /// kind, too.
   Pipe* open(int peer, ConnectionKind which);
   /// The pipe, if the connection is complete; null otherwise.
   Pipe* find(int peer, ConnectionKind which) const noexcept;
 
-  /// Whether the peer has closed a pipe, or its process is gone. Bytes that it sent may still be unread. `receiving`: if
-  /// there is an `incoming` pipe, only its end counts. The pipes of a peer are connections of their own, so a message may
-  /// arrive after the end of another pipe.
+  /// Whether the peer has closed a pipe, or its process is gone. Bytes that it sent may still be unread. `receiving`:
+  /// if there is an `incoming` pipe, only its end counts. The pipes of a peer are connections of their own, so a
+  /// message may arrive after the end of another pipe.
   bool gone(int peer, bool receiving) const noexcept;
 
   struct Watch {

@@ -120,20 +120,23 @@ class Group:
         except InvalidUsage:
             raise
         except BaseException:  # such as KeyboardInterrupt: the group ended nevertheless
-            self._closed = True
-            self._end_watch()
+            self._end()
             raise
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
-        self._end_watch()
+        if self._intruders is not None:
+            self._intruders.end()
 
     def _watch_intruders(self) -> None:
         """Until `close`, fails this group when a process of another job may be in it (group_key.py)."""
         assert self.store is not None
-        self._intruders = Intruders(self.store, f"ringlet/{self.name}", self.abort)
-
-    def _end_watch(self) -> None:
-        if self._intruders is not None:
-            self._intruders.end()
+        try:
+            self._intruders = Intruders(self.store, f"ringlet/{self.name}", self.abort)
+        except BaseException:  # no thread, say: the other ranks hear that this one has left
+            self.close(0)
+            raise
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""

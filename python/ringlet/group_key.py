@@ -151,7 +151,10 @@ def _taken(store: Store, name: str, claim: Claim) -> str:
 
 def _too_late(store: Store, name: str, claim: Claim) -> str:
     """An error text if another process has this rank in an open group of a job that nothing names."""
-    members = [Claim(**member) for member in json.loads(peek(store, f"{name}/members") or "[]")]
+    if claim.job is not None:
+        return ""
+    read = [_read(text) for text in json.loads(peek(store, f"{name}/members") or "[]")]
+    members = [member for member in read if member is not None]  # all or none: they are of one version
     if claim.rank >= len(members) or any(member.process == claim.process for member in members):
         return ""  # a member has left the group already, and joins the next one
     member, here = members[claim.rank], socket.gethostname()
@@ -203,7 +206,7 @@ class Intruders:
         if self._process != os.getpid() or self._ended.is_set():
             return
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LATE_S)  # a look at the store that this process serves takes no longer
         with contextlib.suppress(RuntimeError):
             for key in ("members", "mixed"):  # not deleted, because another process may be about to read it
                 self._store.set(f"{self._name}/{key}", "")
@@ -244,7 +247,7 @@ class _Lead:
         if self._claim.nameless and not self._refusal:
             self._settle()
         if self._claim.nameless and not self._refusal:
-            members = [asdict(self._members[rank]) for rank in range(self._claim.world)]
+            members = [self._members[rank].text() for rank in range(self._claim.world)]
             store.set(f"{self._name}/members", json.dumps(members))
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:

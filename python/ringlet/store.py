@@ -105,9 +105,8 @@ def _leave_note(address: str, port: int, world: int) -> None:
                 dist.PrefixStore("ringlet", theirs).set(SECOND_RANK_0, this_process())
 
     if environment.job_of(world) is None:
-        thread = threading.Thread(
-            target=leave, name="ringlet-note", daemon=True
-        )  # whatever listens there may not answer
+        # Whatever listens there may not answer.
+        thread = threading.Thread(target=leave, name="ringlet-note", daemon=True)
         interruptible.start(thread, "a wait in torch")
         thread.join(_NOTE_S)
 

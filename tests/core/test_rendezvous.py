@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -603,13 +602,38 @@ def test_two_jobs_that_nothing_names_one_after_the_other(pool, tmp_path, late, a
         assert re.match("PeerLost: .* rank 0 left the group", told[member]), told
 
 
+def without_a_watch(rank: int, world: int, port: int) -> str:
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    refusal = ringlet.ResourceError("no thread for it")
+    with (
+        mock.patch.object(ringlet.group_key, "start", mock.Mock(side_effect=refusal)),
+        variables(**{name: str(value) for name, value in place.items()}),
+    ):
+        try:
+            ringlet.init(timeout=60)
+            ringlet.barrier()
+            return "joined"
+        except ringlet.Error as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            ringlet.finalize()
+
+
+def test_a_rank_0_that_cannot_watch_tells_all(pool):
+    began = time.monotonic()
+    first, second = pool.values(without_a_watch, 2, free_ports(1)[0], join="nothing")
+    assert first == "ResourceError: no thread for it"
+    assert re.match("PeerLost: rank 1 of 2 .* rank 0 left the group", second), second
+    assert time.monotonic() < began + 30
+
+
 def test_who_comes_late_for_a_rank(monkeypatch):
     """A process that replaces one that has ended, or that has left and joins again, waits for the next group."""
     store = dist.HashStore()
     ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
     for process, refused in ((f"process {ended}", False), (f"process {os.getppid()}", True)):
         claims = [Claim(r, 2, "auto", process=f"{process} on {socket.gethostname()}") for r in range(2)]
-        store.set("name/members", json.dumps([dataclasses.asdict(claim) for claim in claims]))
+        store.set("name/members", json.dumps([claim.text() for claim in claims]))
         assert bool(_too_late(store, "name", Claim(1, 2, "auto"))) == refused
         assert not _too_late(store, "name", Claim(2, 3, "auto"))
         assert not _too_late(store, "name", claims[1])

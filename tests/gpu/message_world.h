@@ -43,7 +43,8 @@ class MessageWorld {
   /// In parts, for a program that makes the same call again and again.
   void place(const Case& c, const Expectation& expectation);
   std::string launch(int times);
-  /// NCCL's own all-reduce, on the same communicators: each further one would take hardware queues, of which there are 32.
+  /// NCCL's own all-reduce, on the same communicators: each further one would take hardware queues, of which there
+  /// are 32.
   std::string launch_nccls_own(int times);
   std::string wait();
   std::string difference(const Expectation& expectation);

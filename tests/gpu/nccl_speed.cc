@@ -1,9 +1,9 @@
 // The message engine's time for large all-reduces on virtual ranks, and ncclAllReduce's beside it, on the same
 // communicators, streams and buffers, in turns: medians, of ratios within pairs.
 //
-// Groups and collectives go through nccl_together.h, where one thread makes all ranks' launches: what that costs a group
-// is in the times, and has a line of its own. Peers on one GPU get two channels: NCCL_MAX_CTAS=2 gives a collective no
-// more. Results are looked at before, in some places where they are long.
+// Groups and collectives go through nccl_together.h, where one thread makes all ranks' launches: what that costs a
+// group is in the times, and has a line of its own. Peers on one GPU get two channels: NCCL_MAX_CTAS=2 gives a
+// collective no more. Results are looked at before, in some places where they are long.
 #include <algorithm>
 #include <memory>
 

@@ -2,8 +2,8 @@
 // beside it: medians, of ratios within pairs. NCCL tunes for what it takes for PCI on one GPU, so it is also told the
 // protocols that it takes between GPUs.
 //
-// Each rank's calls are a CUDA graph, ringlet's and NCCL's; the time is until the last rank is done. ringlet's own times
-// come first, for all worlds: NCCL may refuse ranks that share a device, or not come back.
+// Each rank's calls are a CUDA graph, ringlet's and NCCL's; the time is until the last rank is done. ringlet's own
+// times come first, for all worlds: NCCL may refuse ranks that share a device, or not come back.
 #include <cstdlib>
 #include <memory>
 

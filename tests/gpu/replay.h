@@ -2,9 +2,8 @@
 // for all ranks.
 //
 // Contract: the constructor has `call`, which makes one call on all streams, captured so many times; launch() enqueues
-// them once more. Throws DeviceError where CUDA refuses. On a device that is no GPU (an emulated one) launch() makes the
-// calls instead.
-// Ownership: owns the graphs; what the calls use outlives it. Thread safety: one thread at a time.
+// them once more. Throws DeviceError where CUDA refuses. On a device that is no GPU (an emulated one) launch() makes
+// the calls instead. Ownership: owns the graphs; what the calls use outlives it. Thread safety: one thread at a time.
 #pragma once
 
 #include <functional>

@@ -12,8 +12,8 @@
 namespace ringlet {
 namespace {
 
-// The confirmation that a shorter message has been read costs more than the copies. In the last round the sender does nothing
-// but wait for it, and a block in registered memory saves only one of two copies.
+// The confirmation that a shorter message has been read costs more than the copies. In the last round the sender does
+// nothing but wait for it, and a block in registered memory saves only one of two copies.
 constexpr size_t kLeastInPlace = size_t{16} << 10;
 constexpr size_t kLeastInLastRound = size_t{64} << 10;
 constexpr size_t kLeastInBlock = size_t{64} << 10;

@@ -3,10 +3,10 @@
 // Contract: a rank whose call fails returns its tensors to the caller while peers may still read them. It first tells
 // the peers (Control::failed, Presence::left), and then returns the tensors. A reader checks for that after its reads,
 // and before it tells the peer that it is done. So either the reader sees that the peer has failed, or it has
-// read everything before the peer returned its tensors. Registered memory of a process stays mapped, so a late read does
-// no harm. Tensors of threads may be unmapped: there the reader says that it reads (Reading), checks, and reads; and a
-// rank whose call fails waits until no peer reads.
-// Thread safety: confirm as Waiter::examine, the rest from any thread.
+// read everything before the peer returned its tensors. Registered memory of a process stays mapped, so a late read
+// does no harm. Tensors of threads may be unmapped: there the reader says that it reads (Reading), checks, and reads;
+// and a rank whose call fails waits until no peer reads. Thread safety: confirm as Waiter::examine, the rest from any
+// thread.
 #pragma once
 
 #include <sched.h>
@@ -46,8 +46,8 @@ class FailureFence {
   const Transport* transport_ = nullptr;
 };
 
-/// While it lives, no peer's tensor is unmapped that confirm() finds good. It lives for one copy or reduction, and for no
-/// wait.
+/// While it lives, no peer's tensor is unmapped that confirm() finds good. It lives for one copy or reduction, and for
+/// no wait.
 class Reading {
  public:
   explicit Reading(const Transport& transport) : control_(transport.unmaps_tensors() ? &transport.control() : nullptr) {

@@ -174,8 +174,9 @@ void Waiter::abort(const std::string& reason) {
   aborted_.store(true, std::memory_order_release);
 }
 
-/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (peer_reads.h): not under
-/// the lock, because a peer that reads may be about to report an error, and its own leave() may wait for this rank.
+/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (peer_reads.h): not
+/// under the lock, because a peer that reads may be about to report an error, and its own leave() may wait for this
+/// rank.
 void Waiter::leave() noexcept {
   {
     const std::lock_guard lock(mutex_);

@@ -3,8 +3,8 @@
 // A wait ends when its condition is true, or with an error that names the rank, the call and its progress: Timeout at
 // the deadline, PeerLost when the peer's process is gone or it left the group, the error that another rank reported,
 // InvalidUsage when the peer is in another call. The first error poisons the group: this rank publishes it to its peers
-// and raises it in later calls. An interrupt of the program (base/interrupts.h) ends a wait, and poisons the group, too.
-// Ownership: none. Thread safety: one thread at a time per Waiter; failure() and poll_failures() from any.
+// and raises it in later calls. An interrupt of the program (base/interrupts.h) ends a wait, and poisons the group,
+// too. Ownership: none. Thread safety: one thread at a time per Waiter; failure() and poll_failures() from any.
 #pragma once
 
 #include <sched.h>

@@ -14,9 +14,12 @@ class Window:
 
     def __init__(self, options: Options, units: list[UnitGradient], world: int) -> None:
         self._options, self._units = options, units
-        self.reproducible = options.reproducible
         self._ranks = world if options.reproducible else 1  # whose sum the shards hold, else their average
         self.begin()
+
+    @property
+    def reproducible(self) -> bool:
+        return self._options.reproducible
 
     def begin(self) -> None:
         self.micro_batches = self.stepped_at = 0
