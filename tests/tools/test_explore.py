@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import dataclasses
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -10,13 +12,19 @@ import sys
 import urllib.error
 import urllib.request
 import zlib
+from fractions import Fraction
 
 import pytest
 
 from ringlet.cli.main import main
 from ringlet.schedule import Schedule, schedule
+from ringlet.schedule.collectives import ROOTED
+from ringlet.schedule.cost import Machine, cost
 from ringlet.schedule.explore import _ASSETS, SCRIPTS, page
-from ringlet.schedule.explore.embed import Source, catalogue, hosts_of, known_sources
+from ringlet.schedule.explore.embed import Source, catalogue, hosts_of, known_sources, scene
+from ringlet.schedule.frames import frames_of
+from ringlet.schedule.hosts import parse_hosts
+from ringlet.schedule.prove import prove
 
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
@@ -43,10 +51,60 @@ def test_equal_schedules_are_packed_once_and_missing_ones_told():
         return schedule("ring", world=world)
 
     (row,) = catalogue([Source("mine", "all_reduce", "", make)], (2, 3, 4), {})["algorithms"]
-    data = zlib.decompress(base64.b64decode(row["data"]))
+    found = json.loads(zlib.decompress(base64.b64decode(row["data"])))
     places = [len(hosts_of(world)) for world in (2, 3, 4)]
-    index = list(data[: sum(places)])
-    assert index == [1] * places[0] + [0] * places[1] + [2] * places[2]
+    assert found["index"] == [0] * places[0] + [-1] * places[1] + [1] * places[2] and len(found["scenes"]) == 2
+
+
+def rows(columns):
+    return list(zip(*map(itertools.accumulate, columns), strict=True))
+
+
+def ranks_of(nodes, node):
+    terms = nodes[node]
+    return sum(ranks_of(nodes, term) for term in terms) if isinstance(terms, list) else 1 << terms
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_a_scene_has_what_the_prover_the_drawings_and_the_cost_model_have(world):
+    places = [
+        source.make(world, root, parse_hosts(hosts) if hosts else None)
+        for source in known_sources()
+        for root in ({0, world - 1} if source.collective in ROOTED else {0})
+        for hosts in hosts_of(world)
+    ]
+    for made in places:
+        found, drawn, proof = scene(made), frames_of(made), prove(made)
+        boxes = [[[None] * made.parts for _ in range(world)] for _ in drawn.frames]
+        for moment, rank, box, origin, node, until in rows(found["contents"]):
+            for later in range(moment, len(boxes)):
+                boxes[later][rank][box] = (origin, ranks_of(found["nodes"], node), later >= until)
+        expected = [
+            [
+                [chunk and (*chunk, (m, r, b) in drawn.spent) for b, chunk in enumerate(chunks)]
+                for r, chunks in enumerate(f)
+            ]
+            for m, f in enumerate(drawn.frames)
+        ]
+        assert boxes == expected, made.name
+        moved = [
+            (("recv", "reduce", "copy")[verb], source, first + i, target, into + i, begins, ends)
+            for verb, source, target, first, into, count, begins, ends in rows(found["messages"])
+            for i in range(count if made.collective != "barrier" else 1)
+        ]
+        assert sorted(moved) == sorted(map(dataclasses.astuple, drawn.transfers)), made.name
+        told = [found["rounds"], Fraction(found["sent"], found["unit"]), found["depth"], found["trees"]]
+        assert told == [proof.rounds, proof.sent, proof.depth if found["sums"] else 0, proof.trees], made.name
+        assert found["done"][-1] == world
+        for machine in (Machine(), Machine(alpha=1e-7, beta=1e-11, gamma=3e-10)):
+            for size in (1, 4096, 1 << 20):
+                weights = machine.alpha, machine.beta * size / found["unit"], machine.gamma * size / found["unit"]
+                seconds = max(
+                    sum(w * c for w, c in zip(weights, chain, strict=True))
+                    for chains in found["chains"]
+                    for chain in chains
+                )
+                assert seconds == pytest.approx(cost(made, size, machine).seconds, rel=1e-9), made.name
 
 
 def test_a_source_of_ones_own_is_shown_beside_the_known_sources():

@@ -10,10 +10,9 @@ from ringlet.schedule import schedule
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.cost import Machine, cost
 from ringlet.schedule.explore import page
-from ringlet.schedule.explore.embed import catalogue, hosts_of, known_sources
+from ringlet.schedule.explore.embed import catalogue, known_sources
 from ringlet.schedule.frames import frames_of
 from ringlet.schedule.hosts import parse_hosts
-from ringlet.schedule.prove import prove
 
 pytestmark = pytest.mark.skipif(
     browser.executable() is None, reason="no chromium: install it, e.g. apt-get install chromium"
@@ -21,7 +20,6 @@ pytestmark = pytest.mark.skipif(
 
 WORLDS = tuple(range(2, 17))
 SOURCES = known_sources()
-MACHINES = [(Machine(), 1), (Machine(), 1 << 20), (Machine(alpha=1e-7, beta=1e-11, gamma=3e-10), 4096)]
 
 
 @pytest.fixture(scope="module")
@@ -88,86 +86,47 @@ def text(tab, selector):
 
 # --- is it true?
 
-# What Python has, of every schedule that is asked for: the port must find the same.
-PORT = """(async (row, places, machines) => {
+# What the page has unpacked, of every algorithm at these places.
+UNPACKED = """(async (places, machine, bytes) => {
   const found = [];
-  for (const [world, hosts, root] of places) {
-    const schedule = await ringlet.load(ringlet.data.algorithms[row], world, hosts, root);
-    if (!schedule) { found.push(null); continue; }
-    const scene = ringlet.sceneOf(schedule);
-    const costs = ringlet.costsOf(scene);
-    const {rounds, sent, unit, depth, trees} = ringlet.measuresOf(scene);
-    const moved = scene.messages.map((m) => [m.verb, m.source, m.target, m.first, m.into, m.count, m.begins, m.ends]);
-    found.push({
-      hosts: schedule.hosts, parts: schedule.parts, inputs: schedule.inputs, outputs: schedule.outputs,
-      steps: schedule.ranks.map((rounds) =>
-        rounds.map((steps) => steps.map((s) => [s.verb, s.peer, s.first, s.count]))),
-      frames: scene.frames.map((f) => f.map((chunks) => chunks.map((c) => c && [c.origin, c.ranks]))),
-      spent: scene.spent.map((set) => [...set].sort()), moved: moved.sort(), whole: scene.whole, byRank: scene.byRank,
-      measures: [rounds, sent / unit, depth, trees],
-      seconds: machines.map(([machine, bytes]) => ringlet.predict(costs, bytes, machine).seconds),
-    });
+  for (const row of ringlet.data.algorithms) {
+    for (const [world, hosts, root] of places) {
+      const scene = await ringlet.load(row, world, hosts, root);
+      const held = scene?.frames.map((frame, m) => frame.map((boxes) => Array.from({length: scene.parts}, (_, box) =>
+        boxes[box] ? [boxes[box].origin, boxes[box].ranks, boxes[box].until <= m] : null)));
+      found.push(scene && [scene.hosts, held, ringlet.predict(scene, bytes, machine).seconds]);
+    }
   }
   return found;
 })"""
 
 
-def expected(made):
-    scene = frames_of(made)
-    proof = prove(made)
-    transfers = [t for t in scene.transfers if t.verb != "copy"]
-    spent = [sorted(f"{r} {c}" for m, r, c in scene.spent if m == moment) for moment in range(len(scene.frames))]
-    return {
-        "hosts": list(made.hosts) or [0] * made.world,
-        "parts": made.parts,
-        "inputs": [list(chunks) for chunks in made.inputs],
-        "outputs": [list(chunks) for chunks in made.outputs],
-        "steps": [
-            [[[s.verb, s.peer, s.first, s.count] for s in round.steps] for round in rounds] for rounds in made.ranks
-        ],
-        "frames": [[[content and list(content) for content in chunks] for chunks in frame] for frame in scene.frames],
-        "spent": spent,
-        "moved": sorted((t.verb, t.source, t.target, t.source_box, t.target_box, t.begins, t.ends) for t in transfers),
-        "whole": scene.whole,
-        "byRank": scene.by_rank,
-        "measures": [proof.rounds, pytest.approx(float(proof.sent)), proof.depth, proof.trees],
-        "seconds": [pytest.approx(cost(made, size, machine).seconds, rel=1e-9) for machine, size in MACHINES],
-    }
-
-
-def single_chunks(messages):
-    """The page's messages as transfers of one chunk each; a barrier's have none and join the only boxes."""
-    found = []
-    for verb, source, target, first, into, count, begins, ends in messages:
-        chunks = range(count) if count else [0]
-        found += [(verb, source, target, first + i, into + i, begins, ends) for i in chunks]
-    return sorted(found)
-
-
-@pytest.mark.parametrize("row", range(len(SOURCES)), ids=[f"{s.name}-{s.collective}" for s in SOURCES])
-def test_the_port_finds_what_the_core_and_the_prover_find(row, opened):
-    source = SOURCES[row]
-    tab = opened()
-    machines = [[vars(machine), size] for machine, size in MACHINES]
-    for world in WORLDS:
-        # The first and the last root on hosts, every root without.
-        roots = {hosts: (range(world) if not hosts else (0, world - 1)) for hosts in hosts_of(world)}
-        places = [
-            (world, hosts, root) for hosts in roots for root in (roots[hosts] if source.collective in ROOTED else (0,))
-        ]
-        found = tab.value(f"{PORT}({row}, {json.dumps(places)}, {json.dumps(machines)})")
-        for (_, hosts, root), got in zip(places, found, strict=True):
-            on = parse_hosts(hosts) if hosts else None
-            made = schedule(source.name, source.collective, world=world, root=root, hosts=on)
-            assert got | {"moved": single_chunks(got["moved"])} == expected(made), made.name
+def test_the_page_unpacks_what_python_has_packed(opened):
+    places = [(5, "", 0), (5, "3,2", 4), (8, "4x2:cyclic", 0)]
+    found = iter(opened().value(f"{UNPACKED}({json.dumps(places)}, {json.dumps(vars(Machine()))}, 1 << 20)"))
+    for source in SOURCES:
+        for world, hosts, root in places:
+            got, on = next(found), parse_hosts(hosts or f"1x{world}")
+            if root and source.collective not in ROOTED:
+                assert got is None
+                continue
+            made = schedule(source.name, source.collective, world=world, root=root, hosts=on if hosts else None)
+            drawn = frames_of(made)
+            held = [
+                [
+                    [chunk and [*chunk, (m, r, b) in drawn.spent] for b, chunk in enumerate(boxes)]
+                    for r, boxes in enumerate(f)
+                ]
+                for m, f in enumerate(drawn.frames)
+            ]
+            assert got == [list(on), held, pytest.approx(cost(made, 1 << 20).seconds, rel=1e-9)], made.name
 
 
 def test_the_grown_sum_is_the_provers_tree(opened):
     tab = opened()
     grown = tab.value(
         "(async () => { const row = ringlet.rowOf('butterfly', 'all_reduce');"
-        "const s = ringlet.sceneOf(await ringlet.load(row, 8, '', 0));"
-        "return ringlet.treeText(ringlet.sumTree(s, 5, 0)); })()"
+        "return ringlet.treeText(ringlet.sumTree(await ringlet.load(row, 8, '', 0), 5, 0)); })()"
     )
     assert grown == "(((0+1)+(2+3))+((4+5)+(6+7)))"
 
@@ -466,15 +425,13 @@ def test_cards_do_not_cover_each_other(opened):
     covered = """[...document.querySelectorAll('#stage-a .card-face')].map((e) => e.getBoundingClientRect())
       .flatMap((a, i, all) => all.slice(i + 1).filter(
         (b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)).length"""
+    tab = opened()
     for view in ("circle", "hosts", "torus"):
         for world in (2, 7, 16):
-            for address in (
-                f"a=ring&b=&ranks={world}",
-                f"a=butterfly&b=ring&ranks={world}",
-                f"collective=all_to_all&ranks={world}",
-            ):
-                tab = opened(f"#{address}&view={view}")
-                assert tab.value(covered) == 0, (view, world, address)
+            for what in ("a=ring&b=", "a=butterfly&b=ring", "collective=all_to_all"):
+                settled(tab, lambda to=f"#{what}&ranks={world}&view={view}": tab.value(f"location.hash = '{to}'"))
+                assert tab.value("document.querySelectorAll('#stage-a .card-face').length") == world
+                assert tab.value(covered) == 0, (view, world, what)
 
 
 def test_it_prints_without_its_controls(opened):

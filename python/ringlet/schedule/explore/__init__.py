@@ -1,8 +1,8 @@
 """One self-contained HTML page in which schedules move: `ringlet explore`.
 
-The page holds the schedules themselves, as the core made them (`embed`), and a small JavaScript port of the symbolic
-execution and of the cost model, which tests/tools/test_explore.py compares with Python for every schedule of the page.
-It needs no network: style, scripts and data stand in the file, and its content security policy forbids requests.
+Python executes the schedules, and the page holds the frames (`embed`): its scripts only draw them, and multiply sizes
+by the numbers of the cost model. It needs no network: style, scripts and data stand in the file, and its content
+security policy forbids requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringlet.schedule.draw_trees import Panel
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: a definition stands before its use.
-SCRIPTS = ("decode", "execute", "cost", "words", "svg", "places", "stage", "tree", "plot", "numbers", "player", "page")
+SCRIPTS = ("data", "words", "svg", "places", "stage", "tree", "plot", "player", "page")
 
 
 def page(catalogue: dict[str, Any], revealed: Sequence[Panel] = ()) -> str:
