@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -93,17 +94,17 @@ def hand_over(patience: float = 0.0) -> None:
 def _introduction() -> str:
     from ringlet import __version__
 
-    processors = _ranges(sorted(os.sched_getaffinity(0)))
+    processors = ranges(os.sched_getaffinity(0))
     return (
         f"ringlet {__version__}, torch {torch.__version__}, {_C.cpu_kernels()} kernels, processors {processors}, "
         f"registered heap up to {_C.heap()['bytes'] >> 20} MiB"
     )
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """0-3,8 of 0, 1, 2, 3, 8."""
     text: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(numbers):
         if text and text[-1][-1] == number - 1:
             text[-1] = [text[-1][0], number]
         else:

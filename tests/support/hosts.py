@@ -1,6 +1,6 @@
 """Hosts for tests: emulated (ringlet.bench.hosts) where this machine allows them; else a test skips and says why.
 
-The making lives in the package, because `ringlet bench --hosts` needs it installed; the suite takes it from there.
+The making lives in the package, because `ringlet bench --cluster` needs it installed; the suite takes it from there.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_gloo_against_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[s
     described.write_text("hosts = 2\nuplink_mbit = 1000\n")
     flags = ["--algorithms", "none", "--peers", "stream,gloo", "-b", "4", "-e", "256K", "-f", "65536"]
     outputs = ["--json", str(file), "--report", str(tmp_path / "page.md")]
-    assert bench("--hosts", str(described), *flags, "--rounds", "2", "--ms", "1", *outputs) == 0
+    assert bench("--cluster", str(described), *flags, "--rounds", "2", "--ms", "1", *outputs) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [tuple(row) for row in rows] == [results.KEYS] * 8
     for row in rows:  # a collective of two hosts sends the buffer once each way; so does a stream one way
@@ -148,7 +148,7 @@ def test_a_sweep_may_name_its_hosts():
     cli.add_parsers(parser.add_subparsers())
     named = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention"]))
     assert named.hosts and (named.hosts.name, named.worlds) == ("4x2-block", (8,))
-    other = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention", "--hosts", "2x4-cyclic"]))
+    other = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention", "--cluster", "2x4-cyclic"]))
     assert other.hosts and (other.hosts.name, other.worlds) == ("2x4-cyclic", (8,))
     assert other.hosts.numbering == "cyclic" and other.peers == ("stream",)
 
@@ -165,8 +165,8 @@ def test_what_does_not_fit_a_cluster_is_refused():
 
 def test_the_command_says_why_hosts_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(cli, "why_not", lambda: "emulated hosts need root")
-    assert bench("--hosts", "4x1", "--peers", "gloo") == 2
-    assert bench("--hosts", "4x1", "--nproc", "8", "--peers", "gloo") == 2
-    assert bench("--hosts", "no-such-cluster", "--peers", "gloo") == 2
+    assert bench("--cluster", "4x1", "--peers", "gloo") == 2
+    assert bench("--cluster", "4x1", "--nproc", "8", "--peers", "gloo") == 2
+    assert bench("--cluster", "no-such-cluster", "--peers", "gloo") == 2
     said = capsys.readouterr().err
     assert "need root" in said and "has 4 ranks" in said and "no-such-cluster.toml" in said

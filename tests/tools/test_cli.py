@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import ringlet
-from ringlet.cli import doctor, outputs, values, variables
+from ringlet.cli import doctor, outputs, terminal, values, variables
 from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_options_have_one_meaning_in_all_commands():
             assert parsed(command, world, "2,4-5,4").worlds == (2, 4, 5)
         assert parsed("draw", "ring", world, "3").world == 3
         assert parsed("reveal", "gloo", world, "3").world == 3
-        assert parsed("run", world, "3", "x.py").nproc == 3
+        assert parsed("run", world, "3", "x.py").world == 3
     for name in ("--algorithm", "--algorithms"):
         assert parsed("bench", name, "ring,butterfly,ring").algorithms == ("ring", "butterfly")
         assert parsed("prove", name, "ring,butterfly").algorithm == ("ring", "butterfly")
@@ -88,12 +88,43 @@ def test_options_have_one_meaning_in_all_commands():
 
 
 def test_flags_of_nccl_tests():
-    args = parsed("bench", "-b", "8", "-e", "128M", "-f2", "-n", "20", "-w", "3", "-c1", "-d", "half", "-o", "prod")
+    args = parsed(
+        "bench", "-b", "8", "-e", "128M", "-f2", "--iters", "20", "-w", "3", "-c1", "-d", "half", "--op", "prod"
+    )
     assert (args.begin_bytes, args.end_bytes, args.factor, args.iterations) == (8, 128 << 20, 2, 20)
     assert (args.warmup, args.check, args.dtype, args.op) == (3, True, "float16", "product")
     assert [values.size(text) for text in ("4", "1K", "64k", "256M", "1G", "1MiB", "1 GB")] == [
         4, 1 << 10, 64 << 10, 256 << 20, 1 << 30, 1 << 20, 1 << 30,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "instead"), [("-n", "--iters"), ("-o", "--op"), ("--hosts", "--cluster")])
+def test_bench_refuses_a_flag_that_means_something_else_in_other_commands(flag, instead, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(("bench", flag, "2"))
+    assert re.fullmatch(rf"ringlet bench: {flag}: .*give {instead} .*\n", capsys.readouterr().err)
+
+
+def test_tables_have_rules_on_a_terminal_and_are_plain_elsewhere(monkeypatch, capsys):
+    rows = [("ring", "1.5 ", "2"), ("butterfly", "10.0*", "33")]
+    terminal.print_table(("what", "time", "number"), rows, title="some")
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title == "# some"
+    assert lines == ["what        time  number", "ring        1.5        2", "butterfly  10.0*      33"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "24")
+    terminal.print_table(("what", "time", "number"), rows, less_telling=("number",), wrong=lambda row: row[0] == "ring")
+    drawn = capsys.readouterr().out
+    assert "butterfly │ 10.0*" in re.sub(r"\x1b\[[0-9;]*m", "", drawn) and "33" not in drawn and "\x1b[31m" in drawn
+
+
+def test_commands_with_tables_say_that_they_need_rich_and_the_others_work(monkeypatch, capsys, untried):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    for command in ("prove", "bench", "search --hosts 2x2 --machine x", "simulate --world 2 --machine x"):
+        assert main(command.split()) == 2
+        assert "pip install 'ringlet[cli]'" in capsys.readouterr().err
+    assert "prove" in printed(capsys, "--help") and printed(capsys, "draw", "ring")
+    assert main(("doctor",)) == 1 and "rich" not in capsys.readouterr().err
 
 
 def test_a_file_is_tried_without_a_trace(tmp_path):

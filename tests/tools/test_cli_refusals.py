@@ -61,11 +61,11 @@ SIMULATED = ("simulate", "--machine", "slow-uplinks", "--world", "4")
 FUZZ = [
     *[("bench", flag, value) for flag in ("--world", "--nproc", "--worlds") for value in WORLDS],
     *[("bench", flag, value) for flag in ("-b", "-e") for value in SIZES],
-    *[("bench", flag, value) for flag in ("-f", "-n", "-w", "--rounds") for value in WHOLES],
+    *[("bench", flag, value) for flag in ("-f", "--iters", "-w", "--rounds") for value in WHOLES],
     *[("bench", flag, value) for flag in ("--ms", "--timeout") for value in (*NUMBERS, "0", "-1")],
     *[("bench", flag, value) for flag in ("--algorithm", "--collective", "--memory", "--via") for value in NAMES],
     *[("bench", flag, value) for flag in ("--dtype", "-d", "--op", "-o") for value in ("", "foo", "all", "float,half")],
-    *[("bench", flag, value) for flag in ("--device", "--transport", "--sweep", "--hosts") for value in ("", "x")],
+    *[("bench", flag, value) for flag in ("--device", "--transport", "--sweep", "--cluster") for value in ("", "x")],
     ("bench", "-c", ""), ("bench", "-c", "2"),
     *[("bench", "--from", value) for value in ("", ".", "missing.jsonl")],
     *[("bench", flag) for flag in ("-b", "--json", "--world", "--nonsense", "-g", "surplus")],
@@ -83,7 +83,7 @@ FUZZ = [
     *[("tune", "--margin", value) for value in (*NUMBERS, "-100")],
     *[("tune", flag, value) for flag in ("--collective", "--collectives") for value in (*NAMES, "gather")],
     *[("tune", "-o", value) for value in ("", ".", "/dev/null/table")],
-    *[("tune", "--hosts", value) for value in ("", "x")],
+    *[("tune", "--cluster", value) for value in ("", "x")],
     *[("prove", flag, value) for flag in ("--world", "--worlds", "--nproc") for value in WORLDS],
     *[("prove", flag, value) for flag in ("--algorithm", "--collective") for value in NAMES],
     *[("prove", "--hosts", value) for value in ("", "x", "4x", "0x3", "-1", "2x3:round", "99999999x99999999")],
@@ -271,4 +271,4 @@ def test_sweep_files_are_checked_as_flags_are(text, idle, capsys):
 def test_cluster_files_are_checked(text, idle, capsys):
     (idle / "mine.toml").write_bytes(text.encode("latin-1"))
     for command in ("bench", "tune"):
-        refusal(capsys, command, "--hosts", "mine.toml")
+        refusal(capsys, command, "--cluster", "mine.toml")

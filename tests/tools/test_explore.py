@@ -29,7 +29,7 @@ from ringlet.schedule.prove import prove
 
 def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
     assert main(["explore", "--world", "2-4", "-o", str(tmp_path / "page.html")]) == 0
-    assert re.search(r"page.html: \d+ KiB, all algorithms, worlds 2 to 4\n", capsys.readouterr().out)
+    assert re.search(r"page.html: \d+ KiB, all algorithms, worlds 2-4\n", capsys.readouterr().out)
     html = (tmp_path / "page.html").read_text()
     for element in re.findall(r"<(?:script|link|img|iframe|source)[^>]*>", html):
         assert "src=" not in element and not re.search(r'href="(?!data:)', element), element

@@ -299,7 +299,7 @@ def test_the_second_pass_measures_where_two_values_differ_and_decides():
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("--device", "cuda", "--transport", "tcp"), "leave out --hosts, --transport and files"),
+        (("--device", "cuda", "--transport", "tcp"), "leave out --cluster, --transport and files"),
         (("--device", "cuda", "--collective", "all_to_all"), "NCCL has no all_to_all of its own"),
         (("--device", "cuda", "--world", "1"), "a single rank has no peers"),
         (("--world", "1"), "has no algorithm to choose"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from ringlet.schedule.machine_file import read_toml
 
 from .exceptions import BenchError
 
@@ -65,28 +66,13 @@ class Cluster:
 
 def read_cluster(path: Path) -> Cluster:
     """The cluster that a file describes: the fields of `Cluster`, of which `hosts` must be there."""
-    settings = read_toml(path, f"cluster {path}")
+    settings = read_toml(path)
     known = [field.name for field in dataclasses.fields(Cluster) if field.name != "name"]
     unknown = sorted(settings.keys() - set(known))
     if unknown or "hosts" not in settings:
         wrong = f"{', '.join(unknown)} is not one of {', '.join(known)}" if unknown else "hosts is missing"
-        raise BenchError(f"cluster {path}: {wrong}")
+        raise BenchError(f"{path}: {wrong}")
     try:
         return Cluster(**settings, name=path.stem)
     except BenchError as error:
         raise BenchError(f"{path}: {error}") from error
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file. If that cannot be read, raises BenchError that begins with `what`."""
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        try:
-            import tomli as tomllib  # type: ignore[no-redef]
-        except ImportError as error:
-            raise BenchError(f"{what}: to read TOML, use Python 3.11 or `pip install tomli`") from error
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # of TOML, or of its letters
-        raise BenchError(f"{what}: {error}") from error

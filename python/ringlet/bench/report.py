@@ -1,14 +1,12 @@
 """Results for people: a table in nccl-tests' columns, the summary of ratios, and the results page in Markdown.
 
 Times are in microseconds and bandwidths in GB/s (10^9), medians over rounds of the median and the 99th percentile of
-a measurement. rich draws them if it is installed.
+a measurement.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .cases import MPI_PEERS, STREAM, Config, format_bytes, uplink_factor
 from .clusters import Cluster
@@ -146,15 +144,6 @@ def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
     return tables
 
 
-def show(rows: list[Row], meta: Meta) -> None:
-    """Print everything."""
-    for table in [*measurements(rows, meta), *uplinks(rows, meta), *summary(rows, meta)]:
-        _print(table)
-    wrong = wrong_elements(rows)
-    if wrong:
-        print(f"{wrong} wrong elements", file=sys.stderr)
-
-
 def markdown(rows: list[Row], meta: Meta) -> str:
     """The results page: circumstances, then the summary, then every measurement."""
     collectives = list(dict.fromkeys(row["collective"] for row in rows))
@@ -213,76 +202,6 @@ def _limit_facts(meta: Meta) -> list[tuple[str, str]]:
         f"{format_bytes(found['memory_bytes'])}, {found['add_gbps']:.1f} GB/s in read + read + write"
     )
     return [("the limit's measurements", told)]
-
-
-def _print(table: Table) -> None:
-    # If output goes to a file, a table cut to 80 columns would lose figures.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
-    print(f"\n# {table.title}")
-    for part in _fitted(table, width):
-        try:
-            _print_rich(part, width)
-        except ImportError:
-            _print_plain(part)
-
-
-def _width(table: Table) -> int:
-    """Columns of the screen that the table takes, its headers broken at spaces."""
-    headers = [max(column.split(), key=len) for column in table.columns]
-    return sum(3 + max(map(len, cells)) for cells in zip(headers, *table.rows, strict=True)) + 1
-
-
-def _fitted(table: Table, width: int) -> list[Table]:
-    """The table without as many of the less telling columns as it takes to fit; a summary in parts, side by side."""
-
-    def keep(columns: list[int]) -> Table:
-        rows = [[row[index] for index in columns] for row in table.rows]
-        return Table(table.title, [table.columns[index] for index in columns], rows, table.left)
-
-    if table.columns[-1] != "#wrong":
-        parts, places = [], [0]
-        for index in range(1, len(table.columns)):
-            if len(places) > 1 and _width(keep([*places, index])) > width:
-                parts.append(keep(places))
-                places = [0]
-            places.append(index)
-        return [*parts, keep(places)]
-    for column in ("transport", "count", "type", "redop", "algbw", "min (us)"):
-        if _width(table) > width:
-            left = table.left - (column == "transport")
-            table = keep([index for index, name in enumerate(table.columns) if name != column])
-            table = replace(table, left=left)
-    return [table]
-
-
-def _print_rich(table: Table, width: int) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    drawn = RichTable()
-    for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="left" if index < table.left else "right")
-    for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
-        style = "red" if table.columns[-1] == "#wrong" and row[-1] not in ("0", "n/a") else None
-        last = following is not None and _section(table, row) != _section(table, following)
-        drawn.add_row(*row, style=style, end_section=last)
-    Console(width=width).print(drawn)
-
-
-def _section(table: Table, row: list[str]) -> str:
-    if "size (B)" not in table.columns:
-        return ""
-    return row[table.columns.index("size (B)")]
-
-
-def _print_plain(table: Table) -> None:
-    widths = [max(len(cell) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
-    for row in [table.columns, *table.rows]:
-        cells = [
-            cell.ljust(width) if index < table.left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
 
 
 def _oversubscribed(world: int, meta: Meta) -> str:

@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .cases import format_bytes
+
 MARGIN = 0.05
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 # (collective, bytes, world, medium) -> the choice of `auto` without further rules
 BuiltIn = Callable[[str, int, int, str], str]
@@ -62,10 +63,7 @@ class Rule:
 
 def size_text(size: int) -> str:
     """4096 -> "4KiB", as the table spells it."""
-    for unit, name in _UNITS:
-        if size >= unit and size % unit == 0:
-            return f"{size // unit}{name}"
-    return f"{size}B"
+    return format_bytes(size).replace(" ", "")
 
 
 def table_text(rules: Sequence[Rule]) -> str:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ringlet import group
 from ringlet.bench import peers, report, results
 from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
-from ringlet.bench.clusters import read_cluster, read_toml
+from ringlet.bench.clusters import read_cluster
 from ringlet.bench.exceptions import BenchError
 from ringlet.bench.hosts import why_not
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
-from ringlet.bench.run import Row, Watcher, run
-from ringlet.cli import algorithm_files, outputs, values
+from ringlet.bench.run import Row, run
+from ringlet.cli import algorithm_files, outputs, terminal, values
 from ringlet.cli.parser import Elsewhere, add_option
-from ringlet.errors import InvalidUsage
-from ringlet.group import default_transport
 from ringlet.schedule import algorithms
+from ringlet.schedule.machine_file import read_toml
 
 _EPILOG = """\
 examples:
@@ -37,22 +35,27 @@ examples:
   ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
   ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
   ringlet bench --algorithm ring,mine.py -e 16M
-  ringlet bench --hosts 4x1 --algorithm ring,circulant -b 64K -e 16M
+  ringlet bench --cluster 4x1 --algorithm ring,circulant -b 64K -e 16M
   ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
 
 bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
 A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second.
 """
 _RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
-TRANSPORTS = ("auto", "shared_memory", "tcp")
+TRANSPORTS = tuple(name for name in group.TRANSPORTS if name != "threads")  # ranks are processes
 # nccl-tests' names for things with another name here, and its flags that have no meaning here.
 _DTYPES_OF_NCCL_TESTS = {
     "half": "float16", "float": "float32", "double": "float64", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 _OPS_OF_NCCL_TESTS = {"prod": "product"}
-_ONE_PROCESS = (
-    "ringlet bench starts one process for each rank, on a GPU of its own where --device is cuda: give --world N"
-)
+# nccl-tests' flags that have no meaning here, or another one in all other commands.
+ELSEWHERE = {
+    ("-g", "--ngpus", "-t", "--nthreads"): "ringlet bench starts one process for each rank, on a GPU of its own where "
+    "--device is cuda: give --world N",
+    ("-n",): "give --iters for the timed calls of a measurement, as nccl-tests' other name is, or --world for ranks",
+    ("-o",): "give --op for the operation, or --json, --plot or --report for a file",
+    ("--hosts",): "hosts here are emulated ones with links of a speed: give --cluster",
+}
 
 
 def _switch(text: str) -> bool:
@@ -104,13 +107,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to measure")
 
     def add(name: str, setting: str, metavar: str, told: str) -> None:
-        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told)
+        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, without=("-n",))
 
     group.add_argument("--sweep", type=values.name, metavar="NAME",
         help="settings from benchmarks/sweeps/NAME.toml, or a file; flags override them")  # fmt: skip
-    add(
-        "--hosts", "hosts", "NAME", "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)"
-    )
+    add("--cluster", "hosts", "NAME",
+        "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
     add("--device", "device", "D", f"of the buffers: {', '.join(DEVICES)} (default cpu; cuda: compare with NCCL)")
     add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default RINGLET_TRANSPORT, or auto)")
     add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
@@ -125,8 +127,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--via", "via", "V,V", "api (ringlet's own interface, the default), torch (torch.distributed)")
     add("--peers", "peers", "P,P", f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")
     add("--dtype", "dtype", "D", "also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")
-    add("--op", "op", "O", f"also -o: {', '.join(OPS)} (default sum)")
-    group.add_argument("-g", "--ngpus", "-t", "--nthreads", dest="elsewhere", action=Elsewhere, instead=_ONE_PROCESS)
+    add("--op", "op", "O", f"{', '.join(OPS)} (default sum)")
+    for names, instead in ELSEWHERE.items():
+        group.add_argument(*names, dest="elsewhere", action=Elsewhere, instead=instead)
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +138,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     def add(name: str, setting: str, metavar: str, told: str, **more: Any) -> None:
         add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, **more)
 
-    add("-n", "iterations", "N", "timed calls of a measurement (default 0: fill --ms)")
+    add("--iters", "iterations", "N", "timed calls of a measurement (default 0: fill --ms)")
     add("--ms", "sample_ms", "MS", "length of a measurement (default 50)")
     add("-w", "warmup", "N", "warm-up calls of a measurement (default 5; 2 from 16 MiB)")
     add("-c", "check", "0|1", "check results (default 1)", nargs="?", const=True)
@@ -153,32 +156,26 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    """Runs it. Returns 0: done; 1: wrong elements; 2: cannot run, or a rank died; 130: interrupted."""
-    try:
-        sweep = None if args.source else build_sweep(args)
-        if sweep:
-            peers.require(sweep.peers)
-            require_able(sweep)
-        elif args.json:
-            raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
-        earlier = results.read(args.source) if args.source else ([], {})
-        _check_outputs(args)
-        if missing := getattr(args, "missing_peers", ()):
-            print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
-        rows, meta = measure(sweep, args.json) if sweep else earlier
-        if not rows:
-            raise BenchError("nothing was measured")
-        report.show(rows, meta)
-        if args.plot:
-            plot(rows, args.plot)
-        if args.report:
-            _write_report(args.report, rows, meta)
-    except (BenchError, InvalidUsage) as error:
-        print(f"ringlet bench: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("ringlet bench: interrupted", file=sys.stderr)
-        return 130
+    """Returns 0, or 1 for wrong elements. An Error if it cannot run, or if a rank died."""
+    terminal.require_rich()
+    sweep = None if args.source else build_sweep(args)
+    if sweep:
+        peers.require(sweep.peers)
+        require_able(sweep)
+    elif args.json:
+        raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
+    earlier = results.read(args.source) if args.source else ([], {})
+    _check_outputs(args)
+    if missing := getattr(args, "missing_peers", ()):
+        print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
+    rows, meta = measure(sweep, args.json) if sweep else earlier
+    if not rows:
+        raise BenchError("nothing was measured")
+    _show(rows, meta)
+    if args.plot:
+        plot(rows, args.plot)
+    if args.report:
+        _write_report(args.report, rows, meta)
     return 1 if results.wrong_elements(rows) else 0
 
 
@@ -206,7 +203,7 @@ def require_able(sweep: Sweep) -> None:
     require_device(sweep)
     require_algorithms(sweep)
     require_memory(sweep)
-    wish = sweep.transport or default_transport()
+    wish = sweep.transport or group.default_transport()
     if wish not in TRANSPORTS:
         raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {", ".join(TRANSPORTS)}')
 
@@ -274,13 +271,13 @@ def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
     """A sweep file's settings, each checked as its flag would be."""
     path = named_file("sweeps", name)
     found = {}
-    for key, value in read_toml(path, f"sweep {path}").items():
+    for key, value in read_toml(path).items():
         if key not in known:
-            raise BenchError(f"sweep {path}: {key} is not one of {', '.join(sorted(known))}")
+            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(known))}")
         try:
             found[key] = _TYPES[key](_as_word(value))
         except argparse.ArgumentTypeError as error:
-            raise BenchError(f"sweep {path}: {key}: {error}") from error
+            raise BenchError(f"{path}: {key}: {error}") from error
     return found
 
 
@@ -308,11 +305,11 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
     # A plain SIGTERM would end this process without ending the ranks.
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with _progress() as watch, results.recorder(path) as record:
+        with terminal.progress("starting ranks", lines=True) as watch, results.recorder(path) as record:
 
             def seen(row: Row | None, done: int, total: int) -> None:
                 record(row)
-                watch(row, done, total)
+                watch(done, total, _told(row) if row else "")
 
             outcome = run(sweep, seen)
     finally:
@@ -325,45 +322,26 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
     return outcome.rows, meta
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Watcher]:
-    """A bar on a terminal; elsewhere, or without rich, a line per tenth of the way."""
-    try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        yield _plain_watcher()
-        return
-    if not sys.stderr.isatty():
-        yield _plain_watcher()
-        return
-    from rich.console import Console
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting ranks", total=None)
-
-        def watch(row: Row | None, done: int, total: int) -> None:
-            bar.update(task, total=total, completed=done, description=_told(row) if row else "")
-
-        yield watch
-
-
-def _plain_watcher() -> Watcher:
-    started, shown = time.monotonic(), [0]
-    print("starting ranks", file=sys.stderr, flush=True)
-
-    def watch(row: Row | None, done: int, total: int) -> None:
-        if done * 10 // total > shown[0]:
-            shown[0] = done * 10 // total
-            told = f"{done}/{total} measurements, {time.monotonic() - started:.0f} s: {_told(row) if row else ''}"
-            print(told, file=sys.stderr, flush=True)
-
-    return watch
-
-
 def _told(row: Row) -> str:
     what = f"{row['collective']}, {row['world']} ranks, {format_bytes(row['bytes'])}"
     return f"round {row['round'] + 1}, {what}: {results.config_of(row)} {row['time_us_p50']:.1f} us"
+
+
+def _show(rows: list[Row], meta: results.Meta) -> None:
+    less_telling = ("transport", "count", "type", "redop", "algbw", "min (us)")
+    for table in [*report.measurements(rows, meta), *report.uplinks(rows, meta), *report.summary(rows, meta)]:
+        measured = table.columns[-1] == "#wrong"
+        terminal.print_table(
+            table.columns, table.rows, words=range(table.left), title=table.title,
+            less_telling=less_telling if measured else (), section="size (B)" if measured else "",
+            wrong=_is_wrong if measured else None,
+        )  # fmt: skip
+    if wrong := results.wrong_elements(rows):
+        print(f"{wrong} wrong elements", file=sys.stderr)
+
+
+def _is_wrong(row: Sequence[str]) -> bool:
+    return row[-1] not in ("0", "n/a")
 
 
 def _write_report(path: Path, rows: list[Row], meta: results.Meta) -> None:

@@ -6,15 +6,12 @@ It tries each part: for example, the transports run a real all-reduce on two ran
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import dataclasses
-import io
 import json
 import os
 import pathlib
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ from ringlet import _C
 from ringlet.bench import peers
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.cli import outputs
+from ringlet.cli.terminal import progress
 from ringlet.cli.topology import topology_command
 from ringlet.cli.tune import calibrates
 from ringlet.cli.values import file
@@ -207,7 +205,7 @@ def _kernels() -> Iterator[Finding]:
 
 def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Finding:
     """wrong: the variables with wrong values; the user must correct these first."""
-    with _progress(f"trying {name} on {WORLD} ranks"):
+    with progress(f"trying {name} on {WORLD} ranks"):
         try:
             return Finding("transport", name, "ok", attempt())
         except Exception as error:  # whatever a rank raised, of any library, is the finding
@@ -282,7 +280,7 @@ def _check(values: torch.Tensor) -> None:
 
 
 def _gpu() -> Iterator[Finding]:
-    with _progress("asking the GPU"):
+    with progress("asking the GPU"):
         gpu = _C.gpu_status()
     state = {"ready": "ok", "error": "fails", "not loaded": "fails"}.get(gpu["state"], "absent")
     versions = [
@@ -325,14 +323,3 @@ def _print_advice(findings: list[Finding]) -> None:
         print("\nwhat to do:")
     for advice, whose in names.items():
         print(f"  {', '.join(whose)}: {advice}")
-
-
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Shows on a terminal which part is being tried, and clears the line."""
-    stream = sys.stderr if sys.stderr.isatty() else io.StringIO()
-    print(f"\r{text} ...", end="", file=stream, flush=True)
-    try:
-        yield
-    finally:
-        print(f"\r{' ' * (len(text) + 4)}\r", end="", file=stream, flush=True)

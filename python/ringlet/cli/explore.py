@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option, did_you_mean
+from ringlet.cli.parser import add_option
 from ringlet.cli.reveal import panels
+from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
+from ringlet.log import ranges
 from ringlet.schedule import ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.draw_trees import Panel
@@ -64,12 +66,13 @@ def explore_command(args: argparse.Namespace) -> int:
     if found and found[0][1] in args.worlds:
         start["ranks"] = found[0][1]
     try:
-        html = page(catalogue(sources, args.worlds, start), [panel for panel, _ in found])
+        with progress("executing schedules") as watch:
+            html = page(catalogue(sources, args.worlds, start, watch), [panel for panel, _ in found])
     except ScheduleError as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
         args.output.write_text(html, encoding="utf-8")
-        print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {_span(args.worlds)}")
+        print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
     if args.serve is not None:
         _serve(html, args.serve)
     return 0
@@ -109,11 +112,6 @@ def _start(names: Sequence[str], collective: str | None, sources: list[Source]) 
     if collective is not None and collective not in having:
         raise InvalidUsage(f"{' or '.join(names)} has no {collective}; it has: {', '.join(having) or 'nothing'}")
     return {"collective": collective or having[0], **dict(zip("ab", names, strict=False))}
-
-
-def _span(worlds: tuple[int, ...]) -> str:
-    whole = worlds == tuple(range(worlds[0], worlds[-1] + 1))
-    return f"{worlds[0]} to {worlds[-1]}" if whole else ", ".join(map(str, worlds))
 
 
 def _serve(html: str, port: int) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from ringlet.cli.terminal import did_you_mean
 
 # An option's documented name, and others that mean the same, some of them nccl-tests'.
 _ALSO = {
-    "--world": ("--worlds", "--nproc"),
+    "--world": ("-n", "--worlds", "--nproc"),
     "--algorithm": ("--algorithms",),
     "--collective": ("--collectives",),
     "--dtype": ("-d", "--datatype"),
-    "--op": ("-o",),
     "-b": ("--minbytes",),
     "-e": ("--maxbytes",),
     "-f": ("--stepfactor",),
-    "-n": ("--iters",),
     "-w": ("--warmup_iters",),
     "-c": ("--check",),
 }
@@ -61,16 +60,10 @@ class Elsewhere(argparse.Action):
         parser.error(f"{'/'.join(self.option_strings)}: {self._instead}")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing if nothing known is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def add_option(container: Any, name: str, **settings: Any) -> None:
-    """An option under its documented name and its other ones, which the help does not show."""
+def add_option(container: Any, name: str, *, without: Sequence[str] = (), **settings: Any) -> None:
+    """An option under its documented name and, which the help does not show, its other ones except for `without`."""
     settings.setdefault("dest", name.lstrip("-"))
     container.add_argument(name, **settings)
-    if name in _ALSO:
-        hidden = settings | {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-        container.add_argument(*_ALSO[name], **hidden)
+    others = [other for other in _ALSO.get(name, ()) if other not in without]
+    if others:
+        container.add_argument(*others, **settings | {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS})

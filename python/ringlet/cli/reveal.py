@@ -10,11 +10,11 @@ from typing import Any
 
 from ringlet.bench import peers
 from ringlet.bench.cases import DEVICES, MPI_PEERS
-from ringlet.bench.exceptions import BenchError
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
 from ringlet.cli import bench, outputs, values
-from ringlet.cli.parser import add_option, did_you_mean
+from ringlet.cli.parser import add_option
+from ringlet.cli.terminal import did_you_mean
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import algorithms, draw_trees
 from ringlet.summation import Revealed, reveal_call
@@ -40,10 +40,9 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("targets", nargs="+", type=_target, metavar="TARGET",
         help=f"one of {', '.join(TARGETS)}, ringlet:ALGORITHM, or MODULE:FUNCTION of a tensor, which sums in place or "
         "gives the sum; its ranks are in the default groups of ringlet, and of torch.distributed on gloo")  # fmt: skip
-    parser.add_argument("-n", "--world", dest="world", type=values.world, default=4, metavar="N",
-        help="number of ranks (default 4)")  # fmt: skip
-    parser.add_argument("--nproc", "--worlds", dest="world", type=values.world, default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS)  # fmt: skip
+    add_option(
+        parser, "--world", type=values.world, default=4, metavar="N", help="also -n: number of ranks (default 4)"
+    )
     parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M,999999"), metavar="S,S|S..S",
         help="elements of the messages; a range goes up by factors of 2 (default 1..1M,999999: an odd number shows "
         "what is done beyond the last whole vector). Between them, the sizes at which the order changes "
@@ -74,11 +73,8 @@ def reveal_command(args: argparse.Namespace) -> int:
     outputs.check({"-o": args.output, "--json": args.json})
     for target in args.targets:
         numbers_of(_case(target, args))
-    try:
-        peers.require(tuple(args.targets))
-        found = [_revealed(target, args) for target in args.targets]
-    except BenchError as error:
-        raise InvalidUsage(str(error)) from error
+    peers.require(tuple(args.targets))
+    found = [_revealed(target, args) for target in args.targets]
     for one in found:
         print(one.text())
     if len(found) == 2:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ringlet import interruptible, launch, leaving
 from ringlet.cli import values
+from ringlet.cli.parser import add_option
 from ringlet.errors import ResourceError
 from ringlet.store import check_route
 
@@ -40,9 +41,8 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
         "rank. If a rank fails, ringlet ends the others and exits with the code of that rank.",
     )
-    parser.add_argument(
-        "-n", "--nproc", "--world", "--worlds", type=values.world, required=True, metavar="N", help="number of ranks"
-    )
+    add_option(parser.add_mutually_exclusive_group(required=True), "--world", type=values.world, metavar="N",
+        help="also -n: number of ranks")  # fmt: skip
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     program = ["-m", args.program] if args.module else [args.program]
     store = _store()
     with launch.termination_raises(), tempfile.TemporaryDirectory(prefix="ringlet-run-") as notes:
-        ranks = _Ranks([sys.executable, *program, *args.arguments], args.nproc, store.port, Path(notes))
+        ranks = _Ranks([sys.executable, *program, *args.arguments], args.world, store.port, Path(notes))
         with ranks.signals():
             try:
                 ranks.start()
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 ranks.interrupted = isinstance(error, KeyboardInterrupt)
                 ranks.end(signal.SIGINT if ranks.interrupted else signal.SIGTERM)
                 raise
-    return 0 if failed is None else _told(failed, args.nproc)
+    return 0 if failed is None else _told(failed, args.world)
 
 
 def _store() -> dist.TCPStore:

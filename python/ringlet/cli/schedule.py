@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ringlet.cli import algorithm_files, outputs, values
 from ringlet.cli.parser import add_option
+from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
+from ringlet.log import ranges
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, msccl, schedule
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
@@ -28,8 +29,6 @@ COLUMNS = (
 
 FORMATS = (".svg", ".txt", ".json", ".xml")
 MOST_RANKS_DRAWN = 256  # unless forced
-
-Progress = Callable[[int, int, str], None]
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -104,15 +103,16 @@ def _add_draw(subparsers: Any) -> None:
 
 def prove_command(args: argparse.Namespace) -> int:
     """Proves and prints a table; returns 1 with a message if a schedule is wrong, 2 if the arguments are."""
+    require_rich()
     outputs.check({"--json": args.json})
     try:
-        with _progress() as progress:
+        with progress("proving") as watch:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
             own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
             _require_names_apart(own)
             names = (*(args.algorithm or ()), *own)
             collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
-            proofs = prove_all(worlds, progress, names, collectives, args.hosts)
+            proofs = prove_all(worlds, watch, names, collectives, args.hosts)
     except (ScheduleError, InvalidUsage) as error:
         if isinstance(error, InvalidUsage) and not _is_verdict(error):
             raise
@@ -123,7 +123,7 @@ def prove_command(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
-    _print_table(rows)
+    print_table(COLUMNS, [list(row.values()) for row in rows], words=range(len(COLUMNS)))
     wrong = [one for file in args.files for one in _wrong_as_written(Path(file.partition(":")[0]))]
     if args.json:
         found = {"proved": not wrong, "rows": rows, "proofs": [_plain(p) for p in proofs]}
@@ -225,7 +225,7 @@ def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
         cells = (
             algorithm,
             collective,
-            _worlds_text([p.world for p in group]),
+            ranges({p.world for p in group}),
             form.rounds_text if form else _span([p.rounds for p in group]),
             form.sent_text if form else _span([p.sent for p in group]) + " S",
             _span([p.depth for p in group]) if summed else "-",
@@ -238,17 +238,6 @@ def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
     return rows
 
 
-def _worlds_text(worlds: list[int]) -> str:
-    """[1, 2, 3, 8] -> "1-3,8" """
-    ranges: list[list[int]] = []
-    for world in sorted(set(worlds)):
-        if ranges and ranges[-1][1] == world - 1:
-            ranges[-1][1] = world
-        else:
-            ranges.append([world, world])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
-
-
 def _span(values: list[Any]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
@@ -256,42 +245,3 @@ def _span(values: list[Any]) -> str:
 
 def _plain(proof: Proof) -> dict[str, Any]:
     return {**vars(proof), "sent": str(proof.sent)}
-
-
-def _print_table(rows: list[dict[str, str]]) -> None:
-    """With rich on a terminal; in plain columns otherwise, or without it."""
-    if sys.stdout.isatty():
-        with contextlib.suppress(ImportError):
-            from rich.console import Console
-            from rich.table import Table
-
-            table = Table(*COLUMNS)
-            for row in rows:
-                table.add_row(*row.values())
-            Console().print(table)
-            return
-    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in COLUMNS]
-    for cells in [COLUMNS, *(tuple(row.values()) for row in rows)]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress bar on a terminal, if rich is there."""
-    try:
-        from rich.progress import Progress as Bar
-    except ImportError:
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("proving")
-
-        def update(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"proving {name}" if name else "proved")
-
-        yield update

@@ -14,10 +14,10 @@ from ringlet import _C
 from ringlet.bench import results
 from ringlet.bench.cases import Sweep, format_bytes
 from ringlet.bench.clusters import Cluster
-from ringlet.bench.exceptions import BenchError
 from ringlet.bench.rules import MARGIN, Timing, derive, table_text
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
+from ringlet.cli.terminal import print_table, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES, ROOTED
@@ -85,6 +85,7 @@ def add_machine_and_sizes(parser: Any) -> None:
 
 def search_command(args: argparse.Namespace) -> int:
     """Returns 0. Raises InvalidUsage if it cannot run."""
+    require_rich()
     sizes = sizes_of(args)
     if len(args.hosts) > MOST_RANKS or len(args.hosts) < 2:
         raise InvalidUsage(f"--hosts: the search needs 2 to {MOST_RANKS} ranks, got {len(args.hosts)}")
@@ -99,7 +100,7 @@ def search_command(args: argparse.Namespace) -> int:
             prove(one.schedule)
         _show(args, candidates, kept)
         timings = _timings(args, machine, candidates, kept)
-    except (BenchError, ScheduleError) as error:  # an algorithm of a file may be wrong
+    except ScheduleError as error:  # an algorithm of a file may be wrong
         raise InvalidUsage(str(error)) from error
     if args.output:
         rules = derive(timings, _C.chosen, args.margin / 100)
@@ -170,8 +171,7 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
     """Prints for each size the fastest schedules, and the one that `auto` chooses now."""
     by_name = {candidate.name: candidate for candidate in candidates}
     print(f"{len(candidates)} schedules of {args.collective}; proved the {args.kept} fastest at each size")
-    columns = ("size", "schedule", "predicted us", "rounds", "uplink, S", "")
-    rows = [columns]
+    rows = []
     for size, chosen in kept.items():
         usual = by_name.get(_built_in(args, size))
         for candidate in [*chosen, *([usual] if usual and usual not in chosen else [])]:
@@ -182,9 +182,7 @@ def _show(args: argparse.Namespace, candidates: Sequence[Candidate], kept: dict[
                     "auto" if candidate is usual else "",
                 )
             )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip())
+    print_table(("size", "schedule", "predicted us", "rounds", "uplink, S", ""), rows, words=(0, 1, 5))
 
 
 def _predicted(args: argparse.Namespace, candidates: Iterable[Candidate]) -> list[Timing]:

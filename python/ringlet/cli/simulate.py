@@ -11,11 +11,11 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.exceptions import BenchError
 from ringlet.bench.plot import FORMATS, plot_times, require_matplotlib
 from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option, did_you_mean
+from ringlet.cli.parser import add_option
 from ringlet.cli.search import MOVING, add_machine_and_sizes, machine_of, sizes_of
+from ringlet.cli.terminal import did_you_mean, print_table, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, schedule
 from ringlet.schedule.collectives import ROOTED
@@ -96,6 +96,7 @@ def add_parsers(subparsers: Any) -> None:
 
 def simulate_command(args: argparse.Namespace) -> int:
     """Returns 0. Raises InvalidUsage if it cannot run, or if an algorithm of a file is wrong."""
+    require_rich()
     shown = list(args.sizes or sizes_of(args))
     explained = args.explain or shown[len(shown) // 2]
     hosts = args.hosts or (0,) * args.world
@@ -110,7 +111,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         segments = {size: args.segments or _C.message_segments(size) for size in {*shown, explained}}
         detailed = segments if args.json else [explained]
         found = [_simulated(one, machine, segments, detailed) for one in schedules]
-    except (BenchError, ScheduleError) as error:
+    except ScheduleError as error:
         raise InvalidUsage(str(error)) from error
     _show(found, machine, {size: segments[size] for size in shown})
     _explain(found, machine, explained)
@@ -183,13 +184,14 @@ def _show(found: Sequence[Simulated], machine: HostsMachine, segments: dict[int,
     """Prints the times of all, and marks the fastest at each size."""
     print(f"{_what(found[0].schedule)}, on {machine.name!r}: predicted time in us, * the fastest at its size")
     best = {size: min(one.seconds[size] for one in found) for size in segments}
-    rows = [("schedule", *map(format_bytes, segments), "rounds", "busiest link", "carries")]
+    columns = ("schedule", *map(format_bytes, segments), "rounds", "busiest link", "carries")
+    rows = []
     for one in found:
         cells = [_micros(one.seconds[size]) + ("*" if one.seconds[size] == best[size] else " ") for size in segments]
         rows.append((one.schedule.algorithm, *cells, str(one.schedule.rounds), _links(one), f"{one.carried} S"))
     if set(segments.values()) != {1}:
         rows.append(("(segments)", *(f"{count} " for count in segments.values()), "", "", ""))
-    _print_columns(rows, left=(0, len(rows[0]) - 2))
+    print_table(columns, rows, words=(0, len(columns) - 2))
     print("busiest link: the one that needs longest for the bytes it carries in all, in sizes S of the message")
     if set(segments.values()) != {1}:
         print("(segments): the pieces of a message that follow each other through the rounds, so that these overlap")
@@ -200,22 +202,14 @@ def _explain(found: Sequence[Simulated], machine: HostsMachine, size: int) -> No
     """Prints what all spend their time on at one size, the fastest first."""
     print(f"where the time goes at {format_bytes(size)}, in us")
     titles = ("latency", "messages", "bytes inside hosts", "bytes between hosts", "combining")
-    rows: list[tuple[str, ...]] = [("schedule", "time", *titles, "link busy")]
+    rows: list[tuple[str, ...]] = []
     for one in sorted(found, key=lambda one: one.seconds[size]):
         cells = (_micros(seconds) for seconds in one.times[size])
         rows.append(
             (one.schedule.algorithm, _micros(one.seconds[size]), *cells, f"{100 * one.busy(size, machine):.0f} %")
         )
-    _print_columns(rows, left=(0,))
+    print_table(("schedule", "time", *titles, "link busy"), rows)
     print(_LEGEND, end="")
-
-
-def _print_columns(rows: Sequence[Sequence[str]], left: Sequence[int]) -> None:
-    """left: the columns of words; the others are of numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        print("  ".join(f"{c:<{w}}" if i in left else f"{c:>{w}}" for i, (c, w) in enumerate(cells)).rstrip())
 
 
 def _what(made: Schedule) -> str:

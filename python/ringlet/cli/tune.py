@@ -23,7 +23,7 @@ from ringlet.bench.rules import MARGIN, Rule, Timing, derive, size_text, table_t
 from ringlet.bench.run import Row
 from ringlet.bench.thresholds import Found, calibrate, table_line
 from ringlet.cli import algorithm_files, bench, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli.parser import Elsewhere, add_option
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
 from ringlet.schedule import Algorithm
@@ -34,7 +34,7 @@ _EPILOG = """\
 examples:
   ringlet tune                            two ranks of this machine; groups use the table from then on
   ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
-  ringlet tune --hosts 4x2-block --collective all_reduce -b 1K -e 16M
+  ringlet tune --cluster 4x2-block --collective all_reduce -b 1K -e 16M
   ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
   ringlet tune mine.py -o mine            is your own algorithm faster, and when?
   ringlet tune --calibrate                2 seconds: only the sizes that suit this processor
@@ -62,8 +62,9 @@ def add_parsers(subparsers: Any) -> None:
     add("--calibrate", action="store_true",
         help="measure only the sizes of this processor, and keep the rules of the table")  # fmt: skip
     add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
-    add("--hosts", type=values.name, metavar="NAME",
+    add("--cluster", type=values.name, metavar="NAME",
         help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
+    add("--hosts", dest="elsewhere", action=Elsewhere, instead=bench.ELSEWHERE["--hosts",])
     add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
         help=f"transport: {', '.join(bench.TRANSPORTS)} (default: RINGLET_TRANSPORT, or auto)")  # fmt: skip
     add("--device", type=values.one_of(DEVICES), metavar="D", default="cpu",
@@ -91,23 +92,19 @@ def tune_command(args: argparse.Namespace) -> int:
     if args.show:
         print(in_force(), end="")
         return 0
-    try:
-        cluster = read_cluster(bench.named_file("clusters", args.hosts)) if args.hosts else None
-        sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
-        output = args.output or _usual_place()
-        for sweep in sweeps:
-            bench.require_able(sweep)
-        outputs.check({"-o": output}, make_folders=True)
-        before = outputs.table_text(output)
-        if args.calibrate:
-            text = calibration() + kept(before, _C.processor_model())
-            return _finish(output, text, "calibrated this processor")
-        on_one_host = args.device == "cpu" and cluster is None and (args.transport or default_transport()) != "tcp"
-        sizes = _sizes() if on_one_host else ""
-        rows, meta = _measure(sweeps, sizes, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
-    except (BenchError, InvalidUsage) as error:
-        print(f"ringlet tune: {error}", file=sys.stderr)
-        return 2
+    cluster = read_cluster(bench.named_file("clusters", args.cluster)) if args.cluster else None
+    sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
+    output = args.output or _usual_place()
+    for sweep in sweeps:
+        bench.require_able(sweep)
+    outputs.check({"-o": output}, make_folders=True)
+    before = outputs.table_text(output)
+    if args.calibrate:
+        text = calibration() + kept(before, _C.processor_model())
+        return _finish(output, text, "calibrated this processor")
+    on_one_host = args.device == "cpu" and cluster is None and (args.transport or default_transport()) != "tcp"
+    sizes = _sizes() if on_one_host else ""
+    rows, meta = _measure(sweeps, sizes, {} if args.device == "cpu" else {_LIMIT: str(1 << 60)})
     rules = derive(timings(rows, cluster, sizes), _C.chosen, args.margin / 100)
     own = algorithm_files.comment(rule.algorithm for rule in rules)
     if sizes:
@@ -241,8 +238,10 @@ def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep
 def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     """All calls through peers' memory, whatever their size, and NCCL's own collectives. One a world, whose ranks find
     together what they have."""
-    if args.hosts or args.transport or args.files:
-        raise BenchError("--device cuda: peers' memory and NCCL are measured: leave out --hosts, --transport and files")
+    if args.cluster or args.transport or args.files:
+        raise BenchError(
+            "--device cuda: peers' memory and NCCL are measured: leave out --cluster, --transport and files"
+        )
     unknown = [one for one in args.collectives or () if one not in OWN_OF_NCCL]
     if unknown:
         raise BenchError(f"--collective: NCCL has no {unknown[0]} of its own; give one of {', '.join(OWN_OF_NCCL)}")

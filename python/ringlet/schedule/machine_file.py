@@ -72,7 +72,7 @@ _NUMBERS = {
 
 def read_machine(path: Path) -> HostsMachine:
     """The machine that a file describes. Raises InvalidUsage that names the wrong entry and what to write."""
-    content = _toml(path)
+    content = read_toml(path)
     tables = {table for table, _ in _NUMBERS}
     known = {f"{table}.{key}" for table, key in _NUMBERS}
     given = {f"{table}.{key}" for table in tables for key in _table(path, content, table)}
@@ -86,7 +86,8 @@ def read_machine(path: Path) -> HostsMachine:
     return HostsMachine(name=str(content.get("name", path.stem)), **fields)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. InvalidUsage, which names the file, if that cannot be read."""
     try:
         import tomllib
     except ImportError:  # Python 3.10

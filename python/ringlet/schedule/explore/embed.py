@@ -74,15 +74,21 @@ def hosts_of(world: int) -> list[str]:
     return found
 
 
-def catalogue(sources: Iterable[Source], worlds: Sequence[int], start: dict[str, Any]) -> dict[str, Any]:
-    """All data of the page. `start` is its first view, as in its address (page.js). ScheduleError for a source whose
-    schedule is wrong."""
+def catalogue(
+    sources: Sequence[Source],
+    worlds: Sequence[int],
+    start: dict[str, Any],
+    progress: Callable[[int, int, str], None] = lambda done, total, told: None,
+) -> dict[str, Any]:
+    """All data of the page. `start` is its first view, as in its address (page.js). progress(done, total, what) is
+    called before each source. ScheduleError for a source whose schedule is wrong."""
     shades: set[int] = set(worlds)
     hosts = {world: [(words, parse_hosts(words or f"1x{world}")) for words in hosts_of(world)] for world in worlds}
-    listed = [
-        {"name": one.name, "collective": one.collective, "summary": one.summary, "data": _packed(one, hosts, shades)}
-        for one in sources
-    ]
+    listed = []
+    for done, one in enumerate(sources):
+        progress(done, len(sources), f"{one.name} {one.collective}")
+        found = {"name": one.name, "collective": one.collective, "summary": one.summary}
+        listed.append(found | {"data": _packed(one, hosts, shades)})
     return {
         "worlds": list(worlds),
         "hosts": hosts,
