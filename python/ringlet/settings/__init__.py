@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ringlet.errors import InvalidUsage
 from ringlet.training.zero import Offload
 
-from .keys import AUTO, AUTO_MAY_BE_LEFT_OUT, KEYS, ONLY, OTHERS_DO, PRINT_EVERY, SECTIONS
+from .keys import AUTO, KEYS, NO_AUTO, ONLY, OTHERS_DO, PRINT_EVERY, SECTIONS
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,13 @@ class Settings:
             "max_norm": self.clip_norm,
             "bucket_elements": self.reduce_bucket_elements,
             "gather_elements": self.gather_bucket_elements,
-            "sub_group_elements": self.sub_group_elements,
-            "persistence_elements": self.persistence_elements,
-            "overlap": self.overlap,
-            "offload_optimizer": self.offload_optimizer,
-            "offload_parameters": self.offload_parameters,
         }
-        given = {name: value for name, value in arguments.items() if value is not None}
-        printing = {"print_every": self.print_every, "print_times": self.print_times}
-        return {**given, "accumulate": self.accumulate, "average": self.average, **printing}
+        same = [
+            "sub_group_elements", "persistence_elements", "overlap", "offload_optimizer", "offload_parameters",
+            "accumulate", "average", "print_every", "print_times",
+        ]  # fmt: skip
+        arguments |= {name: getattr(self, name) for name in same}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def reducer(self, module: torch.nn.Module) -> dict[str, Any]:
         """Arguments for `ringlet.GradientReducer(module, **settings.reducer(module))`, whose buckets are in MiB.
@@ -124,25 +122,18 @@ def from_deepspeed(
     source, raw = _read(config)
     found = _settle_auto(_parse(raw, source), dict(values or {}), source)
     train, micro, accumulate = _batch_sizes(found, world, source)
-    zero = "zero_optimization."
-    print_times = bool(found.get("wall_clock_breakdown"))
+    taken = {field: found[key] for key, (_, field) in KEYS.items() if field is not None and key in found}
+    taken.setdefault("stage", 0)
+    taken.setdefault("print_every", PRINT_EVERY if taken.get("print_times") else 0)
+    taken["clip_norm"] = taken.get("clip_norm") or None  # 0 is DeepSpeed's word for none
     return Settings(
         source,
-        stage=found.get(zero + "stage", 0),
-        bf16=found.get("bf16.enabled"),
         accumulate=accumulate,
         train_batch_size=train,
         micro_batch_size=micro,
-        clip_norm=found.get("gradient_clipping") or None,  # 0 is DeepSpeed's word for none
-        reduce_bucket_elements=found.get(zero + "reduce_bucket_size"),
-        gather_bucket_elements=found.get(zero + "allgather_bucket_size"),
-        sub_group_elements=found.get(zero + "sub_group_size"),
-        persistence_elements=found.get(zero + "stage3_param_persistence_threshold"),
-        overlap=found.get(zero + "overlap_comm"),
-        offload_optimizer=_offload(found, zero + "offload_optimizer", source),
-        offload_parameters=_offload(found, zero + "offload_param", source),
-        print_every=found.get("steps_per_print", PRINT_EVERY if print_times else 0),
-        print_times=print_times,
+        offload_optimizer=_offload(found, "zero_optimization.offload_optimizer", source),
+        offload_parameters=_offload(found, "zero_optimization.offload_param", source),
+        **taken,
     )
 
 
@@ -214,16 +205,12 @@ def _parse(raw: Mapping[str, Any], source: str, section: str = "") -> dict[str, 
 
 
 def _checked(key: str, value: Any, source: str) -> Any:
-    if KEYS[key] is int and isinstance(value, float) and value.is_integer():
+    kind, _ = KEYS[key]
+    if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 5e8
-    wanted, words = {
-        int: (int, "a whole number from 0 on"),
-        float: ((int, float), "a number from 0 on"),
-        bool: (bool, "true or false"),
-        str: (str, "a string"),
-    }[KEYS[key]]
-    right = isinstance(value, wanted) and (KEYS[key] is bool or not isinstance(value, bool))  # type: ignore[arg-type]
-    if not right or (KEYS[key] in (int, float) and value < 0):
+    words = {int: "a whole number from 0 on", float: "a number from 0 on", bool: "true or false", str: "a string"}[kind]
+    right = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    if not right or (kind in (int, float) and value < 0):
         raise InvalidUsage(f"{source}: {key} must be {words}, got {value!r}")
     return value
 
@@ -234,7 +221,7 @@ def _settle_auto(found: dict[str, Any], values: dict[str, Any], source: str) -> 
         if value == AUTO:
             if key in values:
                 settled[key] = _checked(key, values.pop(key), source)
-            elif key not in AUTO_MAY_BE_LEFT_OUT:
+            elif key in NO_AUTO:
                 raise InvalidUsage(
                     f'{source}: {key} is "auto", and ringlet cannot work it out: pass values={{"{key}": ...}}'
                 )

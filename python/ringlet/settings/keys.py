@@ -11,43 +11,31 @@ SECTIONS = {
     "zero_optimization.offload_param",
 }
 
-# What each key holds. Sizes are elements.
-KEYS: dict[str, type] = {
-    "train_batch_size": int,
-    "train_micro_batch_size_per_gpu": int,
-    "gradient_accumulation_steps": int,
-    "gradient_clipping": float,
-    "steps_per_print": int,
-    "wall_clock_breakdown": bool,
-    "bf16.enabled": bool,
-    "zero_optimization.stage": int,
-    "zero_optimization.overlap_comm": bool,
-    "zero_optimization.reduce_bucket_size": int,
-    "zero_optimization.allgather_bucket_size": int,
-    "zero_optimization.sub_group_size": int,
-    "zero_optimization.stage3_param_persistence_threshold": int,
-    "zero_optimization.offload_optimizer.device": str,
-    "zero_optimization.offload_optimizer.nvme_path": str,
-    "zero_optimization.offload_optimizer.pin_memory": bool,
-    "zero_optimization.offload_param.device": str,
-    "zero_optimization.offload_param.nvme_path": str,
-    "zero_optimization.offload_param.pin_memory": bool,
+# What each key holds, and the field of Settings that takes it as it is. Sizes are elements.
+KEYS: dict[str, tuple[type, str | None]] = {
+    "train_batch_size": (int, None),
+    "train_micro_batch_size_per_gpu": (int, None),
+    "gradient_accumulation_steps": (int, None),
+    "gradient_clipping": (float, "clip_norm"),
+    "steps_per_print": (int, "print_every"),
+    "wall_clock_breakdown": (bool, "print_times"),
+    "bf16.enabled": (bool, "bf16"),
+    "zero_optimization.stage": (int, "stage"),
+    "zero_optimization.overlap_comm": (bool, "overlap"),
+    "zero_optimization.reduce_bucket_size": (int, "reduce_bucket_elements"),
+    "zero_optimization.allgather_bucket_size": (int, "gather_bucket_elements"),
+    "zero_optimization.sub_group_size": (int, "sub_group_elements"),
+    "zero_optimization.stage3_param_persistence_threshold": (int, "persistence_elements"),
+    "zero_optimization.offload_optimizer.device": (str, None),
+    "zero_optimization.offload_optimizer.nvme_path": (str, None),
+    "zero_optimization.offload_optimizer.pin_memory": (bool, None),
+    "zero_optimization.offload_param.device": (str, None),
+    "zero_optimization.offload_param.nvme_path": (str, None),
+    "zero_optimization.offload_param.pin_memory": (bool, None),
 }
 
-# "auto" without a value: ringlet's own default, the module's own dtype, or worked out (batch sizes).
-AUTO_MAY_BE_LEFT_OUT = {
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "bf16.enabled",
-    "zero_optimization.overlap_comm",
-    "zero_optimization.reduce_bucket_size",
-    "zero_optimization.allgather_bucket_size",
-    "zero_optimization.sub_group_size",
-    "zero_optimization.stage3_param_persistence_threshold",
-}
+# "auto" of these needs a value. Of the others it is ringlet's own default, or worked out (batch sizes).
+NO_AUTO = {"gradient_clipping", "zero_optimization.stage", *(key for key in KEYS if ".offload_" in key)}
 
 # Keys with one permitted value: what ringlet does anyway.
 ONLY = {
