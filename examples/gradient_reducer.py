@@ -1,6 +1,6 @@
 """Trains a small transformer on local ranks with the gradient reducer where DistributedDataParallel would stand.
 
-    python examples/gradient_reducer.py --timeline step.png
+    python examples/gradient_reducer.py --trace step.json
 
 Prints the loss curve, checks that all ranks end with the same parameters, and tells where the time of a step went.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -30,11 +31,13 @@ def train(rank: int, world: int, options: argparse.Namespace, folder: str) -> No
     reducer = ringlet.GradientReducer(model, bucket_mb=options.bucket_mb, delay=options.delay)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses = []
+    profiler = torch.profiler.profile()
 
     for step in range(options.steps):
         optimizer.zero_grad()
-        loss = loss_of(model, *text.batch(size, step, rank))
-        loss.backward()  # gradients are averages over the ranks when this returns
+        with profiler if options.trace and step == options.steps - 1 else nullcontext():
+            loss = loss_of(model, *text.batch(size, step, rank))
+            loss.backward()  # gradients are averages over the ranks when this returns
         optimizer.step()
         mean = loss.detach()
         dist.all_reduce(mean, dist.ReduceOp.AVG)
@@ -49,9 +52,9 @@ def train(rank: int, world: int, options: argparse.Namespace, folder: str) -> No
         keys = ("backward_s", "communication_s", "exposed_s")
         times = "  ".join(f"{key[:-2]} {1e3 * stats[key]:.2f} ms" for key in keys)
         print(f"the last step: {times}, {len(stats['bucket_bytes'])} buckets")
-        if options.timeline:
-            reducer.plot_timeline(options.timeline)
-            print(f"picture: {options.timeline}")
+        if options.trace:
+            profiler.export_chrome_trace(str(options.trace))
+            print(f"trace of the last step, for https://ui.perfetto.dev: {options.trace}")
     dist.destroy_process_group()
 
 
@@ -75,7 +78,7 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=megabytes_or_measured, default=1.0, help='MiB, or "measured"')
     parser.add_argument("--delay", type=int, default=0, choices=(0, 1), help="1: gradients of the step before")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--timeline", type=Path, help="draw the last step, to .svg, .png or .pdf")
+    parser.add_argument("--trace", type=Path, help="write a trace of rank 0's last step, as .json")
     parser.add_argument("--quick", action="store_true", help="a tiny model, for tests")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

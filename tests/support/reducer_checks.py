@@ -118,6 +118,12 @@ def in_place(world):
     return dist.get_backend() == "ringlet" and world <= MOST_RANKS_IN_PLACE
 
 
+def sends_late(reducer):
+    """Whether its buckets are sent at the end of a backward, because every processor is busy with it."""
+    device = torch.device("cpu")
+    return reducer._channel.in_place(device) and not reducer._channel.overlaps(device)
+
+
 @check
 def gradients_are_views_of_the_buckets_or_stay_where_they_are(rank, world):
     model = mlp()

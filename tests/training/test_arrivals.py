@@ -242,7 +242,7 @@ def uneven_windows(rank: int, world: int, stage: int) -> str:
     with pytest.raises(InvalidUsage) as refused:
         for _ in range(3 - rank):
             model(torch.ones(1, 4)).sum().backward()
-            zero.step(partial=rank == 1 and zero._window.micro_batches == 2)
+            zero.step(partial=rank == 1 and zero._window.seen == 2)
     return str(refused.value).partition(". ")[0]
 
 

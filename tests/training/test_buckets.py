@@ -3,7 +3,8 @@
 import pytest
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.reducer.buckets import ALIGNMENT_BYTES, Caps, Entry, assign, lay_out
+from ringlet.training.flat import ALIGNMENT_BYTES
+from ringlet.training.reducer.buckets import Caps, Entry, assign, lay_out
 
 KIB = 1024
 

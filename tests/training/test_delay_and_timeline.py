@@ -1,18 +1,14 @@
-"""Gradients of the step before, and what the reducer tells and draws of a step."""
+"""Gradients of the step before, and what the reducer tells of a step."""
 
 import copy
-import itertools
 import json
-import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
-from ringlet import GradientReducer, InvalidUsage, ResourceError
-from ringlet.training.reducer.draw_timeline import _colours
+from ringlet import GradientReducer, InvalidUsage
 
 PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 
@@ -120,43 +116,6 @@ def times_are_in_order(rank, world):
     assert stats["overlapped_s"] <= stats["communication_s"]
 
 
-def a_step_is_drawn(rank, world, folder):
-    model = mlp()
-    reducer = GradientReducer(model, **SMALL)
-    with pytest.raises(InvalidUsage, match="no backward has been reduced yet"):
-        reducer.plot_timeline(f"{folder}/step.svg")
-    loss_of(model, rank).backward()
-    loss_of(model, rank).backward()
-    path = f"{folder}/rank{rank}.svg"
-    reducer.plot_timeline(path)
-    with open(path) as file:
-        picture = file.read()
-    assert picture.startswith("<?xml") and len(picture) > 5000
-    with pytest.raises(ResourceError, match=r"plot_timeline: .*No such file or directory"):
-        reducer.plot_timeline(f"{folder}/missing/step.svg")
-    with pytest.raises(InvalidUsage, match="plot_timeline: Format 'txt'"):
-        reducer.plot_timeline(f"{folder}/step.txt")
-    before = sys.modules.get("matplotlib")
-    sys.modules["matplotlib"] = None  # as if it were not installed
-    try:
-        with pytest.raises(InvalidUsage, match=r"pip install 'ringlet\[cli\]'"):
-            reducer.plot_timeline(path)
-    finally:
-        sys.modules["matplotlib"] = before
-    dist.barrier()
-
-
-def test_colours_of_buckets_do_not_repeat():
-    pytest.importorskip("matplotlib")
-    for count in (1, 2, 7, 100):
-        assert len(set(_colours(count))) == count
-
-
-def test_a_step_is_drawn(pool, tmp_path):
-    pytest.importorskip("matplotlib")
-    pool.values(a_step_is_drawn, 2, str(tmp_path), join="dist:ringlet")
-
-
 @pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
 @pytest.mark.parametrize(
     "check",
@@ -173,41 +132,18 @@ def test_delay_and_times(place, check, pool):
     pool.values(check, place[1], join=f"dist:{place[0]}")
 
 
-def a_step_is_traced(rank, world, folder):
+def a_step_is_traced(rank, world, path):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
-    path = f"{folder}/rank{rank}.json"
-    with pytest.raises(InvalidUsage, match="save_trace: no backward has been reduced yet"):
-        reducer.save_trace(path)
-    for step in range(3):
-        loss_of(model, rank, step).backward()
-    reducer.save_trace(path)
-    with open(path) as file:
-        traced = json.load(file)["traceEvents"]
-    stats = reducer.stats()
-    titles = {event["tid"]: event["args"]["name"] for event in traced if event["name"] == "thread_name"}
-    bars = [event for event in traced if event["ph"] == "X"]
-    assert {event["ph"] for event in traced} == {"M", "X"} and {event["pid"] for event in traced} == {rank}
-    assert all({"name", "cat", "pid", "tid", "ts", "dur"} <= event.keys() and event["dur"] >= 0 for event in bars)
-    rows = {title: [bar for bar in bars if titles[bar["tid"]] == title] for title in titles.values()}
-    (backward,), (exposed,) = rows["backward"], rows["exposed"]
-    near = pytest.approx  # microseconds from nanoseconds
-    assert backward["dur"] == near(1e6 * stats["backward_s"])
-    assert exposed["dur"] == near(1e6 * stats["exposed_s"])
-    assert exposed["ts"] == near(backward["ts"] + backward["dur"])
-    assert [bar["name"] for bar in rows["gradients ready"]] == stats["ready_order"]
-    ends = [bar["ts"] + bar["dur"] - backward["ts"] for bar in rows["gradients ready"]]
-    assert ends == near([1e6 * at for at in stats["ready_s"]], abs=1)
-    assert len(rows["communication"]) == len(stats["buckets"]) > 1
-    for bar, bucket in zip(rows["communication"], stats["buckets"], strict=True):
-        assert bar["ts"] - backward["ts"] == near(1e6 * bucket["launched_s"], abs=1)
-        assert bar["dur"] == near(1e6 * (bucket["done_s"] - bucket["launched_s"]), abs=1)
-        assert bar["args"]["bytes"] == bucket["bytes"] and bar["args"]["parameters"] == bucket["parameters"]
-    for row in titles:  # bars of one row do not overlap
-        times = sorted((bar["ts"], bar["ts"] + bar["dur"]) for bar in bars if bar["tid"] == row)
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in itertools.pairwise(times))
-    with pytest.raises(ResourceError, match=r"save_trace: .*No such file or directory"):
-        reducer.save_trace(f"{folder}/missing/trace.json")
+    loss_of(model, rank).backward()  # after which buckets are in the order of arrival
+    with torch.profiler.profile() as profiler:
+        loss_of(model, rank).backward()
+    profiler.export_chrome_trace(f"{path}/{rank}.json")
+    with open(f"{path}/{rank}.json") as file:
+        traced = [event for event in json.load(file)["traceEvents"] if "GradientReducer:" in event.get("name", "")]
+    sent = [event["name"] for event in sorted(traced, key=lambda event: event["ts"]) if "send" in event["name"]]
+    assert sent == [f"GradientReducer: send bucket {n}" for n in range(len(reducer.stats()["buckets"]))]
+    assert [event["name"] for event in traced if "wait" in event["name"]] == ["GradientReducer: wait for averages"]
 
 
 def test_a_step_is_traced(pool, tmp_path):

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp, sends_late
 from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 
@@ -175,7 +175,7 @@ def a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
     loss_of(model, rank, 0).backward()
     with pytest.raises(ArithmeticError):
         model[1](Fails.apply(model[0](data(rank)))).sum().backward()
-    what = "call zero_grad" if reducer._reduction.late else "make a new process group and train on it"
+    what = "call zero_grad" if sends_late(reducer) else "make a new process group and train on it"
     with pytest.raises(InvalidUsage, match=what):
         model(data(rank))
     reducer.remove()

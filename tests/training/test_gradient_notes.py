@@ -87,8 +87,8 @@ def in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
     model = mlp()
     reducer = GradientReducer(model, bucket_mb=1e-4, first_bucket_mb=1e-4)
     reducer._reduction.channel.overlaps = lambda _device: overlaps  # whatever this machine's processors are
-    calls, arrived = [], reducer._reduction.arrived
-    reducer._reduction.arrived = lambda index, parameter: (calls.append(index), arrived(index, parameter))
+    calls, take = [], reducer._reduction.take
+    reducer._reduction.take = lambda record, index: (calls.append(index), take(record, index))
     loss_of(model, rank).backward()
     assert_gradients(model, expected_average(model, world))
     buckets = len(reducer.stats()["bucket_bytes"])

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringlet
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
-from ringlet.training import replicas
+from ringlet.training import agree
 
 PLACES = [("gloo", 2), ("ringlet", 2), ("ringlet", 3)]
 CHECKS = []
@@ -543,7 +543,7 @@ def test_changes(place, check, pool):
 # --- a change on one rank alone
 
 
-@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+@mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
 def one_rank_unfreezes(rank, world, changing):
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)

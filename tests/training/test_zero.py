@@ -283,9 +283,9 @@ def masters(rank, world):
         before = parameters_of(zero)
         assert all(p.dtype is torch.bfloat16 for p in before.values())
         assert all(torch.equal(before[n], p.detach().bfloat16()) for n, p in model.named_parameters())
-        started = [piece.tensor.clone() for piece in zero._parts.sharded.pieces]
+        started = [piece.tensor.clone() for piece in zero._sharded.pieces]
         train_zero(zero, rank, 2)
-        for piece, old in zip(zero._parts.sharded.pieces, started, strict=True):
+        for piece, old in zip(zero._sharded.pieces, started, strict=True):
             assert piece.is_master and piece.tensor.dtype is torch.float32
             assert torch.equal(piece.flat.shard[piece.start : piece.stop], piece.tensor.bfloat16())
             moved = (piece.tensor - old).abs()

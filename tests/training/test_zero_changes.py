@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ringlet
-from ringlet.training import replicas
+from ringlet.training import agree
 from zero_checks import WIDTH, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
@@ -96,7 +96,7 @@ def test_other_parameters_are_refused(two, change):
     two(refused, change, False)
 
 
-@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+@mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
 def shared_by_one(rank, world):
     zero = zero_of(make(), stage=2, lr=1e-2)
     train_zero(zero, rank, 1)
@@ -110,7 +110,7 @@ def test_parameters_that_are_shared_with_processes_are_refused(two):
     two(shared_by_one)
 
 
-@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+@mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
 def refused_by_one(rank, world):
     refused(rank, world, unfreeze, alone=True)
 
@@ -338,7 +338,7 @@ def small_steps_survive(rank, world):
                 with torch.no_grad():
                     for p in zero.module.parameters():
                         p.clamp_(-100, 100)
-        results.append([piece.tensor.clone() for piece in zero._parts.sharded.pieces])
+        results.append([piece.tensor.clone() for piece in zero._sharded.pieces])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

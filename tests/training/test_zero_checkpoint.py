@@ -104,7 +104,7 @@ def masters_survive(rank, world, folder):
     dcp.save({"zero": first}, checkpoint_id=folder)
     second = zero_of(make(torch.float32, seed=99), stage=3, **settings)
     dcp.load({"zero": second}, checkpoint_id=folder)
-    pairs = zip(first._parts.sharded.pieces, second._parts.sharded.pieces, strict=True)
+    pairs = zip(first._sharded.pieces, second._sharded.pieces, strict=True)
     assert all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
     assert train_zero(first, rank, 2, first=2) == train_zero(second, rank, 2, first=2)
     plain = make(torch.float32, seed=99)

@@ -380,7 +380,7 @@ def hooks_of_steps(rank, world):
         calls = []
         zero = zero_of(make(), stage=stage, lr=1e-2, sub_group_elements=100)
         mine = zero.optimizer
-        assert len(zero._parts.sharded.sub_groups) > 2
+        assert len(zero._sharded.sub_groups) > 2
 
         def call(name, mine=mine, calls=calls):
             return lambda optimizer, *_: calls.append(name) if optimizer is mine else calls.append("other")

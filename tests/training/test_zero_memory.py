@@ -109,7 +109,7 @@ def registered(rank, world):
     for stage in STAGES:
         zero = zero_of(make(torch.float32), stage=stage, lr=1e-3)
         train_zero(zero, rank, 1)
-        for flat in zero._parts.flats:
+        for flat in zero._flats:
             assert ringlet.is_registered(flat.whole if flat.whole is not None else flat.shard)
         for unit in zero._gradients.units:
             assert ringlet.is_registered(unit.shard)
@@ -138,7 +138,7 @@ def offloaded(rank, world, folder):
             expected = parameters_of(here)
             assert all(torch.equal(expected[name], value) for name, value in parameters_of(there).items())
             memory, plain = there.stats()["memory"], here.stats()["memory"]
-            scalars = 4 * len(there._parts.sharded.pieces)  # a step count each
+            scalars = 4 * len(there._sharded.pieces)  # a step count each
             assert memory["optimizer"] == scalars and memory["master"] == 0
             assert memory["gradients"] == plain["gradients"]
             assert memory["file"] >= plain["optimizer"] - scalars + plain["master"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ringlet
-from ringlet.training import replicas
+from ringlet.training import agree
 from ringlet.training.zero.options import Options
 from zero_checks import batch, loss_of, make, train_zero, zero_of
 
@@ -146,7 +146,7 @@ def modules(rank, world):
             ringlet.Zero(module, torch.optim.SGD, 1, lr=0.1)
 
 
-@mock.patch.object(replicas, "ALIKE_SECONDS", 0.5)
+@mock.patch.object(agree, "ALIKE_SECONDS", 0.5)
 def wrong_on_one_rank(rank, world):
     wrong = {"max_norm": float("nan")} if rank == 1 else {}
     reason = "max_norm must be positive, got nan"

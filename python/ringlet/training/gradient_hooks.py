@@ -38,7 +38,8 @@ def on_gradient(
     *arguments: Any,
     wrapped: Callable[[Callable[..., None]], Callable[..., None]] | None = None,
 ) -> Any:
-    """Calls the bound `method(*arguments)` whenever the gradient has arrived in `.grad`; returns the hook's handle.
+    """Calls the bound `method(*arguments)`, under no_grad(), whenever the gradient has arrived in `.grad`; returns the
+    hook's handle.
 
     `arguments` must not lead to the parameter. `wrapped` makes the hook that calls this one when it has to
     (`GradientArrivals.hook`). If a gradient arrives when the method's object is gone, it raises
@@ -62,7 +63,11 @@ class _Arrival:
                 f"a gradient of shape {list(parameter.shape)} arrived, but its GradientReducer or Zero is gone and "
                 "cannot reduce it: keep the reducer or its module, or call remove() first"
             )
-        called(*self._arguments)
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                called(*self._arguments)
+        else:
+            called(*self._arguments)
 
 
 class HooksLast:

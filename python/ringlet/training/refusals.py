@@ -1,8 +1,9 @@
-"""The errors of both the reducer and ZeRO, in the same words. `who` is the class; each message names the parameter."""
+"""The errors of a reducer and a Zero about a module or a backward, in the same words. `who` is the class; each message
+names the parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,8 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ringlet.errors import InvalidUsage
 from ringlet.group import process_group_of
 
+from . import replicas
 from .gradient_hooks import owner_of
 
+SHOWN = 10  # names in a message
 Named = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -30,26 +33,28 @@ def device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
 
 
-def refuse_owned(parameters: Named, who: str) -> None:
-    """Raises InvalidUsage if a parameter has another owner's hook of `on_gradient`."""
-    for name, parameter in parameters:
+def refuse_module(
+    module: nn.Module, named: Sequence[tuple[str, torch.Tensor]], who: str, *others: type[nn.Module]
+) -> None:
+    """Raises InvalidUsage for what neither a reducer nor a Zero can train. `others`: as for `wrapped`."""
+    for name, parameter in named:
         if owner_of(parameter) is not None:
             raise InvalidUsage(
                 f"{who}: another GradientReducer or Zero reduces the gradient of {name} already: call remove() of that "
                 f"one first, or give this {who} a module without this parameter"
             )
-
-
-def refuse_sparse(module: nn.Module, who: str) -> None:
+    wrong = wrapped(module, who, *others)
+    if wrong is not None:
+        raise InvalidUsage(wrong)
     for name, child in module.named_modules():
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
             raise InvalidUsage(f"{who}: {name or 'the module'} makes sparse gradients: make it with sparse=False")
-
-
-def refuse_grad_dtype(parameters: Named, who: str) -> None:
-    for name, parameter in parameters:
+    refuse_scripted([module], who, "put it into a module, as torch.nn.Sequential(module)")
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise InvalidUsage(f"{who}: no parameter of {type(module).__name__} requires a gradient")
+    for name, parameter in named:
         dtype = getattr(parameter, "grad_dtype", None)  # torch has had it since 2.10; None: any
-        if dtype not in (None, parameter.dtype):
+        if dtype not in (None, parameter.dtype) and not nn.parameter.is_lazy(parameter):
             raise InvalidUsage(
                 f"{who}: the grad_dtype of {name} is {dtype}, and {who} takes gradients in the parameter's dtype: set "
                 f"grad_dtype = {parameter.dtype}"
@@ -123,3 +128,68 @@ def refuse_stopped(rank: int, sent: int, of: int, units: str) -> NoReturn:
         f"rank {rank}: the previous backward stopped after {sent} of {of} {units} had been sent, so the ranks' calls "
         "no longer match: make a new process group and train on it, or restart"
     )
+
+
+# --- of a reducer alone
+
+
+def refuse_optimizer(make_optimizer: Any) -> None:
+    if make_optimizer is not None and not callable(make_optimizer):
+        kind = type(make_optimizer).__name__
+        raise InvalidUsage(
+            f"GradientReducer: optimizer_in_backward is a {kind}, not callable: pass a function from a list of "
+            "parameters to an optimizer"
+        )
+
+
+def refuse_unsupported(module: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]]) -> None:
+    refuse_module(module, named, "GradientReducer")
+    for name, tensor in (*replicas.parameters_of(module), *replicas.buffers_of(module)):
+        wrong = without_values(tensor) or _not_writable(tensor)
+        if wrong is not None:
+            raise InvalidUsage(
+                f"GradientReducer: {name} {wrong}; or add the name to the module's _ddp_params_and_buffers_to_ignore"
+            )
+
+
+def _not_writable(tensor: torch.Tensor) -> str | None:
+    """What is wrong with a tensor that cannot be written in place."""
+    if type(tensor).__module__.startswith("torch.distributed."):
+        return f"is a {type(tensor).__name__}: each rank must have the whole tensor"
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        return "has elements that share memory (expand()): give the module a clone()"
+    return None
+
+
+def refuse_gradients(wrong: list[tuple[str, torch.nn.Parameter]], of: int, rank: int, static_graph: bool) -> NoReturn:
+    """Of `of` parameters, `wrong` got no gradient; with `static_graph`, another number of them than at first."""
+    shown = _shown([name for name, _ in wrong])
+    if static_graph:
+        raise InvalidUsage(
+            f"rank {rank}: static_graph=True, but {len(wrong)} of {of} parameters got their gradients more or less "
+            f"often than in the first reduced backward: {shown}. Use find_unused_parameters=True instead"
+        )
+    frozen = [name for name, parameter in wrong if not parameter.requires_grad]
+    if frozen:
+        raise InvalidUsage(
+            f"rank {rank}: {len(frozen)} of {of} parameters were frozen after the reducer was made, and got no "
+            f"gradient in this backward: {_shown(frozen)}. The averages lack this rank's part of them. Make a "
+            "new GradientReducer after freezing (remove() the old one), or pass find_unused_parameters=True"
+        )
+    raise InvalidUsage(
+        f"rank {rank}: {len(wrong)} of {of} parameters got no gradient in this backward: {shown}. The averages lack "
+        "this rank's part of them. Use every parameter in the loss, or freeze these before making the reducer, "
+        "or pass find_unused_parameters=True; or a hook has set `.grad` to None"
+    )
+
+
+def refuse_earlier_values(names: list[str]) -> NoReturn:
+    raise InvalidUsage(
+        f"GradientReducer: with reproducible=True the gradients of a window are no sum with those before it, and .grad "
+        f"of {_shown(names)} held values when the window closed: call zero_grad() between windows. (.grad has this "
+        "window's averages now.)"
+    )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

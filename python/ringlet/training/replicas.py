@@ -1,20 +1,12 @@
-"""Keeps a module the same on every rank: ranks compare its parameters and buffers, and copy one rank's values."""
+"""A module on all ranks: the lines by which ranks compare it, and copies of one rank's parameters and buffers."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
-
-from ringlet.errors import InvalidUsage
-
-ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
 
 
 def ignored(module: torch.nn.Module) -> list[str]:
@@ -47,55 +39,6 @@ def describe(module: torch.nn.Module) -> list[str]:
 def _layout_of(tensor: torch.Tensor) -> str:
     shape = "to be inferred" if is_lazy(tensor) else list(tensor.shape)
     return f"{tensor.dtype} on {tensor.device.type} shape {shape}"
-
-
-def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raises InvalidUsage on every rank if `lines` differ, naming the first rank and line that differ from rank 0's.
-
-    Collective. Costs one all-gather of 8 bytes on `device` while ranks agree.
-    """
-    world = dist.get_world_size(group)
-    digest = int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "little")
-    own = torch.tensor([digest], device=device)
-    digests = [torch.empty_like(own) for _ in range(world)]
-    dist.all_gather(digests, own, group=group)
-    if all(int(other) == int(digests[0]) for other in digests):
-        return
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, lines, group=group)
-    for rank, theirs in enumerate(everyone):
-        for place in range(max(len(theirs), len(everyone[0]))):
-            expected = everyone[0][place] if place < len(everyone[0]) else "nothing"
-            found = theirs[place] if place < len(theirs) else "nothing"
-            if expected != found:
-                raise InvalidUsage(f"ranks hold different models: rank 0 has '{expected}', rank {rank} has '{found}'")
-
-
-def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:
-    """Raises InvalidUsage with `message`. Every rank should raise it at the same place of its program.
-
-    If all ranks do so, the group is as before. If one rank has not done so after 10 s, this rank fails the group. On
-    `ringlet` the other ranks then raise InvalidUsage with this message in the call in which they wait. On another
-    backend they wait until this process ends, or for their timeout. The ranks compare through the group's store,
-    because the group itself may be in other ranks' calls.
-    """
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    if not _all_refuse(message, group, world, rank):
-        backend: Any = group._get_backend(device)
-        if hasattr(backend, "fail"):
-            backend.fail(f"rank {rank} refused what other ranks went on with: {message}")
-    raise InvalidUsage(message)
-
-
-def _all_refuse(message: str, group: dist.ProcessGroup, world: int, rank: int) -> bool:
-    topic = "ringlet refusal " + hashlib.sha256(message.encode()).hexdigest()
-    with contextlib.suppress(RuntimeError):  # the store's timeout, and whatever else keeps ranks from agreeing
-        store = group.get_group_store()
-        time = store.add(f"{topic} {rank}", 1)  # the same message may be raised again
-        store.set(f"{topic} {rank} {time}", "")
-        store.wait([f"{topic} {other} {time}" for other in range(world)], timedelta(seconds=ALIKE_SECONDS))
-        return True
-    return False
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringlet.errors import InvalidUsage
-
-ALIGNMENT_BYTES = 64
+from ringlet.training import flat
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,6 @@ def lay_out(entries: Sequence[Entry], groups: Iterable[list[int]], order: Iterab
 
 def _lay_out(entries: Sequence[Entry], group: list[int]) -> Bucket:
     first = entries[group[0]]
-    align = max(1, ALIGNMENT_BYTES // first.item_bytes)
-    slots, end = [], 0
-    for index in group:
-        slots.append(Slot(index, end, entries[index].count))
-        end += -(-entries[index].count // align) * align
-    return Bucket(first.dtype, first.device, first.item_bytes, tuple(slots), max(end, align))
+    starts, count = flat.lay_out((entries[index].count for index in group), first.item_bytes)
+    slots = tuple(Slot(index, start, entries[index].count) for index, start in zip(group, starts, strict=True))
+    return Bucket(first.dtype, first.device, first.item_bytes, slots, count)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ringlet import log
 from ringlet.backend import backend_of
 from ringlet.errors import InvalidUsage
 from ringlet.training.call_labels import BucketLabels, set_call_label
 
+from .buckets import Bucket
 from .comm_hooks import GradBucket, Hook, HookWork
 from .flat_gradients import FlatBucket
 
 # More ranks wait for each other longer at each message: 4 on 2 processors gained nothing.
 MOST_RANKS_IN_PLACE = 2
+_MOST_SIZES = 8  # of buckets, in a line of the log
 
 
 class ScaledWork:
@@ -85,40 +89,44 @@ class Channel:
         return self._under_way is None or self._under_way.is_completed()
 
     def start(
-        self, bucket: FlatBucket, place: int, last: bool, waits: bool = False, factor: float | None = None
+        self,
+        bucket: FlatBucket,
+        last: bool,
+        tensors: list[torch.Tensor] | None,
+        waits: bool = False,
+        factor: float | None = None,
     ) -> Any:
         """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future().
 
-        With `waits` the calling thread runs messages of single gradients at once, which is the shortest way. With
-        `factor` it is the sum times `factor`, rounded once if that is a power of two.
+        `tensors`: what is reduced instead of the bucket's buffer, each by itself, in place. With `waits` the calling
+        thread runs these messages at once, which is the shortest way. With `factor` it is the sum times `factor`,
+        rounded once if that is a power of two.
         """
-        if self._hook is not None and not bucket.in_place:
-            return self._call_hook(*self._hook, bucket, place, last)
-        set_call_label(self.labels.of(place))
+        if self._hook is not None and tensors is None:
+            return self._call_hook(*self._hook, bucket, last)
+        set_call_label(self.labels.of(bucket.number))
         try:
-            return self._average(bucket, waits) if factor is None else self._scaled_sum(bucket, factor, waits)
+            if factor is None:
+                return self._average(bucket, tensors, waits)
+            work = self._reduce(bucket, tensors, dist.ReduceOp.SUM, waits)
+            return ScaledWork(work, [bucket.buffer] if tensors is None else tensors, factor)
         finally:
             set_call_label(0)
 
-    def _scaled_sum(self, bucket: FlatBucket, factor: float, waits: bool) -> ScaledWork:
-        if bucket.in_place:
-            tensors = bucket.tensors()
-            return ScaledWork(self._all_reduce_each(tensors, dist.ReduceOp.SUM, waits), tensors, factor)
-        return ScaledWork(self.all_reduce(bucket.buffer, dist.ReduceOp.SUM), [bucket.buffer], factor)
-
-    def _average(self, bucket: FlatBucket, waits: bool) -> Any:
-        if bucket.in_place:
-            return self._all_reduce_each(bucket.tensors(), dist.ReduceOp.AVG, waits)
-        if bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
+    def _average(self, bucket: FlatBucket, tensors: list[torch.Tensor] | None, waits: bool) -> Any:
+        if tensors is None and bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
             # gloo's average overflows where the sum does
             return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
-        return self.all_reduce(bucket.buffer, dist.ReduceOp.AVG)
+        return self._reduce(bucket, tensors, dist.ReduceOp.AVG, waits)
 
-    def _call_hook(self, state: Any, hook: Hook, bucket: FlatBucket, place: int, last: bool) -> HookWork:
+    def _reduce(self, bucket: FlatBucket, tensors: list[torch.Tensor] | None, op: Any, waits: bool) -> Any:
+        return self.all_reduce(bucket.buffer, op) if tensors is None else self._all_reduce_each(tensors, op, waits)
+
+    def _call_hook(self, state: Any, hook: Hook, bucket: FlatBucket, last: bool) -> HookWork:
         if self._under_way is not None:
             self._under_way.wait()
         views, parameters = [g.view.detach() for g in bucket.members], [g.parameter for g in bucket.members]
-        seen = GradBucket(place, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
+        seen = GradBucket(bucket.number, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
 
@@ -144,3 +152,16 @@ class Channel:
             return dist.all_reduce(buffer, op, self.group, async_op=True)
         finally:
             backend.algorithm = before
+
+    def tell_layout(self, plan: Sequence[Bucket], how: str) -> None:
+        """Tells the log of the buckets."""
+        sizes = [f"{bucket.nbytes / 2**20:.2f}" for bucket in plan]
+        left = len(sizes) - _MOST_SIZES
+        listed = ", ".join(sizes[:_MOST_SIZES]) + (f" and {left} more" if left > 0 else "")
+        parameters = sum(len(bucket.slots) for bucket in plan)
+        self.tell(f"{parameters} parameters in buckets {how}: {listed} MiB")
+
+    def tell(self, text: str) -> None:
+        place = dist.get_rank(self.group), dist.get_world_size(self.group)
+        log.configure(*place)  # the group may be another backend's, which does not
+        log.info(f"GradientReducer: {text}", *place)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate, part_of
+from ringlet.training.flat import allocate, part_of
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -25,17 +23,13 @@ from . import buckets
 
 @dataclass(eq=False)
 class FlatBucket:
-    """The gradients of `members` in one buffer, and the state of its reduction: `waiting` of them have not arrived."""
+    """The gradients of `members` in one buffer; `number` in launch order."""
 
+    number: int
     make_buffer: Callable[[], torch.Tensor]
     nbytes: int
     device: torch.device
     members: list[Gradient] = field(default_factory=list)
-    in_place: bool = False  # every gradient is reduced by itself, in place
-    waiting: int = 0
-    work: Any = None
-    launched_ns: int = 0
-    done_ns: int = 0
 
     @functools.cached_property
     def buffer(self) -> torch.Tensor:
@@ -45,38 +39,23 @@ class FlatBucket:
     def has_buffer(self) -> bool:
         return "buffer" in self.__dict__
 
-    def tensors(self) -> list[torch.Tensor]:
-        """What is reduced if every gradient is a message of its own: contiguous, and the gradients' memory."""
-        return [g.own if g.own is not None and g.is_flat else g.flat() for g in self.members]
-
     @functools.cached_property
     def indices(self) -> tuple[int, ...]:
         return tuple(gradient.index for gradient in self.members)
 
-    def rearm(self) -> None:
-        for gradient in self.members:
-            gradient.own = None
-        self.waiting, self.work, self.launched_ns, self.done_ns = len(self.members), None, 0, 0
-
-    def mark_done(self, launched_ns: int, _future: Any) -> None:
-        if launched_ns == self.launched_ns:  # else a late report of an earlier reduction
-            self.done_ns = time.perf_counter_ns()
-
     def zeros(self) -> FlatBucket:
         """A bucket of the same layout that holds zeros: what a rank without inputs contributes."""
-        made = FlatBucket(lambda: self.make_buffer().zero_(), self.nbytes, self.device, in_place=self.in_place)
-        made.members = [dataclasses.replace(g, bucket=made, own=None, _view=None) for g in self.members]
+        made = FlatBucket(self.number, lambda: self.make_buffer().zero_(), self.nbytes, self.device)
+        made.members = [dataclasses.replace(gradient, bucket=made, _view=None) for gradient in self.members]
         return made
 
 
 @dataclass(eq=False)
 class Gradient:
-    """The place of the gradient of parameter `index`: `view`, from `offset` on in the buffer of `bucket`; or `own`,
-    the tensor that autograd has made, if it is reduced there.
+    """The place of the gradient of parameter `index`: `view`, from `offset` on in the buffer of `bucket`.
 
     `.grad` gets an alias of `view`, never `view` itself: a user could exchange its memory (`p.grad.data = ...`).
-    Views keep the layout on which ranks agreed. `strides` are those that the parameter had then. `users`: a view of
-    somebody else's buffer that was in `.grad` before the backward; averages go there.
+    Views keep the layout on which ranks agreed. `strides` are those that the parameter had then.
     """
 
     index: int
@@ -88,16 +67,14 @@ class Gradient:
     layout: tuple[int, ...]
     strides: tuple[int, ...]
     bucket: FlatBucket
-    own: torch.Tensor | None = None
-    users: torch.Tensor | None = None
     _view: torch.Tensor | None = None
     _address: int = 0
 
-    def find_users(self) -> None:
-        """Call it when a backward begins."""
+    def users(self) -> torch.Tensor | None:
+        """A view of somebody else's buffer in `.grad`: averages go there. Call it when a backward begins."""
         current = self.parameter.grad
         ours = current is None or has_own_memory(current) or current.data_ptr() == self._address
-        self.users = None if ours else current
+        return None if ours else current
 
     @property
     def view(self) -> torch.Tensor:
@@ -115,8 +92,9 @@ class Gradient:
         """A tensor without memory that has the layout on which ranks agreed."""
         return torch.empty_strided(self.shape, self.layout, dtype=self.dtype, device="meta")
 
-    def flat(self) -> torch.Tensor:
-        tensor = self.view if self.own is None else self.own
+    def flat(self, own: torch.Tensor | None) -> torch.Tensor:
+        """The memory of `own`, or of the view, as a contiguous tensor."""
+        tensor = self.view if own is None else own
         if tensor.is_contiguous():
             return tensor
         return tensor.as_strided((tensor.numel(),), (1,))  # dense: no gap, and no element twice
@@ -141,21 +119,21 @@ class Gradient:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by
         `.to(memory_format=...)`, makes a copy in the new layout: optimizers may assume that both layouts are equal."""
         parameter, current = self.parameter, self.parameter.grad
-        if self.users is not None:
-            parameter.grad = self.users.copy_(self.view if self.own is None else self.own)
-            return
-        if self.own is not None:
-            if current is not self.own:
-                parameter.grad = self.own
-            return
         in_place = current is not None and self.is_at(current)
         if parameter.stride() == self.strides:
             if not in_place:
                 parameter.grad = self.view.detach()
-        elif current is None or in_place or not has_own_memory(current):
+        elif in_place:
             parameter.grad = torch.empty_like(parameter).copy_(self.view)
         else:
-            current.copy_(self.view)
+            self.copy_out()
+
+    def copy_out(self) -> None:
+        """Copies `view` into a `.grad` of its own."""
+        parameter = self.parameter
+        if parameter.grad is None or not has_own_memory(parameter.grad):
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(self.view)
 
 
 class FlatGradients:
@@ -170,62 +148,47 @@ class FlatGradients:
         caps: buckets.Caps,
         group: dist.ProcessGroup,
     ) -> None:
-        self._group = group
-        self._caps = caps
-        self._parameters = [parameter for _, parameter in parameters]
-        self._strides = [parameter.stride() for parameter in self._parameters]
-        self._kinds = [(parameter.shape, parameter.dtype) for parameter in self._parameters]
+        self._group, self._caps = group, caps
+        self._parameters = [p for _, p in parameters]
         # a gradient has its parameter's strides if these are dense
-        self._dense_strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self._parameters]
+        self._kinds = [
+            (p.shape, p.dtype, torch.empty_like(p, device="meta").stride(), p.stride()) for _, p in parameters
+        ]
         self.entries = [
             buckets.Entry(name, p.numel(), p.element_size(), str(p.dtype), str(p.device)) for name, p in parameters
         ]
         self.gradients: list[Gradient] = []
         self.buckets: list[FlatBucket] = []
         self.plan: list[buckets.Bucket] = []
-        self._place(buckets.assign(self.entries, caps))
+        self.adopt(buckets.assign(self.entries, caps))
 
     def reorder(self, order: list[int]) -> None:
-        """Makes the buckets anew for gradients that arrive in `order`; every `.grad` that is a view moves over."""
+        """Makes the buckets anew for gradients that arrive in `order`."""
         self.adopt(buckets.assign(self.entries, self._caps, order))
 
+    @torch.no_grad()
     def adopt(self, plan: list[buckets.Bucket]) -> None:
         """Makes the buckets anew as `plan` says; every `.grad` that is a view moves over."""
-        if plan != self.plan:
-            self._place(plan)
-
-    def places(self) -> list[tuple[int, int]]:
-        """The bucket of each gradient, and the address of its view, or 0 if the bucket has no buffer."""
-        numbers = {id(bucket): number for number, bucket in enumerate(self.buckets)}
-        return [
-            (numbers[id(gradient.bucket)], gradient.view.data_ptr() if gradient.bucket.has_buffer else 0)
-            for gradient in self.gradients
-        ]
-
-    def names(self, indices: list[int]) -> list[str]:
-        return [self.entries[index].name for index in indices]
-
-    @torch.no_grad()
-    def _place(self, plan: list[buckets.Bucket]) -> None:
+        if plan == self.plan:
+            return
         placed: dict[int, Gradient] = {}
-        made: list[FlatBucket] = []
-        for planned in plan:
+        self.buckets = []
+        for number, planned in enumerate(plan):
             first = self._parameters[planned.slots[0].index]
             make = functools.partial(allocate, planned.count, first.dtype, first.device, self._group)
-            bucket = FlatBucket(make, planned.count * first.element_size(), first.device)
-            made.append(bucket)
+            bucket = FlatBucket(number, make, planned.count * first.element_size(), first.device)
+            self.buckets.append(bucket)
             for slot in planned.slots:
-                parameter = self._parameters[slot.index]
-                name, layout, strides = self.entries[slot.index].name, self._dense_strides[slot.index], self._strides
-                kind = self._kinds[slot.index]
-                gradient = Gradient(
-                    slot.index, name, parameter, slot.offset, *kind, layout, strides[slot.index], bucket
-                )
+                parameter, name = self._parameters[slot.index], self.entries[slot.index].name
+                gradient = Gradient(slot.index, name, parameter, slot.offset, *self._kinds[slot.index], bucket)
                 if self.gradients and parameter.grad is not None and self.gradients[slot.index].is_at(parameter.grad):
                     gradient.view.copy_(parameter.grad)
                     gradient.hand_over()
                 placed[slot.index] = gradient
                 bucket.members.append(gradient)
         self.gradients = [placed[index] for index in range(len(placed))]
-        self.buckets = made
         self.plan = plan
+
+    def places(self) -> list[tuple[int, int]]:
+        """The bucket of each gradient, and the address of its view, or 0 if the bucket has no buffer."""
+        return [(g.bucket.number, g.view.data_ptr() if g.bucket.has_buffer else 0) for g in self.gradients]

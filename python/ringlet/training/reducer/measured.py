@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlet.backend import backend_of
+from ringlet.training.agree import largest_of_ranks
+from ringlet.training.flat import allocate
 
-from . import buckets, events, merging
+from . import buckets, merging
 from .channel import Channel
 from .timeline import Timeline, now_ns
 
@@ -29,10 +30,7 @@ SMALLEST_BYTES, LARGEST_BYTES, REPEATS = 4 << 10, 32 << 20, 7
 def measure_cost(channel: Channel, device: torch.device, most_bytes: int) -> merging.Cost:
     """alpha and beta of `channel`, from all-reduces of up to `most_bytes`. Collective; the same on all ranks."""
     largest = min(max(most_bytes, 16 * SMALLEST_BYTES), LARGEST_BYTES)
-    buffer = torch.zeros(largest // 4, dtype=torch.float32, device=device)
-    backend = backend_of(channel.group, device)
-    if backend.supports_tensor_alloc(device):
-        buffer = backend.allocate_tensor(largest // 4, dtype=torch.float32, device=device).zero_()
+    buffer = allocate(largest // 4, torch.float32, device, channel.group)
     sizes, medians = [], []
     size = SMALLEST_BYTES
     while size <= largest:
@@ -46,13 +44,7 @@ def measure_cost(channel: Channel, device: torch.device, most_bytes: int) -> mer
         sizes.append(size)
         medians.append(statistics.median(times))
         size *= 4
-    return merging.fit(sizes, largest_over_ranks(medians, channel, device))
-
-
-def largest_over_ranks(values: list[float], channel: Channel, device: torch.device) -> list[float]:
-    found = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, channel.group)
-    return found.tolist()
+    return merging.fit(sizes, largest_of_ranks(medians, channel.group, device))
 
 
 class MeasuredMerging:
@@ -95,7 +87,8 @@ class MeasuredMerging:
             return None
         if self._turn < len(TURNS):
             return self._plans[TURNS[self._turn]]
-        turns = largest_over_ranks([statistics.median(times) for times in self._durations], self._channel, self._device)
+        medians = [statistics.median(times) for times in self._durations]
+        turns = largest_of_ranks(medians, self._channel.group, self._device)
         # A machine that is slow during one turn must not decide: merged has to win at its worst against plain's best.
         plain = min(took for name, took in zip(TURNS, turns, strict=True) if name == "plain")
         merged = max(took for name, took in zip(TURNS, turns, strict=True) if name == "merged")
@@ -104,14 +97,18 @@ class MeasuredMerging:
 
     def _keep(self, name: str) -> list[buckets.Bucket]:
         self.kept = name
-        events.tell_merging(self.describe(), self._channel.group)
+        counts, measured = self._told["buckets"], self._told.get("measured_s")
+        took = "" if measured is None else "".join(f", {kind} took {s * 1e3:.2f} ms" for kind, s in measured.items())
+        self._channel.tell(
+            f"merging keeps the {name} layout ({counts['plain']} buckets plain, {counts['merged']} merged{took})"
+        )
         return self._plans[name]
 
     def _merge(self) -> list[buckets.Bucket]:
         """The plan whose few buckets end early in the model. Each dtype and device has its own cuts."""
         count = len(self._entries)
         medians = [statistics.median(seen[i] for seen in self._ready) * 1e-9 for i in range(count)]
-        ready = largest_over_ranks(medians, self._channel, self._device)
+        ready = largest_of_ranks(medians, self._channel.group, self._device)
         cost = measure_cost(self._channel, self._device, sum(entry.nbytes for entry in self._entries))
         order = sorted(range(count), key=lambda index: (ready[index], index))
         groups = []

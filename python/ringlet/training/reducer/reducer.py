@@ -4,12 +4,21 @@ Gradients are parts of flat buffers, one buffer a bucket; a bucket is all-reduce
 gradient has arrived. Every rank launches its buckets in the same order, whatever the order in which its gradients
 arrive. Calls torch.distributed only, so it runs on any backend. If the backend allocates tensors (`ringlet` does, in
 registered memory), the buffers come from it and are reduced in place. Source: PyTorch DDP (Li et al., VLDB 2020).
+
+The way of a gradient from autograd to `.grad`:
+
+    gradient_arrivals.cc   notes it, if its bucket lacks others; else calls
+    GradientReducer._take  opens the record of the backward, if it is the first (training/backward.py)
+    Reduction.take         puts it into its bucket, or keeps it where autograd has put it; if the bucket is full:
+    Reduction._launch      in launch order
+    Channel.start          the all-reduce, or the user's hook
+    GradientReducer._close at the end of the backward
+    Reduction.close        sends the rest, waits for all
+    ReducerBackward.give   the average, to `.grad`
 """
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,27 +30,23 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.renamed import renamed_argument
-from ringlet.training import replicas
-from ringlet.training.backward import Backward, differentiable
+from ringlet.training import refusals, replicas
+from ringlet.training.agree import check_agreement, one_rank, refuse_together
+from ringlet.training.backward import Trainer
 from ringlet.training.call_labels import BucketLabels, number_in
-from ringlet.training.gradient_hooks import ForwardHook, HooksLast, on_gradient
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.optimizer_steps import call_no_more
-from ringlet.training.refusals import device_of, group_of, refuse_stopped, shared_with_ddp
 from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
 
-from . import refusals, trace
 from .channel import Channel
-from .draw_timeline import draw
-from .joining import ReducerJoinHook, active_ranks, one_rank
-from .measured import MeasuredMerging
+from .gradient_merge import GradientMerge
 from .options import Options
+from .record import ReducerBackward
 from .reduction import Reduction
 from .stepping import Stepping
-from .window import GradientMerge
 
 
-class GradientReducer(Joinable):
+class GradientReducer(Trainer[ReducerBackward], Joinable):
     """Averages a module's gradients over the ranks of a group, during `loss.backward()`.
 
     Use the module unchanged. After `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
@@ -103,6 +108,8 @@ class GradientReducer(Joinable):
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
+    _noun = "reducer"
+
     @renamed_argument("process_group", "group")
     def __init__(
         self,
@@ -122,64 +129,45 @@ class GradientReducer(Joinable):
         reproducible: bool = False,
     ) -> None:
         super().__init__()
-        self._module, self._group = module, group_of(module, group, "GradientReducer")
+        self._module, self._group = module, refusals.group_of(module, group, "GradientReducer")
         refusals.refuse_optimizer(optimizer_in_backward)
-        self._device = device_of(module)
+        self._device = refusals.device_of(module)
         self._options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay, accumulate_dtype, reproducible,
         )  # fmt: skip
         settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
         alike = [settings, *(Checks.lines() if reproducible else []), *replicas.describe(module)]
-        replicas.check_agreement(alike, self._group, self._device)
+        check_agreement(alike, self._group, self._device)
         title = f"GradientReducer {number_in(self._group, 'GradientReducer')} ({type(module).__name__})"
         self._options.check()
-        named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
-        refusals.refuse_unsupported(module, named)
-        self._channel = Channel(self._group, algorithm, BucketLabels(title, [parameter for _, parameter in named]))
+        self._named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
+        refusals.refuse_unsupported(module, self._named)
+        parameters = [parameter for _, parameter in self._named]
+        self._channel = Channel(self._group, algorithm, BucketLabels(title, parameters))
         self._channel.check_algorithm(self._device)
         self._checks: Checks | None = None
         if reproducible:
             refuse_world(dist.get_world_size(self._group), "GradientReducer")
             self._checks = Checks(module, "GradientReducer")
             self._channel.algorithm = algorithm_of(algorithm, self._group, self._device)
-        stepping = Stepping(named, optimizer_in_backward)
+        stepping = Stepping(self._named, optimizer_in_backward)
         if stepping.active and delay:
             raise InvalidUsage("delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward=")
         replicas.broadcast_state(module, self._group)
 
         self.optimizers = stepping.optimizers
-        self._named = named
-        self._reduction = Reduction(named, self._options, self._channel, stepping)
-        if self._options.measured:
-            self._reduction.merging = MeasuredMerging(self._reduction.flat.entries, self._channel, self._device)
-        self._begin()
-        self._add_hooks(module)
-
-    def _begin(self) -> None:
-        """The state before the first forward."""
+        self._reduction = Reduction(self._named, self._options, self._channel, stepping)
         world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
         self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
-        self._watch = ModuleWatch(self._module)
+        self._watch = ModuleWatch(module)
         self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
-        self._backward = Backward()
-        self._reducing = False
         self._reduced_before = True  # the latest forward's gradients were to be reduced
         self._divide_by_initial_world_size = True
         self._active = world  # ranks that still have inputs
-
-    def _add_hooks(self, module: torch.nn.Module) -> None:
-        self._hooks: list[Any] = [
-            module.register_forward_pre_hook(ForwardHook(self._before_forward)),
-            module.register_forward_hook(ForwardHook(self._after_forward)),
-        ]
-        self._last = HooksLast()
-        for index, (_, parameter) in enumerate(self._named):
-            wrapped = functools.partial(self._reduction.noted.hook, index)
-            self._hooks.append(on_gradient(parameter, self._on_gradient, index, wrapped=wrapped))
-            self._last.add(parameter, self._hooks[-1])
+        self._attach(module, parameters, self._reduction.noted.hook)
 
     # -- what a training loop calls --
 
@@ -216,10 +204,8 @@ class GradientReducer(Joinable):
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
-        made = GradientMerge(
-            k, average, self._named, self._group, self._finish_window, check=self._check_finish,
-            tree=self._reduction.tree,
-        )  # fmt: skip
+        parameters, tree = [parameter for _, parameter in self._named], self._reduction.tree
+        made = GradientMerge(k, average, parameters, self._group, self._finish_window, tree)
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()
@@ -292,9 +278,7 @@ class GradientReducer(Joinable):
         if self._merge is not None:
             self._merge.check_closed("remove()")
             self._merge.remove()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._detach()
         call_no_more(self._channel.labels)
 
     def stats(self) -> dict[str, Any]:
@@ -307,31 +291,16 @@ class GradientReducer(Joinable):
         byte, the predicted and measured times of both layouts, and the layout that it kept (None: not decided yet).
         """
         reduction = self._reduction
-        flat, merging = reduction.flat, reduction.merging
+        plan, merging = reduction.flat.plan, reduction.merging
+        names = [name for name, _ in self._named]
         return {
             "algorithm": self._options.algorithm,
-            "bucket_bytes": [bucket.nbytes for bucket in flat.plan],
-            "bucket_parameters": [flat.names([slot.index for slot in bucket.slots]) for bucket in flat.plan],
+            "bucket_bytes": [bucket.nbytes for bucket in plan],
+            "bucket_parameters": [[names[slot.index] for slot in bucket.slots] for bucket in plan],
             "rebuilt": not self._options.used_change and not reduction.rebuild_due,
             "merging": None if merging is None else merging.describe(),
-            **reduction.totals.describe([name for name, _ in self._named]),
+            **reduction.totals.describe(names),
         }
-
-    def plot_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Draws the latest reduced backward: gradients, buckets and communication over time.
-
-        The ending of `path` chooses the format (.svg, .png, .pdf). Raises InvalidUsage before the first reduction and
-        if matplotlib is not installed, ResourceError if it cannot write.
-        """
-        draw(self.stats(), path, dist.get_rank(self._group))
-
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the latest reduced backward as a trace for chrome://tracing and ui.perfetto.dev (.json).
-
-        Rows: the backward, the gradients as they were ready, the exposed time, the buckets under way. The files of one
-        host's ranks have one clock. Raises InvalidUsage before the first reduction, ResourceError if it cannot write.
-        """
-        trace.save(self._reduction.totals.latest, [name for name, _ in self._named], dist.get_rank(self._group), path)
 
     def __repr__(self) -> str:
         plan, totals = self._reduction.flat.plan, self._reduction.totals
@@ -346,12 +315,12 @@ class GradientReducer(Joinable):
         ]
         return f"GradientReducer({type(self._module).__name__}: {', '.join(told)})"
 
-    # -- one backward: output's gradient, parameters' gradients, end --
+    # -- one backward (training/backward.py) --
 
-    def _before_forward(self, called: torch.nn.Module, _inputs: Any) -> None:
-        if called is not self._module or not torch.is_grad_enabled():  # copy.copy(module) shares its hooks
-            return
-        self._check_stopped()
+    def _sees_forward(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def _enter(self) -> None:
         self._check_module()
         if self._checks is not None:
             self._checks.before_forward()
@@ -362,103 +331,84 @@ class GradientReducer(Joinable):
         if notice is not None:
             notice.wait()
         self._share_buffers(own_are_current=True)
-        reduced = self._sync and (self._merge is None or self._merge.seen + 1 == self._merge.k)
+        reduced = self._sync and (self._merge is None or self._merge.closes)
         if joining:
-            self._active = active_ranks(reduced, self._group, self._device)
+            self._active = self._count_active(reduced)
         self._reduced_before = reduced
 
-    def _after_forward(self, called: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        if called is not self._module or not torch.is_grad_enabled():
-            return
-        sync = self._sync
-        for tensor in differentiable(output):
-            tensor.register_hook(lambda _: self._on_backward(sync))
+    def _leave(self, has_roots: bool) -> bool:
+        """Whether the forward comes outside of no_sync()."""
+        return self._sync
 
-    def _on_backward(self, sync: bool, arrived: int | None = None) -> None:
-        """`sync`: whether the forward came outside of no_sync(). `arrived`: see Reduction.open."""
-        self._check_stopped()
-        if self._backward.open:
-            return
+    def _begin(self, arrived: int | None, context: bool) -> ReducerBackward:
         if not self._checked:  # no forward of the whole module came before
             self._check_module()
-        self._backward.begin(self._on_backward_end)
-        self._open(sync, arrived)
-        if self._reduction.sums.apart:
-            self._backward.at_end(self._reduction.sums.end)
-        if self._checks is not None:
-            self._backward.at_end(self._reduction.put_back)
-        if self._reduction.in_place:
-            self._backward.make_registered()
-
-    def _open(self, sync: bool, arrived: int | None) -> None:
-        self._last.keep()
-        self._reducing = sync if self._merge is None else self._merge.closes()
         self._channel.labels.begin(self._join_config.enable)
-        self._reduction.open(self._reducing, arrived)
+        reducing = context if self._merge is None else self._merge.closes
+        record = self._reduction.begin(self._on_end, reducing, arrived)
         if self._join_config.enable and not self._divide_by_initial_world_size:
-            self._reduction.scale = dist.get_world_size(self._group) / max(1, self._active)
+            record.scale = dist.get_world_size(self._group) / max(1, self._active)
         if self._merge is None:  # it has to see the first gradient of a backward
-            self._reduction.arm()
+            self._reduction.arm(record)
+        return record
 
-    def _on_gradient(self, index: int) -> None:
-        self._on_backward(self._sync, index)
-        if self._merge is not None:
-            self._merge.begin()
-            if self._reducing and not self._merge.gathering:
-                self._reduction.scale = self._merge.gather(self._merge.seen + 1)
-        self._reduction.arrived(index, self._named[index][1])
+    def _take(self, index: int) -> None:
+        record = self._open(index, self._sync)
+        if self._merge is not None and not record.timeline.arrivals:
+            record.scale = self._merge.begin()
+        self._reduction.take(record, index)
         if not self._reduction.noted.armed:
-            self._reduction.arm()
+            self._reduction.arm(record)
 
-    def _on_backward_end(self) -> None:
-        try:
-            if self._reduction.anything_arrived:  # else torch.autograd.grad, which leaves .grad alone
-                self._close()
-        finally:
-            self._rearm()
-
-    def _close(self) -> None:
-        wrong = self._reduction.close()
-        self._reduction.put_back()
+    def _close(self, record: ReducerBackward) -> None:
+        if record.ends and not self._reduction.arrivals(record):
+            return  # torch.autograd.grad, which leaves .grad alone
+        wrong = self._reduction.close(record)
+        record.put_back()
         if self._merge is not None:
-            if self._reducing:
+            if record.reducing:
                 self._merge.end()
             else:
-                self._merge.count()
+                self._merge.seen += 1
         if wrong:
             named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
             refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
-        if self._reduction.earlier:
-            refusals.refuse_earlier_values([self._named[index][0] for index in self._reduction.earlier])
+        if record.earlier:
+            refusals.refuse_earlier_values([self._named[index][0] for index in record.earlier])
 
-    def _finish_window(self, scale: float) -> None:
-        """Reduces the gradients of a window, outside of a backward."""
-        self._reducing = True
-        self._channel.labels.begin()
-        self._reduction.open(True)
-        self._reduction.scale = scale
-        try:
-            self._close()
-        finally:
-            self._rearm()
+    def _abandon(self, record: ReducerBackward, arrived: int | None) -> None:
+        """Raises InvalidUsage if buckets had been sent."""
+        had_arrived = bool(self._reduction.arrivals(record))
+        self._reduction.drop(record)
+        if record.launches.sent:
+            if self._merge is not None:
+                self._merge.forget()
+            refusals.refuse_stopped(dist.get_rank(self._group), record.launches.sent, len(record.states), "buckets")
+        if self._merge is not None:
+            self._merge.abandon(had_arrived)
 
-    def _check_stopped(self) -> None:
-        """Drops the gradients of a backward that raised before its end. Call it before anything that would use them."""
-        if self._backward.stopped:
-            self._abandon()
+    def _idle(self) -> None:
+        super()._idle()
+        self._checked = False
+        self._reduction.noted.disarm()
 
-    def _check_finish(self) -> None:
-        """Before the finish() of a window."""
+    def _finish_window(self) -> bool:
+        """GradientMerge.finish(): reduces the gradients of a window that is not full, outside of a backward."""
         self._check_attached("finish()")
         self._check_stopped()
-
-    def _check_attached(self, call: str) -> None:
-        if not self._hooks:
-            raise InvalidUsage(f"{call}: the reducer was removed: make a new one")
+        assert self._merge is not None
+        scale = self._merge.begin_finish()
+        if scale is None:
+            return False
+        self._channel.labels.begin()
+        self._record = self._reduction.begin(None, True, None)
+        self._record.scale = scale
+        self._on_end()
+        return True
 
     def _check_module(self) -> None:
         """Refuses a module whose gradients the reducer would not average, or which another owner averages too."""
-        wrong = shared_with_ddp(self._named, "GradientReducer")
+        wrong = refusals.shared_with_ddp(self._named, "GradientReducer")
         if wrong is None and not self._watch.same():
             change = self._watch.change()
             if change is not None:
@@ -469,27 +419,8 @@ class GradientReducer(Joinable):
             elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
                 self._watch.take()
         if wrong is not None:
-            replicas.refuse_together(wrong, self._group, self._device)
+            refuse_together(wrong, self._group, self._device)
         self._checked = True
-
-    def _abandon(self) -> None:
-        """A backward raised before its end. Raises InvalidUsage if buckets had been sent."""
-        launched, of = self._reduction.sent()
-        arrived = self._reduction.anything_arrived
-        if arrived:
-            self._reduction.drop_window()
-        self._rearm()
-        if launched:
-            if self._merge is not None:
-                self._merge.forget()
-            refuse_stopped(dist.get_rank(self._group), launched, of, "buckets")
-        if self._merge is not None:
-            self._merge.abandon(arrived)
-
-    def _rearm(self) -> None:
-        self._backward.close()
-        self._checked = False
-        self._reduction.rearm()
 
     # -- buffers and uneven inputs --
 
@@ -501,19 +432,11 @@ class GradientReducer(Joinable):
             source = one_rank(own_are_current, self._group, self._device)
         replicas.broadcast_buffers(self._module, self._group, source)
 
-    def shadow_step(self) -> None:
-        """For a rank without inputs (joining.py): takes part in one forward and backward of the others."""
-        self._share_buffers(own_are_current=False)
-        self._reduced_before = active_ranks(False, self._group, self._device) > 0
-        if self._reduced_before:
-            self._reduction.shadow()
-            self._reduction.rearm()
-
-    def copy_state_from_one(self, candidate: bool) -> None:
-        """At the end of join(): the highest rank that is a `candidate` gives its parameters and buffers to all."""
-        replicas.broadcast_state(self._module, self._group, one_rank(candidate, self._group, self._device))
-        self._channel.labels.restart()
-        self._join_config = type(self._join_config).construct_disabled_join_config()
+    def _count_active(self, reduced: bool) -> int:
+        """The number of ranks that call this for a forward whose gradients they will reduce. Collective."""
+        count = torch.tensor([int(reduced)], device=self._device)
+        dist.all_reduce(count, group=self._group)
+        return int(count)
 
     def join_hook(self, **options: Any) -> JoinHook:
         """For torch.distributed.algorithms.join.Join."""
@@ -525,7 +448,7 @@ class GradientReducer(Joinable):
                 "optimizer in backward"
             )
         self._divide_by_initial_world_size = options.get("divide_by_initial_world_size", True)
-        return ReducerJoinHook(self)
+        return _ReducerJoinHook(self)
 
     @property
     def join_device(self) -> torch.device:
@@ -534,3 +457,25 @@ class GradientReducer(Joinable):
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         return self._group
+
+
+class _ReducerJoinHook(JoinHook):
+    """A rank without inputs makes the same collectives, with zeros, for each forward and backward of the others."""
+
+    def __init__(self, reducer: GradientReducer) -> None:
+        self._reducer = reducer
+
+    def main_hook(self) -> None:
+        reducer = self._reducer
+        reducer._share_buffers(own_are_current=False)
+        reducer._reduced_before = reducer._count_active(False) > 0
+        if reducer._reduced_before:
+            reducer._reduction.shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Copies the parameters and buffers of one of the ranks with the most inputs to all ranks."""
+        reducer = self._reducer
+        source = one_rank(is_last_joiner, reducer._group, reducer._device)
+        replicas.broadcast_state(reducer._module, reducer._group, source)
+        reducer._channel.labels.restart()
+        reducer._join_config = type(reducer._join_config).construct_disabled_join_config()

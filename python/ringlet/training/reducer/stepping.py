@@ -7,13 +7,14 @@ are removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from ringlet.errors import InvalidUsage
 
-from .flat_gradients import FlatBucket
+from .flat_gradients import Gradient
+from .record import ReducerBackward
 
 Factory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -23,7 +24,6 @@ class Stepping:
 
     def __init__(self, parameters: list[tuple[str, torch.nn.Parameter]], factory: Factory | None) -> None:
         self.optimizers: dict[str, list[torch.optim.Optimizer]] = {}
-        self._parameters: list[list[torch.optim.Optimizer]] = []
         for name, parameter in parameters:
             found = _taken_over(parameter)
             if factory is not None:
@@ -32,33 +32,25 @@ class Stepping:
                 found = [factory([parameter])]
             if found:
                 self.optimizers[name] = found
-            self._parameters.append(found)
         self.active = bool(self.optimizers)
-        self._stepped: dict[int, torch.nn.Parameter] = {}
+        self._stepped: set[str] = set()
 
-    @torch.no_grad()
-    def step_reduced(self, buckets: Sequence[FlatBucket], used: Sequence[int], waited: bool = False) -> None:
-        """Updates the parameters of the buckets that are reduced by now, if they are `used` and not updated yet.
-
-        `waited`: the caller has waited for all buckets. On a GPU a wait orders streams only, so a work may still run.
-        """
-        for bucket in buckets:
-            waiting = [gradient for gradient in bucket.members if gradient.index not in self._stepped]
-            if not waiting or not (waited or bucket.work.is_completed()):
+    def step(self, record: ReducerBackward, reduced: Iterable[Gradient], used: Sequence[int]) -> None:
+        """Updates the parameters of gradients that are reduced by now, if they are `used` and not updated yet."""
+        for gradient in reduced:
+            if gradient.name in self._stepped:
                 continue
-            bucket.work.wait()
-            for gradient in waiting:
-                if used[gradient.index] and self._parameters[gradient.index]:
-                    gradient.hand_over()
-                    for optimizer in self._parameters[gradient.index]:
-                        optimizer.step()
-                self._stepped[gradient.index] = gradient.parameter
+            self._stepped.add(gradient.name)
+            if used[gradient.index] and gradient.name in self.optimizers:
+                record.give([gradient], used)
+                for optimizer in self.optimizers[gradient.name]:
+                    optimizer.step()
 
-    def end(self) -> None:
+    def end(self, gradients: Iterable[Gradient]) -> None:
         """The end of a reduction: drops the gradients that were used."""
-        for index, parameter in self._stepped.items():
-            if self._parameters[index]:
-                parameter.grad = None
+        for gradient in gradients:
+            if gradient.name in self.optimizers:
+                gradient.parameter.grad = None
         self._stepped.clear()
 
 

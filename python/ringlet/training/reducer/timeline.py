@@ -5,11 +5,20 @@ Host clock, nanoseconds of time.perf_counter_ns. On a GPU these are times of lau
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 now_ns = time.perf_counter_ns
+
+
+def ranges(name: str) -> contextlib.AbstractContextManager[object]:
+    """A range in the traces of torch.profiler, if it is on."""
+    profiled = torch.autograd._profiler_enabled()
+    return torch.profiler.record_function(name) if profiled else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ class WideSums:
             self._aside[index] = grad
             parameter.grad = None
 
-    @torch.no_grad()
     def add(self, index: int, parameter: torch.Tensor) -> None:
         """A gradient has arrived: puts the rounded sum into `.grad`."""
         aside = self._aside.pop(index, None)

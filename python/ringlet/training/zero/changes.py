@@ -16,12 +16,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.flat_memory import same_place
+from ringlet.training.agree import refuse_together
+from ringlet.training.flat import same_place
 from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import shared_with_ddp, wrapped
-from ringlet.training.replicas import refuse_together
 
-from .build import Parts
 from .gather import Residency
 from .shards import FlatUnit
 from .traffic import Traffic
@@ -41,10 +40,11 @@ class Changes:
     `follow` checks parameters of whole units, which can be written at any time. `gathered` checks all parameters.
     """
 
-    def __init__(self, module: nn.Module, parts: Parts, residency: Residency | None, traffic: Traffic) -> None:
-        self._module, self._parts, self._residency, self._traffic = module, parts, residency, traffic
-        self._places = {slot.parameter: (flat, slot) for flat in parts.flats for slot in flat.unit.slots}
-        self._trained = [(s.name, s.parameter) for flat in parts.trainable for s in flat.unit.slots]
+    def __init__(self, module: nn.Module, flats: list[FlatUnit], residency: Residency | None, traffic: Traffic) -> None:
+        self._module, self._device = module, flats[0].unit.device
+        self._residency, self._traffic = residency, traffic
+        self._places = {slot.parameter: (flat, slot) for flat in flats for slot in flat.unit.slots}
+        self._trained = [(s.name, s.parameter) for flat in flats if flat.unit.trainable for s in flat.unit.slots]
         self._whole = [p for p, (flat, _) in self._places.items() if flat.whole is not None]
         self._watch = ModuleWatch(module, [p for p, (flat, _) in self._places.items() if flat.whole is None])
         self._gathering = False
@@ -222,7 +222,7 @@ class Changes:
             )
 
     def _refuse(self, message: str) -> None:
-        refuse_together(message, self._traffic.group, self._parts.flats[0].unit.device)
+        refuse_together(message, self._traffic.group, self._device)
 
 
 def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:

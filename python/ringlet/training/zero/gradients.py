@@ -9,13 +9,14 @@ the model. After the first reduced backward it is the order in which rank 0's un
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate
-from ringlet.training.gradient_hooks import HooksLast, on_gradient
+from ringlet.training.agree import order_of_rank_0
+from ringlet.training.backward import Backward
+from ringlet.training.flat import allocate
+from ringlet.training.launch import Launches
 from ringlet.training.refusals import refuse_again, refuse_layout
 from ringlet.training.reproducible import TreeSums
 
@@ -28,13 +29,14 @@ from .units import Slot
 
 class UnitGradient:
     """The gradient of one unit. `shard`: this rank's part of the latest reduction. `holds`: `value` is of this window.
-    `arrived`: slots of this backward. `seen`: slots of earlier ones that are not reduced yet. `sent`: in this backward.
-    `sum_dtype`: in which the reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept.
-    `tree_of`: reproducible, with windows of so many micro-batches."""
+    `earlier`: the buffer has micro-batches of this window that are not reduced yet. `sum_dtype`: in which the
+    reductions of a window add up. `whole_dtype`: of the whole gradient, if it is kept. `tree_of`: reproducible, with
+    windows of so many micro-batches. `first`: the number of its first parameter, among those of all units."""
 
     def __init__(
         self,
         flat: FlatUnit,
+        first: int,
         pool: Pool,
         group: dist.ProcessGroup,
         sum_dtype: torch.dtype,
@@ -42,7 +44,7 @@ class UnitGradient:
         tree_of: int | None,
     ) -> None:
         unit = flat.unit
-        self.flat, self.pool = flat, pool
+        self.flat, self.first, self.pool = flat, first, pool
         self.keeps_whole = whole_dtype is not None
         self.buffer: torch.Tensor | None = None
         if whole_dtype is not None:
@@ -50,11 +52,7 @@ class UnitGradient:
             self.shard = self.buffer[flat.start : flat.stop]
         else:
             self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
-        self.holds = False
-        self.arrived: set[int] = set()
-        self.seen: set[int] = set()
-        self.sent = False
-        self.pending: Pending | None = None
+        self.holds = self.earlier = False
         self.tree = None if tree_of is None else TreeSums()
         self._tree_of = tree_of
         self._received: torch.Tensor | None = None  # scratch of a reproducible reduction
@@ -77,11 +75,9 @@ class UnitGradient:
             kept.append(self._sum)
         return kept if self.tree is None else kept + self.tree.tensors()
 
-    @torch.no_grad()
-    def take(self, index: int, slot: Slot) -> None:
-        """Moves the gradient from the parameter into the unit's buffer. If a hook has dropped it, it counts as zero."""
-        if self.sent:
-            refuse_again(slot.name, "unit")
+    def take(self, slot: Slot, again: bool) -> None:
+        """Moves the gradient from the parameter into the unit's buffer. If a hook has dropped it, it counts as zero.
+        `again`: adds it to one of this backward."""
         arrived = slot.parameter.grad
         arrived = getattr(arrived, "added_by_backward", arrived)  # if autograd has added it to what was shown there
         if self.buffer is None:
@@ -91,23 +87,22 @@ class UnitGradient:
         elif self.keeps_whole:
             self._keep_value()
         view = self.flat.view(slot, self.buffer)
-        there = index in self.arrived or index in self.seen
+        adds = again or self.earlier
         if arrived is not None:
             refuse_layout(slot.name, arrived.layout)
-            if there:
+            if adds:
                 view.add_(arrived)
             else:
                 view.copy_(arrived)
-        elif not there:
+        elif not adds:
             view.zero_()
         slot.parameter.grad = None
-        self.arrived.add(index)
 
-    def take_rest(self) -> None:
+    def take_rest(self, arrived: set[int]) -> None:
         """Takes what the program has put into `.grad` of parameters without a gradient in this window, or zero."""
-        for index, slot in enumerate(self.flat.unit.slots):
-            if index not in self.arrived and index not in self.seen:
-                self.take(index, slot)
+        for index, slot in enumerate(() if self.earlier else self.flat.unit.slots, self.first):
+            if index not in arrived:
+                self.take(slot, False)
 
     def _keep_value(self) -> None:
         """Moves the value of earlier reductions of this window aside, to add the next one to it."""
@@ -118,30 +113,26 @@ class UnitGradient:
         self._sum.copy_(self.shard)
         self._sums = True
 
-    @torch.no_grad()
-    def launch(self, traffic: Traffic) -> None:
+    def launch(self, arrived: set[int], traffic: Traffic) -> Pending:
         """Starts the reduction. A gradient that did not arrive counts as zero."""
         self._keep_value()
         if self.buffer is None:
             self.buffer = self.pool.borrow(self.flat.unit.count).zero_()
-        self.take_rest()
-        self.sent = True
+        self.take_rest(arrived)
         label = self.flat.unit.label
         if self.tree is None:
-            self.pending = traffic.reduce_scatter(self.shard, self.buffer, label)
-            return
+            return traffic.reduce_scatter(self.shard, self.buffer, label)
         if self.keeps_whole:
             self.tree.add_to([self.buffer], [0])
             self.tree.forget()
         self._received = self.pool.borrow(self.flat.unit.count)
-        self.pending = traffic.exchange_and_add(self.shard, self.buffer, self._received, label)
+        return traffic.exchange_and_add(self.shard, self.buffer, self._received, label)
 
-    @torch.no_grad()
-    def end_micro_batch(self) -> None:
+    def end_micro_batch(self, arrived: set[int]) -> None:
         """Ends a backward that is not reduced."""
-        self.take_rest()
+        self.take_rest(arrived)
         if self.tree is None:
-            self.seen |= self.arrived
+            self.earlier = True
         else:
             assert self.buffer is not None
             self.tree.push([self.buffer.clone()])
@@ -154,12 +145,8 @@ class UnitGradient:
         else:
             tree.push([self.shard.clone()])
 
-    @torch.no_grad()
-    def complete(self) -> None:
-        if self.pending is None:
-            return
-        self.pending.wait()
-        self.pending = None
+    def complete(self, pending: Pending) -> None:
+        pending.wait()
         if self._received is not None:
             self.pool.give_back(self._received)
             self._received = None
@@ -168,145 +155,133 @@ class UnitGradient:
         if self._sums:
             assert self._sum is not None
             self._sum.add_(self.shard)
-        self._give_buffer_back()
-        self.holds = True
-        self.seen.clear()
+        self.give_buffer_back()
+        self.holds, self.earlier = True, False
 
-    def _give_buffer_back(self) -> None:
+    def give_buffer_back(self) -> None:
         if self.buffer is not None and not self.keeps_whole:
             self.pool.give_back(self.buffer)
             self.buffer = None
 
-    @torch.no_grad()
-    def drop(self, late: bool) -> bool:
-        """Drops the gradients of a backward that raised. Returns False if they are already added to others. `late`: a
-        gradient of the next backward has arrived."""
-        self.complete()
-        if not late:
-            for slot in self.flat.unit.slots:
-                slot.parameter.grad = None
-        self._give_buffer_back()
-        return not self.arrived & self.seen
-
     def begin_window(self) -> None:
-        self.holds = self._sums = False
-        self.seen.clear()
-        self.arrived.clear()
+        self.holds = self.earlier = self._sums = False
         if self.tree is not None:
             self.tree.forget()
 
 
-class Gradients:
-    """All units' gradients. `on_backward(parameter)` is called for each one that arrives, before it is taken;
-    `on_arrived(flat)` when a unit has all of a backward's gradients."""
+class ZeroBackward(Backward):
+    """The record of a backward of a Zero. `reducing`: its gradients are reduced. `arrived`: numbers of parameters.
+    `filled`: numbers of the units that have all gradients, in order. `under_way`: reductions, the oldest first."""
 
-    def __init__(
-        self,
-        flats: list[FlatUnit],
-        options: Options,
-        traffic: Traffic,
-        on_backward: Callable[[torch.Tensor], None],
-        on_arrived: Callable[[FlatUnit], None],
-    ) -> None:
+    def __init__(self, end: Callable[[], None] | None, reducing: bool, order: list[UnitGradient]) -> None:
+        super().__init__(end)
+        self.reducing, self.order = reducing, order
+        self.launches = Launches([len(unit.flat.unit.slots) for unit in order])
+        self.arrived: set[int] = set()
+        self.filled: list[int] = []
+        self.under_way: list[tuple[UnitGradient, Pending]] = []
+
+
+class Gradients:
+    """All units' gradients, and the order in which they are sent."""
+
+    def __init__(self, flats: list[FlatUnit], options: Options, traffic: Traffic) -> None:
         self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
         self._traffic = traffic
-        self._on_backward, self._on_arrived = on_backward, on_arrived
         whole = options.stage == 1
         self._in_flight = len(flats) if whole else 1  # reductions beside the one that is being filled
         self.units: list[UnitGradient] = []
+        self._places: list[tuple[int, Slot]] = []  # of each parameter
         for flat in flats:
             key = (flat.unit.dtype, flat.unit.device)
             pool = self.pools.setdefault(key, Pool(*key, traffic.group))
             sum_dtype = options.sum_dtype(flat.unit.dtype)
             whole_dtype = (sum_dtype if options.accumulate > 1 else flat.unit.dtype) if whole else None
             tree_of = options.accumulate if options.reproducible else None
-            self.units.append(UnitGradient(flat, pool, traffic.group, sum_dtype, whole_dtype, tree_of))
-        self._order = sorted(self.units, key=lambda u: (u.flat.unit.small, -u.flat.unit.index))
-        self._filled: list[UnitGradient] = []  # in the order seen in this backward
-        self._launched = 0
-        self._ordered = False
-        self.reducing = True  # whether the backward under way is reduced
-        self._last = HooksLast()
+            first = len(self._places)
+            self._places += [(len(self.units), slot) for slot in flat.unit.slots]
+            self.units.append(UnitGradient(flat, first, pool, traffic.group, sum_dtype, whole_dtype, tree_of))
+        numbers = range(len(self.units))
+        self._set_order(sorted(numbers, key=lambda n: (flats[n].unit.small, -flats[n].unit.index)))
+        self._ordered = len(self.units) < 2
 
-    def attach(self) -> list[Any]:
-        """Hooks on every parameter; returns their handles."""
-        handles = []
-        for number, unit in enumerate(self.units):
-            for index, slot in enumerate(unit.flat.unit.slots):
-                handles.append(on_gradient(slot.parameter, self._on_gradient, number, index))
-                self._last.add(slot.parameter, handles[-1])
-        return handles
-
-    def open(self, reducing: bool) -> None:
-        """A backward begins. `reducing`: its gradients are reduced."""
-        self.reducing = reducing
-        self._last.keep()
+    def _set_order(self, order: list[int]) -> None:
+        self._order = order
+        self._part_of = {number: part for part, number in enumerate(order)}
 
     @property
-    def launched(self) -> int:
-        return self._launched
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [slot.parameter for _, slot in self._places]
 
-    def finish(self, reduce: bool) -> bool:
-        """Ends a backward; with `reduce`, returns with the shards complete. False if nothing arrived."""
-        if not any(unit.arrived for unit in self.units):
-            return False
-        if reduce:
-            self.reduce_all()
-            if not self._ordered:
-                self._settle_order()
-        else:
+    def begin(self, end: Callable[[], None] | None, reducing: bool) -> ZeroBackward:
+        return ZeroBackward(end, reducing, [self.units[number] for number in self._order])
+
+    def take(self, record: ZeroBackward, index: int) -> FlatUnit | None:
+        """A gradient has arrived. Returns its unit, if this was the last that it lacked."""
+        number, slot = self._places[index]
+        part, again = self._part_of[number], index in record.arrived
+        if part < record.launches.sent:
+            refuse_again(slot.name, "unit")
+        self.units[number].take(slot, again)
+        if again:
+            return None
+        record.arrived.add(index)
+        record.launches.waiting[part] -= 1
+        if record.launches.waiting[part]:
+            return None
+        record.filled.append(number)
+        return self.units[number].flat
+
+    def launch(self, record: ZeroBackward) -> None:
+        """Sends what can be sent."""
+        while record.reducing and (part := record.launches.next()) is not None:
+            unit = record.order[part]
+            record.under_way.append((unit, unit.launch(record.arrived, self._traffic)))
+            self._complete(record, self._in_flight)
+
+    def _complete(self, record: ZeroBackward, but: int) -> None:
+        """Completes the reductions, `but` for the latest ones."""
+        while len(record.under_way) > but:
+            unit, pending = record.under_way[0]
+            unit.complete(pending)
+            del record.under_way[0]
+
+    def close(self, record: ZeroBackward) -> None:
+        """Ends a backward; if it reduces, the shards are complete then."""
+        if not record.reducing:
             for unit in self.units:
-                unit.end_micro_batch()
-        self.rearm()
-        return True
+                unit.end_micro_batch(record.arrived)
+            return
+        record.launches.fill()
+        self.launch(record)
+        self._complete(record, 0)
+        if not self._ordered:
+            device = self.units[0].flat.unit.device
+            self._set_order(order_of_rank_0(record.filled, self._order, self._traffic.group, device))
+            self._ordered = True
 
-    def reduce_all(self) -> None:
-        while self._launched < len(self._order):
-            self._launch_next()
-        for unit in self._order:
-            unit.complete()
+    @torch.no_grad()
+    def reduce_rest(self) -> None:
+        """Reduces what backwards that were not reduced have left, outside of a backward."""
+        record = self.begin(None, True)
+        record.launches.fill()
+        self.launch(record)
+        self._complete(record, 0)
 
-    def rearm(self) -> None:
-        self._filled, self._launched = [], 0
+    @torch.no_grad()
+    def drop(self, record: ZeroBackward, late: bool) -> bool:
+        """Drops the gradients of a backward that raised, and returns borrowed buffers. Returns False if they are
+        already added to others. `late`: a gradient of the next backward has arrived."""
+        self._complete(record, 0)
         for unit in self.units:
-            unit.arrived.clear()
-            unit.sent = False
-
-    def abandon(self, late: bool) -> bool:
-        """Drops the gradients of a backward that raised, and returns borrowed buffers. False: the window is wrong."""
-        whole = [unit.drop(late) for unit in self.units]
-        self.rearm()
-        return all(whole)
+            unit.give_buffer_back()
+        whole = True
+        for index, (number, slot) in enumerate(self._places):
+            if not late:
+                slot.parameter.grad = None
+            whole = whole and not (index in record.arrived and self.units[number].earlier)
+        return whole
 
     def begin_window(self) -> None:
         for unit in self.units:
             unit.begin_window()
-
-    def _on_gradient(self, number: int, index: int) -> None:
-        unit = self.units[number]
-        slot = unit.flat.unit.slots[index]
-        self._on_backward(slot.parameter)
-        unit.take(index, slot)
-        if len(unit.arrived) < len(unit.flat.unit.slots) or unit in self._filled:
-            return
-        self._filled.append(unit)
-        self._on_arrived(unit.flat)
-        while self.reducing and self._launched < len(self._order) and self._order[self._launched] in self._filled:
-            self._launch_next()
-
-    def _launch_next(self) -> None:
-        self._order[self._launched].launch(self._traffic)
-        self._launched += 1
-        under_way = [unit for unit in self._order[: self._launched] if unit.pending is not None]
-        for unit in under_way[: -self._in_flight]:
-            unit.complete()
-
-    def _settle_order(self) -> None:
-        """Sets the order once: the order in which rank 0's units filled. Units that did not fill come last."""
-        self._ordered = True
-        if len(self.units) < 2:
-            return
-        seen = [*self._filled, *(unit for unit in self._order if unit not in self._filled)]
-        order = torch.tensor([self.units.index(unit) for unit in seen], device=self.units[0].flat.unit.device)
-        dist.broadcast(order, group=self._traffic.group, group_src=0)
-        self._order = [self.units[index] for index in order.tolist()]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import ResourceError
-from ringlet.training.flat_memory import allocate
+from ringlet.training.flat import allocate
 from ringlet.training.gradient_hooks import storage_owners
 
 

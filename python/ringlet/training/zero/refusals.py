@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.refusals import (
-    device_of,
-    refuse_grad_dtype,
-    refuse_owned,
-    refuse_scripted,
-    refuse_sparse,
-    without_values,
-    wrapped,
-)
-from ringlet.training.replicas import ignored, refuse_together
+from ringlet.training.refusals import refuse_module, refuse_scripted, without_values
+from ringlet.training.replicas import ignored
 
 from .optimizer import MakeOptimizer, OptionsBy, OptionsOf, key_of
 from .options import COMPUTE, Options
 
-WHO = "Zero"
-
-
-@contextmanager
-def refusing_alike(module: nn.Module, group: dist.ProcessGroup) -> Iterator[None]:
-    """If a rank raises InvalidUsage inside, all ranks raise it."""
-    try:
-        yield
-    except InvalidUsage as error:
-        refuse_together(str(error), group, device_of(module))
-
 
 def refuse_unsupported(module: nn.Module, options: Options) -> None:
     named = list(module.named_parameters())
-    refuse_owned(named, WHO)
-    wrong = wrapped(module, WHO, nn.DataParallel)
-    if wrong is not None:
-        raise InvalidUsage(wrong)
-    refuse_sparse(module, WHO)
     if options.stage == 3:
         refuse_scripted(module.modules(), "Zero at stage 3", "use stage 1 or 2, or the module before torch.jit.script")
-    refuse_scripted([module], WHO, "put it into a module, as torch.nn.Sequential(module)")
-    refuse_grad_dtype((item for item in named if not nn.parameter.is_lazy(item[1])), WHO)
-    if not any(p.requires_grad for _, p in named):
-        raise InvalidUsage(f"Zero: no parameter of {type(module).__name__} requires a gradient")
+    refuse_module(module, named, "Zero", nn.DataParallel)
     for name, p in named:
         wrong = _unfit(p) or without_values(p) or _untrainable(p, options)
         if wrong is not None:

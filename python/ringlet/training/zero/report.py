@@ -1,4 +1,4 @@
-"""A Zero's report: the memory that it holds, the bytes that it sent, and the times of its phases."""
+"""A Zero's report: the memory that it holds, and the times of its phases."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from .build import Parts
 from .gradients import Gradients
 from .memory import MappedFiles, storage_bytes
 from .optimizer import ShardedOptimizer
-from .options import Options
 from .shards import FlatUnit
 from .traffic import Traffic
 
@@ -37,31 +35,6 @@ def memory(
         in_files += [tensor for tensor in tensors if any(file.hold(tensor) for file in kept)]
         held[kind] = storage_bytes(outside)
     return {**held, "total": sum(held.values()), "file": storage_bytes(in_files)}
-
-
-def communication(traffic: Traffic) -> dict[str, int]:
-    """The least bytes that this rank has sent since it began."""
-    return {
-        "gathered_bytes": traffic.gathered_bytes,
-        "reduced_bytes": traffic.reduced_bytes,
-        "sent_bytes": traffic.gathered_bytes + traffic.reduced_bytes,
-        "collectives": traffic.collectives,
-    }
-
-
-def describe(parts: Parts, gradients: Gradients, options: Options, traffic: Traffic, progress: tuple[int, int]) -> str:
-    """One line for people. `progress`: steps, and micro-batches of the window."""
-    told = memory(parts.flats, gradients, parts.sharded, parts.files)
-    slots = [slot for flat in parts.trainable for slot in flat.unit.slots]
-    held = f"{told['total']} bytes held" + (f" and {told['file']} in files" if told["file"] else "")
-    elements = sum(slot.stop - slot.start for slot in slots)
-    chosen = {name: value for name, value in options.chosen().items() if name not in ("stage", "optimizer")}
-    settings = "".join(f", {name}={value!r}" for name, value in chosen.items())
-    return (
-        f"Zero(stage={options.stage}, rank {traffic.rank} of {traffic.world}, {options.optimizer}, {len(slots)} "
-        f"trained parameters of {elements} elements in {len(parts.trainable)} units, {held}, steps={progress[0]}, "
-        f"micro-batch {progress[1]} of {options.accumulate}{settings})"
-    )
 
 
 class Clock:

@@ -20,7 +20,7 @@ from ringlet.training.reproducible import norms_over_ranks
 
 from .gradients import UnitGradient
 from .optimizer import ShardedOptimizer
-from .window import Window
+from .window import ZeroWindow
 
 _aten = torch.ops.aten
 _ELEMENTWISE = {
@@ -132,7 +132,7 @@ class ShownGradients:
     """The ShardedGradients of a Zero. `show` puts them into `.grad`, `hide` takes them away."""
 
     def __init__(
-        self, units: list[UnitGradient], sharded: ShardedOptimizer, group: dist.ProcessGroup, window: Window
+        self, units: list[UnitGradient], sharded: ShardedOptimizer, group: dist.ProcessGroup, window: ZeroWindow
     ) -> None:
         self._group, self._window, self._units = group, window, units
         self._names: list[str] = []
@@ -145,6 +145,7 @@ class ShownGradients:
                 self._names.append(slot.name)
                 self._shown.append((slot.parameter, self._made(slot.parameter, parts)))
         self._slots = [gradient for _, gradient in self._shown]
+        self._ids = {id(parameter) for parameter, _ in self._shown}
         by_flat = {unit.flat: unit for unit in units}
         self._groups = len(sharded.group_names)
         self._pieces = len(sharded.pieces)
@@ -172,6 +173,18 @@ class ShownGradients:
         for tensor, gradient in self._shown:
             if tensor.grad is gradient and gradient.added_by_backward is None:
                 tensor.grad = None
+
+    def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Refuses a step of another optimizer over the module's parameters: it would find no gradients."""
+        for group in optimizer.param_groups:
+            untrained = (p for p in group["params"] if p.grad is None or isinstance(p.grad, ShardedGradient))
+            for parameter in [*group["params"][:1], *untrained]:
+                if id(parameter) in self._ids:
+                    raise InvalidUsage(
+                        f"step() of an optimizer ({type(optimizer).__name__}) that holds a parameter of shape "
+                        f"{list(parameter.shape)} which a Zero trains: the gradients are in shards, and step() "
+                        "would train nothing. Call zero.step(), or use zero.optimizer instead"
+                    )
 
     def changed(self) -> list[int]:
         """The numbers of those that others have exchanged since `show`."""

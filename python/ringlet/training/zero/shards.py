@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat_memory import allocate, part_of, same_place
+from ringlet.training.flat import allocate, part_of, same_place
 
 from .memory import MappedFiles
 from .options import Offload

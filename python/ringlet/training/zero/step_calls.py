@@ -1,7 +1,6 @@
-"""Makes `step` of the optimizer over the shards a Zero's, and refuses `step` of others over the module's parameters.
+"""Makes `step` of the optimizer over the shards a Zero's.
 
 A training loop that knows only optimizers (GradScaler, Lightning, the transformers Trainer) uses `Zero.optimizer`.
-Another optimizer over the module's parameters would find no gradients, and train nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.gradient_hooks import owner_of
 
-from .gradients import Gradients
 from .optimizer import ShardedOptimizer
-from .sharded_gradient import LOSS_SCALING, ShardedGradient
+from .sharded_gradient import LOSS_SCALING
 
 MARK = "ringlet: part of a Zero"  # in the optimizer's own state_dict()
 
 
-def lead_to_zero(
+def patch_optimizer_step(
     sharded: ShardedOptimizer, rank: int, zero_step: Callable[[], bool], zero_grad: Callable[[], None]
 ) -> None:
     """Makes `step` and `zero_grad` of the optimizer over the shards those of its Zero. Within an update, `step` is the
@@ -80,21 +76,3 @@ def _refuse_scaled(optimizer: Any) -> None:
     if hasattr(optimizer, "grad_scale"):
         del optimizer.grad_scale, optimizer.found_inf
         raise InvalidUsage(LOSS_SCALING)
-
-
-@functools.cache
-def refuse_other_optimizers() -> None:
-    """Once in a process: from now on `step` of an optimizer that holds a parameter of a Zero raises InvalidUsage."""
-    register_optimizer_step_pre_hook(_before_any_step)
-
-
-def _before_any_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    for group in optimizer.param_groups:
-        untrained = (p for p in group["params"] if p.grad is None or isinstance(p.grad, ShardedGradient))
-        for parameter in [*group["params"][:1], *untrained]:
-            if isinstance(owner_of(parameter), Gradients):
-                raise InvalidUsage(
-                    f"step() of an optimizer ({type(optimizer).__name__}) that holds a parameter of shape "
-                    f"{list(parameter.shape)} which a Zero trains: the gradients are in shards, and step() "
-                    "would train nothing. Call zero.step(), or use zero.optimizer instead"
-                )

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ringlet.training import flat
 from ringlet.training.call_labels import make_call_labels
 
-ALIGNMENT_BYTES = 64
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
 
@@ -150,10 +150,10 @@ def _cut(parameters: list[nn.Parameter], cap: int) -> Iterator[list[nn.Parameter
 
 def _lay_out(index: int, named: list[tuple[str, nn.Parameter, nn.Module]], small: bool, world: int) -> Unit:
     first = named[0][1]
-    align = max(1, ALIGNMENT_BYTES // first.element_size())
-    slots, end = [], 0
-    for name, parameter, user in named:
-        slots.append(Slot(name, parameter, parameter.shape, end, end + parameter.numel(), user))
-        end += -(-parameter.numel() // align) * align
-    shard = -(-max(end, 1) // (world * align)) * align
+    starts, end = flat.lay_out((parameter.numel() for _, parameter, _ in named), first.element_size())
+    slots = [
+        Slot(n, p, p.shape, start, start + p.numel(), user) for (n, p, user), start in zip(named, starts, strict=True)
+    ]
+    align = flat.alignment(first.element_size())
+    shard = -(-end // (world * align)) * align
     return Unit(index, slots, shard * world, shard, first.dtype, first.device, first.requires_grad, small)

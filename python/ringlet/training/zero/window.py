@@ -4,57 +4,57 @@ from __future__ import annotations
 
 import torch
 
+from ringlet.training.window import Window
+
 from .gradients import UnitGradient
 from .options import Options
+from .traffic import Traffic
 
 
-class Window:
-    """`micro_batches`: backwards so far; `stepped_at`: how many of them there were at the latest step(). `factor`: of
-    clipping. `updating`: the window ends now, also if it is not full."""
+class ZeroWindow(Window):
+    """`stepped_at`: how many micro-batches there were at the latest step(). `factor`: of clipping. `updating`: the
+    window ends now, also if it is not full."""
 
-    def __init__(self, options: Options, units: list[UnitGradient], world: int) -> None:
-        self._options, self._units = options, units
-        self._ranks = world if options.reproducible else 1  # whose sum the shards hold, else their average
+    def __init__(self, options: Options, units: list[UnitGradient], traffic: Traffic) -> None:
+        super().__init__(options.accumulate, traffic.group, units[0].flat.unit.device)
+        self._average, self._units, self.reproducible = options.average, units, options.reproducible
+        self._ranks = traffic.world if options.reproducible else 1  # whose sum the shards hold, else their average
         self.begin()
 
-    @property
-    def reproducible(self) -> bool:
-        return self._options.reproducible
-
     def begin(self) -> None:
-        self.micro_batches = self.stepped_at = 0
+        self.seen = self.stepped_at = 0
         self.factor: torch.Tensor | None = None
         self._folded = False
         self.updating = False
 
     def count(self) -> None:
-        self.micro_batches += 1
+        self.seen += 1
         self.factor = None
 
     @property
     def full(self) -> bool:
-        return self.micro_batches >= self._options.accumulate
+        return self.seen >= self.k
 
     @property
     def stepped(self) -> bool:
         """Whether step() has counted the latest micro-batch, and the window goes on."""
-        return not self.full and self.micro_batches == self.stepped_at
+        return not self.full and self.seen == self.stepped_at
 
     def unfinished(self) -> str | None:
         """Why the gradients are not complete, or None."""
         if self.full or self.updating:
             return None
         return (
-            f"after {self.micro_batches} of {self._options.accumulate} micro-batches: it is not complete: pass "
-            "max_norm= to Zero, which clips complete gradients, or call zero_grad() to drop the window"
+            f"{self.told()}: it is not complete: pass max_norm= to Zero, which clips complete gradients, or call "
+            "zero_grad() to drop the window"
         )
 
     def multiplier(self) -> float | torch.Tensor:
         """The factor between the shards' values and the gradients: of averages over micro-batches, and of clipping."""
         scale = 1.0
-        if self._options.average and not self._folded:
+        if self._average and not self._folded:
             # backwards of one micro-batch add up, as without a Zero
-            scale = 1.0 / (min(self.micro_batches, self._options.accumulate) * self._ranks)
+            scale = 1.0 / (min(self.seen, self.k) * self._ranks)
         return scale if self.factor is None else self.factor * scale
 
     @torch.no_grad()

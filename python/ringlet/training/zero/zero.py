@@ -1,4 +1,17 @@
-"""ZeRO: the model's states in shards over the ranks of a group (Rajbhandari et al., SC 2020, arXiv 1910.02054)."""
+"""ZeRO: the model's states in shards over the ranks of a group (Rajbhandari et al., SC 2020, arXiv 1910.02054).
+
+The way of a gradient from autograd to its shard:
+
+    Zero._take             opens the record of the backward, if it is the first (training/backward.py)
+    Gradients.take         finds its unit
+    UnitGradient.take      puts it into the unit's buffer; if the unit has all:
+    Gradients.launch       in launch order
+    UnitGradient.launch    zeros for what did not arrive
+    Traffic.reduce_scatter
+    Zero._close            at the end of the backward
+    Gradients.close        sends the rest
+    UnitGradient.complete  waits, adds to the window's sum
+"""
 
 from __future__ import annotations
 
@@ -15,29 +28,32 @@ from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.renamed import renamed, renamed_argument
 from ringlet.training import replicas
-from ringlet.training.backward import Backward, differentiable, in_backward
-from ringlet.training.gradient_hooks import ForwardHook
-from ringlet.training.refusals import group_of, refuse_stopped
+from ringlet.training.agree import check_agreement, refusing_together
+from ringlet.training.backward import Trainer, in_backward
+from ringlet.training.call_labels import number_in
+from ringlet.training.optimizer_steps import call_before_steps, call_no_more
+from ringlet.training.refusals import device_of, group_of, refuse_stopped
 from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
-from .build import build
 from .changes import Changes
 from .gather import Residency
-from .gradients import Gradients
-from .optimizer import OptionsOf, Piece, global_norm, refuse_if_not_elementwise
+from .gradients import Gradients, ZeroBackward
+from .memory import MappedFiles
+from .optimizer import OptionsBy, OptionsOf, Piece, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
 from .options import Offload, Options, offload_of, refuse_max_norm
-from .refusals import options_by_parameter, refuse_unsupported, refusing_alike
+from .refusals import options_by_parameter, refuse_unsupported
 from .released import restore
-from .report import Clock, communication, describe, memory
+from .report import Clock, memory
 from .sharded_gradient import ShownGradients
 from .shards import FlatUnit
-from .step_calls import lead_to_zero, refuse_other_optimizers
+from .step_calls import patch_optimizer_step
 from .traffic import Traffic
-from .window import Window
+from .units import Limits, assign, give_labels
+from .window import ZeroWindow
 
 
-class Zero:
+class Zero(Trainer[ZeroBackward]):
     """Trains a module with its states divided over the ranks of a group, so that each rank keeps 1/N of them.
 
         zero = ringlet.Zero(model, torch.optim.AdamW, stage=2, dtype=torch.bfloat16, lr=1e-3)
@@ -84,6 +100,7 @@ class Zero:
     the same modules in the same order, and make the same calls of `step`.
     """
 
+    _noun = "Zero"
     steps = 0
 
     @renamed_argument("process_group", "group")
@@ -116,7 +133,7 @@ class Zero:
         self.module = module
         self._group = group_of(module, group, "Zero")
         make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
-        with refusing_alike(module, self._group):
+        with refusing_together(self._group, device_of(module)):
             refuse_if_not_elementwise(optimizer_class, elementwise)
             self.options = Options(
                 stage, dtype, accumulate, average, accumulate_dtype, max_norm, bucket_elements, gather_elements,
@@ -130,24 +147,77 @@ class Zero:
             self._checks = Checks(module, "Zero") if reproducible else None
             options_by = options_by_parameter(module, options_of, make)
         self._traffic = Traffic(self._group, overlap)
-        self._parts = build(module, self.options, self._traffic, make, options_by)
+        offloads = (self.options.offload_optimizer, self.options.offload_parameters)
+        # of the optimizer's offloaded tensors, and of the parameters'
+        self._files = [MappedFiles(o.path) if o is not None and o.path is not None else None for o in offloads]
+        self._flats = self._make_flats(options_by)
+        trained = [flat for flat in self._flats if flat.unit.trainable]
+        offload = (self.options.offload_optimizer, self._files[0])
+        self._sharded = ShardedOptimizer(trained, make, options_by, sub_group_elements, offload)
+        for flat in self._flats:
+            flat.initial = None
         self._residency: Residency | None = None
         if stage == 3:
-            self._residency = Residency(self._parts.in_shards, self._traffic, self._parts.files[1], self._open_backward)
-        self._gradients = Gradients(
-            self._parts.trainable, self.options, self._traffic, self._on_gradient, self._on_arrived
-        )
-        self._window = Window(self.options, self._gradients.units, self._traffic.world)
-        self._shown = ShownGradients(self._gradients.units, self._parts.sharded, self._group, self._window)
+            self._residency = Residency(self._in_shards, self._traffic, self._files[1], self._open_in_backward)
+        self._gradients = Gradients(trained, self.options, self._traffic)
+        self._window = ZeroWindow(self.options, self._gradients.units, self._traffic)
+        self._shown = ShownGradients(self._gradients.units, self._sharded, self._group, self._window)
         self._placeholders: list[Piece] = []  # whose states were made to load into
         self._clock = Clock(self._traffic)
-        self._backward = Backward()
-        self._changes = Changes(module, self._parts, self._residency, self._traffic)
-        self._hooks = self._attach()
+        self._changes = Changes(module, self._flats, self._residency, self._traffic)
+        patch_optimizer_step(self._sharded, self._traffic.rank, self.step, self._zero_grad_after_step)
+        call_before_steps(self._shown)
+        residency_hooks = [] if self._residency is None else self._residency.attach(module)
+        self._attach(module, self._gradients.parameters, always_call=True)
+        self._hooks += residency_hooks
+
+    @torch.no_grad()
+    def _make_flats(self, options_by: OptionsBy) -> list[FlatUnit]:
+        """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
+        module, options, group = self.module, self.options, self._group
+        given = [
+            f"options of {name}: {key_of(options_by[p])}" for name, p in module.named_parameters() if p in options_by
+        ]
+        given += Checks.lines() if options.reproducible else []
+        device = next(module.parameters()).device
+        check_agreement([*options.lines(), *replicas.describe(module), *given], group, device)
+        replicas.broadcast_state(module, group)
+        values = {id(p): p.data for p in module.parameters()}
+        if options.dtype is not None:
+            module._apply(lambda tensor: tensor.to(options.dtype) if tensor.is_floating_point() else tensor)
+        limits = Limits(min(options.bucket_elements, options.gather_elements), options.persistence_elements)
+        units = assign(module, limits, self._traffic.world)
+        give_labels(units, number_in(group, "Zero"))
+        flats = []
+        for unit in units:
+            if not unit.trainable and options.stage < 3:
+                continue
+            whole = options.stage < 3 or unit.small
+            flat = FlatUnit(unit, [values.pop(id(slot.parameter)) for slot in unit.slots], whole, group)
+            if options.offload_parameters is not None and not whole:
+                flat.offload(options.offload_parameters, self._files[1])
+            flats.append(flat)
+        return flats
+
+    @property
+    def _in_shards(self) -> list[FlatUnit]:
+        return [flat for flat in self._flats if flat.whole is None]
 
     def __repr__(self) -> str:
-        progress = (self.steps, self._window.micro_batches)
-        return describe(self._parts, self._gradients, self.options, self._traffic, progress)
+        told, options = self._memory(), self.options
+        slots = [slot for unit in self._gradients.units for slot in unit.flat.unit.slots]
+        held = f"{told['total']} bytes held" + (f" and {told['file']} in files" if told["file"] else "")
+        elements = sum(slot.stop - slot.start for slot in slots)
+        chosen = {name: value for name, value in options.chosen().items() if name not in ("stage", "optimizer")}
+        settings = "".join(f", {name}={value!r}" for name, value in chosen.items())
+        return (
+            f"Zero(stage={options.stage}, rank {self._traffic.rank} of {self._traffic.world}, {options.optimizer}, "
+            f"{len(slots)} trained parameters of {elements} elements in {len(self._gradients.units)} units, {held}, "
+            f"steps={self.steps}, micro-batch {self._window.seen} of {options.accumulate}{settings})"
+        )
+
+    def _memory(self) -> dict[str, int]:
+        return memory(self._flats, self._gradients, self._sharded, self._files)
 
     @property
     def micro_batches(self) -> range:
@@ -167,7 +237,7 @@ class Zero:
         Its `step` (also with a closure) and `zero_grad` are those of the Zero. Only `zero_grad` after a `step` that did
         not end the window keeps the window. It refuses loss scaling, which bfloat16 does not need.
         """
-        return self._parts.sharded.optimizer
+        return self._sharded.optimizer
 
     def step(self, partial: bool = False) -> bool:
         """Updates the parameters if the window is full, and returns whether it did. Call it after every backward.
@@ -178,29 +248,30 @@ class Zero:
 
         Raises InvalidUsage after `remove()`, as do `clip_grad_norm_`, `gathered` and `load_state_dict`.
         """
-        self._refuse_removed("step()")
+        self._check_attached("step()")
         self._changes.refuse_gathered("step()")
-        self._abandon()
+        self._check_stopped()
         self._take_exchanged()
-        if self._window.micro_batches == 0 and not partial:
+        if self._window.seen == 0 and not partial:
             raise InvalidUsage("step() without a backward since the last step(): there are no gradients")
-        self._window.stepped_at = self._window.micro_batches
+        self._window.stepped_at = self._window.seen
         if not self._window.full and not partial:
             return False
-        if self._checks is not None and not self._window.full and self._window.micro_batches:
+        if self._checks is not None and not self._window.full and self._window.seen:
             raise InvalidUsage(
-                f"step(partial=True) after {self._window.micro_batches} of {self.options.accumulate} micro-batches: "
+                f"step(partial=True) after {self._window.seen} of {self.options.accumulate} micro-batches: "
                 "with reproducible=True every window is full: call zero_grad(), which drops it"
             )
-        if self._window.micro_batches == 0 and self.options.accumulate == 1:
+        if self._window.seen == 0 and self.options.accumulate == 1:
             return False
         self._changes.follow()
         self._changes.refuse_frozen()
         with self._clock.phase("step"):
             self._complete_window()
-            if self.options.accumulate > 1:
-                self._compare_windows()
-            if self._window.micro_batches == 0:  # on every rank
+            if self.options.accumulate > 1:  # each rank scales its own shard by its own number of micro-batches
+                counts = self._window.compare(self._window.seen).wait()
+                self._window.refuse_unequal(counts, "Nothing was updated: call zero_grad() on every rank")
+            if self._window.seen == 0:  # on every rank
                 self._begin_window()
                 return False
             if self.options.max_norm is not None:
@@ -218,12 +289,12 @@ class Zero:
         It works as `torch.nn.utils.clip_grad_norm_` on the averaged gradients, also when it is called again; `inf`
         scales nothing. Collective, and possible only when the window is full.
         """
-        self._refuse_removed("clip_grad_norm_()")
+        self._check_attached("clip_grad_norm_()")
         refuse_max_norm(max_norm)
         self._take_exchanged()
         if not self._window.full:
             raise InvalidUsage(
-                f"clip_grad_norm_ after {self._window.micro_batches} of {self.options.accumulate} micro-batches: the "
+                f"clip_grad_norm_ after {self._window.seen} of {self.options.accumulate} micro-batches: the "
                 "gradients are not complete: pass max_norm= to Zero, which clips complete gradients"
             )
         return self._clip(max_norm)
@@ -254,7 +325,7 @@ class Zero:
 
         Raises InvalidUsage for a parameter that only other ranks change.
         """
-        self._refuse_removed("gathered()")
+        self._check_attached("gathered()")
         with self._changes.gathered() as kept:
             yield
         if kept:
@@ -270,21 +341,21 @@ class Zero:
         by parameter name, in the parameters' own shapes. Parameters are the float32 masters if there are any.
         """
         self._changes.refuse_gathered("state_dict()")
-        if self._window.micro_batches:
+        if self._window.seen:
             raise InvalidUsage(
-                f"state_dict() after {self._window.micro_batches} of {self.options.accumulate} micro-batches: a "
+                f"state_dict() after {self._window.seen} of {self.options.accumulate} micro-batches: a "
                 "checkpoint has no gradients: save after a step() that updated, call step(partial=True), which updates "
                 "with these gradients, or zero_grad(), which drops them"
             )
         self._changes.follow()
         replicas.broadcast_buffers(self.module, self._group)
-        self._parts.sharded.take_written(self._parts.sharded.pieces)
-        made = self._parts.sharded.make_states()
+        self._sharded.take_written(self._sharded.pieces)
+        made = self._sharded.make_states()
         if self.steps == 0:
             self._placeholders = self._placeholders or made
         return {
-            "model": checkpoint.model_state(self.module, self._parts.flats, self._parts.sharded),
-            "optimizer": checkpoint.optimizer_state(self._parts.flats, self._parts.sharded),
+            "model": checkpoint.model_state(self.module, self._flats, self._sharded),
+            "optimizer": checkpoint.optimizer_state(self._flats, self._sharded),
             "steps": self.steps,
         }
 
@@ -293,9 +364,9 @@ class Zero:
 
         If it refuses what was loaded, the parameters and moments have the loaded values nevertheless, on every rank.
         """
-        self._refuse_removed("load_state_dict()")
+        self._check_attached("load_state_dict()")
         self._changes.refuse_gathered("load_state_dict()")
-        if self._window.micro_batches and self._changes.pending():  # what was written is kept
+        if self._window.seen and self._changes.pending():  # what was written is kept
             raise InvalidUsage(
                 "load_state_dict() between a backward and its step(), with parameters written since: call zero_grad(), "
                 "and write and load again"
@@ -303,44 +374,39 @@ class Zero:
         if self._residency is not None:
             self._residency.before_update()
         try:
-            if self._window.micro_batches:
+            if self._window.seen:
                 raise InvalidUsage(
                     "load_state_dict() between a backward and its step(): call zero_grad(), which drops the gradients "
                     "of the old parameters, and load again"
                 )
-            checkpoint.load_optimizer_state(state["optimizer"], self._parts.sharded)
+            checkpoint.load_optimizer_state(state["optimizer"], self._sharded)
             self.steps = state["steps"]
             # from before a first step, which is to make the states
-            self._placeholders = self._parts.sharded.pieces if self.steps == 0 and self._parts.sharded.lazy else []
+            self._placeholders = self._sharded.pieces if self.steps == 0 and self._sharded.lazy else []
         finally:
             self._take_loaded()
 
     def _take_loaded(self) -> None:
         """The shards were loaded in place."""
-        self._parts.sharded.round_masters()
-        for flat in self._parts.flats:
+        self._sharded.round_masters()
+        for flat in self._flats:
             if flat.whole is not None:
                 self._traffic.all_gather(flat.whole, flat.shard, flat.unit.label).wait()
         self._mark_changed()
 
     def remove(self) -> None:
         """Takes the Zero off the module: its parameters are whole and ordinary, and backwards local. Collective."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._detach()
+        call_no_more(self._shown)
         self._shown.hide()
         if self._residency is not None:
             self._residency.hold_all()
-            slots = [slot for flat in self._parts.in_shards for slot in flat.unit.slots]
+            slots = [slot for flat in self._in_shards for slot in flat.unit.slots]
             whole = [(slot.parameter, slot.parameter.detach().clone()) for slot in slots]
             self._residency.let_go_all(False)
             for parameter, values in whole:
                 restore(parameter, values)
             self._residency = None
-
-    def _refuse_removed(self, call: str) -> None:
-        if not self._hooks:
-            raise InvalidUsage(f"{call}: the Zero was removed: make a new one")
 
     def stats(self) -> dict[str, Any]:
         """This rank's memory, bytes sent and times, as plain numbers.
@@ -355,12 +421,15 @@ class Zero:
             "stage": self.options.stage,
             "world": self._traffic.world,
             "steps": self.steps,
-            "units": [
-                (unit.count, [slot.name for slot in unit.slots]) for unit in (flat.unit for flat in self._parts.flats)
-            ],
-            "memory": memory(self._parts.flats, self._gradients, self._parts.sharded, self._parts.files),
+            "units": [(unit.count, [slot.name for slot in unit.slots]) for unit in (flat.unit for flat in self._flats)],
+            "memory": self._memory(),
             "buffers": self._buffers(),
-            "communication": communication(self._traffic),
+            "communication": {
+                "gathered_bytes": self._traffic.gathered_bytes,
+                "reduced_bytes": self._traffic.reduced_bytes,
+                "sent_bytes": self._traffic.gathered_bytes + self._traffic.reduced_bytes,
+                "collectives": self._traffic.collectives,
+            },
             **self._clock.seconds(),
         }
 
@@ -370,25 +439,15 @@ class Zero:
             "gather_peak_bytes": sum(pool.peak_bytes for pool in gathers),
             "gather_peak_units": max((pool.peak_live for pool in gathers), default=0),
             "gradient_peak_bytes": sum(pool.peak_bytes for pool in self._gradients.pools.values()),
-            "sub_group_peak_bytes": self._parts.sharded.scratch_peak_bytes,
+            "sub_group_peak_bytes": self._sharded.scratch_peak_bytes,
         }
 
-    def _attach(self) -> list[Any]:
-        lead_to_zero(self._parts.sharded, self._traffic.rank, self.step, self._zero_grad_after_step)
-        refuse_other_optimizers()
-        hooks = self._gradients.attach()
-        if self._residency is not None:
-            hooks += self._residency.attach(self.module)
-        before = self.module.register_forward_pre_hook(ForwardHook(self._on_forward), prepend=True)
-        after = self.module.register_forward_hook(ForwardHook(self._on_forward_end), always_call=True)
-        return [*hooks, before, after]
+    # -- a pass: forward, backward (training/backward.py) --
 
-    # -- a pass: forward, the gradients of its outputs, the end of backward --
+    def _sees_forward(self) -> bool:
+        return not in_backward()
 
-    def _on_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if module is not self.module or in_backward():  # copy.copy(module) shares its hooks
-            return
-        self._abandon()
+    def _enter(self) -> None:
         if torch.is_grad_enabled():
             if self._checks is not None:
                 self._checks.before_forward()
@@ -397,71 +456,60 @@ class Zero:
         if self._residency is not None:
             self._residency.begin_forward()
 
-    def _on_forward_end(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        if module is not self.module or in_backward():
-            return
-        attached = differentiable(output)
-        for tensor in attached:
-            tensor.register_hook(lambda _: self._open_backward())
+    def _leave(self, has_roots: bool) -> None:
         if self._residency is not None:
-            self._residency.end_forward(keep_last=bool(attached))
+            self._residency.end_forward(keep_last=has_roots)
         self._clock.stop("forward")
 
-    def _open_backward(self, arrived: torch.Tensor | None = None) -> None:
-        """`arrived`: a parameter whose gradient of this backward has arrived."""
-        if not in_backward():
-            return
-        self._abandon(late=arrived is not None)
-        if self._backward.open:
-            return
-        self._take_exchanged(arrived)
-        self._backward.begin(self._on_backward_end)
+    def _open_in_backward(self) -> None:
+        self._open(None, None)
+
+    def _begin(self, arrived: int | None, context: None) -> ZeroBackward:
+        self._take_exchanged(None if arrived is None else self._gradients.parameters[arrived])
+        reducing = self.options.stage > 1 or self._window.seen + 1 >= self.options.accumulate
+        record = self._gradients.begin(self._on_end, reducing)
         self._shown.hide()
         self._clock.start("backward")
         if self._residency is not None:
             self._residency.begin_backward()
-        self._gradients.open(self.options.stage > 1 or self._window.micro_batches + 1 >= self.options.accumulate)
+        return record
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        self._open_backward(parameter)
-        full, window = self._window.micro_batches, self.options.accumulate
+    def _take(self, index: int) -> None:
+        record = self._open(index, None)
+        full, window = self._window.seen, self.options.accumulate
         if full >= window and (window > 1 or self._checks is not None):
             raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
+        filled = self._gradients.take(record, index)
+        if filled is not None:
+            if self._residency is not None:
+                self._residency.arrived(filled)
+            self._gradients.launch(record)
 
-    def _on_arrived(self, flat: FlatUnit) -> None:
-        if self._residency is not None:
-            self._residency.arrived(flat)
-
-    @torch.no_grad()
-    def _on_backward_end(self) -> None:
+    def _close(self, record: ZeroBackward) -> None:
         try:
             if self._residency is not None:
                 self._residency.release_all()
-            if self._gradients.finish(self._gradients.reducing):  # else torch.autograd.grad, which leaves .grad alone
+            if record.arrived:  # else torch.autograd.grad, which leaves .grad alone
+                self._gradients.close(record)
                 self._window.count()
         finally:
-            if self._window.micro_batches:
+            if self._window.seen:
                 self._shown.show()
-            self._backward.close()
             self._clock.stop("backward")
 
-    def _abandon(self, late: bool = False) -> None:
-        """Drops the gradients of a backward that raised before its end. Raises InvalidUsage if units had been sent or,
-        at stage 1, if gradients are in the sums of a window. `late`: a gradient of the next backward has arrived."""
-        if not self._backward.stopped:
-            return
-        launched, of = self._gradients.launched, len(self._gradients.units)
-        self._backward.close()
+    def _abandon(self, record: ZeroBackward, arrived: int | None) -> None:
+        """Raises InvalidUsage if units had been sent or, at stage 1, if gradients are in the sums of a window."""
+        late, launched = arrived is not None, record.launches.sent
         if self._residency is not None:
             self._residency.release_all()
-        whole = self._gradients.abandon(late)
+        whole = self._gradients.drop(record, late)
         if whole and not launched:
-            if self._window.micro_batches and not late:
+            if self._window.seen and not late:
                 self._shown.show()
             return
         self.zero_grad()
         if launched:
-            refuse_stopped(self._traffic.rank, launched, of, "units")
+            refuse_stopped(self._traffic.rank, launched, len(record.order), "units")
         raise InvalidUsage(
             f"rank {self._traffic.rank}: the previous backward stopped after it had added to the gradients of this "
             "window, so Zero dropped them: begin the window again; call zero_grad() after a backward that raised"
@@ -472,14 +520,14 @@ class Zero:
     def _take_exchanged(self, arrived: torch.Tensor | None = None) -> None:
         """Takes what the program has put into `.grad` since the latest backward. `arrived`: a parameter that has a
         gradient of a new backward instead."""
-        if self._window.micro_batches == 0:
+        if self._window.seen == 0:
             return
         changed = self._shown.changed()
         if not changed:
             return
         if self._shown.dropped(arrived):
             self._zero_grad_after_step()
-            if self._window.micro_batches and arrived is None:
+            if self._window.seen and arrived is None:
                 self._shown.show()
             return
         why = self._window.unfinished()
@@ -490,25 +538,11 @@ class Zero:
         self._window.fold()
         self._shown.take(changed)
 
-    def _compare_windows(self) -> None:
-        """Each rank scales its own shard by its own number of micro-batches."""
-        own = torch.tensor([self._window.micro_batches], device=self._parts.flats[0].unit.device)
-        counts = [torch.empty_like(own) for _ in range(self._traffic.world)]
-        dist.all_gather(counts, own, group=self._group)
-        seen = [int(count) for count in counts]
-        if len(set(seen)) > 1:
-            told = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(seen))
-            raise InvalidUsage(
-                f"ranks ended a window with different numbers of micro-batches: {told}. Nothing was updated: call "
-                "zero_grad() on every rank, and give every rank the same number of micro-batches"
-            )
-
     def _complete_window(self) -> None:
         """Reduces the rest of a window that ends early."""
         if any(not unit.holds for unit in self._gradients.units):
             self._shown.hide()
-            self._gradients.reduce_all()
-            self._gradients.rearm()
+            self._gradients.reduce_rest()
             self._shown.show()
 
     def _clip(self, max_norm: float) -> torch.Tensor:
@@ -529,7 +563,7 @@ class Zero:
         if self._residency is not None:
             self._residency.before_update()
         if self.steps == 0 and self._placeholders:
-            self._parts.sharded.drop_states(self._placeholders)
+            self._sharded.drop_states(self._placeholders)
         self._placeholders = []
         gathers = []
 
@@ -539,7 +573,7 @@ class Zero:
 
         self._window.updating = True
         try:
-            self._parts.sharded.step({u.flat: u for u in self._gradients.units}, self._before_update, gather)
+            self._sharded.step({u.flat: u for u in self._gradients.units}, self._before_update, gather)
         finally:
             self._window.updating = False
         for pending in gathers:
@@ -549,7 +583,7 @@ class Zero:
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
-        for flat in self._parts.flats:
+        for flat in self._flats:
             if flat.whole is not None:
                 for slot in flat.unit.slots:
                     torch.autograd.graph.increment_version(slot.parameter)

@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.agree import Numbers
 from ringlet.training.optimizer_steps import Arguments, call_before_steps, call_no_more
 from ringlet.training.reproducible import TreeSums, is_power_of_two, numbers_of, refuse_k
+from ringlet.training.window import Window
 
 
-class GradientMerge:
+class GradientMerge(Window):
     """The result of `GradientReducer.accumulate(k)`: counts windows of `k` micro-batches, one backward each.
 
         merge = reducer.accumulate(4)
@@ -35,25 +37,22 @@ class GradientMerge:
         self,
         k: int,
         average: bool,
-        parameters: list[tuple[str, torch.nn.Parameter]],
+        parameters: list[torch.nn.Parameter],
         group: dist.ProcessGroup,
-        reduce: Callable[[float], None],
-        *,
-        check: Callable[[], None],
-        tree: TreeSums | None = None,
+        finish: Callable[[], bool],
+        tree: TreeSums | None,
     ) -> None:
         if not isinstance(k, int) or k < 1:
             raise InvalidUsage(f"accumulate: k must be a number of micro-batches from 1 on, got {k!r}")
         if tree is not None:
             refuse_k(k, average, "accumulate()")
-        self.k, self.average, self._tree = k, average, tree
-        self.seen = 0
+        super().__init__(k, group, parameters[0].device)
+        self.average, self._tree = average, tree
         self._complete = False
-        self._group, self._reduce, self._check = group, reduce, check
-        self._device = parameters[0][1].device
+        self._finish = finish
         self._parameters = parameters
-        self._ids = {id(parameter) for _, parameter in parameters}
-        self._counts: tuple[list[torch.Tensor], Any] | None = None
+        self._ids = {id(parameter) for parameter in parameters}
+        self._counts: Numbers | None = None
         call_before_steps(self)
 
     def __repr__(self) -> str:
@@ -82,72 +81,60 @@ class GradientMerge:
         reducer's `remove()`. With `reproducible=True` it drops a window that has no power of two of micro-batches, and
         raises InvalidUsage.
         """
-        self._check()
-        scale = self.gather(self.seen)
-        counts = self._wait_for_counts()
-        if not any(counts):
-            self._counts = None
-            return False
-        if self._tree is not None and not all(map(is_power_of_two, counts)):
-            seen = self.seen
-            self.forget()
-            raise InvalidUsage(
-                f"finish() after {seen} of {self.k} micro-batches, no power of two: with reproducible=True the window "
-                "is dropped: end an epoch with a window of a power of two of micro-batches"
-            )
-        self._reduce(scale)
-        return True
+        return self._finish()
 
     # -- for the reducer --
 
+    @property
     def closes(self) -> bool:
         """Whether the backward that is starting now is the last of its window."""
         return self.seen + 1 == self.k
 
-    def begin(self) -> None:
-        """A gradient has arrived. (torch.autograd.grad alone does not open a window.)"""
+    def begin(self) -> float:
+        """A backward's first gradient has arrived. (torch.autograd.grad alone does not open a window.) Returns the
+        factor for the gradients if they are reduced."""
         self._complete = False
+        return self._gather(self.seen + 1) if self.closes else 1.0
 
-    @property
-    def gathering(self) -> bool:
-        return self._counts is not None
-
-    def gather(self, seen: int) -> float:
-        """Starts to compare `seen` over ranks. Returns the factor for the gradients."""
-        own = torch.tensor([seen], device=self._device)
-        counts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        self._counts = (counts, dist.all_gather(counts, own, group=self._group, async_op=True))
+    def _gather(self, seen: int) -> float:
+        if self._counts is None:
+            self._counts = self.compare(seen)
         return 1 / seen if self.average and seen else 1.0
 
-    def count(self) -> None:
-        self.seen += 1
+    def begin_finish(self) -> float | None:
+        """The factor for the gradients of a window that is not full; None if no rank has one."""
+        scale = self._gather(self.seen)
+        counts = self._wait_for_counts()
+        if not any(counts):
+            self._counts = None
+            return None
+        if self._tree is not None and not all(map(is_power_of_two, counts)):
+            told = self.told()
+            self.forget()
+            raise InvalidUsage(
+                f"finish() {told}, no power of two: with reproducible=True the window is dropped: end an epoch with a "
+                "window of a power of two of micro-batches"
+            )
+        return scale
 
     def end(self) -> None:
         """The window's reduction is complete. Raises InvalidUsage if ranks had different numbers of micro-batches."""
         counts = self._wait_for_counts()
         self._counts, self.seen = None, 0
-        if len(set(counts)) > 1:
-            seen = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(counts))
-            raise InvalidUsage(
-                f"ranks closed a window of gradient merge with different numbers of micro-batches: {seen}. These "
-                "gradients are wrong: drop them, and give every rank the same number of micro-batches"
-            )
+        self.refuse_unequal(counts, "These gradients are wrong: drop them")
         self._complete = True
 
     def check_gradients(self) -> None:
         """Before a forward. Raises InvalidUsage if gradients of the window under way were thrown away."""
-        if self._tree is None and self.seen and all(parameter.grad is None for _, parameter in self._parameters):
+        if self._tree is None and self.seen and all(p.grad is None for p in self._parameters):
             raise InvalidUsage(
-                f"zero_grad() after {self.seen} of {self.k} micro-batches dropped their gradients: call zero_grad() "
+                f"zero_grad() {self.told()} dropped their gradients: call zero_grad() "
                 "only if merge.complete or finish() is True"
             )
 
     def check_closed(self, what: str) -> None:
         if self.seen:
-            raise InvalidUsage(
-                f"{what} after {self.seen} of {self.k} micro-batches: their gradients are not reduced yet: "
-                "call finish() first"
-            )
+            raise InvalidUsage(f"{what} {self.told()}: their gradients are not reduced yet: call finish() first")
 
     def abandon(self, arrived: bool) -> None:
         """A backward stopped half-way. Raises InvalidUsage if some of its gradients are in the window already, and
@@ -155,7 +142,7 @@ class GradientMerge:
         stopped = self.seen + 1
         if arrived:
             self.forget()
-            if self._tree is None and not any(p.grad is not None and bool(p.grad.any()) for _, p in self._parameters):
+            if self._tree is None and not any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
                 return
             raise InvalidUsage(
                 f"the previous backward stopped in micro-batch {stopped} of a window of {self.k} after it had "
@@ -177,7 +164,7 @@ class GradientMerge:
         """Before an optimizer's step: refuses one on gradients that are not reduced, also if its closure makes them."""
         if not any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
             return None
-        if not self.gathering:  # else an optimizer in backward steps as the window closes
+        if self._counts is None:  # else an optimizer in backward steps as the window closes
             self.check_closed("optimizer.step()")
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -192,6 +179,4 @@ class GradientMerge:
 
     def _wait_for_counts(self) -> list[int]:
         assert self._counts is not None
-        counts, work = self._counts
-        work.wait()
-        return [int(count) for count in counts]
+        return self._counts.wait()

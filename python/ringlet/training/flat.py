@@ -1,14 +1,31 @@
-"""Flat tensors: allocated from the group's backend if it allocates tensors, else from torch; and parts of them."""
+"""Flat buffers: how tensors lie in one, memory for it from the group's backend or torch, and parts of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from ringlet.backend import backend_of
+
+ALIGNMENT_BYTES = 64
+
+
+def alignment(item_bytes: int) -> int:
+    """In elements of `item_bytes`."""
+    return max(1, ALIGNMENT_BYTES // item_bytes)
+
+
+def lay_out(counts: Iterable[int], item_bytes: int) -> tuple[list[int], int]:
+    """The first elements of tensors of `counts` elements in a flat buffer, each aligned, and the buffer's elements."""
+    align = alignment(item_bytes)
+    starts, end = [], 0
+    for count in counts:
+        starts.append(end)
+        end += -(-count // align) * align
+    return starts, max(end, align)
 
 
 def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:
