@@ -1,6 +1,6 @@
-"""All-reduce, and a message there and back, with slow copies past the caches (csrc/engine/pull/hand_over.h) against
-copies that stay in them; and calls of which the ranks try whether to read them in place
-(csrc/engine/pull/place_trials.h) against calls that are always read in place.
+"""All-reduce, and a message there and back, of which the ranks try the ways (csrc/engine/trial.h): copies through or past
+the caches, calls in place or staged, one_shot or two_shot; against copies that stay in the caches, and calls that go by
+the rules alone.
 
     python benchmarks/hand_over.py --report benchmarks/results/
 
@@ -35,7 +35,7 @@ from ringlet.cli import outputs
 
 SIZES = (2048, 4096, 8192, 16 << 10, 64 << 10, 256 << 10, *(512 << 10 << shift for shift in range(8)))  # to 64 MiB
 BUILT_IN = _C.tuned("", "")
-WARM_UP = 600  # calls: the ranks try both places at the beginning of every 256
+WARM_UP, WARM_UP_OF_LONG = 600, 100  # calls: the first trial ends after fewer than 90
 FROM_MEMORY = 128 << 20  # bytes of all tensors
 HEAD = "| start | a line there and back (ns) | call | size | cached (us) | by time (us) | cached / by time |"
 
@@ -96,7 +96,7 @@ def measure(rank: int, folder: str, rounds: int, ms: float) -> None:
         for size in sizes:
             tensor = allocate(size // 4)
             calls = max(1, round(ms / 1000 / agreed([seconds_a_call(tensor, groups[0], 5, call)])[0]))
-            warm_up = WARM_UP if size < BUILT_IN["streaming_bytes"] else 20
+            warm_up = WARM_UP if size < BUILT_IN["streaming_bytes"] else WARM_UP_OF_LONG
             in_turns(tensor, groups, max(calls, warm_up), shuffler, call)
             found = [in_turns(tensor, groups, calls, shuffler, call) for _ in range(rounds)]
             times[f"{what}/{size}"] = [agreed(row) for row in found]
@@ -110,7 +110,7 @@ def several(allocate: Callable[[int], torch.Tensor]) -> Callable[[int], list[tor
 
 
 def group(folder: str, rank: int, timed_copy_bytes: int) -> ringlet.Group:
-    """A group of both ranks. A copy that is not timed stays in the cache, and a call that is not timed in its place."""
+    """A group of both ranks. It tries nothing shorter than `timed_copy_bytes`."""
     table = Path(folder, f"{timed_copy_bytes}-{rank}")
     table.write_text(table_line("timed_copy_bytes", timed_copy_bytes, ""))
     os.environ["RINGLET_TABLE"] = str(table)
@@ -131,10 +131,9 @@ def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
     text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
     text += [
         f"All-reduce of float32 with `auto`, and a message there and back, 2 ranks, {rounds} rounds a start. Ratios",
-        "are within a round: median (least to most). `by time`: a rank whose copies into staging buffers are slow",
-        "writes them past its caches, and the ranks stage calls that are quicker so. `cached`: copies stay in the",
-        "caches, and what can be read in place is. `from memory`: each call takes the next of so many tensors that no",
-        "cache holds them.",
+        "are within a round: median (least to most). `by time`: the ranks try which way is quicker for copies and calls.",
+        "`cached`: copies stay in the caches, and calls go by the rules. `from memory`: each call takes the next of so",
+        "many tensors that no cache holds them.",
         "",
         *lines,
     ]

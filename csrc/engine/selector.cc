@@ -100,6 +100,7 @@ Selector::Selector(std::string_view table, const std::string& origin, std::strin
       continue;
     }
     rules_[static_cast<size_t>(rule.collective)].push_back(rule);
+    given_[static_cast<size_t>(rule.collective)] = true;
     names_authored_ = names_authored_ || rule.algorithm->authored != nullptr;
   }
   for (const Rule& rule : built_in.get().rules) rules_[static_cast<size_t>(rule.collective)].push_back(rule);

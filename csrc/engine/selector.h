@@ -32,6 +32,8 @@ class Selector {
   /// The added algorithms that the rules of a collective name for some call in such a group. topology: null if all
   /// ranks read each other's memory.
   std::vector<const Algorithm*> authored(Collective collective, int world, const Topology* topology) const;
+  /// Whether the table has rules for the collective.
+  bool has_given(Collective collective) const { return given_[static_cast<size_t>(collective)]; }
   bool names_authored() const { return names_authored_; }
 
   /// The sizes of the pull engine: of the table, or built in.
@@ -42,6 +44,7 @@ class Selector {
 
  private:
   std::array<std::vector<Rule>, kCollectives> rules_;
+  std::array<bool, kCollectives> given_{};
   std::vector<Rule> ways_;
   Tuning tuning_;
   bool names_authored_ = false;

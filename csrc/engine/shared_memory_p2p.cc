@@ -52,11 +52,12 @@ bool SharedMemoryP2p::copy(int peer, uint32_t index, std::byte* to, const std::b
   const uint32_t not_taken = index - theirs.received.load(std::memory_order_acquire);
   if (out.timing && not_taken < index - out.segment) {
     out.timing = false;
-    out.way.took(out.bytes, out.time + std::chrono::nanoseconds(theirs.copy_time.load(std::memory_order_relaxed)));
+    const auto both = out.time + std::chrono::nanoseconds(theirs.copy_time.load(std::memory_order_relaxed));
+    out.trial.took(static_cast<double>(both.count()) / static_cast<double>(out.bytes));
   }
-  const bool timed = !out.timing && out.way.times();
+  const bool timed = !out.timing && out.trial.times();
   const auto began = timed ? Clock::now() : Clock::time_point{};
-  copy_bytes(to, from, bytes, out.way.past_cache() ? NextReader::nobody : NextReader::peer);
+  copy_bytes(to, from, bytes, out.trial.way() != 0 ? NextReader::nobody : NextReader::peer);
   if (timed) {
     out.timing = true;
     out.segment = index;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/p2p_transport.h"
-#include "engine/quicker_way.h"
+#include "engine/trial.h"
 #include "engine/tuning.h"
 #include "transport/transport.h"
 
@@ -45,10 +45,13 @@ class SharedMemoryP2p final : public P2pTransport {
  private:
   /// Segments to a peer. Places are bytes since the group was made, those that were left out at an area's end included.
   struct Outgoing {
+    // A way shows its speed only when most of the area was written so.
+    static constexpr Trial::Terms kTerms{
+        .samples = 4, .settling = 32, .least_pause = 64, .most_pause = 2048, .clearly = 0.9F};
     uint64_t place = 0;                              // of the next segment that is not short
     uint64_t places[RegionLayout::kSegments] = {0};  // the same before each of the last segments
-    QuickerWay way;
-    bool timing = false;  // a copy of these:
+    Trial trial{2, kTerms};                          // through the caches, or past them
+    bool timing = false;                             // a copy of these:
     uint32_t segment = 0;
     size_t bytes = 0;
     std::chrono::nanoseconds time{0};

@@ -8,6 +8,7 @@
 // no signature and no staging buffer of parity e % 2 that a peer may still read.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +36,10 @@ struct CallDetail {
   uint64_t sequence = 0;
   uint64_t input = 0;  // registered addresses, if the signature says so
   uint64_t output = 0;
-  CallSignature previous;  // of the call before: for the error message, if ranks differed there
+  CallSignature previous;                     // of the call before: for the error message, if ranks differed there
+  std::array<std::array<float, 3>, 2> costs;  // of what this rank has tried (engine/pull/call_trials.h)
 };
+static_assert(sizeof(CallDetail) == 64);
 
 /// A text for messages, which its owner changes while peers read it: a reader may get a mixture of old and new.
 class SharedText {

@@ -245,38 +245,48 @@ def test_slow_copies_go_past_the_cache(pool, tmp_path, fast):
     pool.values(copy_slowly, 2, str(tmp_path), [str(table), None], join="nothing")
 
 
-def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> list[bool]:
-    """Which of many calls in registered memory were in place. Checks their results."""
+def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]) -> dict[str, list[tuple[str, bool]]]:
+    """Algorithm and place of many calls, the two kinds of memory in turns. Checks their results."""
     with table_of(rank, tables):
         group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="shared_memory")
     try:
-        tensor, places = ringlet.empty((1 << 18) + 37), []
-        for number in range(TRIALS + 300):
-            ringlet.all_reduce(tensor.fill_(rank + number))
-            assert tensor.eq(2 * number + 1).all(), number
-            places.append(group.calls()[-1]["in_place"])
-        return places
+        count = (1 << 18) + 37
+        tensors = {"registered": ringlet.empty(count), "ordinary": torch.empty(count)}
+        ways: dict[str, list[tuple[str, bool]]] = {kind: [] for kind in tensors}
+        for number in range(PAUSE + 4 + 2 * TRIED + 100):
+            for kind, tensor in tensors.items():
+                ringlet.all_reduce(tensor.fill_(rank + number))
+                assert tensor.eq(2 * number + 1).all(), number
+                last = group.calls()[-1]
+                ways[kind].append((last["algorithm"], last["in_place"]))
+        return ways
     finally:
         ringlet.finalize()
 
 
-TRIALS = 8  # of each place, at the beginning of every 256 calls
+PAUSE, TRIED = 64, 8 + 4  # calls before a trial; calls that a trial makes the other ways, each
+IN_PLACE, ONE_SHOT, TWO_SHOT = ("two_shot", True), ("one_shot", False), ("two_shot", False)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks that share a processor try nothing")
-@pytest.mark.parametrize("tried", [True, False])
-def test_two_ranks_try_both_places(pool, tmp_path, tried):
+@pytest.mark.parametrize("tried", ["nothing", "places", "all"])
+def test_two_ranks_try_places_and_algorithms(pool, tmp_path, tried):
     table = tmp_path / "table"
-    table.write_text("" if tried else "tuned timed_copy_bytes 1024GiB\n")
+    table.write_text({"nothing": "tuned timed_copy_bytes 1024GiB\n", "places": "all_reduce two_shot\n", "all": ""}[tried])
     first, second = pool.values(call_many_times, 2, str(tmp_path), [str(table), None], join="nothing")
     assert first == second
-    if not tried:
-        assert all(first)
-        return
-    for start in (0, 256):
-        assert first[start : start + 2 * TRIALS] == [True] * TRIALS + [False] * TRIALS
-    rest = first[2 * TRIALS : 256]
-    assert rest in ([True] * len(rest), [False] * len(rest))
+    ways = {
+        "nothing": {"registered": [IN_PLACE], "ordinary": [ONE_SHOT]},
+        "places": {"registered": [IN_PLACE, TWO_SHOT], "ordinary": [TWO_SHOT]},
+        "all": {"registered": [IN_PLACE, ONE_SHOT, TWO_SHOT], "ordinary": [ONE_SHOT, TWO_SHOT]},
+    }[tried]
+    for memory, expected in ways.items():
+        found = first[memory]
+        before, after = PAUSE + 4, PAUSE + 4 + (len(expected) - 1) * TRIED
+        assert found[:before] == [expected[0]] * before
+        for turn, way in enumerate(expected[1:]):
+            assert found[before + turn * TRIED :][:TRIED] == [way] * TRIED
+        assert len(set(found[after:][:PAUSE])) == 1 and found[after] in expected
 
 
 def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:

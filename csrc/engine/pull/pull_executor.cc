@@ -1,6 +1,7 @@
 #include "engine/pull/pull_executor.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/partition.h"
 #include "engine/pull/peer_reads.h"
@@ -12,6 +13,23 @@ namespace {
 constexpr size_t kStagedSegmentBytesInTurns = size_t{1} << 20;
 // Two epochs count as complete before the first epoch, so flow control has no special case at the start.
 constexpr uint64_t kFirstEpoch = 2;
+
+// A store to a line that another core has read waits until that core has given the line up. Between distant cores of an
+// AMD Zen 4 such stores hardly overlap, and are many times slower than the peer's reads. A store past the caches does
+// not wait, but the reader fetches the line from memory, which is slower than from a near core's cache. The reader's time
+// is not known here, so past the caches costs what a table says a fast copy takes, and a slow one is what costs more.
+// Each rank decides for itself (docs/decisions/0058-slow-stores-go-past-the-cache.md).
+constexpr int kCached = 0, kPast = 1;
+Trial copy_trial(const Tuning& tuning) {
+  constexpr Trial::Terms kTerms{.samples = 4, .settling = 0, .least_pause = 16, .most_pause = 1024, .clearly = 1};
+  if (tuning.fast_copy_bytes_per_us == 0) return {};  // no copy is slow
+  return {2, kTerms, {Trial::kUnknown, 1e3F / static_cast<float>(tuning.fast_copy_bytes_per_us), Trial::kUnknown}};
+}
+
+/// Nanoseconds a byte, since then.
+double cost_since(Deadline::Clock::time_point began, size_t bytes) {
+  return std::chrono::duration<double, std::nano>(Deadline::Clock::now() - began).count() / static_cast<double>(bytes);
+}
 
 }  // namespace
 
@@ -25,9 +43,10 @@ PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector&
       epoch_(kFirstEpoch - 1),
       seen_(world_, 0),
       quick_(2 * algorithms().size(), nullptr),
-      hand_over_(tuning_),
       inputs_(world_),
-      outputs_(world_) {
+      outputs_(world_),
+      call_trials_(selector),
+      copy_trial_(copy_trial(tuning_)) {
   transport_.control().presence.store(static_cast<uint32_t>(Presence::present), std::memory_order_relaxed);
   transport_.control().progress.store(at(kFirstEpoch, 0), std::memory_order_release);
 }
@@ -77,8 +96,10 @@ void PullExecutor::begin(const Call& call) {
   streaming_ = whole >= tuning_.streaming_bytes;
   // Ranks that share a processor share its cache, so no result needs to be moved to another core.
   hands_over_ = whole <= tuning_.hand_over_bytes && !transport_.oversubscribed();
-  timed_ = false;
-  agreed_ = !small_ && !rather_staged(call, whole) && readable_in_place(call);  // this rank, so far
+  timed_ = nullptr;
+  trials_ = trials_of(call, whole);
+  meets_ = !small_ || (trials_ != nullptr && trials_->trials[CallTrials::kStaged].is_trying_next());
+  agreed_ = !small_ && readable_in_place(call);  // this rank, so far
   previous_ = signature_;
   signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
   history_ = history_after(history_, signature_);
@@ -87,13 +108,10 @@ void PullExecutor::begin(const Call& call) {
   first_epoch_ = epoch_;
 }
 
-/// Whether this rank wants peers to read the call through staging buffers even if they could read it in place. Longer
-/// results go past the caches in place, too. Of more than two ranks it is not known what is better.
-bool PullExecutor::rather_staged(const Call& call, size_t bytes) {
-  if (world_ != 2 || !hands_over_ || streaming_ || bytes < tuning_.timed_copy_bytes) return false;
-  const bool staged = place_trials_.stages(call.collective, bytes);
-  timed_ = place_trials_.trying();
-  return staged;
+CallTrials* PullExecutor::trials_of(const Call& call, size_t bytes) {
+  const bool tries =
+      world_ == 2 && hands_over_ && bytes >= std::max(AllCallTrials::kLeastBytes, tuning_.timed_copy_bytes);
+  return tries ? &call_trials_.of(call.collective, bytes, call.algorithm != nullptr) : nullptr;
 }
 
 /// Continues the call in progress. Returns false if it must wait for a peer and patience_ does not allow the wait.
@@ -104,7 +122,7 @@ bool PullExecutor::proceed() {
         if (!peers_completed()) return false;
         publish_signature();
         comparing_ = true;
-        if (small_) {
+        if (!meets_) {
           choose(false);
         } else {
           publish(at(epoch_, kSignatureReady));
@@ -123,8 +141,8 @@ bool PullExecutor::proceed() {
       case Phase::steps:
         if (!run_segment()) return false;
         if (++segment_index_ == segments_) {
-          if (timed_) [[unlikely]]
-            place_trials_.took(plan_->in_place, PlaceTrials::Clock::now() - began_);
+          if (timed_ != nullptr) [[unlikely]]
+            timed_->took(cost_since(began_, buffer_bytes(*call_, world_)));
           call_ = nullptr;
           waiter_.calls().end();
           return true;
@@ -137,14 +155,34 @@ bool PullExecutor::proceed() {
   }
 }
 
-/// Decides how to carry out the call. All ranks decide alike.
-void PullExecutor::choose(bool in_place) {
+/// The way of this call. All ranks are there, if its trial is due.
+CallTrials::Way PullExecutor::take_way(CallTrials& trials, bool readable) {
+  const int kind = readable ? CallTrials::kInPlace : CallTrials::kStaged;
+  Trial& trial = trials.trials[static_cast<size_t>(kind)];
+  if (trial.is_due()) {
+    Trial::Costs slowest = trial.costs();
+    for (int q = 0; q < world_; ++q) {
+      const Trial::Costs& theirs = transport_.control(q).details[first_epoch_ & 1].costs[kind];
+      for (size_t way = 0; way < slowest.size(); ++way) slowest[way] = std::max(slowest[way], theirs[way]);
+    }
+    trial.decide(slowest);
+  }
+  if (trial.times()) {
+    timed_ = &trial;
+    began_ = Deadline::Clock::now();
+  }
+  return trials.way(readable);
+}
+
+/// Decides how to carry out the call. All ranks decide alike. `readable`: in place, too.
+void PullExecutor::choose(bool readable) {
   const Call& call = *call_;
-  if (timed_) [[unlikely]]
-    began_ = PlaceTrials::Clock::now();
-  const Algorithm& algorithm = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, in_place);
+  CallTrials::Way way{.in_place = readable, .other_algorithm = false};
+  if (trials_ != nullptr) way = take_way(*trials_, readable);
+  const Algorithm& first = call.algorithm != nullptr ? *call.algorithm : chosen_for(call, way.in_place);
+  const Algorithm& algorithm = way.other_algorithm ? AllCallTrials::other(first) : first;
   try {
-    plan_ = &plan_for(algorithm, call.root, in_place);
+    plan_ = &plan_for(algorithm, call.root, way.in_place);
   } catch (const InvalidUsage&) {  // on all ranks alike: the epoch is over, and later calls count on that
     comparing_ = false;
     publish(at(epoch_, kCompleted));
@@ -216,6 +254,9 @@ void PullExecutor::publish_signature() {
   detail.previous = previous_;
   control.calls[epoch_ & 1] = signature_;
   detail.sequence = call_->sequence;
+  if (trials_ != nullptr) {
+    for (size_t kind = 0; kind < std::size(detail.costs); ++kind) detail.costs[kind] = trials_->trials[kind].costs();
+  }
   if (agreed_) {
     detail.input = transport_.locate(call_->input, 0).value_or(0);
     detail.output = transport_.locate(call_->output, 0).value_or(0);
@@ -345,7 +386,8 @@ NextReader PullExecutor::next_reader(const PlanStep& step, size_t bytes) const {
   if (streaming_ && !step.read_later && !step.tee) return NextReader::nobody;
   const bool published = is_staging(step.to) || (plan_->in_place && step.read_later);
   if (!published || !hands_over_) return NextReader::self;
-  return is_staging(step.to) && hand_over_.past_cache(bytes) ? NextReader::nobody : NextReader::peer;
+  const bool past = is_staging(step.to) && bytes >= tuning_.timed_copy_bytes && copy_trial_.way() == kPast;
+  return past ? NextReader::nobody : NextReader::peer;
 }
 
 void PullExecutor::combine(const PlanStep& step) {
@@ -398,8 +440,11 @@ void PullExecutor::combine(const PlanStep& step) {
 /// A combination of one source, as it is.
 void PullExecutor::copy(const PlanStep& step, const ReduceArgs& args, size_t bytes) {
   const std::byte* const source = args.srcs[0];
-  if (hands_over_ && is_staging(step.to)) {
-    hand_over_.copy(args.dst, source, bytes);
+  if (hands_over_ && is_staging(step.to) && bytes >= tuning_.timed_copy_bytes) {
+    const bool timed = copy_trial_.times();
+    const auto began = timed ? Deadline::Clock::now() : Deadline::Clock::time_point{};
+    copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
+    if (timed) copy_trial_.took(cost_since(began, bytes));
   } else if (source != args.dst) {
     copy_bytes(args.dst, source, bytes, next_reader(step, bytes));
   }

@@ -16,11 +16,11 @@
 
 #include "engine/call_layout.h"
 #include "engine/engine.h"
-#include "engine/pull/hand_over.h"
-#include "engine/pull/place_trials.h"
+#include "engine/pull/call_trials.h"
 #include "engine/pull/pull_plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
+#include "engine/trial.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
 
@@ -84,14 +84,15 @@ class PullExecutor {
   void tell(const Algorithm& algorithm, size_t limit);
   bool advance_all(const Call& call, bool first);
   void begin(const Call& call);
-  bool rather_staged(const Call& call, size_t bytes);
   bool proceed();
   void begin_epoch(Phase phase);
   bool peers_completed();
   bool peers_agree();
   void publish_signature();
   bool readable_in_place(const Call& call) const;
-  void choose(bool in_place);
+  CallTrials* trials_of(const Call& call, size_t bytes);
+  CallTrials::Way take_way(CallTrials& trials, bool readable);
+  void choose(bool readable);
   void bind();
   bool run_segment();
   void confirm_reads(size_t end);
@@ -140,7 +141,7 @@ class PullExecutor {
   const PullPlan* plan_ = nullptr;  // null until it is chosen
   size_t step_ = 0;                 // of the plan
   std::optional<Segment> segment_;
-  bool small_ = false, agreed_ = false;
+  bool small_ = false, meets_ = false, agreed_ = false;
   CallSignature signature_, previous_;
   uint64_t history_ = 0;  // digest of all calls whose signatures were published
   uint64_t first_epoch_ = 0;
@@ -150,13 +151,15 @@ class PullExecutor {
          last_staging_ = 0;  // where the next segment's staging buffers start, and the last's; the same on all ranks
   ReduceKernel kernel_ = nullptr;
   int divisor_ = 1;
-  HandOver hand_over_;
-  PlaceTrials place_trials_;
-  bool timed_ = false;  // the call in progress is a trial of its place
-  PlaceTrials::Clock::time_point began_{};
+  CallTrials* trials_ = nullptr;  // null: nothing is tried
+  Trial* timed_ = nullptr;        // the call is timed for this trial
+  Deadline::Clock::time_point began_{};
   bool streaming_ = false, hands_over_ = false;
   std::vector<const std::byte*> inputs_, outputs_;  // by rank: CallLayout::origin
   std::vector<const std::byte*> pointers_;          // of one combine's sources
+
+  AllCallTrials call_trials_;
+  Trial copy_trial_;  // of copies into staging buffers: through the caches, or past them
 };
 
 }  // namespace ringlet

@@ -1,0 +1,82 @@
+// What two ranks try for their longer calls: whether to read the tensors in place or to stage them, and which algorithm.
+//
+// In place fewer bytes move, but each rank reads what the other has just written, and writes to lines that the other has
+// read. That is quick if the tensors are in the caches and the ranks' cores are near. If the tensors come from memory, as
+// gradients do, or the cores are far apart, staging buffers are quicker: they stay in the caches, or are written past
+// them. Staged, one_shot waits for the peer once and adds twice, two_shot waits twice and adds once: on some cores the
+// one is quicker, on others the other. So there is a trial (engine/trial.h) of each collective, about one size, and what
+// the ranks' tensors allow. Both ranks make the same calls, so they try at the same calls. There they first meet, and
+// the slower rank's times count.
+//
+// The sum of two values has the same bits each way. More than two ranks try nothing: their algorithm may change with the
+// place, and the order of their sums with the algorithm. Nor do ranks that share a processor. A given rule or algorithm is
+// kept; then only the place is tried (docs/decisions/0067-one-trial.md). Thread safety: one thread at a time.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+
+#include "engine/authored.h"
+#include "engine/selector.h"
+#include "engine/trial.h"
+
+namespace ringlet {
+
+/// The trials of like calls: of those that can be read in place, and of the others.
+struct CallTrials {
+  static constexpr int kInPlace = 0, kStaged = 1;
+
+  /// As `chosen` is for the call itself, unless the trial says otherwise.
+  struct Way {
+    bool in_place;
+    bool other_algorithm;
+  };
+  Way way(bool readable) const {
+    const int taken = trials[readable ? kInPlace : kStaged].way() + (readable ? 0 : 1);
+    return {taken == 0, taken == 2};
+  }
+
+  std::array<Trial, 2> trials;
+};
+
+class AllCallTrials {
+ public:
+  static constexpr size_t kLeastBytes = size_t{64} << 10;  // below, the choice is clear, and to meet costs too much
+
+  explicit AllCallTrials(const Selector& selector) {
+    const bool both = !selector.has_given(Collective::all_reduce);
+    for (int collective = 0; collective < kCollectives; ++collective) {
+      for (const bool named : {false, true}) {
+        const bool tries = both && !named && collective == static_cast<int>(Collective::all_reduce);
+        for (CallTrials& like : all_[static_cast<size_t>(collective)][named]) {
+          like.trials = {Trial(tries ? 3 : 2, kTerms), Trial(tries ? 2 : 1, kTerms)};
+        }
+      }
+    }
+  }
+
+  /// bytes: at least kLeastBytes. `named`: the caller has chosen the algorithm.
+  CallTrials& of(Collective collective, size_t bytes, bool named) {
+    const int size = std::min(static_cast<int>(std::bit_width(bytes)) - kLeastWidth, kSizes - 1);
+    return all_[static_cast<size_t>(collective)][named][static_cast<size_t>(size)];
+  }
+
+  static const Algorithm& other(const Algorithm& algorithm) {
+    static const Algorithm* const one_shot = find_any_algorithm(Collective::all_reduce, "one_shot");
+    static const Algorithm* const two_shot = find_any_algorithm(Collective::all_reduce, "two_shot");
+    return &algorithm == one_shot ? *two_shot : *one_shot;
+  }
+
+ private:
+  static constexpr int kLeastWidth = 17, kSizes = 10;  // from 64 KiB, 128 KiB, ... 32 MiB on
+  // Staging buffers follow each other through a large area, and only some calls after a change of way all of it is as
+  // that way leaves it. 3 % of the time, if the worst way takes twice as long.
+  static constexpr Trial::Terms kTerms{
+      .samples = 4, .settling = 4, .least_pause = 64, .most_pause = 512, .clearly = 0.95F};
+
+  std::array<std::array<std::array<CallTrials, kSizes>, 2>, kCollectives> all_;
+};
+
+}  // namespace ringlet

@@ -1,0 +1,128 @@
+// Which way is taken after which times: the times are the test's.
+#include "engine/trial.h"
+
+#include "check.h"
+
+using namespace ringlet;
+
+namespace {
+
+constexpr Trial::Terms kTerms{.samples = 4, .settling = 3, .least_pause = 16, .most_pause = 64, .clearly = 0.9F};
+constexpr unsigned kOfTwo = 4 + 3 + 4, kOfThree = kOfTwo + 3 + 4;  // uses of one trial
+
+/// So many uses, which cost so much by their way. Returns how many went that way.
+int uses(Trial& trial, int count, Trial::Costs costs, int way) {
+  int found = 0;
+  for (int i = 0; i < count; ++i) {
+    const bool timed = trial.times();
+    found += trial.way() == way;
+    const float interrupted = i % 3 == 0 ? 7 : 0;
+    if (timed) trial.took(costs[static_cast<size_t>(trial.way())] + interrupted);
+  }
+  return found;
+}
+
+void the_quickest_way_is_kept() {
+  for (const int quickest : {1, 2, 0}) {
+    Trial trial(3, kTerms);
+    Trial::Costs costs{5, 5, 5};
+    costs[static_cast<size_t>(quickest)] = 2;
+    uses(trial, 16 + kOfThree, costs, quickest);
+    CHECK(!trial.times());
+    CHECK_EQ(trial.way(), quickest);
+    CHECK(uses(trial, 10'000, costs, quickest) > 10'000 - 10'000 / 4);
+  }
+}
+
+void a_trial_takes_the_ways_in_turn() {
+  Trial trial(3, kTerms);
+  for (int use = 0; use < 16; ++use) CHECK(!trial.times() && trial.way() == 0);
+  for (const int way : {0, 1, 2}) {
+    for (int use = way == 0 ? 3 : 0; use < 7; ++use) {
+      CHECK(trial.is_trying_next() && !trial.is_due());
+      CHECK_EQ(trial.times(), use >= 3);  // the first three settle
+      CHECK_EQ(trial.way(), way);
+      if (use >= 3) trial.took(5);
+    }
+  }
+  CHECK(trial.is_due() && trial.is_trying_next());
+  CHECK(!trial.times() && !trial.is_due() && !trial.is_trying_next());
+}
+
+void trials_that_change_nothing_become_rare() {
+  Trial trial(2, kTerms);
+  for (const int pause : {16, 32, 64, 64}) {
+    for (int use = 0; use < pause; ++use) CHECK(!trial.times());
+    CHECK(trial.is_trying_next());
+    uses(trial, kOfTwo, {5, 6}, 0);
+  }
+  uses(trial, 64 + kOfTwo, {5, 4}, 0);
+  for (int use = 0; use < 16; ++use) CHECK(!trial.times());
+  CHECK_EQ(trial.way(), 1);
+  CHECK(trial.times());  // soon after a change
+}
+
+void a_way_that_is_hardly_quicker_changes_nothing() {
+  Trial trial(2, kTerms);
+  for (const int pause : {16, 32, 64, 64}) {
+    CHECK_EQ(uses(trial, pause, {5, 4.6F}, 0), pause);
+    uses(trial, kOfTwo, {5, 4.6F}, 0);
+  }
+}
+
+void a_known_way_is_not_tried() {
+  Trial trial(2, {.samples = 4, .settling = 0, .least_pause = 16, .most_pause = 64, .clearly = 1},
+              {Trial::kUnknown, 3, Trial::kUnknown});
+  CHECK_EQ(uses(trial, 16 + 4 + 32 + 4, {2, 0}, 1), 0);
+  CHECK_EQ(uses(trial, 64 + 4, {5, 0}, 1), 0);
+  for (const int pause : {16, 32, 64, 64}) {
+    CHECK_EQ(uses(trial, pause, {5, 0}, 1), pause);
+    CHECK_EQ(uses(trial, 4, {5, 0}, 0), 4);  // way 0 is tried again, and is still slow
+  }
+  CHECK_EQ(uses(trial, 64 + 4, {2, 0}, 0), 4);
+  CHECK_EQ(uses(trial, 16, {2, 0}, 0), 16);
+}
+
+void ranks_decide_alike() {
+  Trial one(2, kTerms), other(2, kTerms);
+  int together = 0;
+  for (int use = 0; use < 10'000; ++use) {
+    CHECK_EQ(one.is_due(), other.is_due());
+    if (one.is_due()) {
+      Trial::Costs worst = one.costs();
+      for (size_t way = 0; way < worst.size(); ++way) worst[way] = std::max(worst[way], other.costs()[way]);
+      one.decide(worst);
+      other.decide(worst);
+    }
+    const bool timed = one.times();
+    CHECK_EQ(other.times(), timed);
+    CHECK_EQ(one.way(), other.way());
+    if (timed) one.took(one.way() == 0 ? 5 : 2);    // way 1 is quicker for one,
+    if (timed) other.took(one.way() == 0 ? 5 : 6);  // but not for the slower one
+    together += one.way() == 1;
+  }
+  CHECK(together < 10'000 / 4);
+}
+
+void uses_that_were_not_timed_change_nothing() {
+  Trial trial(2, kTerms);
+  for (const int pause : {16, 32, 64, 64}) {
+    for (int use = 0; use < pause; ++use) CHECK(!trial.times() && trial.way() == 0);
+    for (unsigned use = 0; use < kOfTwo; ++use) trial.times();
+  }
+  Trial alone;
+  for (int use = 0; use < 1000; ++use) CHECK(!alone.times() && alone.way() == 0 && !alone.is_trying_next());
+}
+
+}  // namespace
+
+int main() {
+  the_quickest_way_is_kept();
+  a_trial_takes_the_ways_in_turn();
+  trials_that_change_nothing_become_rare();
+  a_way_that_is_hardly_quicker_changes_nothing();
+  a_known_way_is_not_tried();
+  ranks_decide_alike();
+  uses_that_were_not_timed_change_nothing();
+  return check_result("trial");
+}
