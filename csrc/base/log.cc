@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -25,22 +23,9 @@ std::atomic<int> log_level{0};
 
 namespace {
 
-constexpr size_t kMostQueued = 10'000;
 constexpr std::array<std::string_view, 4> kLevels{"off", "warning", "info", "debug"};
 
-/// Of one process: a forked child makes its own, because a thread of the parent may have held the lock at the fork.
-struct Queue {
-  const int owner = this_process();
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<LogEvent> events;  // guarded by mutex, like the rest
-  uint64_t dropped = 0;
-  bool ended = false;
-};
-
-std::atomic<int> line_level{0}, queue_level{0};
 std::atomic<int> lines_to{STDERR_FILENO};
-std::atomic<Queue*> queue{nullptr};  // never destroyed: background threads log until the process ends
 // Of UTC. Read when the library is loaded, because localtime takes a lock that a fork can leave held.
 const long seconds_east = [] {
   const time_t now = ::time(nullptr);
@@ -123,18 +108,6 @@ void write_line(const std::string& line) noexcept {
   repeated([&] { return ::write(lines_to.load(std::memory_order_relaxed), line.data(), line.size()); });
 }
 
-void enqueue(LogEvent event) {
-  Queue* const to = queue.load(std::memory_order_acquire);
-  if (to == nullptr || to->owner != this_process()) return;
-  const std::lock_guard lock(to->mutex);
-  if (to->events.size() >= kMostQueued) {
-    ++to->dropped;
-    return;
-  }
-  to->events.push_back(std::move(event));
-  to->changed.notify_one();
-}
-
 }  // namespace
 
 std::optional<LogLevel> parse_log_level(std::string_view text) noexcept {
@@ -146,54 +119,23 @@ std::optional<LogLevel> parse_log_level(std::string_view text) noexcept {
 }
 
 void log(LogLevel level, const LogSource& source, std::string_view text) noexcept {
-  const int wanted = static_cast<int>(level);
+  if (!logging(level)) return;
   try {
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
-    if (line_level.load(std::memory_order_relaxed) >= wanted) write_line(line_of(level, source, text, now));
-    if (queue_level.load(std::memory_order_relaxed) < wanted) return;
-    const double seconds = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-    enqueue({level, seconds, source, std::string(text)});
+    write_line(line_of(level, source, text, now));
   } catch (const std::bad_alloc&) {  // the event is lost, and the program goes on
   }
 }
 
-void configure_log(LogLevel wanted) {
+void configure_log() {
   Configuration& configuration = configuration_of_process.get();
   const std::lock_guard lock(configuration.mutex);
   const std::string text = environment("RINGLET_LOG");
   const std::optional<LogLevel> level = text.empty() ? LogLevel::off : parse_log_level(text);
   if (!level) throw InvalidUsage("RINGLET_LOG=\"" + text + "\" is not one of off, warning, info, debug");
   open_lines(*level == LogLevel::off ? "" : file_from(environment("RINGLET_LOG_FILE")), configuration.file_name);
-  const Queue* const present = queue.load(std::memory_order_acquire);
-  const bool own = present != nullptr && present->owner == this_process();
-  if (wanted != LogLevel::off && !own) queue.store(new Queue, std::memory_order_release);
-  line_level.store(static_cast<int>(*level));
-  queue_level.store(static_cast<int>(wanted));
-  log_level.store(std::max(static_cast<int>(*level), static_cast<int>(wanted)));
-}
-
-std::vector<LogEvent> take_log_events(std::chrono::milliseconds patience) {
-  Queue* const from = queue.load(std::memory_order_acquire);
-  if (from == nullptr || from->owner != this_process()) return {};
-  std::unique_lock lock(from->mutex);
-  from->changed.wait_for(lock, patience, [&] { return from->ended || !from->events.empty(); });
-  std::vector<LogEvent> taken(std::move_iterator(from->events.begin()), std::move_iterator(from->events.end()));
-  from->events.clear();
-  if (from->dropped > 0 && !taken.empty()) {
-    LogEvent lost{LogLevel::warning, taken.back().time, LogSource(), std::to_string(std::exchange(from->dropped, 0))};
-    lost.text += " events came too fast and were dropped";
-    taken.push_back(std::move(lost));
-  }
-  return taken;
-}
-
-void end_log_queue() noexcept {
-  Queue* const of = queue.load(std::memory_order_acquire);
-  if (of == nullptr || of->owner != this_process()) return;
-  const std::lock_guard lock(of->mutex);
-  of->ended = true;
-  of->changed.notify_all();
+  log_level.store(static_cast<int>(*level));
 }
 
 std::string in_binary_units(uint64_t bytes) {

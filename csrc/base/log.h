@@ -1,19 +1,15 @@
 // The log: one line an event, which begins with the rank. RINGLET_LOG is warning, info or debug; by default it is off.
 //
 // Contract: a caller asks logging(level) first, which costs one load and one branch, and makes no text if the answer is
-// no. There are two listeners, each with its own level: standard error (or RINGLET_LOG_FILE), to which each line goes
-// by one write(2), and a queue that Python's logging reads. No caller waits for a listener or needs Python's lock: the
-// queue has a bound, and counts the events that it drops.
-// Thread safety: all calls from any thread. A forked child writes lines, and does not touch its parent's queue.
+// no. Each line goes to standard error (or RINGLET_LOG_FILE) by one write(2), without Python's lock.
+// Thread safety: all calls from any thread, and in a forked child.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace ringlet {
 
@@ -22,7 +18,7 @@ enum class LogLevel : int { off, warning, info, debug };
 /// "off", "warning", "info" or "debug", in small letters or capitals.
 std::optional<LogLevel> parse_log_level(std::string_view text) noexcept;
 
-extern std::atomic<int> log_level;  ///< the highest of the listeners
+extern std::atomic<int> log_level;
 
 inline bool logging(LogLevel level) noexcept {
   return log_level.load(std::memory_order_relaxed) >= static_cast<int>(level);
@@ -38,20 +34,9 @@ struct LogSource {
 /// Logs one event. Line breaks in `text` become spaces. The event is lost if there is no memory.
 void log(LogLevel level, const LogSource& source, std::string_view text) noexcept;
 
-/// Reads RINGLET_LOG and RINGLET_LOG_FILE, and sets the level of the queue. Throws InvalidUsage if RINGLET_LOG is not a
-/// level, ResourceError if the file cannot be written.
-void configure_log(LogLevel queue);
-
-struct LogEvent {
-  LogLevel level;
-  double time;  ///< seconds since 1970
-  LogSource source;
-  std::string text;
-};
-/// Empties the queue; waits for the first event for at most `patience`.
-std::vector<LogEvent> take_log_events(std::chrono::milliseconds patience);
-/// Ends these waits, now and later.
-void end_log_queue() noexcept;
+/// Reads RINGLET_LOG and RINGLET_LOG_FILE. Throws InvalidUsage if RINGLET_LOG is not a level, ResourceError if the file
+/// cannot be written.
+void configure_log();
 
 /// "4 B", "1.5 KiB", "64 MiB".
 std::string in_binary_units(uint64_t bytes);

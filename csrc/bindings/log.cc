@@ -1,4 +1,4 @@
-// The log as Python sees it: its levels, events for Python's logging, and the last calls.
+// The log as Python sees it, and the last calls.
 #include "bindings/log.h"
 
 #include <pybind11/stl.h>
@@ -16,25 +16,6 @@ namespace {
 LogLevel level_of(const std::string& text) {
   if (const auto level = parse_log_level(text)) return *level;
   throw InvalidUsage("log level must be one of off, warning, info, debug, got \"" + text + "\"");
-}
-
-const char* name(LogLevel level) {
-  constexpr const char* kNames[] = {"off", "warning", "info", "debug"};
-  return kNames[static_cast<size_t>(level)];
-}
-
-py::list take_events(double patience) {
-  std::vector<LogEvent> events;
-  {
-    const py::gil_scoped_release unlocked;
-    events = take_log_events(std::chrono::milliseconds(static_cast<int64_t>(patience * 1000)));
-  }
-  py::list list;
-  for (const LogEvent& event : events) {
-    const LogSource& source = event.source;
-    list.append(py::make_tuple(name(event.level), event.time, source.rank, source.world, source.group, event.text));
-  }
-  return list;
 }
 
 }  // namespace
@@ -61,22 +42,16 @@ py::list past_calls(const Communicator& group) {
 }
 
 void bind_log(py::module_& m) {
-  m.def(
-      "configure_log", [](const std::string& level) { configure_log(level_of(level)); }, py::arg("queue"),
-      "Takes RINGLET_LOG and RINGLET_LOG_FILE from the environment, and the level of the queue for Python's logging.");
+  m.def("configure_log", &configure_log, "Takes RINGLET_LOG and RINGLET_LOG_FILE from the environment.");
   m.def(
       "logs", [](const std::string& level) { return logging(level_of(level)); }, py::arg("level"),
-      "Whether anybody listens to events of that level.");
+      "Whether events of that level are logged.");
   m.def(
       "log",
       [](const std::string& level, const std::string& text, int rank, int world, std::string group) {
         log(level_of(level), {rank, world, std::move(group)}, text);
       },
       py::arg("level"), py::arg("text"), py::arg("rank"), py::arg("world"), py::arg("group"));
-  m.def("take_log_events", &take_events, py::arg("patience"),
-        "Events of the queue as (level, seconds since 1970, rank, world, group, text), after a wait of so many seconds "
-        "for the first.");
-  m.def("end_log_queue", &end_log_queue);
 }
 
 }  // namespace ringlet

@@ -1,14 +1,12 @@
-"""What a user is told: RINGLET_LOG's lines, Python's logging, the last calls in errors, events in torch.profiler."""
+"""What a user is told: RINGLET_LOG's lines, the last calls in errors, events in torch.profiler."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import re
-import threading
 import time
 
 import pytest
@@ -186,45 +184,6 @@ def warn(rank, world, folder):
 def test_a_failure_is_told_once(pool, tmp_path):
     for told, lines in pool.values(warn, 2, str(tmp_path), join="nothing"):
         assert lines == 1 and told[0].startswith("InvalidUsage: ") and "calls do not match" in told[0]
-
-
-# --- Python's logging
-
-
-class Kept(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)
-
-
-def test_python_logging_gets_the_events(alone):
-    logger, handler = logging.getLogger("ringlet"), Kept()
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-
-        def main(rank):
-            ringlet.all_reduce(torch.ones(3))
-
-        ringlet.spawn(main, 2, transport="threads")
-        with alone("the last"):
-            pass
-        arrived = threading.Event()
-        for _ in range(1000):  # a thread of its own hands them over
-            if any(" the last] group closed" in record.getMessage() for record in handler.records):
-                break
-            arrived.wait(0.01)
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
-    levels = {record.levelno for record in handler.records}
-    assert levels == {logging.INFO, logging.DEBUG}
-    debug = [record for record in handler.records if "all_reduce #0" in record.getMessage()]
-    assert {record.rank for record in debug} == {0, 1} and all(record.world == 2 for record in debug)
-    assert all(re.match(r"\[rank \d/\d", record.getMessage()) for record in handler.records)
 
 
 # --- the last calls

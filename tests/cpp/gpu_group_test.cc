@@ -2,6 +2,7 @@
 // together what they have, and that calls follow streams.
 #include "gpu/gpu_group.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <future>
@@ -16,6 +17,7 @@
 #include "collective_cases.h"
 #include "emulated_gpu.h"
 #include "gpu_ranks.h"
+#include "log_place.h"
 #include "uneven_blocks.h"
 
 using namespace gpu_ranks;
@@ -222,10 +224,12 @@ void threads_on_a_gpu() {
 void one_gpu_of_several() {
   struct Seen {
     int devices, number;
-    size_t warnings;
+    int warnings;
   };
-  configure_log(LogLevel::warning);
+  const LogPlace place;
   for (const Seen& seen : {Seen{1, 0, 0}, Seen{8, 0, 1}, Seen{8, 3, 0}}) {
+    const std::string file = std::to_string(seen.devices) + "-" + std::to_string(seen.number);
+    place.begin("warning", file);
     emulated_gpu_devices(seen.devices);
     no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
       GpuExecutors::Parts mine = parts();
@@ -233,16 +237,14 @@ void one_gpu_of_several() {
       device().use(mine.number);
       GpuGroup group(host, mine);
     }));
-    const std::vector<LogEvent> events = take_log_events(std::chrono::milliseconds(0));
-    CHECK_EQ(events.size(), seen.warnings);
-    for (const LogEvent& event : events) {
-      CHECK_EQ(event.text,
-               "all ranks share GPU 0, although rank 0 sees 8 GPUs: call torch.cuda.set_device(local_rank) before the "
-               "first CUDA tensor");
-    }
+    const std::string text = place.text(file);
+    CHECK_EQ(std::count(text.begin(), text.end(), '\n'), seen.warnings);
+    const bool told = text.find(
+                          "all ranks share GPU 0, although rank 0 sees 8 GPUs: call "
+                          "torch.cuda.set_device(local_rank) before the first CUDA tensor") != text.npos;
+    CHECK_EQ(told, seen.warnings == 1);
   }
   emulated_gpu_devices(1);
-  configure_log(LogLevel::off);
 }
 
 /// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.

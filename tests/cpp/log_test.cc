@@ -1,50 +1,21 @@
-// The log: its lines, its files, its queue, and threads that log while it is set up anew.
+// The log: its lines, its files, and threads that log while it is set up anew.
 #include "base/log.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "check.h"
 #include "engine/call_log.h"
+#include "log_place.h"
 
 using namespace ringlet;
 using std::chrono::milliseconds;
 
 namespace {
-
-/// A folder of this process, and the environment that the log reads.
-class Place {
- public:
-  Place() : folder_(std::filesystem::temp_directory_path() / ("ringlet-log-" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~Place() {
-    set(nullptr, "");
-    configure_log(LogLevel::off);
-    std::filesystem::remove_all(folder_);
-  }
-  std::string file(const std::string& name) const { return (folder_ / name).string(); }
-  static void set(const char* level, const std::string& file) {
-    level != nullptr ? ::setenv("RINGLET_LOG", level, 1) : ::unsetenv("RINGLET_LOG");
-    file.empty() ? ::unsetenv("RINGLET_LOG_FILE") : ::setenv("RINGLET_LOG_FILE", file.c_str(), 1);
-  }
-  static std::string text(const std::string& path) {
-    std::ifstream in(path);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
- private:
-  std::filesystem::path folder_;
-};
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -53,29 +24,29 @@ void levels_are_read() {
   CHECK(parse_log_level("Warning") == LogLevel::warning);
   CHECK(!parse_log_level("loud"));
   CHECK(!parse_log_level(""));
-  Place place;
+  LogPlace place;
   place.set("loud", "");
-  const std::string refused = CHECK_THROWS(InvalidUsage, configure_log(LogLevel::off));
+  const std::string refused = CHECK_THROWS(InvalidUsage, configure_log());
   CHECK(contains(refused, "RINGLET_LOG=\"loud\" is not one of off, warning, info, debug"));
   place.set("info", "");
-  configure_log(LogLevel::warning);
+  configure_log();
   CHECK(logging(LogLevel::info));
   CHECK(!logging(LogLevel::debug));
   place.set(nullptr, "");
-  configure_log(LogLevel::off);
+  configure_log();
   CHECK(!logging(LogLevel::warning));
 }
 
 void a_line_says_who_and_when() {
-  Place place;
+  LogPlace place;
   ::setenv("RINGLET_HOST_ID", "here", 1);
   place.set("info", place.file("%h-%p-%x.log"));
-  configure_log(LogLevel::off);
+  configure_log();
   log(LogLevel::info, {2, 4, "workers"}, "two\nlines");
   log(LogLevel::warning, {}, "of no group");
   log(LogLevel::debug, {2, 4, ""}, "not wanted");
   const std::string self = std::to_string(::getpid());
-  const std::string text = Place::text(place.file("here-" + self + "-%x.log"));
+  const std::string text = place.text("here-" + self + "-%x.log");
   CHECK(text.starts_with("ringlet: [rank 2/4 here:" + self + " workers] "));
   CHECK(contains(text, " info: two lines\n"));
   CHECK(contains(text, "ringlet: [here:" + self + "] "));
@@ -85,86 +56,40 @@ void a_line_says_who_and_when() {
 }
 
 void lines_go_to_the_file_that_was_named_last() {
-  Place place;
+  LogPlace place;
   for (const char* name : {"first", "second", "second"}) {
     place.set("warning", place.file(name));
-    configure_log(LogLevel::off);
+    configure_log();
     log(LogLevel::warning, {}, std::string("to ") + name);
   }
   place.set("warning", place.file("no folder/log"));
-  const std::string refused = CHECK_THROWS(ResourceError, configure_log(LogLevel::off));
+  const std::string refused = CHECK_THROWS(ResourceError, configure_log());
   CHECK(contains(refused, "RINGLET_LOG_FILE="));
   log(LogLevel::warning, {}, "still there");
-  const std::string first = Place::text(place.file("first")), second = Place::text(place.file("second"));
+  const std::string first = place.text("first"), second = place.text("second");
   CHECK(contains(first, "to first") && !contains(first, "to second"));
   CHECK(contains(second, "to second") && contains(second, "still there"));
 }
 
-void the_queue_keeps_order_and_has_a_bound() {
-  Place place;
-  configure_log(LogLevel::info);
-  CHECK(take_log_events(milliseconds(0)).empty());
-  log(LogLevel::info, {1, 2, "g"}, "one");
-  log(LogLevel::debug, {}, "not wanted");
-  log(LogLevel::warning, {}, "two");
-  std::vector<LogEvent> events = take_log_events(milliseconds(0));
-  CHECK_EQ(events.size(), 2u);
-  CHECK(events[0].text == "one" && events[0].source.rank == 1 && events[0].source.group == "g");
-  CHECK(events[1].text == "two" && events[1].level == LogLevel::warning && events[1].time >= events[0].time);
-  constexpr size_t kTooMany = 10'007;
-  for (size_t i = 0; i < kTooMany; ++i) log(LogLevel::info, {}, "more");
-  events = take_log_events(milliseconds(0));
-  CHECK_EQ(events.size(), kTooMany - 7 + 1);
-  CHECK(events.back().text == "7 events came too fast and were dropped");
-  CHECK(take_log_events(milliseconds(0)).empty());
-}
-
-void a_child_leaves_the_queue_alone() {
-  Place place;
-  configure_log(LogLevel::info);
-  log(LogLevel::info, {}, "the parent's");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    log(LogLevel::info, {}, "the child's");
-    end_log_queue();
-    bool right = take_log_events(milliseconds(0)).empty();
-    configure_log(LogLevel::info);
-    log(LogLevel::info, {}, "the child's");
-    right = right && take_log_events(milliseconds(0)).size() == 1;
-    std::_Exit(right ? 0 : 1);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK_EQ(status, 0);
-  const std::vector<LogEvent> events = take_log_events(milliseconds(0));
-  CHECK(events.size() == 1 && events[0].text == "the parent's");
-}
-
 void threads_log_while_it_is_set_up_anew() {
   constexpr int kThreads = 3, kEvents = 500;
-  Place place;
-  place.set("info", place.file("lines"));
-  configure_log(LogLevel::info);
+  LogPlace place;
+  place.begin("info", "even");
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kThreads; ++rank) {
     threads.emplace_back([rank] {
       for (int i = 0; i < kEvents; ++i) log(LogLevel::info, {rank, kThreads, ""}, "event " + std::to_string(i));
     });
   }
-  size_t taken = 0;
-  std::thread reader([&] {
-    while (taken < size_t{kThreads} * kEvents) taken += take_log_events(milliseconds(10)).size();
-  });
-  for (int i = 0; i < 50; ++i) configure_log(i % 2 == 0 ? LogLevel::debug : LogLevel::info);
+  for (int i = 0; i < 50; ++i) place.begin(i % 3 == 0 ? "debug" : "info", i % 2 == 0 ? "odd" : "even");
   for (std::thread& thread : threads) thread.join();
-  reader.join();
-  const std::string text = Place::text(place.file("lines"));
+  const std::string text = place.text("even") + place.text("odd");
   CHECK_EQ(std::count(text.begin(), text.end(), '\n'), kThreads * kEvents);
 }
 
 void calls_are_logged_and_named_in_errors() {
-  Place place;
-  configure_log(LogLevel::debug);
+  LogPlace place;
+  place.begin("debug", "calls");
   CallLog calls;
   calls.set_source({0, 2, "g"});
   const Algorithm* ring = find_algorithm(Collective::all_reduce, "ring");
@@ -186,8 +111,7 @@ void calls_are_logged_and_named_in_errors() {
   CHECK_EQ(calls.with_last_calls(ErrorKind::invalid_usage, "wrong"), std::string("wrong"));
   CHECK_EQ(calls.calls().size(), 4u);
   CHECK(calls.waited_seconds() > 0.0019);
-  std::string text;
-  for (const LogEvent& event : take_log_events(milliseconds(0))) text += event.text + "\n";
+  const std::string text = place.text("calls");
   CHECK(contains(text, "all_reduce #0 (auto, sum, float32, 1000 elements) begins\n"));
   CHECK(contains(text, "all_reduce of 3.9 KiB: ring (the built-in rules: all_reduce "));
   CHECK(contains(text, "staged, 1 segment\n"));
@@ -209,15 +133,6 @@ void sizes_and_times_have_units() {
   CHECK_EQ(in_time_units(2), std::string("2.0 s"));
 }
 
-/// Nobody can log into a queue that has ended, so this is last.
-void a_wait_ends_with_the_queue() {
-  configure_log(LogLevel::info);
-  take_log_events(milliseconds(0));
-  std::thread waits([] { CHECK(take_log_events(std::chrono::minutes(10)).empty()); });
-  end_log_queue();
-  waits.join();
-}
-
 }  // namespace
 
 int main() {
@@ -225,11 +140,8 @@ int main() {
   levels_are_read();
   a_line_says_who_and_when();
   lines_go_to_the_file_that_was_named_last();
-  the_queue_keeps_order_and_has_a_bound();
-  a_child_leaves_the_queue_alone();
   threads_log_while_it_is_set_up_anew();
   calls_are_logged_and_named_in_errors();
   sizes_and_times_have_units();
-  a_wait_ends_with_the_queue();
   return check_result("log");
 }

@@ -1,16 +1,14 @@
 // What two ranks try for their longer calls: whether to read the tensors in place or to stage them, and which algorithm.
 //
-// In place fewer bytes move, but each rank reads what the other has just written, and writes to lines that the other has
-// read. That is quick if the tensors are in the caches and the ranks' cores are near. If the tensors come from memory, as
-// gradients do, or the cores are far apart, staging buffers are quicker: they stay in the caches, or are written past
-// them. Staged, one_shot waits for the peer once and adds twice, two_shot waits twice and adds once: on some cores the
-// one is quicker, on others the other. So there is a trial (engine/trial.h) of each collective, about one size, and what
-// the ranks' tensors allow. Both ranks make the same calls, so they try at the same calls. There they first meet, and
-// the slower rank's times count.
+// In place fewer bytes move, but each rank writes to lines that the other has read: quick if the tensors are in the caches
+// and the cores are near. If not, staging buffers are quicker: they stay in the caches, or are written past them. Staged,
+// one_shot waits for the peer once and adds twice, two_shot waits twice and adds once. So there is a trial of each
+// collective, about one size, and what the ranks' tensors allow. Both ranks make the same calls, so they try at the same
+// calls. There they first meet, and the slower rank's times count.
 //
-// The sum of two values has the same bits each way. More than two ranks try nothing: their algorithm may change with the
-// place, and the order of their sums with the algorithm. Nor do ranks that share a processor. A given rule or algorithm is
-// kept; then only the place is tried (docs/decisions/0067-one-trial.md). Thread safety: one thread at a time.
+// The sum of two values has the same bits each way. More than two ranks, or ranks that share a processor, try nothing. A
+// given rule or algorithm is kept; then only the place is tried (docs/decisions/0067-one-trial.md).
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <algorithm>
