@@ -1,6 +1,6 @@
-"""All-reduce, and a message there and back, of which the ranks try the ways (csrc/engine/trial.h): copies through or past
-the caches, calls in place or staged, one_shot or two_shot; against copies that stay in the caches, and calls that go by
-the rules alone.
+"""All-reduce, and a message there and back, of which the ranks try the ways (csrc/engine/trial.h): copies through or
+past the caches, calls in place or staged, one_shot or two_shot; against copies that stay in the caches, and calls that
+go by the rules alone.
 
     python benchmarks/hand_over.py --report benchmarks/results/
 
@@ -131,9 +131,9 @@ def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
     text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
     text += [
         f"All-reduce of float32 with `auto`, and a message there and back, 2 ranks, {rounds} rounds a start. Ratios",
-        "are within a round: median (least to most). `by time`: the ranks try which way is quicker for copies and calls.",
-        "`cached`: copies stay in the caches, and calls go by the rules. `from memory`: each call takes the next of so",
-        "many tensors that no cache holds them.",
+        "are within a round: median (least to most). `by time`: the ranks try which way is quicker. `cached`:",
+        "copies stay in the caches, and calls go by the rules. `from memory`: each call takes the next of so many",
+        "tensors that no cache holds them.",
         "",
         *lines,
     ]
