@@ -28,7 +28,8 @@ from ringlet.bench.ranks import data
 from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
 from ringlet.bench.run import Outcome, plan_samples, run, turns
 from ringlet.cli import bench as bench_cli
-from ringlet.cli.bench import add_parsers, bench_command, build_sweep
+from ringlet.cli.bench import add_parsers, build_sweep
+from ringlet.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = Sweep(begin_bytes=4, end_bytes=4096, factor=32, rounds=2, sample_ms=1.0, memory=("ordinary",))
@@ -41,8 +42,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def bench(*words: str) -> int:
-    args = parse(*words)
-    return args.run(args)
+    return main(("bench", *words))
 
 
 # ---- cases
@@ -113,7 +113,7 @@ def test_a_sweep_that_cannot_run_is_refused(bad: dict[str, object]) -> None:
 def test_without_a_gpu_there_is_no_measuring_on_one(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = build_sweep(parse("--device", "cuda"))
     assert (sweep.peers, sweep.memory) == (("nccl",), ("ordinary",))
-    assert bench_command(parse("--device", "cuda")) == 2
+    assert bench("--device", "cuda") == 2
     assert "sees no cuda here" in capsys.readouterr().err
 
 
@@ -537,11 +537,3 @@ def test_a_job_that_does_not_start_says_what_it_printed(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"mpich/mpi4py, 1 ranks: ended with status 1[\s\S]*no libmpi here"):
         job.check_alive()
     job.kill()
-
-
-def test_plain_table_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for module in ("rich.console", "rich.table"):
-        monkeypatch.setitem(sys.modules, module, None)
-    report.show([a_row("ringlet", 2.0, 0), a_row("gloo", 9.0, 0)], {"machine": {"cores": 1}})
-    printed = capsys.readouterr().out
-    assert "all_reduce of float32, 2 ranks on 1 cores (oversubscribed)" in printed and "4.50x" in printed

@@ -16,6 +16,7 @@ from ringlet.bench.clusters import Cluster
 from ringlet.bench.exceptions import BenchError
 from ringlet.bench.run import busiest_uplink, run
 from ringlet.cli import bench as cli
+from ringlet.cli.main import main
 
 PAIR = Cluster(2, uplink_mbit=1000)
 SMALL = Sweep(
@@ -26,10 +27,7 @@ ON_HOSTS = tuple(peer for peer in peers.installed() if peer != "intelmpi")
 
 
 def bench(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_parsers(parser.add_subparsers())
-    args = parser.parse_args(["bench", *words])
-    return args.run(args)
+    return main(("bench", *words))
 
 
 # ---- arithmetic
