@@ -157,6 +157,7 @@ def tables() -> dict[str, dict[str, str]]:
             "auto": _rules(),
         },
         "limits.md": {"limits": _limits()},
+        "failure.md": _health(),
         "conformance.md": {name: _table(lines) for name, lines in conformance_tables.tables().items()},
         **{
             page: {name: _table(lines) for name, lines in found.items()}
@@ -224,6 +225,26 @@ def _limits() -> str:
             raise ValueError(f"csrc/{path} has no constant {name}")
         lines.append([f"[`{name}`](../csrc/{path})", _amount(name, found[1]), told])
     return _table(lines)
+
+
+def _health() -> dict[str, str]:
+    """The states and events of a group's health, and what follows, as csrc/engine/health.h has them."""
+    text = _source("engine/health.h")
+    found = {}
+    for name in ("State", "Event", "Act"):
+        body = re.search(rf"enum class {name} : uint8_t {{(.*?)\n  }};", text, re.DOTALL)
+        if not body:
+            raise ValueError(f"csrc/engine/health.h has no enum {name}")
+        entries = re.findall(r"^ {4}(\w+),(?:\s*///< ((?:.|\n\s*///< )*))?$", body[1], re.MULTILINE)
+        lines = [[f"`{entry}`", re.sub(r"\s*///<", "", told) or "nothing follows"] for entry, told in entries]
+        found[f"{name.lower()}s"] = _table([[name.lower(), "what it means"], *lines])
+    rows = re.findall(r"{(\w+), (\w+), (\w+), (\w+)}", text)
+    states = list(dict.fromkeys(row[0] for row in rows))
+    follows = {(from_, event): f"{act}, {to}" if to != from_ else act for from_, event, to, act in rows}
+    events = list(dict.fromkeys(row[1] for row in rows))
+    table = [[f"`{event}`", *(follows[state, event] for state in states)] for event in events]
+    found["transitions"] = _table([["event", *(f"in `{state}`" for state in states)], *table])
+    return found
 
 
 def _source(path: str) -> str:

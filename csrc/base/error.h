@@ -19,7 +19,7 @@ class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
   ErrorKind kind() const noexcept { return kind_; }
-  /// Another rank's error, which it reported while the ranks made a group.
+  /// Another rank's error, which it reported.
   bool reported() const noexcept { return reported_; }
 
  private:

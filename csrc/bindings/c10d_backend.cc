@@ -98,7 +98,7 @@ c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c1
 }
 
 c10d::ErrorType C10dBackend::getError() {
-  const std::optional<ErrorKind> failure = group_->failure();
+  const std::optional<ErrorKind> failure = group_->health().failure();
   if (!failure) return c10d::ErrorType::SUCCESS;
   if (*failure == ErrorKind::timeout) return c10d::ErrorType::TIMEOUT;
   return *failure == ErrorKind::peer_lost ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;

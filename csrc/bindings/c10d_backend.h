@@ -91,7 +91,7 @@ class C10dBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override { group_->abort("rank " + std::to_string(getRank()) + " aborted the group"); }
   /// Ends the calls of all ranks in this group, present and later ones, with InvalidUsage and `reason`.
-  void fail(const std::string& reason) { group_->poison(InvalidUsage(reason)); }
+  void fail(const std::string& reason) { group_->health().poison(InvalidUsage(reason)); }
   void shutdown() override { group_->close(std::chrono::seconds(2)); }
 
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;

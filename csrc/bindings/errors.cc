@@ -15,11 +15,13 @@ namespace py = pybind11;
 namespace ringlet {
 namespace {
 
-void raise(ErrorKind kind, const std::string& message) {
+void raise(ErrorKind kind, const std::string& message, bool reported = false) {
   // Ctrl-C in a terminal reaches all ranks. This rank's own interrupt says more than the report that others ended.
   if (PyErr_CheckSignals() != 0) return;
   const py::object type = py::module_::import("ringlet.errors").attr(name(kind));
-  PyErr_SetString(type.ptr(), message.c_str());
+  const py::object error = type(message);
+  if (reported) error.attr("reported") = true;
+  PyErr_SetObject(type.ptr(), error.ptr());
 }
 
 /// Translates the errors that any code may throw. pybind11 handles the other ones.
@@ -27,7 +29,7 @@ void set_own_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    raise(error.kind(), error.what());
+    raise(error.kind(), error.what(), error.reported());
   } catch (const std::bad_alloc&) {
     raise(ErrorKind::resource_error, "out of memory: check the limits on memory (ulimit -v, or the container's limit)");
   } catch (const std::system_error& error) {
@@ -59,7 +61,7 @@ void bind_errors(py::module_&) {
     try {
       if (thrown) std::rethrow_exception(thrown);
     } catch (const Error& error) {
-      raise(error.kind(), error.what());
+      raise(error.kind(), error.what(), error.reported());
     }
   });
   py::register_local_exception_translator([](std::exception_ptr thrown) {

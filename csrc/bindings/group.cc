@@ -146,7 +146,7 @@ void bind_group(py::module_& m) {
       .def_property_readonly("sequence", &Communicator::sequence)
       .def_property_readonly("failure",
                              [](const Communicator& group) {
-                               const std::optional<ErrorKind> kind = group.failure();
+                               const std::optional<ErrorKind> kind = group.health().failure();
                                return kind ? std::optional<std::string>(name(*kind)) : std::nullopt;
                              })
       .def_property("max_ctas", &Communicator::max_ctas, &Communicator::set_max_ctas)

@@ -181,7 +181,7 @@ void Communicator::check(const Call& call) const {
 }
 
 void Communicator::prepare(Call& call) {
-  engine_->raise_if_failed();
+  health().raise_if_failed();
   if (closed_) refuse_closed(name(call.collective));
   check(call);
   if (call.timeout.count() <= 0) call.timeout = timeout_;
@@ -234,11 +234,8 @@ void Communicator::run(const Job& job) {
 void Communicator::await_own(Work& work, const std::function<std::string()>& what) {
   try {
     work.await(Deadline::after(kForAsLongAsItTakes));
-  } catch (const Interrupted& interrupted) {
-    poison(ErrorKind::peer_lost, in_words([&] {
-             return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " + what() +
-                    ": interrupted (" + interrupted.by + ")";
-           }));
+  } catch (const Interrupted&) {
+    health().poison_in_flight(what);
     const Uninterrupted rest;
     work.await(Deadline::after(kForAsLongAsItTakes));
     throw;
@@ -322,7 +319,7 @@ bool Communicator::advance(const Call& call, bool spin) {
 
 /// The sequence number of the next call.
 uint64_t Communicator::number() {
-  engine_->raise_if_failed();
+  health().raise_if_failed();
   if (closed_) refuse_closed("a call");
   return sequence_++;
 }
@@ -337,12 +334,8 @@ void Communicator::or_fail(const Act& act) {
     throw;
   } catch (const Interrupted&) {
     throw;
-  } catch (const std::exception& error) {
-    poison(ErrorKind::resource_error, in_words([&] {
-             const std::string text = error.what();
-             return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                    " in a call: " + text.substr(0, text.find('\n'));
-           }));
+  } catch (...) {
+    health().poison_in_flight([] { return "a call"; });
     throw;
   }
 }
@@ -417,7 +410,7 @@ void Communicator::check(const Message& message) const {
 
 void Communicator::prepare(Message& message) {
   check_process();
-  engine_->raise_if_failed();
+  health().raise_if_failed();
   if (closed_) refuse_closed(message.sending ? "send" : "recv");
   check(message);
   if (message.timeout.count() <= 0) message.timeout = timeout_;
@@ -475,7 +468,7 @@ void Communicator::note_agreed(const Algorithm& algorithm, int root) {
 
 std::shared_ptr<GpuGroup> Communicator::on_gpu(int device) {
   check_process();
-  engine_->raise_if_failed();
+  health().raise_if_failed();
   if (closed_) refuse_closed("a call");
   {
     const std::lock_guard lock(gpus_mutex_);
@@ -486,9 +479,8 @@ std::shared_ptr<GpuGroup> Communicator::on_gpu(int device) {
     GpuExecutors::Parts parts = GpuExecutors::find(device);
     parts.max_ctas = max_ctas_;
     made = std::make_shared<GpuGroup>(*this, parts);  // with all other ranks
-  } catch (const Interrupted& interrupted) {
-    poison(PeerLost("rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                    " in its first call on a GPU: interrupted (" + interrupted.by + ")"));
+  } catch (const Interrupted&) {
+    health().poison_in_flight([] { return "its first call on a GPU"; });
     throw;
   }
   if (logging(LogLevel::info)) {
@@ -504,21 +496,13 @@ std::shared_ptr<GpuGroup> Communicator::on_gpu(int device) {
 
 void Communicator::abort(const std::string& reason) {
   check_process();
-  engine_->abort(reason);
+  health().abort(reason);
   std::map<int, std::shared_ptr<GpuGroup>> gpus;
   {
     const std::lock_guard lock(gpus_mutex_);
     gpus = gpus_;
   }
   for (auto& [device, gpu] : gpus) gpu->abort(reason);
-}
-
-void Communicator::poison(ErrorKind kind, const std::string& message) noexcept {
-  if (owner_ != this_process()) return;
-  try {
-    engine_->fail(kind, message);
-  } catch (const std::exception&) {  // the caller has this error already, or there is no memory to throw it
-  }
 }
 
 bool Communicator::completing() const {
@@ -573,7 +557,7 @@ void Communicator::close(std::chrono::milliseconds patience) {
   const bool turn = leaving.wait([&](auto most) { return await_turn(most); });  // another thread may be in a call
   bool quiet = leaving.wait([&](auto most) { return collectives_->wait_idle(most); }) && turn;
   quiet = leaving.wait([&](auto most) { return messenger_->wait_idle(most); }) && quiet;
-  if (!quiet) engine_->abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
+  if (!quiet) health().abort("rank " + std::to_string(rank_) + " closed the group while this call was pending");
   if (!turn) await_turn(kForAsLongAsItTakes);
   collectives_->end();
   messenger_->end();
@@ -606,7 +590,7 @@ void Communicator::tell_end() const {
   std::string text = "group closed: " + std::to_string(calls.made()) + " calls, " + in_binary_units(bytes_received()) +
                      " received, " + in_binary_units(bytes_sent()) + " sent, " + in_time_units(calls.waited_seconds()) +
                      " asleep in waits";
-  if (const auto kind = failure()) text += "; it had failed: " + std::string(ringlet::name(*kind));
+  if (const auto kind = engine_->health().failure()) text += "; it had failed: " + std::string(ringlet::name(*kind));
   log(LogLevel::info, calls.source(), text);
 }
 

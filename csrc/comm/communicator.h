@@ -49,24 +49,14 @@ class Communicator final : public HostGroup {
   std::chrono::milliseconds timeout() const override { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The error that poisoned the group, if one did.
-  std::optional<ErrorKind> failure() const override { return engine_->failure(); }
-  /// Throws the error that poisoned the group, if one did.
-  void raise_if_failed() override { engine_->raise_if_failed(); }
-  /// The same, and throws if a peer has reported an error or has ended. For waits outside the engine.
-  void poll_failures() override {
-    engine_->raise_if_failed();
-    engine_->poll_failures();
-  }
-  /// Poisons the group and tells the peers, for errors outside the engine. Needs no memory.
-  void poison(ErrorKind kind, const std::string& message) noexcept override;
-  using HostGroup::poison;
+  Health& health() override { return engine_->health(); }
+  const Health& health() const { return engine_->health(); }
 
   /// Throws InvalidUsage for a call that cannot be right on this rank, whatever the others call.
   void check(const Call& call) const override;
   void check(const Message& message) const override;
 
-  /// call.timeout zero: the group's. Throws what wait.h lists.
+  /// call.timeout zero: the group's. Throws what engine.h lists.
   void run(Call call) override;
   std::shared_ptr<Work> start(Call call, std::shared_ptr<void> keep);
 

@@ -35,7 +35,7 @@ void Communicator::agree_on_blocks(const Call& call, Blocks& blocks, bool backgr
     shortest = std::min(shortest, theirs[3 * q + 2]);
     const int64_t expected = static_cast<int64_t>(blocks.counts[world + q]);
     if (theirs[3 * q] == expected) continue;
-    engine_->fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
+    health().fail(ErrorKind::invalid_usage, "all_to_all #" + std::to_string(call.sequence) +
                                                 ": calls do not match: rank " + std::to_string(q) + " sends " +
                                                 std::to_string(theirs[3 * q]) + " elements to rank " +
                                                 std::to_string(rank_) + ", which expects " + std::to_string(expected));

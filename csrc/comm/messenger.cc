@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/start_thread.h"
+#include "engine/pull/wait.h"
 #include "reduce/reduce.h"
 
 namespace ringlet {
@@ -32,7 +33,7 @@ struct Messenger::Pending {
   Message message;
   std::shared_ptr<void> keep;
   std::shared_ptr<Request> request;
-  Deadline deadline;
+  Deadline::Clock::time_point began;
   MessageProgress progress{};  // of one that is sent
   // Once it is complete: its error, and the one that completed next.
   std::exception_ptr error{};
@@ -84,10 +85,9 @@ std::shared_ptr<Messenger::Request> Messenger::post(const Message& message, std:
   {
     const std::lock_guard lock(mutex_);
     if (ended_) refuse_closed(message.sending ? "send" : "recv");
-    p2p_.raise_if_failed();  // under the lock: the messages that the failure ended may be half-way
+    p2p_.health().raise_if_failed();  // under the lock: the messages that the failure ended may be half-way
     if (!awaited && !thread_.joinable()) thread_ = start_thread("messages between two ranks", [this] { loop(); });
-    auto pending =
-        std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::after(message.timeout)});
+    auto pending = std::make_shared<Pending>(Pending{message, std::move(keep), request, Deadline::Clock::now()});
     const auto unexpected = message.sending ? unexpected_.end() : find_unexpected(message);
     if (message.sending) {
       outgoing_[message.peer].push_back(pending);
@@ -130,14 +130,14 @@ void Messenger::deliver(const UnexpectedMessage& unexpected, const std::shared_p
     check(*pending, unexpected.peer, unexpected.envelope);
     if (!unexpected.data.empty()) copy_bytes(pending->message.data, unexpected.data.data(), unexpected.data.size());
   } catch (...) {
-    error = end_group(std::current_exception());
+    error = end_group();
   }
   pending->request->peer_.store(unexpected.peer, std::memory_order_release);
   complete(pending, error);
 }
 
 void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) noexcept {
-  if (--moving_ == 0 && std::exchange(told_, false)) p2p_.tell_waiting("");
+  if (--moving_ == 0 && std::exchange(told_, false)) p2p_.health().say_message("");
   pending->error = error;
   Pending* const last = pending.get();
   (completed_ ? last_completed_->next : completed_) = std::move(pending);
@@ -152,39 +152,15 @@ bool Messenger::look(Watchlist* list) noexcept {
     if (list != nullptr) *list = watched();
     return move() || (list != nullptr && examine());
   } catch (...) {
-    give_up(end_group(std::current_exception()));
+    give_up(end_group());
     return true;
   }
 }
 
-/// Messages that are given up may be half-way, and the next one would be taken for the rest of them. So an error ends the
-/// group, if it has not done so already. Returns the error for those messages.
-std::exception_ptr Messenger::end_group(const std::exception_ptr& error) noexcept {
-  try {
-    p2p_.raise_if_failed();
-  } catch (...) {
-    return error;
-  }
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return failed(known.kind(), in_words([&] { return std::string(known.what()); }));
-  } catch (const std::exception& other) {
-    return failed(ErrorKind::resource_error, in_words([&] { return self() + " in its messages: " + other.what(); }));
-  } catch (...) {
-    return failed(ErrorKind::resource_error, in_words([&] { return self() + " in its messages"; }));
-  }
-}
-
-/// Fails the group. Returns the error.
-std::exception_ptr Messenger::failed(ErrorKind kind, const std::string& message) noexcept {
-  std::exception_ptr error;
-  try {
-    p2p_.fail(kind, message);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  return error;
+/// In the handler of an error. Messages that are given up may be half-way, and the next one would be taken for the rest
+/// of them. So the error ends the group, if that has not ended already. Returns the error for those messages.
+std::exception_ptr Messenger::end_group() noexcept {
+  return p2p_.health().poison_in_flight([] { return "its messages"; });
 }
 
 bool Messenger::move() {
@@ -264,29 +240,27 @@ void Messenger::make_room(int peer, size_t bytes) {
   size_t held = 0;
   for (const UnexpectedMessage& unexpected : unexpected_) held += unexpected.data.size();
   if (bytes <= memory / 2 && held <= memory / 2 - bytes) return;
-  p2p_.fail(ErrorKind::resource_error,
-            self() + ": rank " + std::to_string(peer) + " sends a message of " + std::to_string(bytes) +
-                " bytes for which this rank has posted no receive, and " + std::to_string(held) +
-                " bytes of such messages are here already, more together than half of this host's memory: post the "
-                "receives before the peer sends");
+  p2p_.health().fail(
+      ErrorKind::resource_error,
+      p2p_.health().self() + ": rank " + std::to_string(peer) + " sends a message of " + std::to_string(bytes) +
+          " bytes for which this rank has posted no receive, and " + std::to_string(held) +
+          " bytes of such messages are here already, more together than half of this host's memory: post the "
+          "receives before the peer sends");
 }
 
 void Messenger::check(const Pending& pending, int peer, const Envelope& envelope) {
   const Message& message = pending.message;
   if (envelope.dtype == message.dtype && envelope.count == message.count) return;
-  p2p_.fail(ErrorKind::invalid_usage,
-            "calls do not match: rank " + std::to_string(peer) + " sends " + elements(envelope.dtype, envelope.count) +
-                ", rank " + std::to_string(p2p_.rank()) + " receives " + elements(message.dtype, message.count));
-}
-
-std::string Messenger::self() const {
-  return "rank " + std::to_string(p2p_.rank()) + " of " + std::to_string(p2p_.world());
+  p2p_.health().fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(peer) + " sends " +
+                                                   elements(envelope.dtype, envelope.count) + ", rank " +
+                                                   std::to_string(p2p_.rank()) + " receives " +
+                                                   elements(message.dtype, message.count));
 }
 
 std::string Messenger::context(const Pending& pending, size_t moved) const {
   const Message& message = pending.message;
-  return self() + " in " + describe(message) + ", " + std::to_string(moved) + " of " + std::to_string(message.bytes()) +
-         " bytes done";
+  return p2p_.health().self() + " in " + describe(message) + ", " + std::to_string(moved) + " of " +
+         std::to_string(message.bytes()) + " bytes done";
 }
 
 /// A peer may have sent a message and left since the last look, so a wait looks once more before it fails. Returns
@@ -300,19 +274,20 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
   waiting.receiving = !pending.message.sending;
   waiting.reached = [&] { return changed = changed || move(); };
   waiting.context = [&] { return context(pending, moved); };
-  p2p_.examine(waiting, pending.deadline, look_at_process);
+  waiting.began = pending.began;
+  p2p_.examine(waiting, look_at_process ? Health::Look::ends : Health::Look::reports);
   return changed;
 }
 
 /// Throws the error that ends the wait of a pending message, if there is one. Returns whether something moved instead.
 bool Messenger::examine() {
-  p2p_.raise_if_failed();
+  p2p_.health().raise_if_failed();
   const auto now = Deadline::Clock::now();
   const bool look_at_process = now - looked_ >= kYieldFor;
   if (look_at_process) looked_ = now;
   bool tell = look_at_process;  // the first of all that are pending: it stands for them
   const auto changed = [&](const Pending& pending, size_t moved) {
-    if (std::exchange(tell, false)) p2p_.tell_waiting(context(pending, moved)), told_ = true;
+    if (std::exchange(tell, false)) p2p_.health().say_message(context(pending, moved)), told_ = true;
     return examine(pending, moved, look_at_process);
   };
   for (const auto& queue : outgoing_) {
@@ -457,10 +432,10 @@ void Messenger::end() {
     ended_ = true;
     auto error = std::make_exception_ptr(InvalidUsage("the group was closed while this message was pending"));
     try {
-      p2p_.raise_if_failed();
+      p2p_.health().raise_if_failed();
       if (moving_ > 0) {  // posted as the end began; a peer may be reading its tensor
-        error = failed(ErrorKind::peer_lost,
-                       in_words([&] { return self() + " closed the group while a message was pending"; }));
+        p2p_.health().fail(ErrorKind::peer_lost,
+                           p2p_.health().self() + " closed the group while a message was pending");
       }
     } catch (...) {
       error = std::current_exception();

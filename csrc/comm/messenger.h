@@ -3,7 +3,7 @@
 // Contract: sends to one peer go out in the order of post(). A receive takes the first message, in order of arrival,
 // with its source (or any source) and tag. A message that no posted receive matches stays with its sender. If it blocks
 // one that matches, it is kept here as an unexpected message. A thread that waits for a message moves all messages
-// meanwhile. If no thread waits, the messenger's own thread moves them. Errors poison the group (engine/pull/wait.h).
+// meanwhile. If no thread waits, the messenger's own thread moves them. Errors poison the group (engine/health.h).
 // Ownership: tensors belong to the caller until the request is complete. Thread safety: all calls from any thread.
 #pragma once
 
@@ -86,14 +86,12 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   bool examine(const Pending& pending, size_t moved, bool look_at_process);
   void complete(std::shared_ptr<Pending> pending, const std::exception_ptr& error) noexcept;
   void give_up(const std::exception_ptr& error) noexcept;
-  std::exception_ptr end_group(const std::exception_ptr& error) noexcept;
-  std::exception_ptr failed(ErrorKind kind, const std::string& message) noexcept;
+  std::exception_ptr end_group() noexcept;
   void finish();
   Watchlist watched();
   void assist(const Request& request, const Deadline& deadline);
   bool begin_assisting();
   void end_assisting();
-  std::string self() const;
   std::string context(const Pending& pending, size_t moved) const;
   void loop();
 

@@ -1,4 +1,4 @@
-// An engine runs the collectives of a group, and keeps the error that ended the group, if there is one.
+// An engine runs the collectives of a group, and carries the reports of the group's health.
 //
 // Contract: run() is a collective: all ranks make the same calls in the same order. It returns when this rank's output
 // is complete and its tensors may be written again. It throws Timeout at the call's deadline, PeerLost, InvalidUsage if
@@ -7,13 +7,11 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "engine/call.h"
 #include "engine/call_log.h"
+#include "engine/health.h"
 #include "engine/p2p_transport.h"
 
 namespace ringlet {
@@ -29,14 +27,16 @@ struct Awaited {
 
 class Engine {
  public:
-  Engine() = default;
+  /// As Health's.
+  Engine(int rank, int world, Health::Carrier& carrier, bool over_network)
+      : health_(rank, world, calls_, carrier, over_network) {}
   virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   virtual const char* transport() const noexcept = 0;
-  virtual int rank() const noexcept = 0;
-  virtual int world() const noexcept = 0;
+  int rank() const noexcept { return health_.rank(); }
+  int world() const noexcept { return health_.world(); }
 
   /// `background`: this is a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
@@ -81,16 +81,10 @@ class Engine {
   CallLog& calls() noexcept { return calls_; }
   const CallLog& calls() const noexcept { return calls_; }
 
-  /// Throws the error that poisoned the group, if one did.
-  virtual void raise_if_failed() = 0;
-  virtual std::optional<ErrorKind> failure() const = 0;
-  /// Outside of any call: throws if a peer has reported an error or is gone, which poisons the group.
-  virtual void poll_failures() = 0;
-  /// Poisons the group, tells the peers, and throws: bad_alloc if there is no memory for the error, of which the peers
-  /// hear all the same.
-  [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
-  /// Ends all waits of this rank with an error.
-  virtual void abort(const std::string& reason) = 0;
+  /// The group's first error, and what the peers have told.
+  Health& health() noexcept { return health_; }
+  const Health& health() const noexcept { return health_; }
+
   /// The last call. `quiet`: no call is pending. Then the engine waits at most `patience` until the peers have all that
   /// they need of this rank. An interrupt (base/interrupts.h) ends the wait early, and is thrown when this rank has
   /// left.
@@ -98,6 +92,7 @@ class Engine {
 
  private:
   CallLog calls_;
+  Health health_;
 };
 
 }  // namespace ringlet

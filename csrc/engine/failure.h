@@ -5,7 +5,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "base/error.h"
 
@@ -17,14 +16,15 @@ class Failure {
 
   std::optional<ErrorKind> kind() const {
     const std::lock_guard lock(mutex_);
-    return what_ ? std::optional(what_->first) : std::nullopt;
+    return what_ ? std::optional(what_->kind) : std::nullopt;
   }
 
   /// Keeps an error. Returns false if there was one before. Without memory for the message it keeps kOutOfMemory.
-  bool set(ErrorKind kind, const std::string& message) noexcept {
+  /// `reported`: Error::reported.
+  bool set(ErrorKind kind, const std::string& message, bool reported = false) noexcept {
     const std::lock_guard lock(mutex_);
     if (what_) return false;
-    what_.emplace(kind, in_words([&] { return message; }));
+    what_.emplace(What{kind, in_words([&] { return message; }), reported});
     failed_.store(true, std::memory_order_release);
     return true;
   }
@@ -32,16 +32,22 @@ class Failure {
   /// `before` precedes the message.
   [[noreturn]] void raise(const std::string& before) const {
     const std::lock_guard lock(mutex_);
-    rethrow(what_->first, before + what_->second);
+    rethrow(what_->kind, before + what_->message, what_->reported);
   }
   void raise_if_failed() const {
     if (failed()) raise("this group failed before: ");
   }
 
  private:
+  struct What {
+    ErrorKind kind;
+    std::string message;
+    bool reported;
+  };
+
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
-  std::optional<std::pair<ErrorKind, std::string>> what_;  // guarded by mutex_
+  std::optional<What> what_;  // guarded by mutex_
 };
 
 }  // namespace ringlet

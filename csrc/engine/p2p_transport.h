@@ -15,8 +15,7 @@
 
 #include "base/deadline.h"
 #include "base/dtype.h"
-#include "base/error.h"
-#include "engine/pull/wait.h"
+#include "engine/health.h"
 #include "transport/control.h"
 #include "transport/mesh.h"
 
@@ -65,13 +64,14 @@ struct Watchlist {
 
 class P2pTransport {
  public:
-  P2pTransport() = default;
+  explicit P2pTransport(Health& health) : health_(health) {}
   virtual ~P2pTransport() = default;
   P2pTransport(const P2pTransport&) = delete;
   P2pTransport& operator=(const P2pTransport&) = delete;
 
-  virtual int rank() const = 0;
-  virtual int world() const = 0;
+  int rank() const { return health_.rank(); }
+  int world() const { return health_.world(); }
+  Health& health() const { return health_; }
   virtual int spins(bool background) const = 0;
 
   /// Sends while there is room, at most about kAtOnce bytes. Returns whether the message is complete.
@@ -87,14 +87,11 @@ class P2pTransport {
   virtual void watch(int peer, bool sending, Watchlist& list) = 0;
   virtual void sleep(const Watchlist& list, int64_t nanoseconds) = 0;
 
-  /// Tells the peers in which message this rank has waited for a long time; "": in none. Best effort.
-  virtual void tell_waiting(const std::string& context) noexcept = 0;
+  /// Throws if the wait for a message cannot end well (Health::examine).
+  virtual void examine(Waiting& waiting, Health::Look look) { health_.examine(waiting, look); }
 
-  /// Throws if the wait cannot end well. `closely`: also makes the checks that need system calls.
-  virtual void examine(const Waiting& waiting, const Deadline& deadline, bool closely) = 0;
-  virtual void raise_if_failed() = 0;
-  /// As Engine::fail.
-  [[noreturn]] virtual void fail(ErrorKind kind, const std::string& message) = 0;
+ private:
+  Health& health_;
 };
 
 }  // namespace ringlet

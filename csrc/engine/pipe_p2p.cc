@@ -14,10 +14,11 @@ constexpr int kLooks = 20;
 }  // namespace
 
 StreamP2p::StreamP2p(MessageEngine& engine)
-    : engine_(engine), outgoing_(static_cast<size_t>(engine.world())), incoming_(static_cast<size_t>(engine.world())) {}
+    : P2pTransport(engine.health()),
+      engine_(engine),
+      outgoing_(static_cast<size_t>(engine.world())),
+      incoming_(static_cast<size_t>(engine.world())) {}
 
-int StreamP2p::rank() const { return engine_.rank(); }
-int StreamP2p::world() const { return engine_.world(); }
 int StreamP2p::spins(bool background) const { return background ? 1 : kLooks; }
 
 bool StreamP2p::send(const Message& message, MessageProgress& progress) {
@@ -49,7 +50,7 @@ Pipe* StreamP2p::open(int peer) {
     Pipe* const pipe = engine_.mesh().open(peer, ConnectionKind::outgoing);
     return heard ? pipe : nullptr;
   } catch (const Error&) {
-    engine_.poll_failures();  // throws what the peer reported, if it did
+    health().poll_failures();  // throws what the peer reported, if it did
     throw;
   }
 }
@@ -71,14 +72,14 @@ std::optional<Envelope> StreamP2p::next(int peer) {
   try {
     header = in->reader.header();
   } catch (const PeerLost& error) {
-    fail(error.kind(), "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in recv: rank " +
-                           std::to_string(peer) + " " + error.what());
+    health().fail(error.kind(), "rank " + std::to_string(rank()) + " of " + std::to_string(world()) +
+                                    " in recv: rank " + std::to_string(peer) + " " + error.what());
   }
   if (header == nullptr) return std::nullopt;
   const auto dtype = static_cast<DType>(header->signature);
   if (header->kind != FrameKind::message || !Envelope::is_possible(header->signature, header->count) ||
       header->bytes != header->count * element_size(dtype)) {
-    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
+    health().fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
   }
   return Envelope{dtype, header->count, header->detail};
 }
@@ -94,8 +95,8 @@ bool StreamP2p::receive(int peer, std::byte* to, size_t bytes, MessageProgress& 
 }
 
 void StreamP2p::fail_for_memory(const char* call, int peer) {
-  fail(ErrorKind::invalid_usage, "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in " + call +
-                                     " rank " + std::to_string(peer) + ": " + kMemoryGone);
+  health().fail(ErrorKind::invalid_usage, "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in " +
+                                              call + " rank " + std::to_string(peer) + ": " + kMemoryGone);
 }
 
 void StreamP2p::watch(int peer, bool sending, Watchlist& list) {
@@ -109,20 +110,11 @@ void StreamP2p::sleep(const Watchlist& list, int64_t nanoseconds) {
   engine_.mesh().sleep(ConnectionKind::incoming, list.pipes, nanoseconds);
 }
 
-void StreamP2p::tell_waiting(const std::string& context) noexcept { engine_.tell_message(context); }
-
-void StreamP2p::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
-  if (closely) {
-    engine_.poll_failures();
-    check_alive(waiting);
-  }
-  if (deadline.passed() && !waiting.reached()) {
-    const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
-    fail(ErrorKind::timeout,
-         waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " + peer +
-             engine_.waiting_as_well(waiting.peer) +
-             "; it may be in other work, stuck, or cut off from the network (timeout= raises the limit)");
-  }
+/// Data of a message may be on their way when the peer's goodbye, on another connection, is here.
+void StreamP2p::examine(Waiting& waiting, Health::Look look) {
+  waiting.awaits = [](int) { return false; };
+  if (look != Health::Look::reports) waiting.check = [&] { check_alive(waiting); };
+  health().examine(waiting, look);
 }
 
 /// A rank that waits for a message connects to the sender, too: perhaps a firewall lets only this side. The connection
@@ -150,17 +142,14 @@ void StreamP2p::check_alive(const Waiting& waiting) {
     all = lost(peer, waiting) && all;
   }
   if (!all || waiting.reached()) return;
-  engine_.poll_failures();  // the peer may have sent a final error before its connection ended
+  health().poll_failures();  // the peer may have sent a final error before its connection ended
   for (int peer = 0; peer < world(); ++peer) {
     if (peer != rank() && (waiting.peer < 0 || peer == waiting.peer)) engine_.read_final_error(peer);
   }
+  health().raise_noted();
   const std::string peer = waiting.peer < 0 ? "every other rank" : "rank " + std::to_string(waiting.peer);
-  fail(ErrorKind::peer_lost,
-       waiting.context() + ": " + peer + " left the group, or its process is gone; look at that rank's own output");
+  health().fail(ErrorKind::peer_lost, waiting.context() + ": " + peer +
+                                          " left the group, or its process is gone; look at that rank's own output");
 }
-
-void StreamP2p::raise_if_failed() { engine_.raise_if_failed(); }
-
-void StreamP2p::fail(ErrorKind kind, const std::string& message) { engine_.fail(kind, message); }
 
 }  // namespace ringlet

@@ -17,8 +17,6 @@ class StreamP2p final : public P2pTransport {
  public:
   explicit StreamP2p(MessageEngine& engine);
 
-  int rank() const override;
-  int world() const override;
   int spins(bool background) const override;
 
   bool send(const Message& message, MessageProgress& progress) override;
@@ -28,10 +26,7 @@ class StreamP2p final : public P2pTransport {
   void watch(int peer, bool sending, Watchlist& list) override;
   void sleep(const Watchlist& list, int64_t nanoseconds) override;
 
-  void tell_waiting(const std::string& context) noexcept override;
-  void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override;
-  void raise_if_failed() override;
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;
+  void examine(Waiting& waiting, Health::Look look) override;
 
  private:
   struct Incoming {

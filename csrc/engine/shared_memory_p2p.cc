@@ -113,7 +113,7 @@ std::optional<Envelope> SharedMemoryP2p::next(int peer) {
   const StagingHeader* first = header(peer);
   if (first == nullptr) return std::nullopt;
   if (!Envelope::is_possible(first->dtype, first->count)) {
-    fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
+    health().fail(ErrorKind::peer_lost, "rank " + std::to_string(peer) + " sent bytes that are not a message");
   }
   return Envelope{static_cast<DType>(first->dtype), first->count, first->tag};
 }
@@ -134,20 +134,19 @@ bool SharedMemoryP2p::receive(int peer, std::byte* to, size_t bytes, MessageProg
     const std::byte* const from = in_place          ? transport_.link(peer).base + segment->address + progress.bytes
                                   : is_short(piece) ? reinterpret_cast<const std::byte*>(segment + 1)
                                                     : area + place % area_;
-    const auto unchanged = [&] {
-      confirm(transport_, waiter_, peer, [&] { return context(peer, *segment, progress.bytes); });
+    const auto confirm_message = [&] {
+      confirm(transport_, health(), peer, [&] { return context(peer, *segment, progress.bytes); });
     };
     const auto began = segment->timed != 0 ? Clock::now() : Clock::time_point{};
     if (in_place) {
-      const Reading reading(transport_);
-      unchanged();  // the peer may have failed long ago, and its tensor may be no memory any more
-      copy_bytes(to + progress.bytes, from, piece);
+      // The peer may have failed long ago, and its tensor may be no memory any more.
+      while (!read_tensor(transport_, peer, [&] { copy_bytes(to + progress.bytes, from, piece); })) confirm_message();
     } else if (piece > 0) {
       copy_bytes(to + progress.bytes, from, piece);
     }
     if (segment->timed != 0) mine.copy_time.store(static_cast<uint32_t>((Clock::now() - began).count()));
     progress.bytes += piece;
-    if (in_place) unchanged();
+    if (in_place) confirm_message();
     if (in_place && progress.bytes < bytes)
       continue;  // the segment is the whole message: the sender keeps it until all is read
     if (!in_place) place = after(place, piece);
@@ -161,22 +160,6 @@ std::string SharedMemoryP2p::context(int peer, const StagingHeader& segment, siz
   return "rank " + std::to_string(rank()) + " of " + std::to_string(world()) + " in recv from rank " +
          std::to_string(peer) + " (" + std::to_string(segment.count) + " elements of " + name(dtype) + "), " +
          std::to_string(done) + " of " + std::to_string(segment.count * element_size(dtype)) + " bytes done";
-}
-
-void SharedMemoryP2p::examine(const Waiting& waiting, const Deadline& deadline, bool closely) {
-  const FailureFence told(transport_);
-  waiter_.examine(waiting, deadline, closely);
-}
-
-void SharedMemoryP2p::raise_if_failed() {
-  if (!waiter_.failed()) return;
-  const FailureFence told(transport_);
-  waiter_.raise_if_failed();
-}
-
-void SharedMemoryP2p::fail(ErrorKind kind, const std::string& message) {
-  const FailureFence told(transport_);
-  waiter_.fail(kind, message);
 }
 
 void SharedMemoryP2p::watch(int peer, bool sending, Watchlist& list) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/p2p_transport.h"
+#include "engine/pull/wait.h"
 #include "engine/trial.h"
 #include "engine/tuning.h"
 #include "transport/transport.h"
@@ -16,15 +17,14 @@ namespace ringlet {
 class SharedMemoryP2p final : public P2pTransport {
  public:
   SharedMemoryP2p(Transport& transport, Waiter& waiter, const Tuning& tuning)
-      : transport_(transport),
+      : P2pTransport(waiter.health()),
+        transport_(transport),
         waiter_(waiter),
         timed_bytes_(tuning.timed_copy_bytes),
         area_(transport.oversubscribed() ? kAreaInTurns : transport.layout().messages_bytes()),
         outgoing_(static_cast<size_t>(transport.world())),
         incoming_(static_cast<size_t>(transport.world())) {}
 
-  int rank() const override { return transport_.rank(); }
-  int world() const override { return transport_.world(); }
   int spins(bool background) const override { return waiter_.spins(background); }
 
   bool send(const Message& message, MessageProgress& progress) override;
@@ -33,11 +33,6 @@ class SharedMemoryP2p final : public P2pTransport {
 
   void watch(int peer, bool sending, Watchlist& list) override;
   void sleep(const Watchlist& list, int64_t nanoseconds) override;
-
-  void tell_waiting(const std::string& context) noexcept override { waiter_.tell_message(context); }
-  void examine(const Waiting& waiting, const Deadline& deadline, bool closely) override;
-  void raise_if_failed() override;
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override;
 
   /// Whether every message that was sent has left this rank's region.
   bool all_taken() const;

@@ -16,7 +16,7 @@ void Work::raise_if_failed() const {
   if (!done()) return;
   if (foreign_) std::rethrow_exception(foreign_);
   if (out_of_memory_) throw std::bad_alloc();
-  if (kind_) rethrow(*kind_, message_);
+  if (kind_) rethrow(*kind_, message_, reported_);
 }
 
 bool Work::await(const Deadline& deadline) {
@@ -63,6 +63,7 @@ void Work::keep(const std::exception_ptr& error) noexcept {
     std::rethrow_exception(error);
   } catch (const Error& known) {
     kind_ = known.kind();
+    reported_ = known.reported();
     message_ = in_words([&] { return std::string(known.what()); });
   } catch (const std::bad_alloc&) {
     out_of_memory_ = true;

@@ -75,6 +75,7 @@ class Work {
   // The error, which does not change once done_ is true. Each waiter throws a new object, unless it is foreign.
   std::optional<ErrorKind> kind_;
   std::string message_;
+  bool reported_ = false;  // Error::reported
   bool out_of_memory_ = false;
   std::exception_ptr foreign_;
   std::vector<Callback> notes_, callbacks_;  // guarded by mutex_

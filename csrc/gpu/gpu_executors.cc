@@ -189,7 +189,7 @@ std::unique_ptr<NcclCommunicator> GpuExecutors::meet(const NcclUniqueId& id) {
           [this] {
             if (made_) return;  // whoever watches over the calls looks at the peers, too
             check_interrupts();
-            host_.poll_failures();
+            host_.health().poll_failures();
           },
       .enter = [device = parts_.device, number = parts_.number] { device->use(number); }};
   return std::make_unique<NcclCommunicator>(*parts_.nccl, setup, Deadline::after(host_.timeout() / 2));
@@ -270,7 +270,7 @@ void GpuExecutors::drop(const std::vector<Offer>& all) {
 
 /// After an error a kernel of this rank's may still run, or be about to.
 GpuExecutors::~GpuExecutors() {
-  if (!host_.failure() && pull_) memory_->leave(kGoodbye);
+  if (!host_.health().failure() && pull_) memory_->leave(kGoodbye);
 }
 
 /// The same on all ranks. In an all-to-all a rank does not know how long the others' blocks are, so there none can go

@@ -114,13 +114,13 @@ std::shared_ptr<Work> GpuGroup::give(void* stream, std::chrono::milliseconds tim
     failed = std::current_exception();
   } catch (const Timeout& error) {
     const Timeout named(behind_oldest(error));
-    host_.poison(named);
+    host_.health().poison(named);
     failed = std::make_exception_ptr(named);
   } catch (const Error& error) {
-    host_.poison(error);
+    host_.health().poison(error);
     failed = std::current_exception();
-  } catch (const std::exception& error) {  // such as bad_alloc: the peers may be in the call
-    host_.poison(ErrorKind::resource_error, in_words([&] { return what() + " on a GPU: " + error.what(); }));
+  } catch (const std::exception&) {  // such as bad_alloc: the peers may be in the call
+    host_.health().poison_in_flight([&] { return what() + " on a GPU"; });
     failed = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
@@ -238,7 +238,7 @@ void GpuGroup::look(Ended& ended) {
 void GpuGroup::end_all(const Error& error, Ended& ended) {
   if (!ended_) {
     ended_ = std::current_exception();
-    host_.poison(error);  // first: the peers are to hear of it whatever an abort waits for
+    host_.health().poison(error);  // first: the peers are to hear of it whatever an abort waits for
     engines_->abort(error.kind(), error.what());
   }
   for (Pending& call : pending_) {
@@ -288,13 +288,13 @@ void GpuGroup::check() {
 
 /// An error of a peer is reported as one of the first pending call.
 void GpuGroup::look_at_peers() {
-  host_.raise_if_failed();
+  host_.health().raise_if_failed();
   if (!next_look_.passed()) return;
   next_look_ = Deadline::after(kLookEvery);
   try {
-    host_.poll_failures();
+    host_.health().poll_failures();
   } catch (const Error& error) {
-    rethrow(error.kind(), oldest() + " on a GPU: " + error.what());
+    rethrow(error.kind(), oldest() + " on a GPU: " + error.what(), error.reported());
   }
 }
 

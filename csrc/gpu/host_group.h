@@ -4,12 +4,10 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "engine/call.h"
+#include "engine/health.h"
 #include "engine/p2p_transport.h"
 #include "engine/selector.h"
 
@@ -31,17 +29,8 @@ class HostGroup {
   virtual void check(const Call& call) const = 0;
   virtual void check(const Message& message) const = 0;
 
-  /// The error that poisoned the group, if one did.
-  virtual std::optional<ErrorKind> failure() const = 0;
-  /// Throws it.
-  virtual void raise_if_failed() = 0;
-  /// The same, and throws if a peer has reported an error or has ended.
-  virtual void poll_failures() = 0;
-  /// Poisons the group and tells the peers. Needs no memory.
-  virtual void poison(ErrorKind kind, const std::string& message) noexcept = 0;
-  void poison(const Error& error) noexcept {
-    poison(error.kind(), in_words([&] { return std::string(error.what()); }));
-  }
+  /// The group's first error, and what the peers have told.
+  virtual Health& health() = 0;
 
  protected:
   ~HostGroup() = default;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 
@@ -43,10 +42,12 @@ std::string SharedText::get() const {
   return reinterpret_cast<const char*>(copy);
 }
 
-void Control::fail(ErrorKind kind, const char* text) noexcept {
+void Control::fail(ErrorKind kind, int origin, std::string_view text) noexcept {
   if (failed.load(std::memory_order_relaxed) != 0) return;
-  std::snprintf(message, kMessageBytes, "%s", text);
-  failed.store(1 + static_cast<uint32_t>(kind), std::memory_order_release);
+  const size_t bytes = std::min(text.size(), kMessageBytes - 1);
+  std::memcpy(message, text.data(), bytes);
+  message[bytes] = '\0';
+  failed.store(static_cast<uint32_t>(origin) << 8 | (1 + static_cast<uint32_t>(kind)), std::memory_order_release);
 }
 
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept {

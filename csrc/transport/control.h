@@ -66,14 +66,15 @@ struct Control {
   std::atomic<uint32_t> asleep[kConnectionKinds];  // a thread of this rank sleeps until its wakeup is signalled
   std::atomic<uint32_t> withdrawn;                 // in a group with a mesh: what this rank gave to read may change
   std::atomic<uint32_t> presence;
-  std::atomic<uint32_t> failed;  // 1 + ErrorKind; `message` is complete once it is set
+  // 1 + ErrorKind, and << 8 the rank in which the error began; `message` is complete once it is set.
+  std::atomic<uint32_t> failed;
   char message[kMessageBytes];
   // The collective and the message in which this rank has waited for long; empty: in none.
   SharedText in_collective, in_message;
   // Of ranks that are threads: how many of this rank's threads read tensors of peers now (engine/pull/peer_reads.h).
   alignas(64) std::atomic<uint32_t> reading;
 
-  void fail(ErrorKind kind, const char* text) noexcept;  // first call wins
+  void fail(ErrorKind kind, int origin, std::string_view text) noexcept;  // first call wins
 };
 static_assert(sizeof(Control) <= 4096);
 

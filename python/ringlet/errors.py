@@ -8,7 +8,12 @@ from torch.distributed import DistBackendError, DistError
 
 
 class Error(DistError):
-    """The base class of every failure of this library; a RuntimeError."""
+    """The base class of every failure of this library; a RuntimeError.
+
+    `reported` is True for an error that began in another rank, which told this one.
+    """
+
+    reported = False
 
 
 class InvalidUsage(Error, ValueError):

@@ -28,7 +28,7 @@ def leave() -> None:
         return
     # At exit, the exception that ended the program.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    lost_peer = isinstance(error, PeerLost) or " reported: " in str(error)
+    lost_peer = isinstance(error, PeerLost) or getattr(error, "reported", False)
     with contextlib.suppress(OSError), open(note, "x") as file:  # it is there, or the launcher is gone
         file.write(f"{time.monotonic()} {int(lost_peer)}")
 

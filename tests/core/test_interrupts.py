@@ -114,6 +114,7 @@ def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None
                     (wait if name in COLLECTIVE else GIVEN_UP["all_reduce"])()
             if rank > 0:
                 assert "rank 0 reported: rank 0 of 3 in" in str(caught.value), caught.value
+                assert caught.value.reported
                 assert "interrupted (KeyboardInterrupt)" in str(caught.value), caught.value
             assert group.rank == rank
 

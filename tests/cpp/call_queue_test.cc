@@ -19,11 +19,10 @@ namespace {
 constexpr auto kSoon = 20s;  // far more than it takes: a test fails where it would hang
 
 /// A call is complete once `peers` has come to its sequence number.
-class ScriptedEngine final : public Engine {
+class ScriptedEngine final : public Engine, private Health::Carrier {
  public:
+  ScriptedEngine() : Engine(0, 2, *this, false) {}
   const char* transport() const noexcept override { return "scripted"; }
-  int rank() const noexcept override { return 0; }
-  int world() const noexcept override { return 2; }
   void run(const Call&, bool) override {}
   const Algorithm& algorithm_for(Collective, size_t, bool) const override { throw InvalidUsage("not asked"); }
   const Selector& selector() const noexcept override { return selector_; }
@@ -31,12 +30,9 @@ class ScriptedEngine final : public Engine {
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return 0; }
   const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
-  void raise_if_failed() override {}
-  std::optional<ErrorKind> failure() const override { return std::nullopt; }
-  void poll_failures() override {}
-  [[noreturn]] void fail(ErrorKind, const std::string& message) override { throw PeerLost(message); }
-  void abort(const std::string&) override {}
   void leave(bool, std::chrono::milliseconds) override {}
+  bool send(const Health::Report&) noexcept override { return true; }
+  void poll(Health::Look) override {}
 
   bool resumable() const noexcept override { return true; }
   bool advance(const Call& call, bool) override {

@@ -96,8 +96,8 @@ void end_in_child(std::unique_ptr<Communicator> group) {
     const std::string text = "this group belongs to process " + std::to_string(::getppid());
     CHECK_EQ(CHECK_THROWS(InvalidUsage, act()).substr(0, text.size()), text);
   }
-  group->poison(Timeout("in the child"));
-  CHECK(!group->failure());
+  group->health().poison(Timeout("in the child"));
+  CHECK(!group->health().failure());
   group.reset();
   ::_exit(check_failures == 0 ? 0 : 1);
 }

@@ -32,7 +32,7 @@ void timeouts(const GpuExecutors::Parts& mine) {
           (mine.nccl == nullptr && message.find("waited too long for rank 1") != std::string::npos));
     CHECK_THROWS(Timeout, second->wait(kLong));
     CHECK_THROWS(Timeout, group.run(floats.call, own.stream));
-    CHECK(host.failure() == ErrorKind::timeout);
+    CHECK(host.health().failure() == ErrorKind::timeout);
   }));
 }
 
@@ -153,7 +153,7 @@ void peers_that_fail(const GpuExecutors::Parts& mine) {
     const StreamOwner own;
     GpuGroup group(host, mine);
     if (host.rank() == 1) {
-      host.poison(DeviceError("out of luck"));
+      host.health().poison(DeviceError("out of luck"));
       return;
     }
     const std::string message = CHECK_THROWS(DeviceError, group.run(floats.call, own.stream)->wait(kSoon));
@@ -180,7 +180,7 @@ GpuExecutors::Parts that_do_not_end(NcclApi& api) {
   api.comm_abort = [](NcclComm comm) {
     const Kept kept;
     // The first abort is rank 0's. Rank 1's comes when its NCCL does not end either, and then rank 0 may be gone.
-    if (const Communicator* host = host_of_rank_0.exchange(nullptr)) told_before = host->failure().has_value();
+    if (Communicator* host = host_of_rank_0.exchange(nullptr)) told_before = host->health().failure().has_value();
     return parts().nccl->comm_abort(comm);
   };
   api.comm_finalize = [](NcclComm) {
@@ -209,7 +209,7 @@ void a_nccl_that_does_not_end() {
       return;
     }
     const Deadline deadline = Deadline::after(kSoon);
-    CHECK_THROWS(Timeout, while (!deadline.passed()) host.poll_failures(););
+    CHECK_THROWS(Timeout, while (!deadline.passed()) host.health().poll_failures(););
   }));
   CHECK(told_before);  // the peers, whatever NCCL waits for
   CHECK(std::chrono::steady_clock::now() - start < kSoon);

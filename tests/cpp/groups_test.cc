@@ -186,8 +186,8 @@ void closed_groups_that_are_kept() {
   for (auto& groups : kept) {
     for (auto& group : groups) {
       group->abort("late");
-      group->poison(Timeout("late"));
-      CHECK_THROWS(Error, group->poll_failures());
+      group->health().poison(Timeout("late"));
+      CHECK_THROWS(Error, group->health().poll_failures());
       CHECK_THROWS(Error, use(*group));
     }
   }

@@ -78,7 +78,7 @@ std::string ended(const std::function<void()>& act) {
 
 void give_up(Communicator& group, End end) {
   if (end == End::abort) group.abort("rank 0 has had enough");
-  if (end == End::poison) group.poison(Timeout("rank 0 waited for something else"));
+  if (end == End::poison) group.health().poison(Timeout("rank 0 waited for something else"));
 }
 
 void send(Communicator& group, Pages& tensor, End end, std::chrono::milliseconds limit, const std::atomic<bool>& over) {

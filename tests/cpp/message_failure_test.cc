@@ -1,4 +1,4 @@
-// How the message engine waits, and tells of failures: the protocol alone, which needs no sockets; and the engine with
+// How a group fails: the protocol of health alone, every row of its table, which needs no sockets; and the engine with
 // what happens just between two of its steps, which the system calls below, the engine's own, make happen there.
 #include <dlfcn.h>
 #include <poll.h>
@@ -9,7 +9,8 @@
 #include <semaphore>
 
 #include "check.h"
-#include "engine/message/failure_protocol.h"
+#include "engine/health.h"
+#include "engine/message/frame.h"
 #include "ranks.h"
 #include "transport/mesh.h"
 
@@ -99,54 +100,58 @@ void a_frame_at_hand_is_not_slept_upon() {
   }
 }
 
-/// The protocol of rank 0 of 4 in its call number 7, with an engine that waits for rank 1 and only writes down what it
-/// is to send.
-class Alone final : public FailureProtocol::Owner {
+/// The health of rank 0 of 4 in its call number 7, with an engine that waits for rank 1 and only writes down what it is
+/// to send.
+class Alone final : public Health::Carrier {
  public:
+  using Kind = Health::Report::Kind;
+  using State = Health::State;
+
   Alone() {
-    FrameHeader call;
-    call.call = 7;
-    protocol.begin_call(call, kTimeout, began);
+    waiting.timeout = kTimeout;
+    waiting.awaits = [this](int peer) { return peer == waited_for; };
+    waiting.straggler = [this] { return health.straggler(waited_for); };
+    waiting.context = [] { return "rank 0"; };
+    health.begin_call(7);
   }
 
-  /// A frame of that peer in its call number `call`.
-  void report(int peer, FrameKind kind, int64_t detail, uint64_t call = 7, uint32_t index = 0, std::string text = "") {
-    FrameHeader header;
-    header.kind = kind;
-    header.detail = detail;
-    header.call = call;
-    header.index = index;
-    protocol.on_report(peer, header, text);
+  void error(int peer, ErrorKind kind, uint64_t call, int origin, std::string_view text) {
+    health.on_report(peer, {.kind = Kind::error, .error = kind, .origin = origin, .call = call, .text = text});
   }
-  void idle(std::chrono::milliseconds waited) { protocol.on_idle(began + waited); }
-  FailureProtocol::State state() const { return protocol.state(); }
+  void waits(int peer, Suspect suspect) {
+    health.on_report(peer, {.kind = Kind::waiting, .call = 7, .suspect = suspect, .text = "a call"});
+  }
+  void goodbye(int peer) { health.on_report(peer, {.kind = Kind::goodbye}); }
+  void idle(std::chrono::milliseconds waited) { health.examine(waiting, Health::Look::ends, waiting.began + waited); }
+  State state() const { return health.state(); }
 
-  std::string context() const override { return "rank 0"; }
-  bool awaits(int peer) const override { return peer == waited_for; }
-  int awaited() const override { return waited_for; }
-  const FrameHeader* frame_ahead(int) override { return nullptr; }
-  void read_reports() override {
+  bool send(const Health::Report& report) noexcept override {
+    const bool final = report.kind == Kind::error || report.kind == Kind::goodbye;
+    CHECK(!final || std::exchange(told, true) || !health.failed());  // the peers are told before this rank raises it
+    if (report.kind == Kind::waiting) {
+      said.push_back(report.suspect.rank);
+    } else if (report.kind == Kind::error) {
+      posted.push_back(std::to_string(report.origin) + ": " + std::string(report.text));
+    } else {
+      posted.push_back("goodbye");
+    }
+    return true;
+  }
+  void stop() noexcept override { stopped = posted.size(); }
+  void poll(Health::Look) override {
     if (arriving) std::exchange(arriving, nullptr)();
   }
-  void poll_peers() override { read_reports(); }
-  void say(const FrameHeader& header, const std::string&) override {
-    CHECK(header.kind == FrameKind::waiting);
-    said.push_back(static_cast<int>(header.detail));
-  }
-  void post(const FrameHeader& header, const std::string& text) noexcept override {
-    posted.push_back(header.kind == FrameKind::error ? std::to_string(header.index) + ": " + text : "goodbye");
-  }
-  void flush() noexcept override { flushed = posted.size(); }
 
   static constexpr auto kTimeout = 1s;
-  const FailureProtocol::Clock::time_point began = FailureProtocol::Clock::now();
   int waited_for = 1;
   std::function<void()> arriving;   // what the next look for reports finds
   std::vector<int> said;            // whom it suspects
   std::vector<std::string> posted;  // last words
-  size_t flushed = 0;
+  size_t stopped = 0;
+  bool told = false;
   CallLog calls;
-  FailureProtocol protocol{0, 4, calls, *this};
+  Waiting waiting;
+  Health health{0, 4, calls, *this, /*over_network=*/true};
 };
 
 void contains(const std::string& text, const std::string& part) {
@@ -160,80 +165,214 @@ void a_suspicion_is_passed_on() {
   rank.idle(60ms);
   rank.idle(70ms);
   CHECK(rank.said == std::vector{1});  // once
-  rank.report(1, FrameKind::waiting, 3);
+  rank.waits(1, {3, false});
   rank.idle(80ms);
   CHECK(rank.said == (std::vector{1, 3}));
   contains(CHECK_THROWS(Timeout, rank.idle(Alone::kTimeout)),
            "furthest behind is rank 3, which has not made this call");
-  CHECK(rank.state() == FailureProtocol::State::failed);
-  CHECK_EQ(rank.flushed, 1u);
+  CHECK(rank.state() == Health::State::failed);
+  CHECK_EQ(rank.stopped, 1u);
   contains(rank.posted[0], "0: rank 0: Timed out");
 }
 
 void a_suspicion_ends() {
   Alone rank;
-  rank.report(1, FrameKind::waiting, 3, 7, 1);
+  rank.waits(1, {3, true});
   rank.idle(60ms);
-  rank.protocol.on_data(1, 7);
-  rank.protocol.on_message(1);  // rank 1 waits no longer
+  rank.health.on_data(1, 7);
+  rank.health.on_message(1);  // rank 1 waits no longer
   rank.idle(70ms);
   CHECK(rank.said == (std::vector{3, 1}));
-  rank.protocol.end_call();
+  rank.health.end_call();
   CHECK(rank.said == (std::vector{3, 1, -1}));
   Alone quick;
-  quick.protocol.end_call();
+  quick.health.end_call();
   CHECK(quick.said.empty());
+}
+
+/// What a rank does at an event: what it sends, and what it raises.
+struct Done {
+  std::vector<std::string> sent;
+  std::string raised;
+  Health::State state;
+};
+
+Done done_at(Alone& rank, Health::Event event) {
+  using Event = Health::Event;
+  Done done;
+  rank.posted.clear();
+  try {
+    switch (event) {
+      case Event::error:
+        rank.error(2, ErrorKind::timeout, 7, 3, "the error");
+        rank.idle(1ms);
+        break;
+      case Event::later_error:
+        rank.error(2, ErrorKind::timeout, 8, 3, "a later error");
+        if (!rank.health.failed()) rank.idle(1ms);
+        break;
+      case Event::goodbye: rank.goodbye(2); break;
+      case Event::lost:
+        rank.health.on_closed(3, false, "lost");
+        rank.idle(1ms);
+        break;
+      case Event::late: rank.idle(Alone::kTimeout); break;
+      case Event::own_error: rank.health.fail(ErrorKind::device_error, "its own error");
+      case Event::abort: rank.health.abort("the abort"); break;
+      case Event::call:
+        rank.health.end_call();
+        rank.health.enter_call();
+        break;
+      case Event::leave: rank.health.leave(); break;
+    }
+  } catch (const Error& error) {
+    done.raised = error.what();
+  }
+  done.sent = rank.posted;
+  done.state = rank.state();
+  return done;
+}
+
+/// Every row of the protocol, from a rank that came to the row's state by other rows.
+void the_table_holds() {
+  using State = Health::State;
+  using Event = Health::Event;
+  using Act = Health::Act;
+  for (const Health::Transition& row : Health::transitions()) {
+    const std::string name =
+        "row " + std::to_string(static_cast<int>(row.from)) + ", " + std::to_string(static_cast<int>(row.event));
+    for (const bool failed_before : {false, true}) {
+      Alone rank;
+      if (row.from == State::warned) done_at(rank, Event::later_error);
+      if (row.from == State::failed || (row.from == State::left && failed_before)) done_at(rank, Event::abort);
+      if (row.from == State::left) done_at(rank, Event::leave);
+      CHECK(rank.state() == row.from);
+      const bool kept = rank.health.failed();
+      const Done done = done_at(rank, row.event);
+      CHECK_EQ(name + (done.state == row.to ? "" : ": another state"), name);
+      const std::string own = row.event == Event::lost   ? "ended (lost)"
+                              : row.event == Event::late ? "Timed out"
+                                                         : "its own error";
+      const auto says = [&](const std::string& text, const std::string& part) {
+        if (text.find(part) == std::string::npos) CHECK_EQ(name + ": " + text, "..." + part);
+      };
+      const bool in_a_wait = row.event == Event::error || row.event == Event::lost || row.event == Event::late;
+      if (kept && in_a_wait) {  // a wait raises the first error, whatever it would find
+        says(done.raised, "the abort");
+        CHECK(done.sent.empty());
+        continue;
+      }
+      switch (row.act) {
+        case Act::nothing:
+        case Act::note:
+          if (row.event != Event::lost) CHECK_EQ(name + done.raised, name);
+          if (row.event != Event::lost) CHECK(done.sent.empty());
+          break;
+        case Act::report:
+          says(done.raised, own);
+          CHECK_EQ(done.sent.size(), 1u);
+          says(done.sent.at(0), "0: ");
+          break;
+        case Act::forward:
+          says(done.raised, row.from == State::warned ? "rank 3 reported: " : "rank 3 reported: the error");
+          CHECK_EQ(done.sent.size(), 1u);
+          says(done.sent.at(0), "3: ");
+          break;
+        case Act::raise_first:
+          says(done.raised, kept ? "the abort" : "");
+          CHECK(done.sent.empty());
+          break;
+        case Act::say_goodbye:
+          CHECK_EQ(done.raised, std::string());
+          CHECK(done.sent == std::vector<std::string>{"goodbye"});
+          break;
+      }
+    }
+  }
 }
 
 void a_report_of_a_later_call_can_wait() {
   Alone rank;
-  rank.report(2, FrameKind::error, static_cast<int64_t>(ErrorKind::timeout), /*call=*/8, /*index=*/3, "too late");
-  CHECK(rank.state() == FailureProtocol::State::warned);
+  rank.error(2, ErrorKind::timeout, /*call=*/8, /*origin=*/3, "too late");
+  CHECK(rank.state() == Health::State::warned);
   rank.idle(1ms);  // it needs nothing of rank 2
-  rank.protocol.end_call();
-  contains(CHECK_THROWS(Timeout, rank.protocol.enter_call()), "rank 3 reported: too late");
-  CHECK(rank.state() == FailureProtocol::State::failed);
+  rank.health.end_call();
+  contains(CHECK_THROWS(Timeout, rank.health.enter_call()), "rank 3 reported: too late");
+  CHECK(rank.state() == Health::State::failed);
   CHECK_EQ(rank.posted.back(), "3: too late");  // as rank 3 said it
-  contains(CHECK_THROWS(Timeout, rank.protocol.enter_call()), "this group failed before");
+  contains(CHECK_THROWS(Timeout, rank.health.enter_call()), "this group failed before");
   CHECK_EQ(rank.posted.size(), 1u);
-}
-
-void a_report_of_this_call_ends_it() {
-  Alone rank;
-  const auto kind = static_cast<int64_t>(ErrorKind::invalid_usage);
-  contains(CHECK_THROWS(InvalidUsage, rank.report(2, FrameKind::error, kind, 7, 2, "no")), "rank 2 reported: no");
-  Alone unmoved;
-  unmoved.report(2, FrameKind::error, 99);  // of no known kind
-  CHECK(unmoved.state() == FailureProtocol::State::healthy);
 }
 
 void an_end_is_a_failure_if_the_call_needs_the_peer() {
   Alone rank;
-  rank.report(2, FrameKind::goodbye, 0);
-  rank.protocol.on_closed(2, false, "end of file");
-  CHECK(rank.state() == FailureProtocol::State::healthy);
-  contains(CHECK_THROWS(PeerLost, rank.protocol.on_closed(3, false, "reset")), "connection to rank 3 ended (reset)");
+  rank.goodbye(2);
+  rank.health.on_closed(2, false, "end of file");
+  rank.idle(1ms);
+  CHECK(rank.state() == Health::State::healthy);
+  rank.health.on_closed(3, false, "reset");
+  contains(CHECK_THROWS(PeerLost, rank.idle(1ms)), "connection to rank 3 ended (reset)");
   Alone waiting;
-  waiting.report(1, FrameKind::goodbye, 0);
+  waiting.goodbye(1);
   contains(CHECK_THROWS(PeerLost, waiting.idle(1ms)), "rank 1 left the group");
   Alone unmapped;
-  contains(CHECK_THROWS(InvalidUsage, unmapped.protocol.on_closed(3, true, "")),
-           "memory of this call's tensor is gone");
+  unmapped.health.on_closed(3, true, "");
+  contains(CHECK_THROWS(InvalidUsage, unmapped.idle(1ms)), "memory of this call's tensor is gone");
   Alone told;  // another peer knows why
-  told.arriving = [&] {
-    told.report(2, FrameKind::error, static_cast<int64_t>(ErrorKind::device_error), 8, 2, "a bad GPU");
-  };
-  contains(CHECK_THROWS(DeviceError, told.protocol.on_closed(3, false, "reset")), "rank 2 reported: a bad GPU");
+  told.health.on_closed(3, false, "reset");
+  told.arriving = [&] { told.arriving = [&] { told.error(2, ErrorKind::device_error, 8, 2, "a bad GPU"); }; };
+  try {
+    told.idle(1ms);
+    CHECK(!"rank 3 is gone");
+  } catch (const DeviceError& error) {
+    contains(error.what(), "rank 2 reported: a bad GPU");
+    CHECK(error.reported());
+  }
+}
+
+/// What a wait is for may have come before its peer left, or before its deadline.
+void a_wait_looks_once_more_before_it_fails() {
+  for (const bool there : {true, false}) {
+    Alone rank;
+    rank.waiting.reached = [&] { return there; };
+    const auto ends_well = [&](std::chrono::milliseconds waited) {
+      try {
+        rank.idle(waited);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    rank.goodbye(1);
+    CHECK_EQ(ends_well(1ms), there);
+    CHECK_EQ(ends_well(Alone::kTimeout), there);
+    rank.error(2, ErrorKind::timeout, 7, 2, "too late");
+    CHECK_EQ(ends_well(1ms), there);
+  }
+}
+
+void waits_that_cross_are_named() {
+  Alone rank;
+  rank.waiting.message = true;
+  rank.waiting.peer = 1;
+  rank.waiting.awaits = [](int) { return false; };
+  rank.waiting.straggler = nullptr;
+  rank.arriving = nullptr;
+  rank.waits(1, {});
+  rank.waits(2, {});
+  rank.health.on_report(3, {.kind = Alone::Kind::in_message, .text = "a message"});
+  const std::string error = CHECK_THROWS(Timeout, rank.idle(Alone::kTimeout));
+  contains(error, "for rank 1; waiting as well: a call; waiting as well: a message; it may be");
 }
 
 void an_abort_says_goodbye() {
   Alone rank;
-  rank.protocol.abort("enough");
+  rank.health.abort("enough");
   CHECK(rank.posted == std::vector<std::string>{"goodbye"});
-  CHECK_EQ(rank.flushed, 1u);
+  CHECK_EQ(rank.stopped, 1u);
   CHECK_EQ(CHECK_THROWS(PeerLost, rank.idle(1ms)), "enough");
-  rank.protocol.leave();
-  CHECK(rank.state() == FailureProtocol::State::left);
+  rank.health.leave();
+  CHECK(rank.state() == Health::State::left);
 }
 
 enum class Holder { call, look };
@@ -257,7 +396,7 @@ void a_failure_beside_is_told(Holder holder, const std::function<void(Engine&)>&
     failed = true;
     std::thread([&] { failing(*pair.ranks[0]); }).join();
   };
-  holder == Holder::call ? pair.broadcast(0, 1, false) : pair.ranks[0]->poll_failures();
+  holder == Holder::call ? pair.broadcast(0, 1, false) : pair.ranks[0]->health().poll_failures();
   after_read = nullptr;
   peer.join();
   CHECK(failed);
@@ -298,12 +437,16 @@ int main() {
   a_suspicion_is_passed_on();
   a_suspicion_ends();
   a_report_of_a_later_call_can_wait();
-  a_report_of_this_call_ends_it();
+  the_table_holds();
+  a_wait_looks_once_more_before_it_fails();
+  waits_that_cross_are_named();
   an_end_is_a_failure_if_the_call_needs_the_peer();
   an_abort_says_goodbye();
   a_frame_at_hand_is_not_slept_upon();
-  const auto abort = [](Engine& engine) { engine.abort("it was aborted"); };
-  const auto fail = [](Engine& engine) { CHECK_THROWS(Timeout, engine.fail(ErrorKind::timeout, "a message is late")); };
+  const auto abort = [](Engine& engine) { engine.health().abort("it was aborted"); };
+  const auto fail = [](Engine& engine) {
+    CHECK_THROWS(Timeout, engine.health().fail(ErrorKind::timeout, "a message is late"));
+  };
   for (const Holder holder : {Holder::call, Holder::look}) {
     a_failure_beside_is_told(holder, abort, "rank 0 left the group");
     a_failure_beside_is_told(holder, fail, "rank 0 reported: a message is late");

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "check.h"
-#include "engine/failure.h"
+#include "engine/health.h"
 #include "ranks.h"
 
 using namespace ringlet;
@@ -180,26 +180,22 @@ void an_allocation_that_fails_ends_the_group(Between between) {
 }
 
 /// A transport whose peer announces a message that no machine could hold.
-class Announcing final : public P2pTransport {
+class Announcing final : public P2pTransport, private Health::Carrier {
  public:
-  int rank() const override { return 0; }
-  int world() const override { return 2; }
+  Announcing() : P2pTransport(health_) {}
   int spins(bool) const override { return 0; }
   bool send(const Message&, MessageProgress&) override { return false; }
   std::optional<Envelope> next(int) override { return Envelope{DType::uint8, uint64_t{1} << 50, 7}; }
   bool receive(int, std::byte*, size_t, MessageProgress&) override { return false; }
   void watch(int, bool, Watchlist&) override {}
   void sleep(const Watchlist&, int64_t) override { std::this_thread::yield(); }
-  void tell_waiting(const std::string&) noexcept override {}
-  void examine(const Waiting&, const Deadline&, bool) override {}
-  void raise_if_failed() override { failure_.raise_if_failed(); }
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override {
-    failure_.set(kind, message);
-    rethrow(kind, message);
-  }
 
  private:
-  Failure failure_;
+  bool send(const Health::Report&) noexcept override { return true; }
+  void poll(Health::Look) override {}
+
+  CallLog calls_;
+  Health health_{0, 2, calls_, *this, false};
 };
 
 void a_peer_does_not_decide_how_much_memory_is_taken() {

@@ -32,18 +32,18 @@ size_t segment_bytes(size_t whole) { return std::clamp(whole / kSegmentsWanted, 
 
 MessageEngine::MessageEngine(std::unique_ptr<Mesh> mesh, std::vector<int> hosts, Topology topology,
                              const char* transport, Selector selector)
-    : mesh_(std::move(mesh)),
+    : Engine(mesh->rank(), mesh->world(), *this, /*over_network=*/true),
+      mesh_(std::move(mesh)),
       hosts_(std::move(hosts)),
       topology_(std::move(topology)),
       transport_(transport),
       selector_(std::move(selector)),
-      rank_(mesh_->rank()),
-      world_(mesh_->world()),
-      failures_(rank_, world_, calls(), *this),
+      rank_(rank()),
+      world_(world()),
       links_(static_cast<size_t>(world_)),
       staging_(heap_for(*mesh_)),
-      error_(std::make_shared<Report>(FrameKind::error)),
-      goodbye_(std::make_shared<Report>(FrameKind::goodbye)) {}
+      error_(std::make_shared<Words>(FrameKind::error)),
+      goodbye_(std::make_shared<Words>(FrameKind::goodbye)) {}
 
 MessageEngine::~MessageEngine() = default;
 
@@ -66,12 +66,12 @@ const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root)
 
 void MessageEngine::run(const Call& call, bool background) {
   const Hold hold{*this};
-  failures_.enter_call();
+  health().enter_call();
   const CallSignature signature = publish_signature(call);
   try {
     run_published(call, signature, background);
   } catch (...) {  // also before anything moved: peers count this call
-    report_error(std::current_exception());
+    health().poison_in_flight([] { return "a call"; });
     throw;
   }
 }
@@ -107,13 +107,17 @@ void MessageEngine::run_published(const Call& call, const CallSignature& signatu
   note(call, {&algorithm, "in messages", segments, whole, limit});
   attach_to_links(shared);
   run_ = &run;
-  failures_.begin_call(run.header, call.timeout, Deadline::Clock::now());
+  run.waiting.timeout = call.timeout;
+  run.waiting.awaits = [this](int peer) { return awaits(peer); };
+  run.waiting.straggler = [this] { return health().straggler(awaited()); };
+  run.waiting.context = [this] { return context(); };
+  health().begin_call(calls_);
   try {
     work_through();
     if (run.slept.count() > 0) calls().waited(-1, run.slept);
-    failures_.end_call();
+    health().end_call();
   } catch (...) {
-    report_error(std::current_exception());
+    health().poison_in_flight([] { return "a call"; });  // while frames can still be completed
     abandon();
     throw;
   }
@@ -134,23 +138,8 @@ void MessageEngine::work_through() {
   int idle = 0;
   for (size_t done = 0; run.done < run.segments; done = run.done) {
     progress(one_segment && idle < kGlances) ? void(idle = 0) : wait(idle);
-    if (run.done != done && run.done < run.segments) check_for_interrupt();  // a long call may never sleep
-  }
-}
-
-/// Tells the peers of an error that ended a call, and keeps it for later calls, unless that is done.
-void MessageEngine::report_error(const std::exception_ptr& error) noexcept {
-  if (failures_.failure()) return;
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    failures_.poison(known.kind(), in_words([&] { return std::string(known.what()); }));
-  } catch (const Interrupted&) {           // check_for_interrupt() has poisoned the group
-  } catch (const std::exception& other) {  // such as bad_alloc: the call is half-way
-    failures_.poison(ErrorKind::resource_error, in_words([&] {
-                       return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) +
-                              " in a call: " + other.what();
-                     }));
+    if (run.done != done && run.done < run.segments)
+      health().check_interrupts([this] { return context(); });  // a long call may never sleep
   }
 }
 
@@ -162,7 +151,7 @@ void MessageEngine::abandon() noexcept {
   for (const auto& each : links_) {
     if (each) each->drop();
   }
-  failures_.abandon_call();
+  health().abandon_call();
   run_ = nullptr;
 }
 
@@ -198,8 +187,9 @@ bool MessageEngine::reach(Link& link) {
   try {
     return link.open(*mesh_);
   } catch (const Error& error) {
-    read_reports();  // a report may say why, and is then raised instead
-    fail(error.kind(), context() + ": " + error.what());
+    read_reports(false);  // a report may say why, and is then raised instead
+    health().raise_noted(&run_->waiting);
+    health().fail(error.kind(), context() + ": " + error.what());
   }
 }
 
@@ -289,6 +279,7 @@ bool MessageEngine::read(Link& link) {
     if (header == nullptr) return moved;
     if (header->kind != FrameKind::data) {
       if (!on_report(link, *header)) return moved;
+      health().raise_noted(&run_->waiting);
       moved = true;
       continue;
     }
@@ -306,7 +297,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   const Run& run = *run_;
   if (link.receiving < 0) {
     compare(link, header);
-    failures_.on_data(link.peer, header.call);
+    health().on_data(link.peer, header.call);
     waits = header.segment >= run.next && header.segment < run.segments;
     if (waits || !expect(link, header)) return false;
   }
@@ -317,7 +308,7 @@ bool MessageEngine::take(Link& link, const FrameHeader& header, bool& waits) {
   bytes_received_.fetch_add(bytes, std::memory_order_relaxed);
   const int message = link.receiving;
   link.receiving = -1;
-  failures_.on_message(link.peer);
+  health().on_message(link.peer);
   in_segment(index, [&](MessageSegment& segment) {
     in_place ? take_in_place(link, segment, message) : segment.arrived(message);
   });
@@ -348,9 +339,10 @@ bool MessageEngine::expect(Link& link, const FrameHeader& header) {
       return true;
     }
   }
-  fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent message " +
-                                 std::to_string(header.index) + " of segment " + std::to_string(header.segment) + ", " +
-                                 std::to_string(header.bytes) + " bytes, which this call does not expect");
+  health().fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent message " +
+                                          std::to_string(header.index) + " of segment " +
+                                          std::to_string(header.segment) + ", " + std::to_string(header.bytes) +
+                                          " bytes, which this call does not expect");
 }
 
 /// A peer may be one call behind, if neither rank needed the other in that call.
@@ -362,11 +354,11 @@ void MessageEngine::compare(const Link& link, const FrameHeader& header) {
     return;
   if (header.kind == FrameKind::waiting && (header.call + 1 < calls_ || same_call(theirs, mine.signature))) return;
   const std::string in = now ? " is in " : " was in ";
-  fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
-                                     describe(mine.signature, mine.sequence) + ", rank " + std::to_string(link.peer) +
-                                     in + describe(theirs, header.sequence) +
-                                     (same_but_for_history(theirs, mine.signature) ? ", after other calls" : "") +
-                                     "; all ranks of a group must make the same calls in the same order");
+  health().fail(ErrorKind::invalid_usage,
+                "calls do not match: rank " + std::to_string(rank_) + in + describe(mine.signature, mine.sequence) +
+                    ", rank " + std::to_string(link.peer) + in + describe(theirs, header.sequence) +
+                    (same_but_for_history(theirs, mine.signature) ? ", after other calls" : "") +
+                    "; all ranks of a group must make the same calls in the same order");
 }
 
 }  // namespace ringlet

@@ -2,8 +2,8 @@
 //
 // The engine cuts a call into segments, many of which are under way at once: while one segment's message is on the
 // wire, it combines another's. Messages carry segment and number, so an early message does not block a pipe. The engine
-// compares the call signature in a header before it uses the data. The failure protocol (failure_protocol.h) decides
-// how a call ends badly, and what the peers are told. Scratch memory: at most kScratchBytes, kept between calls.
+// compares the call signature in a header before it uses the data. It carries the reports of the group's health
+// (engine/health.h), which decides how a call ends badly. Scratch memory: at most kScratchBytes, kept between calls.
 // Ownership: owns the mesh. Thread safety: engine.h.
 #pragma once
 
@@ -16,7 +16,6 @@
 
 #include "engine/engine.h"
 #include "engine/message/call_segment.h"
-#include "engine/message/failure_protocol.h"
 #include "engine/pipe_p2p.h"
 #include "engine/selector.h"
 #include "schedule/topology.h"
@@ -24,7 +23,7 @@
 
 namespace ringlet {
 
-class MessageEngine final : public Engine, private FailureProtocol::Owner {
+class MessageEngine final : public Engine, private Health::Carrier {
  public:
   static constexpr size_t kScratchBytes = size_t{64} << 20;
 
@@ -38,8 +37,6 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   ~MessageEngine() override;
 
   const char* transport() const noexcept override { return transport_; }
-  int rank() const noexcept override { return rank_; }
-  int world() const noexcept override { return world_; }
   void run(const Call& call, bool background) override;
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool) const override;
   const Selector& selector() const noexcept override { return selector_; }
@@ -50,24 +47,15 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   uint64_t bytes_sent() const noexcept override { return bytes_sent_.load(std::memory_order_relaxed); }
   int connections() const noexcept override { return mesh_->connections(); }
   const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
-  void raise_if_failed() override { failures_.raise_if_failed(); }
-  std::optional<ErrorKind> failure() const override { return failures_.failure(); }
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { failures_.fail(kind, message); }
-  void abort(const std::string& reason) override { failures_.abort(reason); }
   void leave(bool quiet, std::chrono::milliseconds patience) override;
 
   Mesh& mesh() { return *mesh_; }
-  void poll_failures() override;
-  /// Throws the error that a peer reported before its connection ended. Discards the data that the peer sent before.
+  /// Reads the report that a peer sent before its connection ended. Discards the data that the peer sent before.
   void read_final_error(int peer);
-  /// As P2pTransport::tell_waiting, to connected peers. Does nothing during a collective, which sends its own reports.
-  void tell_message(const std::string& context) noexcept;
-  /// As FailureProtocol::waiting_as_well.
-  std::string waiting_as_well(int peer);
 
  private:
   struct Link;
-  struct Report;
+  struct Words;
   struct Run;
   struct Made {
     CallSignature signature;
@@ -91,7 +79,6 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   Link& link(int peer);
   void attach_to_links(MessageCall& shared);
   void work_through();
-  void report_error(const std::exception_ptr& error) noexcept;
   void abandon() noexcept;
   bool progress(bool only_round);
   bool reach(Link& link);
@@ -114,27 +101,30 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   bool take(Link& link, const FrameHeader& header, bool& waits);
   bool expect(Link& link, const FrameHeader& header);
   bool on_report(Link& link, const FrameHeader& header);
-  bool has_left() const { return failures_.state() == FailureProtocol::State::left; }
+  bool has_left() const { return health().state() == Health::State::left; }
   void wait(int& idle);
-  void check_for_interrupt();
   void sleep();
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
-  void send_to_all(const std::shared_ptr<Report>& report) noexcept;
+  void say(const Health::Report& report);
+  void say(const std::shared_ptr<const Words>& words);
+  bool say_message(const Health::Report& report);
+  void flush() noexcept;
+  void send_to_all(const std::shared_ptr<Words>& report) noexcept;
   void drain(const Deadline& deadline) noexcept;
   void refuse_connections() noexcept;
   void look_for_end(Link& link);
 
-  // FailureProtocol::Owner
-  std::string context() const override;
-  bool awaits(int peer) const override;
-  int awaited() const override;
-  const FrameHeader* frame_ahead(int peer) override;
-  void read_reports() override;
-  void poll_peers() override;
-  void say(const FrameHeader& header, const std::string& text) override;
-  void post(const FrameHeader& header, const std::string& text) noexcept override;
-  void flush() noexcept override;
+  std::string context() const;
+  bool awaits(int peer) const;
+  int awaited() const;
+  void read_reports(bool calls);
+  std::string call_of(int peer, const FrameHeader& header) const;
+
+  // Health::Carrier
+  bool send(const Health::Report& report) noexcept override;
+  void stop() noexcept override { flush(); }
+  void poll(Health::Look look) override;
 
   std::unique_ptr<Mesh> mesh_;
   const std::vector<int> hosts_;
@@ -143,7 +133,6 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   const Selector selector_;
   const int rank_;
   const int world_;
-  FailureProtocol failures_;
   std::atomic<uint64_t> bytes_received_{0}, bytes_sent_{0};
   std::unordered_map<uint64_t, std::unique_ptr<MessagePlan>> plans_;
   std::recursive_mutex pipes_;                // held by the thread that moves bytes
@@ -153,12 +142,12 @@ class MessageEngine final : public Engine, private FailureProtocol::Owner {
   std::vector<MessageSegment> segments_;  // a ring of the segments under way
   uint64_t calls_ = 0;
   uint64_t history_ = 0;
-  std::shared_ptr<const Report> final_error_;  // for peers that connect later; guarded by pipes_
-  Made made_, made_before_;                    // the calls calls_ and calls_ - 1
-  Run* run_ = nullptr;                         // the call in progress
+  std::shared_ptr<const Words> final_error_;  // for peers that connect later; guarded by pipes_
+  Made made_, made_before_;                   // the calls calls_ and calls_ - 1
+  Run* run_ = nullptr;                        // the call in progress
   std::mutex reports_;
   // What all peers are told at the end. Made ahead, so that it needs no memory then.
-  const std::shared_ptr<Report> error_, goodbye_;
+  const std::shared_ptr<Words> error_, goodbye_;
   bool has_error_ = false;                                // error_ is set, and stays so; guarded by reports_
   bool pending_error_ = false, pending_goodbye_ = false;  // guarded by reports_
   StreamP2p p2p_{*this};

@@ -90,15 +90,15 @@ bool MessageEngine::tell_taken(size_t index, int message) {
 
 void MessageEngine::on_taken(Link& link, const FrameHeader& header) {
   if (run_ == nullptr) return;  // the call has failed here
-  failures_.on_data(link.peer, header.call);
-  failures_.on_message(link.peer);
+  health().on_data(link.peer, header.call);
+  health().on_message(link.peer);
   const auto known = std::find_if(link.given.begin(), link.given.end(), [&](const Link::Given& each) {
     return each.segment == header.segment && run_->shared.plan.sent[each.message].index == header.index;
   });
   if (known == link.given.end()) {
-    fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " has read message " +
-                                   std::to_string(header.index) + " of segment " + std::to_string(header.segment) +
-                                   ", which it was not given");
+    health().fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " has read message " +
+                                            std::to_string(header.index) + " of segment " +
+                                            std::to_string(header.segment) + ", which it was not given");
   }
   const Link::Given given = *known;
   link.given.erase(known);

@@ -13,9 +13,10 @@
 
 namespace ringlet {
 
-struct MessageEngine::Report {
-  explicit Report(FrameKind kind) { header.kind = kind; }
-  Report(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
+/// A report on its way to a peer.
+struct MessageEngine::Words {
+  explicit Words(FrameKind kind) { header.kind = kind; }
+  Words(const FrameHeader& of, std::string words) { set(of, std::move(words)); }
 
   void set(const FrameHeader& of, std::string words) noexcept {
     header = of;
@@ -30,9 +31,9 @@ struct MessageEngine::Report {
 struct MessageEngine::Link {
   struct Queued {
     size_t segment;
-    int message;                             // of plan.sent; of plan.received, if `taken`
-    std::shared_ptr<const Report> report{};  // instead
-    bool taken = false;                      // tells that the message has been read in the peer's memory
+    int message;                            // of plan.sent; of plan.received, if `taken`
+    std::shared_ptr<const Words> report{};  // instead
+    bool taken = false;                     // tells that the message has been read in the peer's memory
   };
   /// A message that the peer reads in this rank's memory.
   struct Given {
@@ -61,7 +62,7 @@ struct MessageEngine::Link {
   }
 
   /// Puts a report before all frames that are not partly written.
-  void say(const std::shared_ptr<const Report>& report) { put_first({0, -1, report}); }
+  void say(const std::shared_ptr<const Words>& report) { put_first({0, -1, report}); }
   void put_first(Queued next) { queue.insert(queue.begin() + (writer->midway() ? 1 : 0), std::move(next)); }
 
   /// Writes the first frame of the queue, whose header and payload are set. Returns whether it is complete.
@@ -128,6 +129,7 @@ struct MessageEngine::Run {
   std::vector<uint8_t> finished;  // by segment modulo window
   std::optional<OutsideRuntime> outside{};
   std::vector<Mesh::Watch> watches{};
+  Waiting waiting{};
 };
 
 /// Does something that may complete a segment.

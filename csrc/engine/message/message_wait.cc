@@ -33,9 +33,10 @@ void MessageEngine::wait(int& idle) {
     ::sched_yield();
   } else if (idle == looks) {
     if (!run_->outside) run_->outside.emplace();
-    check_for_interrupt();
+    health().check_interrupts([this] { return context(); });
     fetch();
-    failures_.on_idle(Deadline::Clock::now());  // before the last look: a header that it reads wakes no sleeper
+    health().examine(run_->waiting,
+                     Health::Look::ends);  // before the last look: a header that it reads wakes no sleeper
     mesh_->about_to_sleep(ConnectionKind::collectives);  // the caller then looks once more
   } else {
     sleep();
@@ -55,11 +56,6 @@ void MessageEngine::sleep() {
   const auto began = Deadline::Clock::now();
   mesh_->sleep(ConnectionKind::collectives, watches, kSleepNanoseconds);
   run_->slept += Deadline::Clock::now() - began;
-}
-
-/// An interrupt in the middle of a call poisons the group, because its messages will not be complete.
-void MessageEngine::check_for_interrupt() {
-  check_interrupts([&](const std::string& why) { failures_.poison(ErrorKind::peer_lost, context() + ": " + why); });
 }
 
 bool MessageEngine::awaits(int peer) const {
@@ -82,10 +78,13 @@ int MessageEngine::awaited() const {
   return -1;
 }
 
-/// Checks the pipes that the call does not use: their peers may report an error, be gone, or be in another call. Reads
-/// all reports before it acts on an ended pipe, because the peer that knows the cause may not be the peer that is gone.
-void MessageEngine::poll_peers() {
-  read_reports();
+/// Checks also the pipes that the call does not use: their peers may report an error, be gone, or be in another call.
+/// Reads all reports before it looks for ended pipes: the peer that knows the cause may not be the peer that is gone.
+void MessageEngine::poll(Health::Look look) {
+  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
+  if (!hold.lock || has_left()) return;
+  read_reports(look == Health::Look::all);
+  if (look == Health::Look::reports) return;
   for (const auto& each : links_) {
     if (each && each->pipe != nullptr) look_for_end(*each);
   }
@@ -96,10 +95,11 @@ void MessageEngine::poll_peers() {
 void MessageEngine::look_for_end(Link& link) {
   const bool ahead = link.reader->waits() && link.receiving < 0 && link.next()->kind == FrameKind::data;
   if (link.reader->has_more() || ahead || !link.pipe->ended()) return;
-  failures_.on_closed(link.peer, link.pipe->memory_gone(), link.pipe->why_ended());
+  health().on_closed(link.peer, link.pipe->memory_gone(), link.pipe->why_ended());
 }
 
-void MessageEngine::read_reports() {
+/// `calls`: also what the peers' data say of calls that this rank has not made. Their reports follow those data.
+void MessageEngine::read_reports(bool calls) {
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || (!links_[peer] && mesh_->find(peer, ConnectionKind::collectives) == nullptr)) continue;
     Link& other = link(peer);
@@ -108,17 +108,25 @@ void MessageEngine::read_reports() {
     if (header == nullptr) continue;
     if (header->kind != FrameKind::data) {
       on_report(other, *header);
-    } else if (run_ != nullptr && header->call <= calls_) {
+    } else if (header->call > calls_) {
+      const std::string call = calls ? call_of(peer, *header) : "";
+      if (calls) health().on_report(peer, {.kind = Health::Report::Kind::waiting, .call = header->call, .text = call});
+    } else if (run_ != nullptr) {
       compare(other, *header);
     }
   }
 }
 
+std::string MessageEngine::call_of(int peer, const FrameHeader& header) const {
+  return "rank " + std::to_string(peer) + " of " + std::to_string(world_) + " in " +
+         describe({header.signature, header.count}, header.sequence);
+}
+
 /// Takes a frame that is no message; false while it has not arrived whole.
 bool MessageEngine::on_report(Link& link, const FrameHeader& header) {
   if (header.bytes > FrameHeader::kMostText) {
-    fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent a report of " +
-                                   std::to_string(header.bytes) + " bytes, more than a report can have");
+    health().fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(link.peer) + " sent a report of " +
+                                            std::to_string(header.bytes) + " bytes, more than a report can have");
   }
   link.text.resize(header.bytes);
   const iovec piece{link.text.data(), link.text.size()};
@@ -129,13 +137,26 @@ bool MessageEngine::on_report(Link& link, const FrameHeader& header) {
     return true;
   }
   if (report.kind == FrameKind::waiting && run_ != nullptr && report.call <= calls_) compare(link, report);
-  failures_.on_report(link.peer, report, link.text);
+  using Kind = Health::Report::Kind;
+  Health::Report told{.kind = Kind::goodbye, .call = report.call, .text = link.text};
+  std::string call;
+  if (report.kind == FrameKind::error) {
+    if (report.detail < 0 || report.detail > static_cast<int64_t>(ErrorKind::device_error)) return true;
+    told.kind = Kind::error;
+    told.error = static_cast<ErrorKind>(report.detail);
+    told.origin = static_cast<int>(report.index);
+  } else if (report.kind == FrameKind::waiting) {
+    told.kind = Kind::waiting;
+    told.suspect = {static_cast<int>(report.detail), report.index != 0};
+    if (report.detail >= 0) call = call_of(link.peer, report);
+    told.text = call;
+  } else if (report.kind == FrameKind::in_message) {
+    told.kind = Kind::in_message;
+  } else if (report.kind != FrameKind::goodbye) {
+    return true;
+  }
+  health().on_report(link.peer, told);
   return true;
-}
-
-void MessageEngine::poll_failures() {
-  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
-  if (hold.lock && !has_left()) poll_peers();
 }
 
 /// The error or goodbye may follow messages of a call that this rank has not made and never will.
@@ -156,44 +177,56 @@ void MessageEngine::read_final_error(int peer) {
   }
 }
 
-const FrameHeader* MessageEngine::frame_ahead(int peer) {
-  Link* const each = links_[peer].get();
-  if (each == nullptr || each->pipe == nullptr || each->receiving >= 0) return nullptr;
-  const FrameHeader* const header = each->next();
-  return header != nullptr && header->kind == FrameKind::data && header->call > calls_ ? header : nullptr;
+/// An error or a goodbye is queued in memory that is there already, and goes out in place of the data with stop().
+bool MessageEngine::send(const Health::Report& report) noexcept try {
+  using Kind = Health::Report::Kind;
+  if (report.kind == Kind::waiting) return say(report), true;
+  if (report.kind == Kind::in_message) return say_message(report);
+  const std::lock_guard lock(reports_);
+  if (report.kind == Kind::goodbye) {
+    pending_goodbye_ = true;
+  } else if (!std::exchange(has_error_, true)) {  // the first is the cause
+    FrameHeader header;
+    header.kind = FrameKind::error;
+    header.detail = static_cast<int64_t>(report.error);
+    header.index = static_cast<uint32_t>(report.origin);
+    error_->set(header, in_words([&] { return std::string(report.text.substr(0, FrameHeader::kMostText)); }));
+    pending_error_ = true;
+  }
+  return true;
+} catch (const std::bad_alloc&) {  // the peers are not told in which call this rank waits
+  return false;
 }
 
-void MessageEngine::tell_message(const std::string& context) noexcept try {
+/// Of the call in progress, by the thread that makes it.
+void MessageEngine::say(const Health::Report& report) {
+  const auto words = std::make_shared<Words>(run_->header, "");
+  words->header.kind = FrameKind::waiting;
+  words->header.detail = report.suspect.rank;
+  words->header.index = report.suspect.in_call ? 1 : 0;
+  say(words);
+}
+
+/// Not during a collective, which sends its own reports.
+bool MessageEngine::say_message(const Health::Report& report) {
   const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
-  if (!hold.lock || has_left() || run_ != nullptr) return;
+  if (!hold.lock || has_left() || run_ != nullptr) return false;
   for (int peer = 0; peer < world_; ++peer) {
     if (peer != rank_ && mesh_->find(peer, ConnectionKind::collectives) != nullptr) link(peer).find(*mesh_);
   }
-  failures_.say_message(context);
-} catch (const std::bad_alloc&) {  // the peers are not told
+  FrameHeader header;
+  header.kind = FrameKind::in_message;
+  header.call = report.call;
+  say(std::make_shared<Words>(header, std::string(report.text.substr(0, FrameHeader::kMostText))));
+  return true;
 }
 
-std::string MessageEngine::waiting_as_well(int peer) {
-  const Hold hold{*this, std::unique_lock(pipes_, std::try_to_lock)};
-  return hold.lock && !has_left() ? failures_.waiting_as_well(peer) : "";
-}
-
-void MessageEngine::say(const FrameHeader& header, const std::string& text) {
-  const auto report = std::make_shared<Report>(header, text);
+/// To all peers that are connected, beside the data.
+void MessageEngine::say(const std::shared_ptr<const Words>& words) {
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr || each->mute || failures_.has_left(each->peer)) continue;
-    each->say(report);
+    if (!each || each->pipe == nullptr || each->mute || health().has_left(each->peer)) continue;
+    each->say(words);
     while (!each->queue.empty() && each->queue.front().report && each->send()) each->queue.pop_front();
-  }
-}
-
-void MessageEngine::post(const FrameHeader& header, const std::string& text) noexcept {
-  const std::lock_guard lock(reports_);
-  if (header.kind == FrameKind::goodbye) {
-    pending_goodbye_ = true;
-  } else if (!std::exchange(has_error_, true)) {  // the first is the cause
-    error_->set(header, in_words([&] { return text.substr(0, FrameHeader::kMostText); }));
-    pending_error_ = true;
   }
 }
 
@@ -213,7 +246,7 @@ void MessageEngine::flush() noexcept {
 }
 
 /// A peer for which there is no memory to queue the report reads the end of the connection instead.
-void MessageEngine::send_to_all(const std::shared_ptr<Report>& report) noexcept {
+void MessageEngine::send_to_all(const std::shared_ptr<Words>& report) noexcept {
   if (has_left()) return;
   report->header.call = run_ != nullptr ? calls_ : calls_ + 1;
   if (report == error_) {
@@ -253,7 +286,7 @@ void MessageEngine::drain(const Deadline& deadline) noexcept {
 
 /// From now on a peer that connects reads the final error, or a goodbye.
 void MessageEngine::refuse_connections() noexcept {
-  const Report& last = final_error_ ? *final_error_ : *goodbye_;
+  const Words& last = final_error_ ? *final_error_ : *goodbye_;
   std::vector<std::byte> frame;
   try {
     frame = packed(last.header, last.text);
@@ -266,9 +299,7 @@ void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   const std::lock_guard lock(pipes_);
   goodbye_->header.call = calls_ + 1;
   refuse_connections();
-  post(goodbye_->header, "");
-  flush();
-  failures_.leave();
+  health().leave();
   mesh_->close(Deadline::after(patience));
 }
 

@@ -5,8 +5,7 @@
 // and before it tells the peer that it is done. So either the reader sees that the peer has failed, or it has
 // read everything before the peer returned its tensors. Registered memory of a process stays mapped, so a late read
 // does no harm. Tensors of threads may be unmapped: there the reader says that it reads (Reading), checks, and reads;
-// and a rank whose call fails waits until no peer reads. Thread safety: confirm as Waiter::examine, the rest from any
-// thread.
+// and a rank whose call fails waits until no peer reads. Thread safety: all calls from any thread.
 #pragma once
 
 #include <sched.h>
@@ -15,7 +14,7 @@
 #include <chrono>
 
 #include "base/deadline.h"
-#include "engine/pull/wait.h"
+#include "engine/health.h"
 #include "transport/transport.h"
 
 namespace ringlet {
@@ -46,8 +45,16 @@ class FailureFence {
   const Transport* transport_ = nullptr;
 };
 
-/// While it lives, no peer's tensor is unmapped that confirm() finds good. It lives for one copy or reduction, and for
-/// no wait.
+/// Whether the peer may have changed its tensors, because its call is over.
+inline bool may_have_changed(const Transport& transport, int peer) {
+  fence(std::memory_order_acquire);
+  const Control& control = transport.control(peer);
+  return control.presence.load(std::memory_order_relaxed) == static_cast<uint32_t>(Presence::left) ||
+         control.failed.load(std::memory_order_relaxed) != 0;
+}
+
+/// While it lives, no tensor is unmapped of a peer that may not have changed it. It lives for one copy or reduction, for
+/// no wait, and not while an error is raised: the raising rank waits until its peers read no more.
 class Reading {
  public:
   explicit Reading(const Transport& transport) : control_(transport.unmaps_tensors() ? &transport.control() : nullptr) {
@@ -65,22 +72,27 @@ class Reading {
   Control* const control_;
 };
 
-/// Around reads in the peer's tensor: throws if the peer may have changed it. `context` as in Waiting.
+/// Reads in a peer's tensor, unless it may have changed already; then confirm() says why.
+template <typename Read>
+bool read_tensor(const Transport& transport, int peer, const Read& read) {
+  const Reading reading(transport);
+  if (may_have_changed(transport, peer)) return false;
+  read();
+  return true;
+}
+
+/// After reads in the peer's tensor: throws if the peer may have changed it. `context` as in Waiting.
 template <typename Context>
-void confirm(const Transport& transport, Waiter& waiter, int peer, const Context& context) {
-  fence(std::memory_order_acquire);
-  const Control& control = transport.control(peer);
-  const bool left = control.presence.load(std::memory_order_relaxed) == static_cast<uint32_t>(Presence::left);
-  if (!left && control.failed.load(std::memory_order_relaxed) == 0) [[likely]]
+void confirm(const Transport& transport, Health& health, int peer, const Context& context) {
+  if (!may_have_changed(transport, peer)) [[likely]]
     return;
   Waiting waiting;
   waiting.peer = peer;
-  waiting.timeout = std::chrono::milliseconds::max();
-  waiting.reached = [] { return false; };
+  waiting.timeout = kLongestTimeout;
   waiting.context = [&] {
     return context() + ", reading the tensor of rank " + std::to_string(peer) + ", which may have changed meanwhile";
   };
-  waiter.examine(waiting, Deadline::after(waiting.timeout), false);
+  health.examine(waiting, Health::Look::reports);
 }
 
 }  // namespace ringlet

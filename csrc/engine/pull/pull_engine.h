@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "engine/engine.h"
-#include "engine/pull/peer_reads.h"
 #include "engine/pull/pull_executor.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
@@ -18,33 +17,18 @@ namespace ringlet {
 class PullEngine final : public Engine {
  public:
   explicit PullEngine(std::unique_ptr<Transport> transport, Selector selector = Selector())
-      : transport_(std::move(transport)),
+      : Engine(transport->rank(), transport->world(), waiter_, /*over_network=*/false),
+        transport_(std::move(transport)),
         selector_(std::move(selector)),
-        waiter_(*transport_, calls()),
+        waiter_(*transport_, health()),
         pull_(*transport_, waiter_, selector_),
         p2p_(*transport_, waiter_, selector_.tuning()),
         hosts_(static_cast<size_t>(transport_->world()), 0) {}
 
   const char* transport() const noexcept override { return transport_->name(); }
-  int rank() const noexcept override { return transport_->rank(); }
-  int world() const noexcept override { return transport_->world(); }
-  void run(const Call& call, bool background) override {
-    try {
-      pull_.run(call, background);
-    } catch (...) {
-      const FailureFence told(*transport_);
-      throw;
-    }
-  }
+  void run(const Call& call, bool background) override { pull_.run(call, background); }
   bool resumable() const noexcept override { return true; }
-  bool advance(const Call& call, bool spin) override {
-    try {
-      return pull_.advance(call, spin);
-    } catch (...) {
-      const FailureFence told(*transport_);
-      throw;
-    }
-  }
+  bool advance(const Call& call, bool spin) override { return pull_.advance(call, spin); }
   Awaited held_up_at() const override { return pull_.held_up_at(); }
   void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override {
     waiter_.sleep_on_peer(awaited.peer, awaited.target, most.count());
@@ -61,13 +45,6 @@ class PullEngine final : public Engine {
   }
   const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }
   uint64_t bytes_received() const noexcept override { return pull_.bytes_read(); }
-  void raise_if_failed() override { waiter_.raise_if_failed(); }
-  void poll_failures() override { waiter_.poll_failures(); }
-  std::optional<ErrorKind> failure() const override { return waiter_.failure(); }
-  [[noreturn]] void fail(ErrorKind kind, const std::string& message) override { waiter_.fail(kind, message); }
-
-  void abort(const std::string& reason) override { waiter_.abort(reason); }
-
   void leave(bool quiet, std::chrono::milliseconds patience) override {
     // Peers may still read this rank's staging buffers. If they do not finish in time, this rank does not free the
     // staging buffers.
@@ -78,7 +55,10 @@ class PullEngine final : public Engine {
  private:
   /// Departs at the end of its scope, even if an interrupt ends the scope.
   struct Leaving {
-    ~Leaving() { engine.waiter_.depart(); }
+    ~Leaving() {
+      engine.health().leave();
+      engine.waiter_.depart();
+    }
     PullEngine& engine;
   };
 

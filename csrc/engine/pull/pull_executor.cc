@@ -36,6 +36,7 @@ double cost_since(Deadline::Clock::time_point began, size_t bytes) {
 PullExecutor::PullExecutor(Transport& transport, Waiter& waiter, const Selector& selector)
     : transport_(transport),
       waiter_(waiter),
+      health_(waiter.health()),
       selector_(selector),
       tuning_(selector.tuning()),
       rank_(transport.rank()),
@@ -70,21 +71,15 @@ bool PullExecutor::advance_all(const Call& call, bool first) {
   } catch (const Error&) {
     call_ = nullptr;
     throw;
-  } catch (const std::exception& error) {  // such as bad_alloc, when peers may read this rank's tensors already
+  } catch (...) {  // such as bad_alloc, when peers may read this rank's tensors already
     call_ = nullptr;
-    waiter_.poison(ErrorKind::resource_error, in_words([&] {
-                     return "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + " in " +
-                            describe(call) + ": " + error.what();
-                   }));
-    throw;
-  } catch (...) {
-    call_ = nullptr;
+    health_.poison_in_flight([&] { return describe(call); });
     throw;
   }
 }
 
 void PullExecutor::begin(const Call& call) {
-  waiter_.raise_if_failed();
+  health_.enter_call();
   call_ = &call;
   segment_index_ = 0;
   segments_ = 1;
@@ -103,7 +98,7 @@ void PullExecutor::begin(const Call& call) {
   previous_ = signature_;
   signature_ = {signature_of(call, agreed_, history_), signature_count(call)};
   history_ = history_after(history_, signature_);
-  waiter_.calls().begin(signature_, call.sequence);
+  health_.calls().begin(signature_, call.sequence);
   begin_epoch(Phase::first_epoch);
   first_epoch_ = epoch_;
 }
@@ -144,11 +139,11 @@ bool PullExecutor::proceed() {
           if (timed_ != nullptr) [[unlikely]]
             timed_->took(cost_since(began_, buffer_bytes(*call_, world_)));
           call_ = nullptr;
-          waiter_.calls().end();
+          health_.calls().end();
           return true;
         }
         segment_->begin += segment_->width;
-        if (patience_ == Patience::unlimited) waiter_.check_for_interrupt([&] { return context(); });
+        if (patience_ == Patience::unlimited) health_.check_interrupts([&] { return context(); });
         begin_epoch(Phase::next_epoch);
         break;
     }
@@ -195,7 +190,7 @@ void PullExecutor::choose(bool readable) {
   segment_->width = std::max<size_t>(1, limit / (layout.element_bytes() * static_cast<size_t>(plan_->parts)));
   segments_ = std::max<size_t>(1, ceil_div(layout.longest_chunk(), segment_->width));
   segment_->whole = layout.divided() && segments_ == 1;
-  waiter_.calls().chosen(algorithm, plan_->in_place, segments_);
+  health_.calls().chosen(algorithm, plan_->in_place, segments_);
   if (CallLog::wants_choice(call)) [[unlikely]]
     tell(algorithm, limit);
   take_stages();
@@ -230,7 +225,7 @@ bool PullExecutor::readable_in_place(const Call& call) const {
 void PullExecutor::tell(const Algorithm& algorithm, size_t limit) {
   const size_t whole = buffer_bytes(*call_, world_);
   const Choice choice{&algorithm, plan_->in_place ? "in place" : "staged", segments_, whole, limit};
-  waiter_.calls().tell(*call_, choice, selector_, situation(call_->collective, whole, plan_->in_place));
+  health_.calls().tell(*call_, choice, selector_, situation(call_->collective, whole, plan_->in_place));
 }
 
 void PullExecutor::begin_epoch(Phase phase) {
@@ -354,15 +349,24 @@ bool PullExecutor::run_segment() {
         break;
       case PlanStep::Kind::combine:
         if (plan.in_place && transport_.unmaps_tensors()) {
-          const Reading reading(transport_);
-          confirm_sources(step);
-          combine(step);
+          while (!combine_unchanged(step)) confirm_sources(step);
         } else {
           combine(step);
         }
         break;
     }
   }
+  return true;
+}
+
+/// Combines unless a peer, whose tensor the step reads in place, may have changed it.
+bool PullExecutor::combine_unchanged(const PlanStep& step) {
+  const Reading reading(transport_);
+  for (int i = 0; i < step.sources; ++i) {
+    const Source& source = plan_->sources[static_cast<size_t>(step.first_source + i)];
+    if (source.rank != rank_ && !is_staging(source.home) && may_have_changed(transport_, source.rank)) return false;
+  }
+  combine(step);
   return true;
 }
 
@@ -378,7 +382,7 @@ void PullExecutor::confirm_sources(const PlanStep& step) {
   for (int i = 0; i < step.sources; ++i) {
     const Source& source = plan_->sources[static_cast<size_t>(step.first_source + i)];
     if (source.rank == rank_ || is_staging(source.home)) continue;
-    confirm(transport_, waiter_, source.rank, [&] { return context(); });
+    confirm(transport_, health_, source.rank, [&] { return context(); });
   }
 }
 
@@ -503,18 +507,19 @@ void PullExecutor::note_held_up(int peer, uint64_t target) {
   if (!held_up_ || awaited_.peer != peer || awaited_.target != target) {
     end_hold_up();
     awaited_ = {peer, target};
-    held_up_.emplace(call_->timeout);
-    held_since_ = Deadline::Clock::now();
+    held_up_ = looked_ = Deadline::Clock::now();
   } else {
-    waiter_.look(waiting_for(peer, target), *held_up_);
+    Waiting waiting = waiting_for(peer, target);
+    waiting.began = *held_up_;
+    waiter_.look(waiting, looked_);
   }
 }
 
 void PullExecutor::end_hold_up() {
   if (!held_up_) return;
-  waiter_.end(*held_up_);
+  health_.end_call();
+  health_.calls().waited(awaited_.peer, Deadline::Clock::now() - *held_up_);
   held_up_.reset();
-  waiter_.calls().waited(awaited_.peer, Deadline::Clock::now() - held_since_);
 }
 
 void PullExecutor::compare(int peer) {
@@ -528,7 +533,7 @@ void PullExecutor::compare(int peer) {
   const auto call = [&](const CallSignature& now, const CallDetail& of) {
     return before ? describe(of.previous, of.sequence - 1) : describe(now, of.sequence);
   };
-  waiter_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
+  health_.fail(ErrorKind::invalid_usage, "calls do not match: rank " + std::to_string(rank_) + in +
                                              call(signature_, transport_.control().details[first_epoch_ & 1]) +
                                              ", rank " + std::to_string(peer) + in + call(theirs, detail) +
                                              "; all ranks of a group must make the same calls in the same order");
@@ -537,7 +542,7 @@ void PullExecutor::compare(int peer) {
 void PullExecutor::wait_slowly(int peer, uint64_t target) {
   const auto began = Deadline::Clock::now();
   waiter_.wait(waiting_for(peer, target), target, background_);
-  waiter_.calls().waited(peer, Deadline::Clock::now() - began);
+  health_.calls().waited(peer, Deadline::Clock::now() - began);
 }
 
 Waiting PullExecutor::waiting_for(int peer, uint64_t target) {
@@ -551,7 +556,7 @@ Waiting PullExecutor::waiting_for(int peer, uint64_t target) {
     const uint64_t value = progress.load(std::memory_order_acquire);
     if (comparing_ && value > at(first_epoch_, 0)) compare(peer);
   };
-  waiting.behind = [this] { return furthest_behind(); };
+  waiting.straggler = [this] { return furthest_behind(); };
   waiting.context = [this, target] {
     const uint32_t phase = static_cast<uint32_t>(target - at(epoch_, 0));
     const bool in_round = target >= at(epoch_, ready(0)) && phase < kCompleted;
@@ -570,7 +575,7 @@ std::string PullExecutor::context() const {
 }
 
 /// Follows the waits to the rank that delays all: the peer that this rank waits for may itself wait for another rank.
-std::string PullExecutor::furthest_behind() const {
+Suspect PullExecutor::furthest_behind() const {
   int last = rank_;
   uint64_t least = ~uint64_t{0};
   for (int q = 0; q < world_; ++q) {
@@ -580,12 +585,11 @@ std::string PullExecutor::furthest_behind() const {
       least = progress;
     }
   }
-  return "; furthest behind is rank " + std::to_string(last) +
-         (least <= at(first_epoch_, 0) ? ", which has not made this call" : ", which is in this call");
+  return {last, least > at(first_epoch_, 0)};
 }
 
 bool PullExecutor::quiesce(std::chrono::milliseconds timeout) {
-  if (waiter_.failed()) return false;  // some peers will never be done
+  if (health_.failed()) return false;  // some peers will never be done
   const Deadline deadline = Deadline::after(timeout);
   for (int q = 0; q < world_; ++q) {
     const std::atomic<uint64_t>& progress = transport_.control(q).progress;

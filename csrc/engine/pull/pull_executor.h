@@ -97,6 +97,7 @@ class PullExecutor {
   bool run_segment();
   void confirm_reads(size_t end);
   void confirm_sources(const PlanStep& step);
+  bool combine_unchanged(const PlanStep& step);
   size_t segment_limit() const;
   void take_stages();
   NextReader next_reader(const PlanStep& step, size_t bytes) const;
@@ -111,10 +112,11 @@ class PullExecutor {
   void end_hold_up();
   void compare(int peer);
   std::string context() const;
-  std::string furthest_behind() const;
+  Suspect furthest_behind() const;
 
   Transport& transport_;
   Waiter& waiter_;
+  Health& health_;
   const Selector& selector_;
   const Tuning& tuning_;  // the selector's
   const int rank_;
@@ -122,10 +124,10 @@ class PullExecutor {
   uint64_t epoch_ = 1;  // of the segment in progress
   Patience patience_ = Patience::unlimited;
   bool background_ = false;
-  Awaited awaited_;                         // valid while advance() waits for a peer
-  std::optional<Waiter::Ongoing> held_up_;  // when the wait began, and which reports were sent
-  Deadline::Clock::time_point held_since_{};
-  std::vector<uint64_t> seen_;  // by peer: progress last read
+  Awaited awaited_;                                     // valid while advance() waits for a peer
+  std::optional<Deadline::Clock::time_point> held_up_;  // when the wait for it began
+  Deadline::Clock::time_point looked_{};                // when it last looked for ended processes
+  std::vector<uint64_t> seen_;                          // by peer: progress last read
   std::atomic<uint64_t> bytes_read_{0};
   std::unordered_map<uint64_t, std::unique_ptr<PullPlan>> plans_;
   std::vector<const PullPlan*> quick_;      // by algorithm and place, for root 0

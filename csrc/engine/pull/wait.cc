@@ -14,30 +14,26 @@ using namespace std::chrono_literals;
 // wake-up can be missed if the publishing path has no fence (PullExecutor::publish) and its store is still in the store
 // buffer.
 constexpr int64_t kSleepNanoseconds = 1'000'000;
-constexpr size_t kMostText = 600;  // of the text on other ranks' waits: an error has room for Control::kMessageBytes
 
 }  // namespace
 
 void Waiter::wait(const Waiting& waiting, uint64_t target, bool background) {
   const OutsideRuntime outside;
-  Ongoing ongoing(waiting.timeout);
+  auto looked = waiting.began;
   if (!background && yield_until(waiting.reached)) return;
   while (!waiting.reached()) {
-    check_for_interrupt(waiting.context);
-    look(waiting, ongoing);
+    health_.check_interrupts(waiting.context);
+    look(waiting, looked);
     sleep_on_peer(waiting.peer, target, kSleepNanoseconds);
   }
-  end(ongoing);
+  health_.end_call();
 }
 
-void Waiter::look(const Waiting& waiting, Ongoing& ongoing) {
+void Waiter::look(const Waiting& waiting, Deadline::Clock::time_point& looked) {
   const auto now = Deadline::Clock::now();
-  const bool look_at_process = now - ongoing.looked >= kProcessCheckEvery;
-  if (look_at_process) ongoing.looked = now;
-  if (look_at_process && !std::exchange(ongoing.told, true)) {
-    transport_.control().in_collective.set(waiting.context());
-  }
-  examine(waiting, ongoing.deadline, look_at_process);
+  const bool closely = now - looked >= kProcessCheckEvery;
+  if (closely) looked = now;
+  health_.examine(waiting, closely ? Health::Look::ends : Health::Look::reports, now);
 }
 
 void Waiter::sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept {
@@ -59,143 +55,61 @@ bool Waiter::is_awaited() const noexcept {
   return false;
 }
 
-void Waiter::examine(const Waiting& waiting, const Deadline& deadline, bool look_at_process) {
-  const std::string peer = waiting.peer < 0 ? "any rank" : "rank " + std::to_string(waiting.peer);
-  if (aborted_.load(std::memory_order_acquire)) {
-    const std::lock_guard lock(mutex_);
-    rethrow(ErrorKind::peer_lost, calls_.with_last_calls(ErrorKind::peer_lost, abort_reason_));
-  }
-  if (const int q = rank_that_failed(); q >= 0) {
-    if (waiting.reached()) return;
-    const auto [kind, text] = reported(q, waiting.context());
-    fail(kind, text);
-  }
-  if (waiting.check) waiting.check();
-  bool left = true;
-  for (int q = 0; q < transport_.world(); ++q) {
-    if (q == waiting.peer || (waiting.peer < 0 && q != transport_.rank())) left = left && has_left(q);
-  }
-  if (left) {
-    if (waiting.reached()) return;
-    fail(ErrorKind::peer_lost, waiting.context() + ": " + peer +
-                                   " left the group: it finished early, or raised an error: look at its output");
-  }
-  if (look_at_process) {
-    for (int q = 0; q < transport_.world(); ++q) {
-      if (!is_gone(q)) continue;
-      if (waiting.reached()) return;
-      fail(ErrorKind::peer_lost, waiting.context() + ": the process of rank " + std::to_string(q) +
-                                     " is gone; look at that rank's own output for the cause");
-    }
-  }
-  if (deadline.passed()) {
-    fail(ErrorKind::timeout, waiting.context() + ": Timed out having waited " + in_seconds(waiting.timeout) + " for " +
-                                 peer + ", whose process is there" + (waiting.behind ? waiting.behind() : "") +
-                                 waiting_as_well(waiting) +
-                                 "; it may be in other work, or stuck (timeout= raises the limit)");
-  }
-}
-
-/// For an error: a rank in a message and a rank in a collective may wait for each other, and each must name both.
-std::string Waiter::waiting_as_well(const Waiting& waiting) const {
-  std::string text;
-  for (int q = 0; q < transport_.world(); ++q) {
+/// Under the lock, because depart() unmaps the regions.
+void Waiter::poll(Health::Look look) {
+  using Kind = Health::Report::Kind;
+  const std::lock_guard lock(mutex_);
+  for (int q = 0; q < transport_.world() && !departed_; ++q) {
     if (q == transport_.rank()) continue;
     const Control& control = transport_.control(q);
-    const bool asked = q == waiting.peer || waiting.peer < 0;
-    for (const std::string& in :
-         {waiting.message && asked ? control.in_collective.get() : "", control.in_message.get()}) {
-      if (!in.empty() && text.size() < kMostText) text += "; waiting as well: " + in;
+    if (const uint32_t failed = control.failed.load(std::memory_order_acquire); failed != 0) {
+      health_.on_report(q, {.kind = Kind::error,
+                            .error = static_cast<ErrorKind>((failed & 0xff) - 1),
+                            .origin = static_cast<int>(failed >> 8),
+                            .text = control.message});
     }
+    const bool left = control.presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
+    if (left) health_.on_report(q, {.kind = Kind::goodbye});
+    if (look == Health::Look::reports) continue;
+    // After a rank has left, the end of its process is no failure.
+    if (!left && !transport_.alive(q)) health_.on_closed(q, false, "");
+    if (look == Health::Look::ends) continue;
+    const std::string in_collective = control.in_collective.get(), in_message = control.in_message.get();
+    health_.on_report(q, {.kind = Kind::waiting, .text = in_collective});
+    health_.on_report(q, {.kind = Kind::in_message, .text = in_message});
   }
-  return text;
 }
 
-bool Waiter::has_left(int q) const {
-  return transport_.control(q).presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::left);
-}
-
-/// Its process ended before it left the group. After a rank has left, the end of its process is no failure.
-bool Waiter::is_gone(int q) const { return !transport_.alive(q) && !has_left(q); }
-
-/// -1: no rank has reported an error.
-int Waiter::rank_that_failed() const {
-  for (int q = 0; q < transport_.world(); ++q) {
-    if (transport_.control(q).failed.load(std::memory_order_acquire) != 0) return q;
-  }
-  return -1;
-}
-
-std::pair<ErrorKind, std::string> Waiter::reported(int failed, const std::string& context) const {
-  const Control& control = transport_.control(failed);
-  const auto kind = static_cast<ErrorKind>(control.failed.load(std::memory_order_acquire) - 1);
-  return {kind, context + ": rank " + std::to_string(failed) + " reported: " + control.message};
-}
-
-void Waiter::poll_failures() {
-  std::optional<std::pair<ErrorKind, std::string>> found;
+/// Returns when the peers read no tensor of this rank any more (peer_reads.h), if they were told that it ends its calls:
+/// not under the lock, because a peer that reads may be about to report an error, and may wait for this rank.
+bool Waiter::send(const Health::Report& report) noexcept {
+  using Kind = Health::Report::Kind;
+  Control& control = transport_.control();
   {
     const std::lock_guard lock(mutex_);
-    if (!departed_) found = trouble();
-  }
-  if (found) fail(found->first, found->second);
-}
-
-/// The error that a peer reported, or the end of a peer that reported none.
-std::optional<std::pair<ErrorKind, std::string>> Waiter::trouble() const {
-  const std::string self = "rank " + std::to_string(transport_.rank());
-  if (const int q = rank_that_failed(); q >= 0) return reported(q, self);
-  for (int q = 0; q < transport_.world(); ++q) {
-    if (q == transport_.rank() || !is_gone(q)) continue;
-    return std::pair(ErrorKind::peer_lost, self + ": the process of rank " + std::to_string(q) +
-                                               " is gone; look at that rank's own output for the cause");
-  }
-  return std::nullopt;
-}
-
-std::string Waiter::poison(ErrorKind kind, const std::string& message) noexcept {
-  std::string told = in_words([&] { return calls_.with_last_calls(kind, message); });
-  const std::lock_guard lock(mutex_);
-  // The peers first: when other threads of this rank see the failure, they return tensors that peers may still read
-  // (peer_reads.h). Under the lock, because two threads of this rank may report, and depart() unmaps the regions.
-  if (!departed_) transport_.control().fail(kind, message.c_str());
-  fence(std::memory_order_seq_cst);
-  if (failure_.set(kind, told)) calls_.failed(kind, told);
-  return told;
-}
-
-void Waiter::fail(ErrorKind kind, const std::string& message) { rethrow(kind, poison(kind, message)); }
-
-void Waiter::abort(const std::string& reason) {
-  leave();  // first, because a wait that ends returns tensors that peers may still read
-  const std::lock_guard lock(mutex_);
-  failure_.set(ErrorKind::peer_lost, reason);
-  abort_reason_ = in_words([&] { return reason; });
-  aborted_.store(true, std::memory_order_release);
-}
-
-/// Tells the peers that this rank makes no more calls, and waits for their reads of its tensors (peer_reads.h): not
-/// under the lock, because a peer that reads may be about to report an error, and its own leave() may wait for this
-/// rank.
-void Waiter::leave() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (departed_) return;
-    ++leaving_;
-    transport_.control().presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+    if (departed_) return true;
+    switch (report.kind) {
+      case Kind::waiting: control.in_collective.set(report.text); return true;
+      case Kind::in_message: control.in_message.set(report.text); return true;
+      case Kind::error: control.fail(report.error, report.origin, report.text); break;
+      case Kind::goodbye:
+        control.presence.store(static_cast<uint32_t>(Presence::left), std::memory_order_release);
+        break;
+    }
+    ++sending_;
   }
   {
     const FailureFence told(transport_);
   }
   const std::lock_guard lock(mutex_);
-  if (--leaving_ == 0) left_.notify_all();
+  if (--sending_ == 0) sent_.notify_all();
+  return true;
 }
 
 void Waiter::depart() noexcept {
-  leave();
   std::unique_lock lock(mutex_);
   if (std::exchange(departed_, true)) return;
-  left_.wait(lock, [&] { return leaving_ == 0; });
+  sent_.wait(lock, [&] { return sending_ == 0; });
   transport_.depart();
 }
 
