@@ -22,21 +22,6 @@ MOST_RANKS_IN_PLACE = 2
 _MOST_SIZES = 8  # of buckets, in a line of the log
 
 
-class ScaledWork:
-    """An all-reduce under way whose result `wait` multiplies by `factor`, once."""
-
-    def __init__(self, work: Any, tensors: list[torch.Tensor], factor: float) -> None:
-        self._work, self._tensors, self._factor = work, tensors, factor
-        self.get_future, self.is_completed = work.get_future, work.is_completed
-
-    @torch.no_grad()
-    def wait(self) -> None:
-        self._work.wait()
-        tensors, self._tensors = self._tensors, []
-        if tensors:
-            torch._foreach_mul_(tensors, self._factor)
-
-
 class Channel:
     """Starts the reductions of one reducer's buckets in `group`. If `hook` is set, it replaces the all-reduce."""
 
@@ -93,34 +78,43 @@ class Channel:
         bucket: FlatBucket,
         last: bool,
         tensors: list[torch.Tensor] | None,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG,
         waits: bool = False,
-        factor: float | None = None,
     ) -> Any:
         """Starts the average of `bucket`; returns a handle with wait(), is_completed() and get_future().
 
         `tensors`: what is reduced instead of the bucket's buffer, each by itself, in place. With `waits` the calling
-        thread runs these messages at once, which is the shortest way. With `factor` it is the sum times `factor`,
-        rounded once if that is a power of two.
+        thread runs these messages at once, which is the shortest way.
         """
         if self._hook is not None and tensors is None:
             return self._call_hook(*self._hook, bucket, last)
+        reduced = bucket.buffer if tensors is None else tensors
+        if tensors is None and bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
+            bucket.buffer.div_(dist.get_world_size(self.group))  # gloo's average overflows where the sum does
+            op = dist.ReduceOp.SUM
         set_call_label(self.labels.of(bucket.number))
         try:
-            if factor is None:
-                return self._average(bucket, tensors, waits)
-            work = self._reduce(bucket, tensors, dist.ReduceOp.SUM, waits)
-            return ScaledWork(work, [bucket.buffer] if tensors is None else tensors, factor)
+            return self.all_reduce(reduced, op, waits)
         finally:
             set_call_label(0)
 
-    def _average(self, bucket: FlatBucket, tensors: list[torch.Tensor] | None, waits: bool) -> Any:
-        if tensors is None and bucket.buffer.dtype is torch.float16 and dist.get_backend(self.group) == "gloo":
-            # gloo's average overflows where the sum does
-            return self.all_reduce(bucket.buffer.div_(dist.get_world_size(self.group)), dist.ReduceOp.SUM)
-        return self._reduce(bucket, tensors, dist.ReduceOp.AVG, waits)
-
-    def _reduce(self, bucket: FlatBucket, tensors: list[torch.Tensor] | None, op: Any, waits: bool) -> Any:
-        return self.all_reduce(bucket.buffer, op) if tensors is None else self._all_reduce_each(tensors, op, waits)
+    def all_reduce(self, reduced: torch.Tensor | list[torch.Tensor], op: Any, waits: bool = False) -> Any:
+        """Starts the all-reduce of a tensor, or of several that are messages of their own."""
+        device = (reduced if isinstance(reduced, torch.Tensor) else reduced[0]).device
+        backend = backend_of(self.group, device)
+        before = None if self.algorithm is None else backend.algorithm
+        try:
+            if before is not None:
+                backend.algorithm = self.algorithm
+            if isinstance(reduced, torch.Tensor):
+                return dist.all_reduce(reduced, op, self.group, async_op=True)
+            options = dist.AllreduceCoalescedOptions()
+            options.reduceOp = dist.ReduceOp(op)
+            options.asyncOp = not waits
+            return backend.allreduce_coalesced(reduced, options)
+        finally:
+            if before is not None:
+                backend.algorithm = before
 
     def _call_hook(self, state: Any, hook: Hook, bucket: FlatBucket, last: bool) -> HookWork:
         if self._under_way is not None:
@@ -129,29 +123,6 @@ class Channel:
         seen = GradBucket(bucket.number, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)
         return self._under_way
-
-    def _all_reduce_each(self, tensors: list[torch.Tensor], op: Any, waits: bool) -> Any:
-        backend = backend_of(self.group, tensors[0].device)
-        options = dist.AllreduceCoalescedOptions()
-        options.reduceOp = dist.ReduceOp(op)
-        options.asyncOp = not waits
-        before = backend.algorithm
-        try:
-            if self.algorithm is not None:
-                backend.algorithm = self.algorithm
-            return backend.allreduce_coalesced(tensors, options)
-        finally:
-            backend.algorithm = before
-
-    def all_reduce(self, buffer: torch.Tensor, op: Any) -> Any:
-        if self.algorithm is None:
-            return dist.all_reduce(buffer, op, self.group, async_op=True)
-        backend = backend_of(self.group, buffer.device)
-        before, backend.algorithm = backend.algorithm, self.algorithm
-        try:
-            return dist.all_reduce(buffer, op, self.group, async_op=True)
-        finally:
-            backend.algorithm = before
 
     def tell_layout(self, plan: Sequence[Bucket], how: str) -> None:
         """Tells the log of the buckets."""

@@ -18,13 +18,21 @@ from .timeline import Timeline, now_ns
 
 @dataclass(eq=False)
 class BucketState:
-    """One bucket in one backward. `in_place`: every gradient is reduced by itself, where autograd has put it."""
+    """One bucket in one backward. `in_place`: every gradient is reduced by itself, where autograd has put it.
+    `scaled`: tensors to multiply by a factor when they are reduced."""
 
     bucket: FlatBucket
     in_place: bool
     work: Any = None
     launched_ns: int = 0
     done_ns: int = 0
+    scaled: tuple[list[torch.Tensor], float] | None = None
+
+    def wait(self) -> None:
+        self.work.wait()
+        if self.scaled is not None:
+            torch._foreach_mul_(*self.scaled)
+            self.scaled = None
 
     def mark_done(self, _future: Any) -> None:
         self.done_ns = time.perf_counter_ns()

@@ -11,7 +11,8 @@ The way of a gradient from autograd to `.grad`:
     GradientReducer._take  opens the record of the backward, if it is the first (training/backward.py)
     Reduction.take         puts it into its bucket, or keeps it where autograd has put it; if the bucket is full:
     Reduction._launch      in launch order
-    Channel.start          the all-reduce, or the user's hook
+    Channel.start          the user's hook, or
+    Channel.all_reduce
     GradientReducer._close at the end of the backward
     Reduction.close        sends the rest, waits for all
     ReducerBackward.give   the average, to `.grad`
@@ -353,7 +354,9 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         return record
 
     def _take(self, index: int) -> None:
-        record = self._open(index, self._sync)
+        record = self._record
+        if record is None or record.stopped:
+            record = self._open(index, self._sync)
         if self._merge is not None and not record.timeline.arrivals:
             record.scale = self._merge.begin()
         self._reduction.take(record, index)

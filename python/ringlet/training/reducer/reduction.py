@@ -132,10 +132,11 @@ class Reduction:
         gradient = record.flat.gradients[index]
         dropped = gradient.parameter.grad is None  # by a hook: it did not arrive
         self.sums.add(index, gradient.parameter)
-        if dropped:
+        arrived = gradient.parameter.grad
+        if dropped or arrived is None:
             return
-        if self.tree is None or record.reducing:
-            self._place(record, gradient)
+        if (self.tree is None or record.reducing) and not gradient.is_at(arrived):
+            self._place(record, gradient, arrived)
         self.used[index] = 1
         record.times[index] += 1
         record.timeline.arrive(index)
@@ -153,12 +154,9 @@ class Reduction:
         if not record.late and (launches.waiting[number] == 0 or self.channel.hooked):  # which a full bucket waits for
             self._launch_full(record, waits=False)
 
-    def _place(self, record: ReducerBackward, gradient: Gradient) -> None:
+    def _place(self, record: ReducerBackward, gradient: Gradient, arrived: torch.Tensor) -> None:
         """Takes the gradient that arrived as it is, or puts it into the bucket."""
-        arrived, index = gradient.parameter.grad, gradient.index
-        assert arrived is not None
-        if gradient.is_at(arrived):
-            return
+        index = gradient.index
         refuse_layout(gradient.name, arrived.layout)
         if (arrived.shape, arrived.dtype) != (gradient.shape, gradient.dtype):
             raise InvalidUsage(
@@ -289,7 +287,7 @@ class Reduction:
         if self.stepping.active and not self.options.any_may_be_unused:
             for state in record.states[: record.launches.sent]:
                 if state.work.is_completed():
-                    state.work.wait()
+                    state.wait()
                     self.stepping.step(record, state.bucket.members, self.used)
 
     def _launch(self, record: ReducerBackward, state: BucketState) -> None:
@@ -298,16 +296,18 @@ class Reduction:
             if index not in record.timeline.arrivals:
                 self._fill(record, index)
         state.launched_ns = now_ns()
-        factor, tensors = None, record.tensors(bucket) if state.in_place else None
-        if self.tree is not None:
+        tensors, op = record.tensors(bucket) if state.in_place else None, dist.ReduceOp.AVG
+        reduced = [bucket.buffer] if tensors is None else tensors
+        if self.tree is not None:  # the sum times a factor, which is rounded once if that is a power of two
             fresh = [g.view if (own := record.own[g.index]) is None else own for g in bucket.members]
             self.tree.add_to(fresh, bucket.indices)
-            factor = record.scale / dist.get_world_size(self.channel.group)
+            state.scaled = (reduced, record.scale / dist.get_world_size(self.channel.group))
+            op = dist.ReduceOp.SUM
         elif record.scale != 1.0:
-            torch._foreach_mul_([bucket.buffer] if tensors is None else tensors, record.scale)
+            torch._foreach_mul_(reduced, record.scale)
         last = state is record.states[-1]
         with ranges(f"GradientReducer: send bucket {bucket.number}"):
-            state.work = self.channel.start(bucket, last, tensors, record.late, factor)
+            state.work = self.channel.start(bucket, last, tensors, op, record.late)
         if tensors is None:  # a future would have another thread take the work out of this one's hands
             state.work.get_future().add_done_callback(state.mark_done)
 
@@ -360,7 +360,7 @@ class Reduction:
         timeline = record.timeline
         with ranges("GradientReducer: wait for averages"):
             for state in record.states:
-                state.work.wait()
+                state.wait()
                 state.done_ns = state.done_ns or now_ns()
         timeline.finished_ns = now_ns()
         timeline.exposed_ns = timeline.finished_ns - since_ns

@@ -475,7 +475,9 @@ class Zero(Trainer[ZeroBackward]):
         return record
 
     def _take(self, index: int) -> None:
-        record = self._open(index, None)
+        record = self._record
+        if record is None or record.stopped:
+            record = self._open(index, None)
         full, window = self._window.seen, self.options.accumulate
         if full >= window and (window > 1 or self._checks is not None):
             raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
