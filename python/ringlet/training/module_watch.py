@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 from operator import is_, methodcaller
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from . import replicas
+from .agree import refuse_together
+from .refusals import shared_with_ddp
 
 _values_of = methodcaller("values")  # those of a ScriptModule are no dict
 _address_of = torch.Tensor.data_ptr
@@ -23,18 +28,51 @@ class ModuleWatch:
     memory lies, which tensor of torch's core is behind it, whether a frozen one requires a gradient. It costs about
     0.1 us a parameter: all loops are the interpreter's own. If it is False, `change` describes the change if it
     concerns gradients. Then `take` lets `same` compare with the module as it is now. Of `moving` parameters, `same`
-    compares neither memory nor core.
+    compares neither memory nor core. `refuse_ddp` and `refuse_change` raise InvalidUsage on all ranks, for `who`, which
+    trains the parameters `trained`.
     """
 
-    def __init__(self, module: torch.nn.Module, moving: Iterable[torch.Tensor] = ()) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        who: str,
+        trained: list[tuple[str, torch.nn.Parameter]],
+        group: dist.ProcessGroup,
+        moving: Iterable[torch.Tensor] = (),
+    ) -> None:
+        self._module, self._who, self._trained, self._group = module, who, trained, group
+        self._alone: Any = None  # the DDP whose forward was found to share no parameter
         self._moving = {id(p) for p in moving}
         self._at_first = dict(replicas.parameters_of(module))
         self._trainable = {id(p): _layout_of(p) for p in self._at_first.values() if p.requires_grad}
         self._impl_at_first = {id(p): _impl_of(p) for p in self._at_first.values() if id(p) not in self._moving}
         self.take()
 
+    def refuse(self, message: str) -> NoReturn:
+        refuse_together(message, self._group, self._trained[0][1].device)
+
+    def refuse_ddp(self) -> None:
+        """Call it in a forward: a DistributedDataParallel around the module averages its gradients, too."""
+        active = DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
+        if active is None or active is self._alone:
+            return
+        wrong = shared_with_ddp(self._trained, self._who)
+        if wrong is not None:
+            self.refuse(wrong)
+        self._alone = active
+
+    def refuse_change(self) -> None:
+        change = self.change()
+        if change is not None:
+            self.refuse(
+                f"the module changed after {self._who} was made ({change}): undo the change, or call remove() and "
+                f"make a new {self._who}, on every rank (add adapters, freeze and convert before you make it)"
+            )
+
     def take(self) -> None:
+        """Of a module that torch.func.functional_call has filled with other tensors, takes nothing."""
+        if not all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
+            return
         modules = list(self._module.modules())
         self._parameters = [m._parameters for m in modules if m._parameters]
         self._children = [m._modules for m in modules if m._modules]

@@ -32,7 +32,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.renamed import renamed_argument
 from ringlet.training import refusals, replicas
-from ringlet.training.agree import check_agreement, one_rank, refuse_together
+from ringlet.training.agree import check_agreement, one_rank
 from ringlet.training.backward import Trainer
 from ringlet.training.call_labels import BucketLabels, number_in
 from ringlet.training.module_watch import ModuleWatch
@@ -161,7 +161,7 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         self._reduction = Reduction(self._named, self._options, self._channel, stepping)
         world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
         self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
-        self._watch = ModuleWatch(module)
+        self._watch = ModuleWatch(module, "GradientReducer", self._named, self._group)
         self._checked = False  # since the latest backward
         self._sync = True
         self._merge: GradientMerge | None = None
@@ -411,18 +411,10 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
 
     def _check_module(self) -> None:
         """Refuses a module whose gradients the reducer would not average, or which another owner averages too."""
-        wrong = refusals.shared_with_ddp(self._named, "GradientReducer")
-        if wrong is None and not self._watch.same():
-            change = self._watch.change()
-            if change is not None:
-                wrong = (
-                    f"the module changed after the GradientReducer was made ({change}): call remove() and make a new "
-                    "GradientReducer, on every rank"
-                )
-            elif all(isinstance(p, torch.nn.Parameter) for p in self._module.parameters()):
-                self._watch.take()
-        if wrong is not None:
-            refuse_together(wrong, self._group, self._device)
+        self._watch.refuse_ddp()
+        if not self._watch.same():
+            self._watch.refuse_change()
+            self._watch.take()
         self._checked = True
 
     # -- buffers and uneven inputs --

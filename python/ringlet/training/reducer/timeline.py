@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 now_ns = time.perf_counter_ns
+_NO_RANGE = contextlib.nullcontext()
 
 
 def ranges(name: str) -> contextlib.AbstractContextManager[object]:
     """A range in the traces of torch.profiler, if it is on."""
-    profiled = torch.autograd._profiler_enabled()
-    return torch.profiler.record_function(name) if profiled else contextlib.nullcontext()
+    return torch.profiler.record_function(name) if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
-from ringlet.training.agree import refuse_together
 from ringlet.training.flat import same_place
 from ringlet.training.module_watch import ModuleWatch
-from ringlet.training.refusals import shared_with_ddp, wrapped
+from ringlet.training.refusals import wrapped
 
 from .gather import Residency
 from .shards import FlatUnit
@@ -41,14 +39,14 @@ class Changes:
     """
 
     def __init__(self, module: nn.Module, flats: list[FlatUnit], residency: Residency | None, traffic: Traffic) -> None:
-        self._module, self._device = module, flats[0].unit.device
+        self._module = module
         self._residency, self._traffic = residency, traffic
         self._places = {slot.parameter: (flat, slot) for flat in flats for slot in flat.unit.slots}
         self._trained = [(s.name, s.parameter) for flat in flats if flat.unit.trainable for s in flat.unit.slots]
         self._whole = [p for p, (flat, _) in self._places.items() if flat.whole is not None]
-        self._watch = ModuleWatch(module, [p for p, (flat, _) in self._places.items() if flat.whole is None])
+        moving = [p for p, (flat, _) in self._places.items() if flat.whole is None]
+        self._watch = ModuleWatch(module, "Zero", self._trained, traffic.group, moving)
         self._gathering = False
-        self._alone: Any = None  # the DDP whose forward was found to share no parameter
         self.renew()
 
     def renew(self) -> None:
@@ -59,7 +57,7 @@ class Changes:
         """Call it before a forward that trains, an update and a checkpoint. Collective if values have changed."""
         if self._gathering:
             return
-        self._refuse_ddp()
+        self._watch.refuse_ddp()
         if self._watch.same():
             if list(map(_version_of, self._whole)) == self._versions and all(map(_is_contiguous, self._whole)):
                 return
@@ -69,15 +67,14 @@ class Changes:
         changed = [self._has_changed(p, version) for p, version in zip(self._whole, self._versions, strict=True)]
         if any(changed):
             self._keep(list(zip(self._whole, changed, strict=True)), [])
-        if all(isinstance(p, nn.Parameter) for p in self._module.parameters()):  # else in functional_call
-            self._watch.take()
+        self._watch.take()
 
     def refuse_frozen(self) -> None:
         """Call it before an update, which would update a frozen parameter as if its gradient were zero."""
         if all(map(_requires_grad, (p for _, p in self._trained))):
             return
         name = next(name for name, p in self._trained if not p.requires_grad)
-        self._refuse(
+        self._watch.refuse(
             f"parameter {name} was frozen (requires_grad=False) after Zero was made, and step() would still change it "
             "by weight decay and momentum: unfreeze it, or call remove() and make a new Zero"
         )
@@ -192,37 +189,20 @@ class Changes:
 
     # -- what cannot be followed --
 
-    def _refuse_ddp(self) -> None:
-        active = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[attr-defined]
-        if active is None or active is self._alone:
-            return
-        wrong = shared_with_ddp(self._trained, "Zero")
-        if wrong is not None:
-            self._refuse(wrong)
-        self._alone = active
-
     def _refuse_other_parameters(self) -> None:
         wrong = wrapped(self._module, "Zero", nn.DataParallel)
         if wrong is not None:
-            self._refuse(wrong)
-        change = self._watch.change()
-        if change is not None:
-            self._refuse(
-                f"the module changed after Zero was made ({change}): undo the change, or call remove() and make a new "
-                "Zero, on every rank (add adapters, freeze and convert before you make Zero)"
-            )
+            self._watch.refuse(wrong)
+        self._watch.refuse_change()
 
     def _refuse_shared(self) -> None:
         shared = next((slot.name for flat, slot in self._places.values() if flat.is_shared(slot)), None)
         if shared is not None:
-            self._refuse(
+            self._watch.refuse(
                 f"the memory of parameter {shared} was shared with processes (share_memory_(), or sent through "
                 "torch.multiprocessing), where Zero's updates would not be seen: share or send a copy "
                 "(parameter.detach().clone())"
             )
-
-    def _refuse(self, message: str) -> None:
-        refuse_together(message, self._traffic.group, self._device)
 
 
 def _place_of(parameter: nn.Parameter) -> tuple[int, tuple[int, ...]]:
