@@ -152,7 +152,7 @@ class Reduction:
             return
         launches.waiting[number] -= 1
         if not record.late and (launches.waiting[number] == 0 or self.channel.hooked):  # which a full bucket waits for
-            self._launch_full(record, waits=False)
+            self._launch(record, waits=False)
 
     def _place(self, record: ReducerBackward, gradient: Gradient, arrived: torch.Tensor) -> None:
         """Takes the gradient that arrived as it is, or puts it into the bucket."""
@@ -199,7 +199,7 @@ class Reduction:
         wrong = self._strayed(record) if self.options.any_may_be_unused else [i for i in absent if not self.used[i]]
         self.sums.forget()
         record.launches.fill()
-        self._launch_full(record, waits=True)
+        self._launch(record, waits=True)
         if self.tree is not None:
             self.tree.forget()
         used = self._agree_on_used(self.used)
@@ -280,36 +280,33 @@ class Reduction:
 
     # -- sending --
 
-    def _launch_full(self, record: ReducerBackward, waits: bool) -> None:
-        """`waits`: until a bucket may be sent."""
+    def _launch(self, record: ReducerBackward, waits: bool) -> None:
+        """Sends the buckets that are full, in launch order. `waits`: until each may be sent."""
         while (waits or self.channel.free()) and (number := record.launches.next()) is not None:
-            self._launch(record, record.states[number])
+            state = record.states[number]
+            bucket = state.bucket
+            for index in bucket.indices:
+                if index not in record.timeline.arrivals:
+                    self._fill(record, index)
+            state.launched_ns = now_ns()
+            tensors, op = record.tensors(bucket) if state.in_place else None, dist.ReduceOp.AVG
+            reduced = [bucket.buffer] if tensors is None else tensors
+            if self.tree is not None:  # the sum times a factor, which is rounded once if that is a power of two
+                fresh = [g.view if (own := record.own[g.index]) is None else own for g in bucket.members]
+                self.tree.add_to(fresh, bucket.indices)
+                state.scaled = (reduced, record.scale / dist.get_world_size(self.channel.group))
+                op = dist.ReduceOp.SUM
+            elif record.scale != 1.0:
+                torch._foreach_mul_(reduced, record.scale)
+            with ranges(f"GradientReducer: send bucket {number}"):
+                state.work = self.channel.start(bucket, state is record.states[-1], tensors, op, record.late)
+            if tensors is None:  # a future would have another thread take the work out of this one's hands
+                state.work.get_future().add_done_callback(state.mark_done)
         if self.stepping.active and not self.options.any_may_be_unused:
             for state in record.states[: record.launches.sent]:
                 if state.work.is_completed():
                     state.wait()
                     self.stepping.step(record, state.bucket.members, self.used)
-
-    def _launch(self, record: ReducerBackward, state: BucketState) -> None:
-        bucket = state.bucket
-        for index in bucket.indices:
-            if index not in record.timeline.arrivals:
-                self._fill(record, index)
-        state.launched_ns = now_ns()
-        tensors, op = record.tensors(bucket) if state.in_place else None, dist.ReduceOp.AVG
-        reduced = [bucket.buffer] if tensors is None else tensors
-        if self.tree is not None:  # the sum times a factor, which is rounded once if that is a power of two
-            fresh = [g.view if (own := record.own[g.index]) is None else own for g in bucket.members]
-            self.tree.add_to(fresh, bucket.indices)
-            state.scaled = (reduced, record.scale / dist.get_world_size(self.channel.group))
-            op = dist.ReduceOp.SUM
-        elif record.scale != 1.0:
-            torch._foreach_mul_(reduced, record.scale)
-        last = state is record.states[-1]
-        with ranges(f"GradientReducer: send bucket {bucket.number}"):
-            state.work = self.channel.start(bucket, last, tensors, op, record.late)
-        if tensors is None:  # a future would have another thread take the work out of this one's hands
-            state.work.get_future().add_done_callback(state.mark_done)
 
     def _fill(self, record: ReducerBackward, index: int) -> None:
         """Gives a gradient that did not arrive its value in the buffer: the value of `.grad`, or zero.
