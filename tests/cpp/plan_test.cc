@@ -2,6 +2,8 @@
 // cells hold how often each rank's contribution is in them. A missing wait shows as a wrong cell for some seed. As a
 // GPU takes plans, too (gpu/pull_program.h): there steps that can be taken side by side are in an order of their own.
 // And plans of many ranks, by the memory that making them takes.
+#include "plan/plan.h"
+
 #include <malloc.h>
 
 #include <algorithm>
@@ -300,6 +302,23 @@ void copies_come_first() {
   }
 }
 
+template <bool copies>
+Schedule swapping(const RankInfo& info) {
+  Schedule schedule(/*parts=*/2);
+  Round& round = schedule.round();
+  round.send(1 - info.rank, {0, 1}).recv(1 - info.rank, {0, 1});
+  if (copies) round.copy({0, 1}, 1);
+  return schedule;
+}
+
+/// A message that arrives early waits for the copies of its round.
+void copies_read_before_a_message_arrives() {
+  const Algorithm swaps{"swaps", Collective::all_reduce, &swapping<false>, ""};
+  const Algorithm keeps{"keeps", Collective::all_reduce, &swapping<true>, ""};
+  CHECK_EQ(lower(Schedules(swaps, {0, 2, 0}), 0, Reach::messages).received.front().free_from, 0);
+  CHECK_EQ(lower(Schedules(keeps, {0, 2, 0}), 0, Reach::messages).received.front().free_from, 1);
+}
+
 /// The most bytes that `make` holds at once.
 template <typename Make>
 size_t bytes_for(Make make) {
@@ -354,6 +373,7 @@ void plans_of_many_ranks() {
 int main() {
   plans_of_many_ranks();
   copies_come_first();
+  copies_read_before_a_message_arrives();
   in_place_if_that_saves_copies();
   side_by_side();
   not_side_by_side();
