@@ -30,8 +30,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from hosts import Hosts
 from ringlet.bench.clusters import Cluster, read_cluster
-from ringlet.bench.hosts import Hosts
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome

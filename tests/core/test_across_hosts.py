@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 import pytest
+from benchmarks.hosts import Hosts
 
 from hosts import hosts
-from ringlet.bench.hosts import Hosts
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "support/across_hosts.py"
 

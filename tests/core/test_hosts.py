@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks.hosts import INTERFACE, Hosts, Traffic, why_not
 
+import ringlet
 from hosts import hosts, require_hosts
 from ringlet.bench.clusters import Cluster, read_cluster
-from ringlet.bench.exceptions import BenchError
-from ringlet.bench.hosts import INTERFACE, Hosts, Traffic, why_not
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLUSTERS = sorted((ROOT / "benchmarks" / "clusters").glob("*.toml"))
@@ -63,7 +63,7 @@ def test_shipped_clusters_are_valid(path):
 def test_a_description_that_cannot_be_is_refused(tmp_path, text, said):
     file = tmp_path / "cluster.toml"
     file.write_text(text)
-    with pytest.raises(BenchError, match=said):
+    with pytest.raises(ringlet.Error, match=said):
         read_cluster(file)
 
 
@@ -83,7 +83,7 @@ def test_without_tools_the_reason_is_told(monkeypatch):
 
 def test_what_the_kernel_refuses_is_told(monkeypatch):
     require_hosts()
-    monkeypatch.setattr("ringlet.bench.hosts._shape", lambda interface, mbit: f"qdisc add dev {interface} root nosuch")
+    monkeypatch.setattr("benchmarks.hosts._shape", lambda interface, mbit: f"qdisc add dev {interface} root nosuch")
     reason = why_not.__wrapped__()
     assert "not possible here" in reason and "qdisc kind is unknown" in reason
 
@@ -178,7 +178,7 @@ def test_a_cable_is_pulled_and_put_back():
 MAKER = """
 import subprocess, sys
 from ringlet.bench.clusters import Cluster
-from ringlet.bench.hosts import Hosts
+from benchmarks.hosts import Hosts
 with Hosts(Cluster(2)) as made:
     # A grandchild, in a session of its own, that ignores every polite signal.
     program = ["setsid", "sh", "-c", "trap '' TERM HUP INT; sleep 1000 & echo; wait"]

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from benchmarks.peers import mpi
 
 import ringlet
 from hosts import hosts
 from ranks import free_ports
 from ringlet import environment
-from ringlet.bench import peers
+from ringlet.bench import repository
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -321,10 +322,13 @@ pathlib.Path(sys.argv[1], f"result-{group.rank}").write_text(f"{group.world} {x[
 """
 
 
-@pytest.mark.parametrize("peer", peers.installed() or [pytest.param("", marks=pytest.mark.skip("run `make peers`"))])
+NO_PEERS = [pytest.param("", marks=pytest.mark.skip("run `make peers`"))]
+
+
+@pytest.mark.parametrize("peer", repository.installed() or NO_PEERS)
 def test_under_an_mpis_launcher(peer, tmp_path):
-    environ = {name: value for name, value in limited().items() if name not in TORCH} | peers.environment(peer, 2)
-    mpiexec = peers.command(peer, 2, "", "")[0]
+    environ = {name: value for name, value in limited().items() if name not in TORCH} | mpi.environment(peer, 2)
+    mpiexec = mpi.command(peer, 2, "", "")[0]
     extra = ["--map-by", ":OVERSUBSCRIBE"] if peer == "openmpi" else []
     command = [mpiexec, *extra, "-n", "2", sys.executable, "-c", SUM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, check=False)
@@ -363,13 +367,13 @@ def test_torchrun_on_two_hosts(tmp_path):
     assert {line[0] for line in results(tmp_path)} == {"host0", "host1"}
 
 
-@pytest.mark.parametrize("peer", [peer for peer in peers.installed() if peer != "intelmpi"])
+@pytest.mark.parametrize("peer", [peer for peer in repository.installed() if peer != "intelmpi"])
 def test_an_mpis_launcher_on_two_hosts(peer, tmp_path):
     with hosts(2, ranks_per_host=2) as made:
-        command = peers.command(peer, 4, "", "", made)
+        command = mpi.command(peer, 4, "", "", made)
         start = command[: command.index("-n")] + (["-x", "MASTER_ADDR"] if peer == "openmpi" else [])
         environ = {name: value for name, value in limited().items() if name not in TORCH}
-        environ |= peers.environment(peer, 4, made) | {"MASTER_ADDR": "host0"}
+        environ |= mpi.environment(peer, 4, made) | {"MASTER_ADDR": "host0"}
         program = [sys.executable, "-c", f"import ringlet; ringlet.environment.export(){WHERE}", str(tmp_path)]
         done = subprocess.run(
             [*start, "-n", "4", *program], capture_output=True, text=True, timeout=120, env=environ, check=False

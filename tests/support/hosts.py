@@ -1,6 +1,6 @@
-"""Hosts for tests: emulated (ringlet.bench.hosts) where this machine allows them; else a test skips and says why.
+"""Hosts for tests: emulated (benchmarks.hosts) where this machine allows them; else a test skips and says why.
 
-The making lives in the package, because `ringlet bench --cluster` needs it installed; the suite takes it from there.
+`ringlet bench --cluster` makes its hosts in the same way.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.hosts import Hosts, why_not
 
 from ringlet.bench.clusters import Cluster
-from ringlet.bench.hosts import Hosts, why_not
 
 
 def require_hosts() -> None:

@@ -17,7 +17,7 @@ import torch
 
 import ringlet
 from ringlet import _C, core_bandwidth
-from ringlet.bench import machine_limit, peers, report, results
+from ringlet.bench import machine_limit, report, repository, results
 from ringlet.bench import run as bench_run
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.clusters import read_cluster
@@ -423,7 +423,7 @@ def test_ringlet_through_torch_beside_gloo(tmp_path: Path) -> None:
     assert "ringlet auto, registered, via torch" in drawn and "gloo" in drawn
 
 
-@pytest.mark.parametrize("peer", peers.installed())
+@pytest.mark.parametrize("peer", repository.installed())
 @pytest.mark.parametrize("world", [2, 4])
 def test_mpi_end_to_end(peer: str, world: int) -> None:
     outcome = run(replace(SMALL, worlds=(world,), algorithms=(), peers=(peer,), rounds=1))
@@ -483,7 +483,7 @@ def test_wrong_elements_fail_the_command(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_named_peer_that_is_missing_stops_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peers, "repository", lambda: tmp_path)
+    monkeypatch.setattr(repository, "root", lambda: tmp_path)
     with pytest.raises(BenchError, match="no environment for mpich: run `make peers`"):
         run(replace(SMALL, peers=("gloo", "mpich")))
     assert bench("--peers", "mpich") == 2
@@ -492,7 +492,7 @@ def test_a_named_peer_that_is_missing_stops_everything(monkeypatch: pytest.Monke
 def test_a_peer_not_named_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "repository", lambda: tmp_path)
+    monkeypatch.setattr(repository, "root", lambda: tmp_path)
     monkeypatch.setattr(bench_cli, "run", lambda sweep, seen: Outcome([a_row("ringlet", 1.0, 0)]))
     assert build_sweep(parse()).peers == ("gloo",)
     assert bench() == 0

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks import hosts
 
 from hosts import require_hosts
-from ringlet.bench import hosts, peers, report, results
+from ringlet.bench import report, repository, results
 from ringlet.bench.cases import Sweep, uplink_factor
 from ringlet.bench.clusters import Cluster
 from ringlet.bench.exceptions import BenchError
@@ -23,7 +24,7 @@ SMALL = Sweep(
     worlds=(2,), hosts=PAIR, algorithms=(), memory=("ordinary",), peers=("stream", "gloo"),
     begin_bytes=4, end_bytes=1 << 18, factor=1 << 16, rounds=2, sample_ms=1.0,
 )  # fmt: skip
-ON_HOSTS = tuple(peer for peer in peers.installed() if peer != "intelmpi")
+ON_HOSTS = tuple(peer for peer in repository.installed() if peer != "intelmpi")
 
 
 def bench(*words: str) -> int:
@@ -162,7 +163,7 @@ def test_what_does_not_fit_a_cluster_is_refused():
 
 
 def test_the_command_says_why_hosts_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(cli, "why_not", lambda: "emulated hosts need root")
+    monkeypatch.setattr(hosts, "why_not", lambda: "emulated hosts need root")
     assert bench("--cluster", "4x1", "--peers", "gloo") == 2
     assert bench("--cluster", "4x1", "--nproc", "8", "--peers", "gloo") == 2
     assert bench("--cluster", "no-such-cluster", "--peers", "gloo") == 2

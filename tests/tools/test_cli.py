@@ -231,7 +231,7 @@ def test_doctor_goes_on_whatever_a_part_raises(untried, monkeypatch, capsys, tmp
     def broken(*arguments):
         raise FileNotFoundError(2, "No such file or directory", "/proc/self")
 
-    for owner, name in ((doctor.os, "sched_getaffinity"), (doctor.peers, "installed"), (doctor._C, "kernels")):
+    for owner, name in ((doctor.os, "sched_getaffinity"), (doctor.repository, "installed"), (doctor._C, "kernels")):
         monkeypatch.setattr(owner, name, broken)
     monkeypatch.setattr(doctor, "congestion_controls", broken)
     assert main(("doctor",)) == 1

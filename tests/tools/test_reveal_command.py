@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from ringlet.bench import peers
+from ringlet.bench import repository
 from ringlet.cli.main import main
 from ringlet.schedule import draw_trees
 
@@ -45,7 +45,7 @@ def test_a_function_of_a_module(tmp_path, monkeypatch, capsys):
     assert "own:missing cannot be imported: module 'own' has no attribute 'missing'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif("openmpi" not in peers.installed(), reason="needs Open MPI, which `make peers` installs")
+@pytest.mark.skipif("openmpi" not in repository.installed(), reason="needs Open MPI, which `make peers` installs")
 def test_the_size_at_which_open_mpi_changes_its_order_is_found(tmp_path):
     (found,) = revealed(tmp_path, "openmpi", "-n", "3", "--sizes", "2000,2500,4096")
     orders = {seen["elements"]: len(set(seen["layouts"][0]["orders"])) for seen in found["messages"]}

@@ -22,10 +22,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import peers
+from . import repository
 from .cases import MPI_PEERS, STREAM
 from .exceptions import BenchError
-from .hosts import INTERFACE, Hosts, Traffic
 
 _STOP_S = 10.0
 _RANKS = Path(__file__).parent / "ranks"
@@ -41,7 +40,7 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: dict[int, Connection] = {}
         self._shared_files: set[Path] = set()
-        self.hosts: Hosts | None = None
+        self.hosts: Any = None  # as in Jobs
         with open(self._log, "wb") as log:
             for command in commands:
                 self._processes.append(
@@ -80,7 +79,7 @@ class Job:
                 raise self._died(f"rank {rank} is gone ({error})") from error
         return self._answers(timeout_s, command["do"])
 
-    def traffic(self) -> list[Traffic]:
+    def traffic(self) -> list[Any]:
         """The uplinks' counters. They count all jobs, but jobs are measured in turns. None without emulated hosts."""
         return self.hosts.traffic() if self.hosts else []
 
@@ -193,7 +192,7 @@ def _is_ours(line: str) -> bool:
 class Jobs:
     """All libraries of one world, as a context: whatever happens inside, no process outlives it.
 
-    hosts: the hosts of the ranks; None: this machine. transport, device, gpu_heap_mib: as in `Sweep`.
+    hosts: a `Hosts` of benchmarks/hosts.py; None: this machine. transport, device, gpu_heap_mib: as in `Sweep`.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class Jobs:
         world: int,
         timeout_s: float,
         *,
-        hosts: Hosts | None = None,
+        hosts: Any = None,
         transport: str = "",
         device: str = "cpu",
         gpu_heap_mib: int = 0,
@@ -268,12 +267,13 @@ class Jobs:
         if library in MPI_PEERS:
             # This package's `ranks`, which the peers' own Python imports without ringlet or torch.
             env |= {"RINGLET_BENCH_RANKS": str(_RANKS), "PYTHONPATH": ""}
-            env |= peers.environment(library, self._world, self._hosts)
-            return [peers.command(library, self._world, name, socket_path, self._hosts)], env
+            mpi = repository.module("peers.mpi")
+            env |= mpi.environment(library, self._world, self._hosts)
+            return [mpi.command(library, self._world, name, socket_path, self._hosts)], env
         package_root = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
         if self._hosts:
-            env["GLOO_SOCKET_IFNAME"] = INTERFACE
+            env["GLOO_SOCKET_IFNAME"] = self._hosts.interface
         if self._transport:  # of groups made through torch.distributed; ringlet.init takes it as an argument
             env["RINGLET_TRANSPORT"] = self._transport
         if self._gpu_heap_mib and "RINGLET_GPU_HEAP_MIB" not in os.environ:

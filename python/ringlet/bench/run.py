@@ -18,10 +18,9 @@ from typing import Any
 
 from ringlet import core_bandwidth
 
-from . import machine_limit, peers
+from . import machine_limit, repository
 from .cases import LIMIT, MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
 from .exceptions import BenchError
-from .hosts import Hosts, Traffic
 from .jobs import Job, Jobs
 from .ranks.case import Case
 
@@ -52,13 +51,13 @@ Watcher = Callable[[Row | None, int, int], None]
 
 def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome:
     """Measure everything. Raises BenchError, with nothing left running, if a rank dies or a peer is missing."""
-    peers.require(sweep.peers)
+    repository.require(sweep.peers)
     outcome, configs = Outcome(), sweep.configs()
     total = sum(len(sweep.cases(world, config)) for world in sweep.worlds for config in configs) * sweep.rounds
     done = 0
     for world in sweep.worlds:
         with contextlib.ExitStack() as stack:
-            hosts = stack.enter_context(Hosts(sweep.hosts)) if sweep.hosts else None
+            hosts = stack.enter_context(repository.module("hosts").Hosts(sweep.hosts)) if sweep.hosts else None
             names = [config.job for config in configs if config.library != LIMIT]
             jobs = stack.enter_context(
                 Jobs(
@@ -190,7 +189,7 @@ def _refuse_what_went_around(sweep: Sweep, config: Config, case: Case, uplink: i
         )
 
 
-def busiest_uplink(before: list[Traffic], after: list[Traffic]) -> int | None:
+def busiest_uplink(before: list[Any], after: list[Any]) -> int | None:
     """The most bytes that crossed one host's uplink one way between two readings; None without hosts."""
     return max(
         (max(now.sent - then.sent, now.received - then.received) for then, now in zip(before, after, strict=True)),
@@ -198,9 +197,10 @@ def busiest_uplink(before: list[Traffic], after: list[Traffic]) -> int | None:
     )
 
 
-def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Hosts | None) -> None:
+def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Any) -> None:
     for name, job in jobs.items():
         library = name.partition("/")[0]
         outcome.versions[library] = job.version
         if library in MPI_PEERS:
-            outcome.settings[f"{library}, {job.world} ranks"] = peers.describe(library, job.world, hosts)
+            mpi = repository.module("peers.mpi")
+            outcome.settings[f"{library}, {job.world} ranks"] = mpi.describe(library, job.world, hosts)

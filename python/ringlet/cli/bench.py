@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -15,17 +14,17 @@ from typing import Any
 import torch
 
 from ringlet import group
-from ringlet.bench import peers, report, results
+from ringlet.bench import report, repository, results
 from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
 from ringlet.bench.clusters import read_cluster
 from ringlet.bench.exceptions import BenchError
-from ringlet.bench.hosts import why_not
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, run
 from ringlet.cli import algorithm_files, outputs, terminal, values
 from ringlet.cli.parser import Elsewhere, add_option
+from ringlet.launch import termination_raises
 from ringlet.schedule import algorithms
 from ringlet.schedule.machine_file import read_toml
 
@@ -160,7 +159,7 @@ def bench_command(args: argparse.Namespace) -> int:
     terminal.require_rich()
     sweep = None if args.source else build_sweep(args)
     if sweep:
-        peers.require(sweep.peers)
+        repository.require(sweep.peers)
         require_able(sweep)
     elif args.json:
         raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
@@ -238,7 +237,7 @@ def require_memory(sweep: Sweep) -> None:
 
 def require_hosts(sweep: Sweep) -> None:
     """BenchError if the sweep is on emulated hosts, and there can be none here."""
-    reason = why_not() if sweep.hosts else None
+    reason = repository.module("hosts").why_not() if sweep.hosts else None
     if reason:
         raise BenchError(reason)
 
@@ -261,7 +260,7 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
         chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
     if "peers" not in chosen:
         able = [peer for peer in MPI_PEERS if "hosts" not in chosen or peer != "intelmpi"]
-        there = [peer for peer in able if peer in peers.installed()]
+        there = [peer for peer in able if peer in repository.installed()]
         chosen["peers"] = (*([STREAM] if "hosts" in chosen else []), "gloo", *there)
         args.missing_peers = tuple(peer for peer in able if peer not in there)
     return Sweep(**chosen)
@@ -294,7 +293,7 @@ def named_file(folder: str, name: str) -> Path:
     """A file of the repository's benchmarks by its name, or any file by its path."""
     if name.endswith(".toml"):
         return Path(name)
-    return (peers.repository() or Path()) / "benchmarks" / folder / f"{name}.toml"
+    return (repository.root() or Path()) / "benchmarks" / folder / f"{name}.toml"
 
 
 def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:
@@ -302,18 +301,17 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
     load = os.getloadavg()[0]
     if load > len(os.sched_getaffinity(0)) / 2:
         print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
-    # A plain SIGTERM would end this process without ending the ranks.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        with terminal.progress("starting ranks", lines=True) as watch, results.recorder(path) as record:
+    with (
+        termination_raises(),
+        terminal.progress("starting ranks", lines=True) as watch,
+        results.recorder(path) as record,
+    ):
 
-            def seen(row: Row | None, done: int, total: int) -> None:
-                record(row)
-                watch(done, total, _told(row) if row else "")
+        def seen(row: Row | None, done: int, total: int) -> None:
+            record(row)
+            watch(done, total, _told(row) if row else "")
 
-            outcome = run(sweep, seen)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        outcome = run(sweep, seen)
     for name, reason in outcome.refused.items():
         print(f"{name} was not measured: {reason}", file=sys.stderr)
     meta = results.circumstances(outcome, load, sweep.hosts)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import ringlet
 from ringlet import _C
-from ringlet.bench import peers
+from ringlet.bench import repository
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.cli import outputs
 from ringlet.cli.terminal import progress
@@ -299,12 +299,12 @@ def _gpu() -> Iterator[Finding]:
 def _peers() -> Iterator[Finding]:
     gloo = dist.is_gloo_available()
     yield Finding("peers", "gloo", "ok" if gloo else "absent", "part of this torch" if gloo else "not in this torch")
-    there = peers.installed()
+    there = repository.installed()
     for name in MPI_PEERS:
         if name in there:
             yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
         else:
-            where = peers.repository() or "ringlet's repository"
+            where = repository.root() or "ringlet's repository"
             advice = f"only to compare with: run `make peers` in {where}"
             yield Finding("peers", name, "absent", "not installed", advice)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ringlet.bench import peers
+from ringlet.bench import repository
 from ringlet.bench.cases import DEVICES, MPI_PEERS
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
@@ -73,7 +73,7 @@ def reveal_command(args: argparse.Namespace) -> int:
     outputs.check({"-o": args.output, "--json": args.json})
     for target in args.targets:
         numbers_of(_case(target, args))
-    peers.require(tuple(args.targets))
+    repository.require(tuple(args.targets))
     found = [_revealed(target, args) for target in args.targets]
     for one in found:
         print(one.text())

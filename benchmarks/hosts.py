@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .clusters import Cluster
-from .exceptions import BenchError
+from ringlet.bench.clusters import Cluster
+from ringlet.bench.exceptions import BenchError
 
 INTERFACE = "eth0"
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
@@ -119,6 +119,11 @@ class Hosts:
             "MASTER_ADDR": self.addresses[cluster.host_of(0)],
             "MASTER_PORT": str(port),
         }
+
+    @property
+    def interface(self) -> str:
+        """Of each host, to the switch."""
+        return INTERFACE
 
     def traffic(self) -> list[Traffic]:
         """Every host's uplink counters, in order."""

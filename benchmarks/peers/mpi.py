@@ -1,4 +1,4 @@
-"""The MPI libraries to compare with: their places, and the commands that start their ranks.
+"""The MPI libraries to compare with: their settings, and the commands that start their ranks.
 
 Each has its own environment `.venv-peers/NAME` (`make peers`), because they share file names. They run with their own
 defaults, except for the settings here, which the results file repeats.
@@ -10,11 +10,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .cases import MPI_PEERS
-from .exceptions import BenchError
-from .hosts import INTERFACE, Hosts
+from benchmarks.hosts import INTERFACE, Hosts
 
-_PROGRAM = Path("benchmarks/peers/mpi_ranks.py")
+from ringlet.bench import repository
+from ringlet.bench.exceptions import BenchError
+
+_PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 
 
 @dataclass(frozen=True)
@@ -56,34 +57,6 @@ SETTINGS = {
 }
 
 
-def repository() -> Path | None:
-    """The root of ringlet's repository: around the working directory, or around this file."""
-    for start in (Path.cwd(), Path(__file__).resolve().parent):
-        for folder in (start, *start.parents):
-            if (folder / _PROGRAM).is_file():
-                return folder
-    return None
-
-
-def _prefix(peer: str) -> Path | None:
-    root = repository()
-    prefix = root / ".venv-peers" / peer if root else None
-    return prefix if prefix and (prefix / "bin" / "mpiexec").exists() and (prefix / "ok").exists() else None
-
-
-def installed() -> tuple[str, ...]:
-    """The MPI peers that `make peers` has made."""
-    return tuple(peer for peer in MPI_PEERS if _prefix(peer))
-
-
-def require(peers: tuple[str, ...]) -> None:
-    """Raises BenchError for missing peers, before anything runs."""
-    missing = [peer for peer in peers if peer in MPI_PEERS and not _prefix(peer)]
-    if missing:
-        where = repository() or "the root of ringlet's repository"
-        raise BenchError(f"no environment for {', '.join(missing)}: run `make peers` in {where}")
-
-
 def oversubscribed(world: int) -> bool:
     return world > len(os.sched_getaffinity(0))
 
@@ -97,10 +70,10 @@ def environment(peer: str, world: int, hosts: Hosts | None = None) -> dict[str, 
 
 def command(peer: str, world: int, job: str, socket_path: str, hosts: Hosts | None = None) -> list[str]:
     """The command that starts all of the peer's ranks; on emulated hosts, from the first of them."""
-    prefix, root = _prefix(peer), repository()
-    if prefix is None or root is None:
+    prefix = repository.prefix(peer)
+    if prefix is None:
         raise BenchError(f"no environment for {peer}: run `make peers`")
-    program = [str(prefix / "bin" / "python"), str(root / _PROGRAM), job, socket_path]
+    program = [str(prefix / "bin" / "python"), str(_PROGRAM), job, socket_path]
     start = [str(prefix / "bin" / "mpiexec"), *_arguments(peer, world, hosts), "-n", str(world), *program]
     return hosts.command(0, start) if hosts else start
 
