@@ -84,10 +84,10 @@ void Waiter::poll(Health::Look look) {
 /// not under the lock, because a peer that reads may be about to report an error, and may wait for this rank.
 bool Waiter::send(const Health::Report& report) noexcept {
   using Kind = Health::Report::Kind;
-  Control& control = transport_.control();
   {
     const std::lock_guard lock(mutex_);
     if (departed_) return true;
+    Control& control = transport_.control();
     switch (report.kind) {
       case Kind::waiting: control.in_collective.set(report.text); return true;
       case Kind::in_message: control.in_message.set(report.text); return true;
