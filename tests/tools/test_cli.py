@@ -115,7 +115,13 @@ def test_tables_have_rules_on_a_terminal_and_are_plain_elsewhere(monkeypatch, ca
     monkeypatch.setenv("COLUMNS", "24")
     terminal.print_table(("what", "time", "number"), rows, less_telling=("number",), wrong=lambda row: row[0] == "ring")
     drawn = capsys.readouterr().out
-    assert "butterfly │ 10.0*" in re.sub(r"\x1b\[[0-9;]*m", "", drawn) and "33" not in drawn and "\x1b[31m" in drawn
+    assert (
+        "│ butterfly │ 10.0* │\n" in re.sub(r"\x1b\[[0-9;]*m", "", drawn) and "33" not in drawn and "\x1b[31m" in drawn
+    )
+    words = ("dissemination", "ceil(log2 p)", "all_to_all")
+    terminal.print_table(("what", "rounds", "closed form"), [words])
+    drawn = capsys.readouterr().out
+    assert "…" not in drawn and all(word in drawn for word in words), "too narrow a terminal cuts nothing"
 
 
 def test_commands_with_tables_say_that_they_need_rich_and_the_others_work(monkeypatch, capsys, untried):

@@ -48,38 +48,32 @@ def print_table(
     """
     from rich import box
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
     left, shown, dropped = set(words), list(range(len(columns))), list(less_telling)
     console = Console(highlight=False)
+    cells = [max((len(row[index]) for row in rows), default=0) for index in shown]
+    whole = [max(width, len(name)) for width, name in zip(cells, columns, strict=True)]
+    broken = [max(width, *map(len, name.split(" "))) for width, name in zip(cells, columns, strict=True)]
 
-    def made() -> Table:
-        table = Table(box=box.HEAVY_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
-        for index in shown:
-            table.add_column(
-                columns[index], justify="left" if index in left else "right", no_wrap=not console.is_terminal
-            )
-        of = columns.index(section) if section else 0
-        for row, following in zip(rows, [*rows[1:], None], strict=True):
-            ends = bool(section) and following is not None and row[of] != following[of]
-            table.add_row(
-                *(row[i].replace(" ", _KEPT) for i in shown),
-                style="red" if wrong and wrong(row) else None,
-                end_section=ends,
-            )
-        return table
+    def total(widths: Sequence[int]) -> int:
+        return 1 + sum(3 + widths[index] for index in shown)
 
-    def least(table: Table) -> int:
-        return Measurement.get(console, console.options.update(max_width=10_000), table).minimum
-
-    table = made()
-    while console.is_terminal and dropped and least(table) > console.width:
+    while console.is_terminal and dropped and total(broken) > console.width:
         name = dropped.pop(0)
         shown = [index for index in shown if columns[index] != name]
-        table = made()
-    # A table that is cut loses figures: let the terminal break its lines instead.
-    console.width = max(console.width, least(table)) if console.is_terminal else 10_000
+    # Headers are broken at spaces if that makes the table fit. A table that is cut loses figures: if it does not fit,
+    # the terminal breaks its lines.
+    widths = whole if not console.is_terminal or total(whole) <= console.width else broken
+    console.width = max(console.width, total(widths))
+    table = Table(box=box.HEAVY_HEAD if console.is_terminal else None, pad_edge=console.is_terminal)
+    for index in shown:
+        table.add_column(columns[index], justify="left" if index in left else "right", width=widths[index])
+    of = columns.index(section) if section else 0
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        ends = bool(section) and following is not None and row[of] != following[of]
+        style = "red" if wrong and wrong(row) else None
+        table.add_row(*(row[index].replace(" ", _KEPT) for index in shown), style=style, end_section=ends)
     if title:
         print(f"\n# {title}")
     with console.capture() as captured:
