@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 #include <iterator>
 
 namespace ringlet {
@@ -32,7 +31,7 @@ void futex_wake(const uint32_t* word) { ::syscall(SYS_futex, word, FUTEX_WAKE, 0
 
 void SharedText::set(std::string_view text) noexcept {
   uint64_t copy[std::size(words_)] = {};
-  std::memcpy(copy, text.data(), std::min(text.size(), sizeof copy - 1));
+  text.copy(reinterpret_cast<char*>(copy), sizeof copy - 1);
   for (size_t i = 0; i < std::size(words_); ++i) words_[i].store(copy[i], std::memory_order_relaxed);
 }
 
@@ -44,9 +43,7 @@ std::string SharedText::get() const {
 
 void Control::fail(ErrorKind kind, int origin, std::string_view text) noexcept {
   if (failed.load(std::memory_order_relaxed) != 0) return;
-  const size_t bytes = std::min(text.size(), kMessageBytes - 1);
-  std::memcpy(message, text.data(), bytes);
-  message[bytes] = '\0';
+  message[text.copy(message, kMessageBytes - 1)] = '\0';
   failed.store(static_cast<uint32_t>(origin) << 8 | (1 + static_cast<uint32_t>(kind)), std::memory_order_release);
 }
 
