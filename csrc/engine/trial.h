@@ -3,7 +3,7 @@
 // What is quickest depends on where the ranks run, and whether their data are in the caches. Cores of a virtual machine
 // move, and a program's tensors may be either. So no table can say it. Now and then a trial takes a few uses in a row
 // each way, and times them. The least time of each way counts: other uses may have been interrupted. The quickest way is
-// kept until the next trial. Trials that change nothing become rare.
+// kept until the next trial, which comes when the last one has cost no more than 2 % of the time since.
 //
 // Contract: times() before each use, which then goes way(). If it says so, took() follows before the next times().
 // Ranks whose trials must agree make the same uses, and so are at the same use of a trial at the same time. Where
@@ -33,7 +33,7 @@ class Trial {
   Trial() = default;  // of one way
   /// Way 0 is the first that is used. `known`: ways of known cost are not tried.
   Trial(int ways, const Terms& terms, const Costs& known = {kUnknown, kUnknown, kUnknown})
-      : terms_(terms), known_(known), costs_(known), ways_(ways), pause_(terms.least_pause), left_(terms.least_pause) {}
+      : terms_(terms), known_(known), costs_(known), ways_(ways), left_(terms.least_pause) {}
 
   /// Counts a use. Returns whether it is to be timed.
   bool times() {
@@ -65,14 +65,14 @@ class Trial {
     const int quickest = static_cast<int>(std::min_element(costs.begin(), end) - costs.begin());
     const bool turns = costs[static_cast<size_t>(quickest)] < terms_.clearly * costs[static_cast<size_t>(best_)];
     if (turns) best_ = quickest;
-    pause_ = turns ? terms_.least_pause : std::min(2 * pause_, terms_.most_pause);
-    left_ = pause_;
+    left_ = pause_after(costs);
     turn_ = kResting;
     costs_ = known_;
   }
 
  private:
   static constexpr int kResting = -1;
+  static constexpr float kMostLost = 0.02F;  // of the time
 
   bool is_trying() const { return turn_ != kResting; }
 
@@ -80,6 +80,18 @@ class Trial {
     do ++turn;
     while (turn < ways_ && known_[static_cast<size_t>((best_ + turn) % ways_)] != kUnknown);
     return turn;
+  }
+
+  /// In uses.
+  unsigned pause_after(const Costs& costs) const {
+    float lost = 0;  // in uses of the best way
+    for (size_t way = 0; way < static_cast<size_t>(ways_); ++way) {
+      if (known_[way] != kUnknown || costs[way] == kUnknown) continue;
+      const float times_best = costs[way] / costs[static_cast<size_t>(best_)];
+      lost += static_cast<float>(terms_.samples + terms_.settling) * std::max(0.0F, times_best - 1);
+    }
+    const float most = static_cast<float>(terms_.most_pause);
+    return static_cast<unsigned>(std::clamp(lost / kMostLost, static_cast<float>(terms_.least_pause), most));
   }
 
   void next_way() {
@@ -90,8 +102,8 @@ class Trial {
   Terms terms_{};
   Costs known_{}, costs_{};
   int ways_ = 1, best_ = 0;
-  int turn_ = kResting;            // the way under trial, counted from the best
-  unsigned pause_ = 0, left_ = 0;  // uses until the next way, or the next trial
+  int turn_ = kResting;  // the way under trial, counted from the best
+  unsigned left_ = 0;    // uses until the next way, or the next trial
 };
 
 }  // namespace ringlet

@@ -264,7 +264,7 @@ def call_many_times(rank: int, world: int, folder: str, tables: list[str | None]
         ringlet.finalize()
 
 
-PAUSE, TRIED = 64, 4 + 4  # calls before a trial; calls that a trial makes the other ways, each
+PAUSE, TRIED = 64, 6 + 4  # calls before a trial; calls that a trial makes the other ways, each
 IN_PLACE, ONE_SHOT, TWO_SHOT = ("two_shot", True), ("one_shot", False), ("two_shot", False)
 
 

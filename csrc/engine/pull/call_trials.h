@@ -41,7 +41,7 @@ struct CallTrials {
 
 class AllCallTrials {
  public:
-  static constexpr size_t kLeastBytes = size_t{64} << 10;  // below, the choice is clear, and to meet costs too much
+  static constexpr size_t kLeastBytes = size_t{128} << 10;  // below, a trial costs more than it finds
 
   explicit AllCallTrials(const Selector& selector) {
     const bool both = !selector.has_given(Collective::all_reduce);
@@ -68,11 +68,11 @@ class AllCallTrials {
   }
 
  private:
-  static constexpr int kLeastWidth = 17, kSizes = 10;  // from 64 KiB, 128 KiB, ... 32 MiB on
+  static constexpr int kLeastWidth = 18, kSizes = 6;  // from 128 KiB, 256 KiB, ... 4 MiB on
   // Staging buffers follow each other through a large area, and only some calls after a change of way all of it is as
-  // that way leaves it. 3 % of the time, if the worst way takes twice as long.
+  // that way leaves it.
   static constexpr Trial::Terms kTerms{
-      .samples = 4, .settling = 4, .least_pause = 64, .most_pause = 512, .clearly = 0.95F};
+      .samples = 4, .settling = 6, .least_pause = 64, .most_pause = 2048, .clearly = 0.95F};
 
   std::array<std::array<std::array<CallTrials, kSizes>, 2>, kCollectives> all_;
 };

@@ -21,7 +21,7 @@ constexpr uint64_t kFirstEpoch = 2;
 // Each rank decides for itself (docs/decisions/0058-slow-stores-go-past-the-cache.md).
 constexpr int kCached = 0, kPast = 1;
 Trial copy_trial(const Tuning& tuning) {
-  constexpr Trial::Terms kTerms{.samples = 4, .settling = 0, .least_pause = 16, .most_pause = 1024, .clearly = 1};
+  constexpr Trial::Terms kTerms{.samples = 4, .settling = 0, .least_pause = 28, .most_pause = 1024, .clearly = 1};
   if (tuning.fast_copy_bytes_per_us == 0) return {};  // no copy is slow
   return {2, kTerms, {Trial::kUnknown, 1e3F / static_cast<float>(tuning.fast_copy_bytes_per_us), Trial::kUnknown}};
 }
@@ -104,8 +104,8 @@ void PullExecutor::begin(const Call& call) {
 }
 
 CallTrials* PullExecutor::trials_of(const Call& call, size_t bytes) {
-  const bool tries =
-      world_ == 2 && hands_over_ && bytes >= std::max(AllCallTrials::kLeastBytes, tuning_.timed_copy_bytes);
+  const bool tries = world_ == 2 && hands_over_ && !streaming_ &&
+                     bytes >= std::max(AllCallTrials::kLeastBytes, tuning_.timed_copy_bytes);
   return tries ? &call_trials_.of(call.collective, bytes, call.algorithm != nullptr) : nullptr;
 }
 
