@@ -6,8 +6,10 @@
 #pragma once
 
 #include <poll.h>
+#include <time.h>
 
 #include <cerrno>
+#include <chrono>
 
 namespace ringlet {
 
@@ -17,6 +19,18 @@ auto repeated(const SystemCall& call) noexcept {
   auto result = call();
   while (result < 0 && errno == EINTR) result = call();
   return result;
+}
+
+/// Sleeps so long, however many signals come. std::this_thread::sleep_for goes on for what the kernel says is left, to
+/// which the kernel adds its timer slack (50 us) each time: while signals come faster than that, it never ends.
+inline void sleep_for(std::chrono::nanoseconds time) noexcept {
+  timespec until{};
+  ::clock_gettime(CLOCK_MONOTONIC, &until);
+  const long long end = until.tv_nsec + time.count();
+  until.tv_sec += static_cast<time_t>(end / 1'000'000'000);
+  until.tv_nsec = static_cast<long>(end % 1'000'000'000);
+  while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) == EINTR) {
+  }
 }
 
 /// Whether an error of a call on a socket or file says only that nothing can be done now: no bytes, or no memory.

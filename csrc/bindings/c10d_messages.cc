@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/interrupts.h"
+#include "base/system_call.h"
 #include "bindings/c10d_issue.h"
 #include "bindings/lists.h"
 #include "bindings/tensors.h"
@@ -163,7 +164,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     if (awaited.empty() || over) break;
     check_interrupts();
     over = deadline.passed();
-    if (!over) std::this_thread::sleep_for(std::min<std::chrono::microseconds>(pause, deadline.left()));
+    if (!over) sleep_for(std::min<std::chrono::microseconds>(pause, deadline.left()));
   }
   const size_t absent = wait_for_all ? awaited.size() : std::min<size_t>(awaited.size(), 1);
   std::string missing;

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <new>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/interrupts.h"
+#include "base/system_call.h"
 
 namespace ringlet {
 namespace {
@@ -75,7 +75,7 @@ void TorchStore::await(const std::vector<std::string>& keys, const Deadline& dea
     microseconds pause = std::clamp(waited / kPausesOfAWait, kLeastPause, kLargestPause);
     for (microseconds nap; pause.count() > 0 && !deadline.passed(); pause -= nap) {
       nap = std::min<microseconds>({pause, deadline.left(), kInterruptCheckEvery});
-      std::this_thread::sleep_for(nap);
+      sleep_for(nap);
       check_interrupts();
     }
     if (has(keys[missing])) missing = first_missing(keys, missing + 1);

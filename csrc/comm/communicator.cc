@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <exception>
 #include <string_view>
-#include <thread>
 
 #include "base/interrupts.h"
 #include "base/process.h"
 #include "base/start_thread.h"
+#include "base/system_call.h"
 #include "comm/reentrancy.h"
 #include "gpu/gpu_group.h"
 #include "reduce/reduce.h"
@@ -599,7 +599,7 @@ bool Communicator::await_turn(std::chrono::milliseconds most) {
   const Deadline deadline = Deadline::after(most);
   while (busy_.exchange(true, std::memory_order_acquire)) {
     if (deadline.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    sleep_for(std::chrono::microseconds(100));
   }
   return true;
 }

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/system_call.h"
 #include "gpu/check_device.h"
 #include "gpu/gpu_heap.h"
 
@@ -129,7 +129,7 @@ void PeerMemory::leave(std::chrono::milliseconds patience) noexcept {
   for (const int q : elsewhere_) {
     for (uint64_t said = 0; said == 0 && !deadline.passed();) {
       if (copies_.download(&said, goodbye(offer_.address, q), sizeof said) != 0) return;
-      if (said == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (said == 0) sleep_for(std::chrono::milliseconds(1));
     }
   }
 }

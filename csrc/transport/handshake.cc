@@ -13,7 +13,6 @@
 #include <cstring>
 #include <iterator>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -73,7 +72,7 @@ void listen_for_reasons(const std::function<void()>& look) {
   for (const Deadline deadline = Deadline::after(kPatience); !deadline.passed();) {
     look();
     check_interrupts();
-    std::this_thread::sleep_for(kPause);
+    sleep_for(kPause);
   }
 }
 

@@ -11,7 +11,6 @@
 #include <functional>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -272,7 +271,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   try {
     watched.reserve(watches.size() + kConnectionKinds);
   } catch (const std::bad_alloc&) {  // a sleep that nothing ends is short
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(nanoseconds), kGlance));
+    sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(nanoseconds), kGlance));
     return;
   }
   for (const Watch& each : watches) {

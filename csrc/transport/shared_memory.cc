@@ -22,7 +22,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 7;
+constexpr uint32_t kRegionVersion = 8;
 
 /// What a rank publishes in the store.
 struct RegionInfo {

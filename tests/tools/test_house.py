@@ -164,6 +164,8 @@ def test_no_signal_ends_a_system_call_unseen():
             )
             if not inside and found[1] not in ENDS_EARLY.get(path.as_posix(), ()):
                 wrong.append(f"{path}:{before.count(chr(10)) + 1}: ::{found[1]}")
+        if "this_thread::sleep" in code:
+            wrong.append(f"{path}: this_thread::sleep, not sleep_for of base/system_call.h")
     report(wrong)
 
 
