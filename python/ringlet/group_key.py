@@ -128,6 +128,8 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
     while not wait_for_key(store, key, min(until, time.monotonic() + _LOOK_EVERY_S)):
         if twice := _taken(store, name, claim):
             raise InvalidUsage(twice)
+        if refusal := _refused(store, name):
+            raise InvalidUsage(refusal)
         if time.monotonic() > began + _LATE_S and (twice := _too_late(store, name, claim)):
             raise InvalidUsage(twice)
         if time.monotonic() > until:
@@ -147,6 +149,12 @@ def _taken(store: Store, name: str, claim: Claim) -> str:
         if concerned is not None:
             store.set(f"{name}/answer/{concerned.number}", _REFUSAL + text)
     return text
+
+
+def _refused(store: Store, name: str) -> str:
+    """Why the present rank 0 has refused the group: it answers nobody any more. Empty: it has not."""
+    lead = _read(peek(store, f"{name}/hello/0"))
+    return (peek(store, f"{name}/refused/{lead.number}") or "") if lead is not None else ""
 
 
 def _too_late(store: Store, name: str, claim: Claim) -> str:
@@ -251,6 +259,7 @@ class _Lead:
             store.set(f"{self._name}/members", json.dumps(members))
         store.set(f"{self._key}/all", self._refusal)
         if self._refusal:
+            store.set(f"{self._name}/refused/{self._claim.number}", self._refusal)
             raise InvalidUsage(self._refusal)
         store.delete_key(f"{self._name}/hello/0")
         return self._key

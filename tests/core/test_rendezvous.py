@@ -582,7 +582,7 @@ TWICE = "two processes say that they are rank"
 def test_two_jobs_that_nothing_names_and_that_start_together(pool, tmp_path):
     for _ in range(3):
         told = pool.values(of_two_jobs, 4, free_ports(1)[0], (), str(tmp_path), False, join="nothing")
-        assert not any(one.startswith("trained") for one in told), told
+        assert not any(one.startswith(("trained", "Timeout")) for one in told), told
         assert not (tmp_path / "begun").exists(), "no call of ranks of two jobs"
         assert sum(TWICE in one for one in told) >= 2, told
 
