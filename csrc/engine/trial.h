@@ -44,10 +44,10 @@ class Trial {
     return is_trying() && left_ < terms_.samples;
   }
 
-  /// The use that was to be timed cost so much.
+  /// The use that was to be timed cost so much. Nothing costs nothing, even if the clock has not moved.
   void took(double cost) {
     float& least = costs_[static_cast<size_t>(way())];
-    least = std::min(least, static_cast<float>(cost));
+    least = std::min(least, std::max(static_cast<float>(cost), std::numeric_limits<float>::min()));
   }
 
   /// The way of the last use that was counted.

@@ -65,6 +65,14 @@ void trials_cost_little() {
   }
 }
 
+void a_clock_that_stands_still_does_no_harm() {
+  Trial trial(2, kTerms);
+  for (int use = 0; use < 1000; ++use) {
+    if (trial.times()) trial.took(0);
+  }
+  CHECK(uses(trial, 1000, {5, 2}, 1) > 500);
+}
+
 void a_way_that_is_hardly_quicker_changes_nothing() {
   Trial trial(2, kTerms);
   for (const int pause : {16, 16, 16}) {
@@ -123,6 +131,7 @@ int main() {
   the_quickest_way_is_kept();
   a_trial_takes_the_ways_in_turn();
   trials_cost_little();
+  a_clock_that_stands_still_does_no_harm();
   a_way_that_is_hardly_quicker_changes_nothing();
   a_known_way_is_not_tried();
   ranks_decide_alike();
