@@ -25,9 +25,9 @@ from ringlet.collectives import (
 )
 from ringlet.errors import DeviceError, Error, InvalidUsage, PeerLost, ResourceError, Timeout
 from ringlet.group import Group, current, finalize, init, new_group
-from ringlet.launch import spawn
 from ringlet.memory import empty, registered_pool, use_registered_allocator
 from ringlet.schedule.registry import algorithm
+from ringlet.spawn import spawn
 from ringlet.summation import assert_one_order, assert_same_order, reveal
 from ringlet.training.reducer import GradientReducer
 from ringlet.training.zero import Offload, Zero

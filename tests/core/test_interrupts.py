@@ -23,7 +23,7 @@ import torch.distributed as dist
 import ringlet
 import stalls
 from ranks import free_ports, on_host
-from ringlet import _C, launch
+from ringlet import _C
 from ringlet.cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -395,71 +395,6 @@ def test_ctrl_c_ends_spawned_ranks(tmp_path, temporary, capfd, stubborn):
     assert "Traceback" not in capfd.readouterr().err
 
 
-class EndsBetweenTwoLooks:
-    """A process that is there when it is asked for the second time, and not when for the third."""
-
-    exitcode, name = 0, "rank 0"
-
-    def __init__(self) -> None:
-        self._asked, self.sentinel = 0, os.open(os.devnull, os.O_RDONLY)
-
-    def is_alive(self) -> bool:
-        self._asked += 1
-        return self._asked <= 2
-
-    def kill(self) -> None:
-        pass
-
-    def join(self) -> None:
-        os.close(self.sentinel)
-
-
-def test_a_rank_that_ends_between_two_looks_is_not_waited_for(monkeypatch):
-    ranks, waits = launch._Ranks(None), []
-    ranks._processes.append(EndsBetweenTwoLooks())
-    hear = ranks._hear
-    monkeypatch.setattr(ranks, "_hear", lambda running, seconds: waits.append((running, seconds)) or hear(running, 0))
-    ranks.end(signal.SIGINT)
-    assert all(running or not seconds for running, seconds in waits), waits
-
-
-class FailsBetweenTwoLooks:
-    """A process that has not ended when its exit code is asked for first, and has when it is asked whether it lives."""
-
-    exitcode, name, pid = None, "rank 0", 0
-
-    def is_alive(self) -> bool:
-        self.exitcode = 1
-        return False
-
-    def kill(self) -> None:
-        pass
-
-    join = kill
-
-
-class WaitsForAnEnd:
-    """A process that ends only by a signal."""
-
-    exitcode, name, sentinel = None, "rank 1", -1
-
-    def is_alive(self) -> bool:
-        return True
-
-
-def test_a_rank_that_fails_between_two_looks_ends_the_wait(monkeypatch):
-    ranks, ends = launch._Ranks(None), []
-    ranks._processes += [FailsBetweenTwoLooks(), WaitsForAnEnd()]
-
-    def hear(running, seconds):
-        raise AssertionError("waits for the others alone")
-
-    monkeypatch.setattr(ranks, "_hear", hear)
-    monkeypatch.setattr(ranks, "end", ends.append)
-    ranks.wait()
-    assert ends == [signal.SIGTERM]
-
-
 PARENT = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -471,14 +406,14 @@ if __name__ == "__main__":
 
 IN_A_FINALIZER = """
 import os, signal, time
-from ringlet import launch
+from ringlet.supervisor import termination_raises
 
 class Finalized:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0)
 
-with launch.termination_raises():
+with termination_raises():
     Finalized()
     time.sleep(30)
 """

@@ -24,9 +24,9 @@ from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, run
 from ringlet.cli import algorithm_files, outputs, terminal, values
 from ringlet.cli.parser import Elsewhere, add_option
-from ringlet.launch import termination_raises
 from ringlet.schedule import algorithms
 from ringlet.schedule.machine_file import read_toml
+from ringlet.supervisor import termination_raises
 
 _EPILOG = """\
 examples:

@@ -21,11 +21,12 @@ from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
-from ringlet import interruptible, launch, leaving
+from ringlet import interruptible, leaving
 from ringlet.cli import values
 from ringlet.cli.parser import add_option
 from ringlet.errors import ResourceError
 from ringlet.store import check_route
+from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
 
 _READ_BYTES = 1 << 16
 _UNFINISHED_S = 0.1
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the program; the exit code of the rank that failed first, or 0. KeyboardInterrupt once all have ended."""
     program = ["-m", args.program] if args.module else [args.program]
     store = _store()
-    with launch.termination_raises(), tempfile.TemporaryDirectory(prefix="ringlet-run-") as notes:
+    with termination_raises(), tempfile.TemporaryDirectory(prefix="ringlet-run-") as notes:
         ranks = _Ranks([sys.executable, *program, *args.arguments], args.world, store.port, Path(notes))
         with ranks.signals():
             try:
@@ -63,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
                 ranks.interrupted = isinstance(error, KeyboardInterrupt)
                 ranks.end(signal.SIGINT if ranks.interrupted else signal.SIGTERM)
                 raise
-    return 0 if failed is None else _told(failed, args.world)
+            finally:
+                ranks.drain()
+    return 0 if failed is None else _told(failed, ranks.ends[failed].code, args.world)
 
 
 def _store() -> dist.TCPStore:
@@ -78,47 +81,11 @@ def _store() -> dist.TCPStore:
     return interruptible.call(lambda: dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False))
 
 
-def _told(failed: _Rank, world: int) -> int:
-    code = failed.code or 0
-    how = f"exited with code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
+def _told(rank: int, code: int, world: int) -> int:
+    how = f"exited with code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
     others = "; the other ranks were ended" if world > 1 else ""
-    print(f"ringlet run: rank {failed.rank} {how}{others}", file=sys.stderr)
+    print(f"ringlet run: rank {rank} {how}{others}", file=sys.stderr)
     return code if code > 0 else 128 - code
-
-
-def _signal_name(number: int) -> str:
-    """SIGTERM. Of the real-time signals, only the first and the last have a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@dataclass
-class _Rank:
-    """code: None while it runs; minus the number of the signal that ended it. Its process is not reaped until the job
-    ends, so that no other process gets the number of its process group."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    note: Path
-    code: int | None = None
-    ended: float = 0.0
-
-    def look(self) -> None:
-        """At whether it has ended."""
-        told = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if told is not None:
-            self.code = told.si_status if told.si_code == os.CLD_EXITED else -told.si_status
-            self.ended = time.monotonic()
-
-    def failed(self) -> tuple[bool, bool, float]:
-        """Of ranks that failed, the least caused the others: not one that lost a peer, rather one that a signal ended,
-        and the one that began to leave first."""
-        told = leaving.read(self.note)
-        if told is None:
-            return False, (self.code or 0) >= 0, self.ended
-        return told[1], True, told[0]
 
 
 @dataclass
@@ -195,18 +162,19 @@ class _Output:
         screen.line = None if piece.endswith(b"\n") else self
 
 
-class _Ranks:
-    """The processes of one job."""
+class _Ranks(RankProcesses):
+    """The processes of one job. They are not reaped until it ends, so that no other process gets the number of their
+    process groups."""
 
     def __init__(self, command: list[str], world: int, port: int, notes: Path):
+        super().__init__()
         self._command, self._world, self._port, self._notes = command, world, port, notes
-        self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self.interrupted = False
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Inside, a child's end wakes `_turn`, and Ctrl-Z stops the ranks, which are not in the terminal's hands."""
+        """Inside, a child's end wakes `turn`, and Ctrl-Z stops the ranks, which are not in the terminal's hands."""
         here, there = socket.socketpair()
         with here, there:
             here.setblocking(False)
@@ -225,11 +193,11 @@ class _Ranks:
                     signal.signal(number, handler)
 
     def _stop(self, number: int, frame: Any) -> None:
-        self._signal(signal.SIGSTOP)
+        self._send_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _go_on(self, number: int, frame: Any) -> None:
-        self._signal(signal.SIGCONT)
+        self._send_all(signal.SIGCONT)
 
     def start(self) -> None:
         screens = _Screen(sys.stdout.buffer), _Screen(sys.stderr.buffer)
@@ -243,9 +211,9 @@ class _Ranks:
                 stdout=None if alone else subprocess.PIPE,
                 stderr=None if alone else subprocess.PIPE,
                 start_new_session=not alone,
-                preexec_fn=functools.partial(launch.end_with_parent, os.getpid()),
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
-            self._ranks.append(_Rank(rank, process, self._note(rank)))
+            self.processes.append(process)
             for pipe, screen in zip((process.stdout, process.stderr), screens, strict=True):
                 if pipe is not None:
                     os.set_blocking(pipe.fileno(), False)
@@ -270,64 +238,29 @@ class _Ranks:
         defaults = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._world))}
         return {**defaults, **os.environ, **{name: str(value) for name, value in told.items()}}
 
-    def watch(self) -> _Rank | None:
-        """Waits until all ranks have ended well, or one has failed. Then ends the others and returns the first to fail.
+    def left(self, rank: int) -> tuple[float, bool] | None:
+        return leaving.read(self._note(rank))
 
-        A rank that fails may take longer to end than the ranks that lost it: they do not end before it, within limits.
-        """
-        while self._running() and not self._first():
-            self._turn(None)
-        until = time.monotonic() + launch.GRACE_S
-        while self._awaits_cause() and time.monotonic() < until:
-            self._turn(until - time.monotonic())
-        first = self._first()
-        if first is None:
-            self._drain()
-        else:
-            self.end(signal.SIGTERM)
-        return first
-
-    def _first(self) -> _Rank | None:
-        return min((rank for rank in self._ranks if rank.code), key=_Rank.failed, default=None)
-
-    def _awaits_cause(self) -> bool:
-        """Whether a rank still runs that may have failed before those that have ended."""
-        first = self._first()
-        if first is None:
-            return False
-        lost_peer, _, when = first.failed()
-        notes = [leaving.read(rank.note) for rank in self._running()]
-        return bool(notes) if lost_peer else any(note is not None and note[0] < when for note in notes)
-
-    def end(self, number: int) -> None:
-        """Ends the ranks that still run by that signal, and by SIGKILL if they take too long, or another comes here.
-        Then kills the processes that ranks have started and left."""
-        try:
-            if not (self._world == 1 and self.interrupted):  # it has heard of it already
-                self._signal(number)
-            until = time.monotonic() + launch.GRACE_S
-            while self._running() and time.monotonic() < until:
-                self._turn(until - time.monotonic())
-        finally:
-            for rank in self._ranks if self._world > 1 else self._running():
-                self._send(rank, signal.SIGKILL)
-            for rank in self._ranks:
-                rank.process.wait()
-        self._drain()
-
-    def _running(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.code is None]
-
-    def _signal(self, number: int) -> None:
-        for rank in self._running():
-            self._send(rank, number)
-
-    def _send(self, rank: _Rank, number: int) -> None:
+    def send(self, rank: int, number: int) -> None:
+        alone = self._world == 1
+        if alone and number == signal.SIGINT:  # it has heard of it already
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS and gVisor refuse a group of zombies
-            (os.kill if self._world == 1 else os.killpg)(rank.process.pid, number)
+            (os.kill if alone else os.killpg)(self.processes[rank].pid, number)
 
-    def _turn(self, seconds: float | None) -> None:
-        """Passes the ranks' output on, and notes which have ended."""
+    def kill(self) -> None:
+        """Also kills the processes that ranks have started and left."""
+        for rank in range(len(self.processes)) if self._world > 1 else self.running():
+            self.send(rank, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def _send_all(self, number: int) -> None:
+        for rank in self.running():
+            self.send(rank, number)
+
+    def turn(self, seconds: float | None) -> None:
+        """Passes the ranks' output on, too."""
         outputs = [key.data for key in self._selector.get_map().values() if key.data is not None]
         if any(output.rest for output in outputs):
             seconds = _UNFINISHED_S if seconds is None else min(seconds, _UNFINISHED_S)
@@ -340,8 +273,11 @@ class _Ranks:
         for output in outputs:
             if output.rest and time.monotonic() - output.since >= _UNFINISHED_S:
                 output.show_unfinished(self.interrupted)
-        for rank in self._running():
-            rank.look()
+        for rank in self.running():
+            ended = os.waitid(os.P_PID, self.processes[rank].pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                self.ends[rank] = End(code, time.monotonic())
 
     def _read(self, pipe: Any, output: _Output) -> bool:
         """Reads. Returns whether there was something."""
@@ -357,7 +293,7 @@ class _Ranks:
         output.take(data, self.interrupted)
         return True
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Passes the ranks' last output on. (A child of a rank may keep a pipe open.)"""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, _Output):

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
@@ -29,12 +29,8 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from ringlet import group as groups
 from ringlet import log
 from ringlet.errors import InvalidUsage, ResourceError
+from ringlet.supervisor import GRACE_S, End, RankProcesses, Terminated, end_with_parent, signal_name, termination_raises
 
-GRACE_S = 5.0
-"""Seconds that ranks get to end by themselves, once they are told to."""
-
-_AGAIN_S = 0.02
-_PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 
 
@@ -67,47 +63,6 @@ def spawn(
         _spawn_threads(main, nprocs, args, timeout)
     else:
         _spawn_processes(main, nprocs, args, (transport, timeout))
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived."""
-
-
-@contextlib.contextmanager
-def termination_raises() -> Iterator[None]:
-    """SIGTERM, if the program does not handle it, ends the block as an exception does, and then the process."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not ours:
-        yield
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    def again(lost: Any) -> None:
-        """Python drops what is raised in a finalizer: the signal has to come once more, when that has ended."""
-        if lost.exc_type is _Terminated:
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        else:
-            before(lost)
-
-    before, sys.unraisablehook = sys.unraisablehook, again
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except _Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.unraisablehook = before
-
-
-def end_with_parent(parent: int) -> None:
-    """This process is killed when the thread of `parent` that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that call
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Memory:
@@ -214,25 +169,23 @@ def _spawn_processes(
         ranks = _Ranks(_Job(_ByValue((main, args)), world, store, membership, os.getpid()))
         try:
             ranks.start()
-            ranks.wait()
+            failed = ranks.watch()
         except BaseException as error:
-            ranks.end(signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+            ranks.end(signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
             raise
-        failure = ranks.failure()
-    if failure is not None:
-        raise failure
+    if failed is not None:
+        raise ranks.failure(failed)
 
 
-class _Ranks:
+class _Ranks(RankProcesses):
     """The processes of one spawn()."""
 
     def __init__(self, job: _Job):
+        super().__init__()
         self._job = job
-        self._processes: list[Any] = []
         self._pipes: dict[Any, int] = {}  # to read from, with their ranks, until they end
         self._listening: set[int] = set()
-        self._failed: dict[int, _Report] = {}
-        self._ended: set[int] = set()  # by this process
+        self._failures: dict[int, _Report] = {}
 
     def start(self) -> None:
         """Starts the ranks. A rank that is not ready yet keeps SIGINT pending: its imports would print tracebacks."""
@@ -252,82 +205,64 @@ class _Ranks:
                         'or a function in another, and plain data; or pass transport="threads"'
                     ) from error
                 theirs.close()
-                self._processes.append(process)
+                self.processes.append(process)
                 self._pipes[ours] = rank
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def wait(self) -> None:
-        """Waits until all ranks have ended, or one has failed. Then it ends the others."""
-        while True:
-            # First ask which ranks are alive: if a rank ends later it wakes the wait, if earlier it has an exit code.
-            running = [process for process in self._processes if process.is_alive()]
-            if any(process.exitcode for process in self._processes):
-                break
-            if not running:
-                return
-            self._hear(running, None)
-        self.end(signal.SIGTERM)
+    def turn(self, seconds: float | None) -> None:
+        sentinels = [self.processes[rank].sentinel for rank in self.running()]
+        for ready in multiprocessing.connection.wait([*sentinels, *self._pipes], seconds):
+            if ready in self._pipes:
+                self._receive(ready)
+        for rank in self.running():
+            code = self.processes[rank].exitcode
+            if code is not None:
+                self.ends[rank] = End(code, time.monotonic())
 
-    def end(self, number: int) -> None:
-        """Ends the ranks that still run by that signal; by SIGKILL if they take too long or another signal arrives."""
-        running = [process for process in self._processes if process.is_alive()]
+    def _receive(self, pipe: Any) -> None:
         try:
-            self._hear([], 0)
-            for process in running:
-                rank = self._processes.index(process)
-                self._ended.add(rank)
-                if number == signal.SIGINT and rank not in self._listening:
-                    process.kill()
+            while pipe.poll():
+                report = pipe.recv()
+                if report.text:
+                    self._failures[self._pipes[pipe]] = report
                 else:
-                    os.kill(process.pid, number)
-            until = time.monotonic() + GRACE_S
-            # Ask only once which ranks are alive: a wait for no process would last all that time.
-            while (alive := [process for process in running if process.is_alive()]) and time.monotonic() < until:
-                self._hear(alive, until - time.monotonic())
-        finally:
-            for process in running:
-                process.kill()
-            for process in self._processes:
-                process.join()
-        while self._hear([], 0):
-            pass
+                    self._listening.add(self._pipes[pipe])
+        except (EOFError, OSError):
+            pipe.close()
+            del self._pipes[pipe]
 
-    def _hear(self, running: list[Any], seconds: float | None) -> bool:
-        """Waits until a rank reports or one of `running` ends. Returns whether that happened in time."""
-        sentinels = [process.sentinel for process in running]
-        happened: list[Any] = multiprocessing.connection.wait([*sentinels, *self._pipes], seconds)
-        for ready in happened:
-            if ready not in self._pipes:
-                continue
-            try:
-                report = ready.recv()
-            except (EOFError, OSError):
-                ready.close()
-                del self._pipes[ready]
-                continue
-            if report.text:
-                self._failed[self._pipes[ready]] = report
-            else:
-                self._listening.add(self._pipes[ready])
-        return bool(happened)
+    def send(self, rank: int, number: int) -> None:
+        process = self.processes[rank]
+        if number == signal.SIGINT and rank not in self._listening:
+            process.kill()
+        else:
+            os.kill(process.pid, number)
 
-    def failure(self) -> ProcessException | None:
-        """The failure that caused the others, if there is one."""
-        for rank, process in enumerate(self._processes):
-            if process.exitcode < 0 and rank not in self._ended:
-                name = signal.Signals(-process.exitcode).name
-                message = f"process {rank} terminated with signal {name}"
-                return ProcessExitedException(message, rank, process.pid, process.exitcode, name)
-        if self._failed:
-            rank = min(self._failed, key=lambda failed: self._failed[failed].seconds)
-            message = f"\n\n-- Process {rank} terminated with the following error:\n{self._failed[rank].text}"
-            return ProcessRaisedException(message, rank, self._processes[rank].pid)
-        for rank, process in enumerate(self._processes):
-            if process.exitcode != 0 and rank not in self._ended:
-                message = f"process {rank} terminated with exit code {process.exitcode}"
-                return ProcessExitedException(message, rank, process.pid, process.exitcode)
-        return None
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def failed(self) -> set[int]:
+        return super().failed() | set(self._failures)
+
+    def left(self, rank: int) -> tuple[float, bool] | None:
+        """A rank reports its failure before the others see that it goes."""
+        return (self._failures[rank].seconds, False) if rank in self._failures else None
+
+    def failure(self, rank: int) -> ProcessException:
+        """What to raise for the rank that failed."""
+        pid = self.processes[rank].pid
+        if rank in self._failures:
+            message = f"\n\n-- Process {rank} terminated with the following error:\n{self._failures[rank].text}"
+            return ProcessRaisedException(message, rank, pid)
+        code = self.ends[rank].code
+        if code < 0:
+            name = signal_name(-code)
+            return ProcessExitedException(f"process {rank} terminated with signal {name}", rank, pid, code, name)
+        return ProcessExitedException(f"process {rank} terminated with exit code {code}", rank, pid, code)
 
 
 def _not_started(rank: int, world: int, error: Exception) -> ResourceError:
