@@ -13,6 +13,8 @@ JOBS ?= $(shell nproc)
 RUNS ?= 20
 SWEEPS ?= main oversubscribed torch collectives allocator
 TORCH := 2.13.0
+# Of a wheel: the minor versions of torch that it serves; `make wheel TORCHES=` is for the torch of .venv alone.
+TORCHES ?= $(shell sed -n 's/^torch = //p' pyproject.toml | tr -d '",[]')
 VENV := .venv
 DIST ?= dist
 STAMPS := $(VENV)/stamps
@@ -31,7 +33,7 @@ SAY = @printf '\n== %s\n'
 FITTING_TORCH := import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert (2, 11) <= v <= (2, 15)
 FITTING_PYTHON := import sys; sys.exit(0 if sys.version_info >= (3, 10) else 1)
 
-.PHONY: help demo test test-all test-one test-repeat coverage test-launchers test-frameworks mutants conformance bench check peers wheel site lint format docs-pictures clean browser
+.PHONY: help demo test test-all test-one test-repeat coverage test-launchers test-frameworks test-wheel mutants conformance bench check peers wheel sdist site lint format docs-pictures clean browser
 .PHONY: extension install emulated-device gpu-check cpp-test python-test sanitizers asan tsan
 
 help:
@@ -43,6 +45,7 @@ help:
 	@echo "make coverage                line and branch coverage of csrc and python, by suite of tests (an hour)"
 	@echo "make test-launchers          install Slurm, Ray and the MPI libraries, and launch with them"
 	@echo "make test-frameworks         install DeepSpeed, Accelerate, Lightning and transformers, and train with them"
+	@echo "make test-wheel              build the wheel for every torch, and try it with the oldest and the newest"
 	@echo "make mutants                 put seeded faults into the code, and see that the tests find each"
 	@echo "make gpu-check PARTS=virtual   test and measure on a machine with an NVIDIA GPU; then PARTS=ranks (docs/gpu.md)"
 	@echo "make conformance    torch's own suite for backends, on ringlet at worlds 2, 4 and 8 (docs/conformance.md)"
@@ -52,7 +55,8 @@ help:
 	@echo "make lint           ruff, clang-format and mypy"
 	@echo "make format         what of lint can be put right by itself"
 	@echo "make docs-pictures  draw docs/pictures/ again, and the tables of the pages"
-	@echo "make wheel          a wheel that auditwheel accepts, to dist/"
+	@echo "make wheel          a wheel for $(TORCHES) of torch, to dist/; TORCHES= for this torch alone"
+	@echo "make sdist          the sources as an archive that pip installs, to dist/"
 	@echo "make site           the pages and the reference of the Python API as a site, to out/site/"
 	@echo "make clean          remove what all of these made"
 
@@ -97,6 +101,11 @@ test-frameworks: install $(STAMPS)/frameworks
 	$(SAY) "frameworks: two ranks train as on gloo"
 	@PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" python -m pytest --durations=10 tests/frameworks
 
+# Nothing may skip itself here either.
+test-wheel: install $(STAMPS)/wheel $(STAMPS)/torch-$(firstword $(TORCHES)) $(STAMPS)/torch-$(lastword $(TORCHES))
+	$(SAY) "the wheel, with torch $(firstword $(TORCHES)) and $(lastword $(TORCHES)), and the sources"
+	@$(INSIDE) RINGLET_TEST_NO_SKIPS=1 $(PYTEST) --durations=10 tests/tools/test_wheel.py
+
 mutants: install
 	$(SAY) "seeded faults"
 	@$(INSIDE) python tests/mutants/run.py $(ARGUMENTS)
@@ -133,12 +142,19 @@ format: $(STAMPS)/lint
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
 # torch and its libraries come with torch, and so does the C++ runtime's place in the process: a second libstdc++ within
-# the wheel would not share exceptions with torch (docs/decisions/0060).
+# the wheel would not share exceptions with torch (docs/decisions/0069).
 wheel: $(STAMPS)/wheel $(STAMPS)/tools
 	$(SAY) "wheel"
+	@$(INSIDE); for version in $(TORCHES); do python csrc/bindings/fetch_torch.py $$version build/torch/$$version; done
 	@rm -rf build/wheel build/lib.* build/bdist.* && mkdir -p $(DIST)
-	@$(INSIDE) $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
-	@$(INSIDE) auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w $(DIST) build/wheel/*.whl
+	@$(INSIDE) RINGLET_TORCHES="$$(printf '%s:' $(TORCHES:%=$(CURDIR)/build/torch/%))" \
+	  $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
+	@$(INSIDE) auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' -w $(DIST) build/wheel/*.whl
+
+sdist: $(STAMPS)/tools
+	$(SAY) "sources"
+	@mkdir -p $(DIST)
+	@$(INSIDE) python -c 'from setuptools.build_meta import build_sdist; build_sdist("$(abspath $(DIST))")' > build/sdist.log
 
 # Any warning is an error: a link that leads nowhere, a docstring that names a parameter which is not there.
 site: install $(STAMPS)/lint $(STAMPS)/site  # ruff sets the signatures
@@ -150,7 +166,7 @@ docs-pictures: install
 	@$(INSIDE) python docs/generate.py
 
 clean:
-	rm -rf build dist out .venv .venv-peers .pytest_cache .ruff_cache .mypy_cache python/*.egg-info python/ringlet/*.so
+	rm -rf build dist out .venv .venv-peers .venv-torch-* .pytest_cache .ruff_cache .mypy_cache python/*.egg-info python/ringlet/*.so
 	find csrc python tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # --- the environment
@@ -188,6 +204,12 @@ $(STAMPS)/lint $(STAMPS)/wheel $(STAMPS)/site $(STAMPS)/coverage: $(STAMPS)/tool
 # Readers of the GPU's machine code, for where an nvcc made some; without them that test skips itself.
 $(STAMPS)/machine-code: $(STAMPS)/tools
 	@! command -v nvcc > /dev/null || $(PIP) install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm || echo "no cuobjdump to be had: tests of the GPU's machine code will be skipped"
+	@touch $@
+
+$(STAMPS)/torch-%: | $(STAMPS)/torch
+	$(SAY) "environment: .venv-torch-$*"
+	@$(BIN)/python -m venv --clear .venv-torch-$*
+	@.venv-torch-$*/bin/python -m pip --disable-pip-version-check install -q 'torch==$*.*' numpy
 	@touch $@
 
 $(STAMPS)/conformance: $(STAMPS)/tools

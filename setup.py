@@ -1,9 +1,9 @@
 """Hands the build over to CMake, which holds the one source list; pyproject.toml holds everything else."""
 
 import filecmp
-import importlib.metadata
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +13,18 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT / "csrc" / "bindings"))
+import torch_paths  # noqa: E402
+
+# A wheel has an extension for each torch of these folders; by default, and in a clone, for the one of this Python.
+TORCHES = [pathlib.Path(each) for each in os.environ.get("RINGLET_TORCHES", "").split(os.pathsep) if each]
 # One build folder per interpreter, kept, so that a second build compiles only what changed.
 BUILD = ROOT / "build" / str(sys.implementation.cache_tag)
 # cmake and ninja may have been installed beside this interpreter, whose environment need not be active.
 SEARCH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
+
+CUDA = "libringlet_cuda.so"
 
 
 class CMakeBuild(build_ext):
@@ -26,22 +34,30 @@ class CMakeBuild(build_ext):
             sys.exit("ringlet's build needs CMake >= 3.20 on PATH (pip install cmake)")
         configure = [cmake, "-S", str(ROOT), "-B", str(BUILD), *self._generator()]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release", "-DRINGLET_BINDINGS=ON"]
+        configure.append(f"-DRINGLET_TORCHES={';'.join(map(str, TORCHES))}")
         subprocess.run(configure, check=True)
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         subprocess.run([cmake, "--build", str(BUILD), "--target", "ringlet_package", "-j", jobs], check=True)
-        target = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
-        for built, place in (
-            (BUILD / target.name, target),
-            (BUILD / "libringlet_cuda.so", target.with_name("libringlet_cuda.so")),
-        ):
-            if built.exists():
-                replace(built, place)
-            else:
-                place.unlink(missing_ok=True)  # built by an earlier nvcc, which is gone
+        package = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        for old in package.rglob("*.so"):  # of another torch, or by an nvcc that is gone
+            old.unlink()
+        for folder in folders():
+            replace(BUILD / folder / self._name(), package / folder / self._name())
+        if (BUILD / CUDA).exists():
+            replace(BUILD / CUDA, package / CUDA)
 
     def copy_extensions_to_source(self):
-        for built in pathlib.Path(self.build_lib, "ringlet").glob("*.so"):
-            replace(built, ROOT / "python" / "ringlet" / built.name)
+        """In a clone the extension stands beside the Python files, and needs no other file but the GPU's library."""
+        source = ROOT / "python" / "ringlet"
+        (folder,) = folders()
+        replace(BUILD / folder / self._name(), source / self._name())
+        if (BUILD / CUDA).exists():
+            replace(BUILD / CUDA, source / CUDA)
+        else:
+            (source / CUDA).unlink(missing_ok=True)
+
+    def _name(self):
+        return pathlib.Path(self.get_ext_filename("ringlet._C")).name
 
     def _generator(self):
         """CMake remembers the generator that a folder was made with; a new one gets ninja where it is there."""
@@ -61,13 +77,26 @@ def replace(built, place):
     os.replace(fresh, place)
 
 
+def minors():
+    """Of each torch that the extension is built for; none where there is no torch."""
+    own = torch_paths.own()
+    return [torch_paths.minor(folder) for folder in TORCHES or ([own] if own else [])]
+
+
+def folders():
+    return ["torch_{}_{}".format(*minor) for minor in minors()]
+
+
 def requirements():
-    """An extension runs with the minor version of torch that it was compiled against, and says so in the wheel."""
-    try:
-        torch = importlib.metadata.version("torch").split(".")
-        return ["numpy", f"torch=={torch[0]}.{torch[1]}.*"]
-    except importlib.metadata.PackageNotFoundError:
-        return ["numpy", "torch>=2.11,<2.16"]
+    """A wheel runs with the minor versions of torch that its extensions were compiled against."""
+    line = re.search(r"(?m)^torch = (.*)$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+    supported = [(int(major), int(minor)) for major, minor in re.findall(r"(\d+)\.(\d+)", line)]
+    # What sources need is known when somebody builds them.
+    built = [] if "sdist" in sys.argv else minors()
+    first, last = min(built or supported), max(built or supported)
+    between = [each for each in supported if built and first < each < last and each not in built]
+    without = "".join(f",!={major}.{minor}.*" for major, minor in between)
+    return ["numpy", f"torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}{without}"]
 
 
 setup(

@@ -28,7 +28,6 @@ py::dict build_info() {
   info["compiler"] = "gcc " __VERSION__;
 #endif
   info["torch"] = TORCH_VERSION;
-  info["cxx11_abi"] = _GLIBCXX_USE_CXX11_ABI != 0;
   info["python"] = PY_VERSION;
 #if defined(NDEBUG)
   info["assertions"] = false;
@@ -77,8 +76,7 @@ std::vector<std::string> addresses(const std::string& interfaces) {
 }  // namespace
 
 void bind_doctor(py::module_& m) {
-  m.def("build_info", &build_info,
-        "dict(ringlet, compiler, torch, cxx11_abi, python, assertions): what this was built with");
+  m.def("build_info", &build_info, "dict(ringlet, compiler, torch, python, assertions): what this was built with");
   m.def("kernels", &kernels, "dict(chosen, available): the CPU kernels of this machine, the best first");
   m.def("host_identity", &host_identity, "The same number for processes of one host.");
   m.def("addresses", &addresses, py::arg("interfaces"),

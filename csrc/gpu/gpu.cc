@@ -2,6 +2,7 @@
 #include "gpu/gpu.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -19,7 +20,11 @@ std::string library_path() {
   Dl_info here{};
   if (::dladdr(reinterpret_cast<const void*>(&gpu_status), &here) == 0 || here.dli_fname == nullptr) return library;
   const std::string self = here.dli_fname;
-  return self.substr(0, self.rfind('/') + 1) + library;
+  const std::string folder = self.substr(0, self.rfind('/') + 1);
+  const std::string beside = folder + library;
+  // A wheel has it once, above the folders of its extensions.
+  const std::string above = folder + "../" + library;
+  return ::access(beside.c_str(), F_OK) != 0 && ::access(above.c_str(), F_OK) == 0 ? above : beside;
 }
 
 template <class Function>

@@ -1,7 +1,7 @@
 // What there is of a GPU: the seam between the engines and the CUDA library.
 //
 // Contract: nothing of CUDA is loaded before the first call, which opens libringlet_cuda.so from the folder of the code
-// that holds these functions (RINGLET_CUDA_LIBRARY=path names another) and keeps it open.
+// that holds these functions, or the folder above (RINGLET_CUDA_LIBRARY=path names another) and keeps it open.
 // A build without nvcc links no_gpu.cc, which answers "not built". Thread safety: from any thread.
 #pragma once
 

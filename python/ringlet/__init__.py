@@ -3,6 +3,10 @@
 `import ringlet` registers the torch.distributed backend "ringlet" and does nothing else.
 """
 
+from ringlet import extension
+
+extension.choose(__path__)  # before any module below imports ringlet._C
+
 from ringlet import agreement, renamed, schedule, settings
 from ringlet import backend as _backend
 from ringlet._C import BackendOptions, Work, build_info

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ringlet import _C
+from ringlet import _C, extension
 from ringlet.bench import repository
 from ringlet.bench.cases import MPI_PEERS
 from ringlet.cli import outputs
@@ -151,11 +151,9 @@ def _build() -> Iterator[Finding]:
     info = _C.build_info()
     told = f"{ringlet.__version__}, {info['compiler']}, for Python {info['python']} and torch {info['torch']}"
     yield Finding("build", "ringlet", "ok", told)
-    there, built = torch.__version__.partition("+")[0], info["torch"].partition("+")[0]
-    abi = torch.compiled_with_cxx11_abi()
-    advice = "" if (there, abi) == (built, info["cxx11_abi"]) else "build ringlet again for this torch"
-    told = f"{torch.__version__}, C++11 ABI {'on' if abi else 'off'}"
-    yield Finding("build", "torch", "fails" if advice else "ok", told + (f", built for {built}" * bool(advice)), advice)
+    versions = extension.served()
+    told = torch.__version__ + (f"; ringlet is installed for {', '.join(versions)}" if versions else "")
+    yield Finding("build", "torch", "ok", told)
 
 
 def _host() -> Iterator[Finding]:
