@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import fnmatch
+import inspect
 import itertools
 import os
 import pathlib
@@ -186,6 +187,42 @@ def pytest_sessionfinish(session):
 def pytest_terminal_summary(terminalreporter, config):
     for line in getattr(config, "too_long", []):
         terminalreporter.write_line(line, red=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs a test of `ranks.on` on its ranks."""
+    marker = pyfuncitem.get_closest_marker("on")
+    if marker is None:
+        return None
+    world, join = marker.args
+    names = [name for name in inspect.signature(pyfuncitem.obj).parameters if name not in ("rank", "world")]
+    given = [pyfuncitem.funcargs[name] for name in names]
+    if join is None:
+        pyfuncitem._request.getfixturevalue(world)(pyfuncitem.obj, *given)
+    else:
+        pyfuncitem._request.getfixturevalue("pool").values(pyfuncitem.obj, world, *given, join=join)
+    return True
+
+
+@pytest.fixture
+def rank():
+    """In a test of `ranks.on`; each rank gets its own."""
+
+
+world = rank
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The path of an empty folder, for ranks."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The path of a store beside a group's own."""
+    return str(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ringlet
 from exact_data import DTYPES
-from ranks import free_ports
+from ranks import free_ports, on
 
 
 def test_every_public_name_is_there_and_documented():
@@ -53,7 +53,8 @@ def test_empty_is_registered_memory():
     assert ringlet.empty(1).data_ptr() % 64 == 0
 
 
-def taken(rank: int, world: int) -> None:
+@on(1, "threads")
+def test_empty_refuses_a_dtype_that_no_call_takes(rank: int, world: int) -> None:
     """empty makes tensors of exactly those dtypes that calls take."""
     dtypes = {thing for thing in vars(torch).values() if isinstance(thing, torch.dtype)}
     assert len(dtypes) > len(DTYPES)
@@ -65,10 +66,6 @@ def taken(rank: int, world: int) -> None:
                 ringlet.empty(3, dtype=dtype)
         else:
             assert ringlet.empty(3, dtype=dtype).dtype == dtype
-
-
-def test_empty_refuses_a_dtype_that_no_call_takes(pool):
-    pool.values(taken, 1, join="threads")
 
 
 def test_what_counts_as_registered():

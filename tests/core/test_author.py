@@ -17,7 +17,7 @@ import torch.distributed as dist
 import emulated_gpu
 import own_algorithms
 import ringlet
-from ranks import on_host
+from ranks import on, on_host
 from ringlet import _C
 from ringlet.schedule import copy, load, recv, reduce, schedule, send
 from ringlet.schedule.data import ScheduleError
@@ -38,12 +38,9 @@ def same_bits(rank: int, world: int, own: str, built_in: str, memory: str) -> No
     assert ringlet.current().calls()[-1]["algorithm"] == own
 
 
+@on("everyone")
 @pytest.mark.parametrize("memory", ["ordinary", "registered"])
-def test_twins_give_the_bits_of_the_built_in_ones(everyone, memory):
-    everyone(twins_everywhere, memory)
-
-
-def twins_everywhere(rank: int, world: int, memory: str) -> None:
+def test_twins_give_the_bits_of_the_built_in_ones(rank: int, world: int, memory: str) -> None:
     if world == 1:
         return
     same_bits(rank, world, "own_ring", "ring", memory)
@@ -86,7 +83,8 @@ def swing(rank: int, world: int) -> None:
     assert (tensor == sum(range(1, world + 1))).all()
 
 
-def other_collectives(rank: int, world: int) -> None:
+@on("everyone")
+def test_roots_and_blocks(rank: int, world: int) -> None:
     for root in range(world):
         tensor = torch.full((1000,), float(rank))
         ringlet.broadcast(tensor, root, algorithm="own_star")
@@ -95,10 +93,6 @@ def other_collectives(rank: int, world: int) -> None:
     taken = torch.empty_like(sent)
     ringlet.all_to_all(taken, sent, algorithm="own_pairwise")
     assert torch.equal(taken, torch.cat([torch.arange(100) + 100 * rank + 1000 * q for q in range(world)]))
-
-
-def test_roots_and_blocks(everyone):
-    everyone(other_collectives)
 
 
 # ---- what is refused
@@ -389,7 +383,8 @@ def around(rank: int, world: int) -> None:
         assert tensor.eq(6.0).all()
 
 
-def around_in_vain(rank: int, world: int) -> None:
+@on(3)
+def test_a_circle_that_no_buffer_opens_is_refused_by_all(rank: int, world: int) -> None:
     for _ in range(3):
         with pytest.raises(ringlet.InvalidUsage, match="would wait in a circle"):
             ringlet.all_reduce(torch.ones(10), algorithm="own_staged_circle")
@@ -397,10 +392,6 @@ def around_in_vain(rank: int, world: int) -> None:
     for algorithm in ("auto", "own_ring"):
         ringlet.all_reduce(tensor, algorithm=algorithm)
     assert tensor.eq(18.0).all()
-
-
-def test_a_circle_that_no_buffer_opens_is_refused_by_all(pool):
-    pool.values(around_in_vain, 3)
 
 
 def test_a_divided_chunk_is_not_copied_to_another_place():

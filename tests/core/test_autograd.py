@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import ringlet
+from ranks import on
 
 ROOT = 1
 
@@ -202,7 +203,8 @@ def test_gradients(pool, transport, world):
     pool.values(of_gradients, world, join=transport)
 
 
-def refused(rank: int, world: int) -> None:
+@on(2)
+def test_what_cannot_be_differentiated_is_refused(rank: int, world: int) -> None:
     leaf = torch.ones(4, requires_grad=True)
     used = leaf * 1
     several = list((leaf * 1).unbind())
@@ -229,7 +231,8 @@ def refused(rank: int, world: int) -> None:
     assert ringlet.all_reduce(torch.ones(2)).grad_fn is None
 
 
-def with_tangents(rank: int, world: int) -> None:
+@on(2)
+def test_tensors_with_a_tangent_are_refused(rank: int, world: int) -> None:
     with forward_ad.dual_level():
         plain = forward_ad.make_dual(torch.ones(4), torch.ones(4))
         used = forward_ad.make_dual(torch.ones(4, requires_grad=True), torch.ones(4)) * 1
@@ -242,11 +245,3 @@ def with_tangents(rank: int, world: int) -> None:
                 with pytest.raises(ringlet.InvalidUsage, match=r"has a tangent of forward-mode .* pass \.detach"):
                     call()
         assert ringlet.all_reduce(used.detach().clone()).tolist() == [world] * 4
-
-
-def test_tensors_with_a_tangent_are_refused(pool):
-    pool.values(with_tangents, 2)
-
-
-def test_what_cannot_be_differentiated_is_refused(pool):
-    pool.values(refused, 2)

@@ -15,10 +15,11 @@ import torch.distributed as dist
 import ringlet
 from cases import ALGORITHMS, MEMORIES, Checks, placed
 from exact_data import BITWISE, input_of
-from ranks import TRANSPORTS, WORLDS
+from ranks import TRANSPORTS, WORLDS, on
 
 
-def numpy_arrays(rank: int, world: int) -> None:
+@on("everyone")
+def test_numpy_arrays(rank: int, world: int) -> None:
     for code, shape in itertools.product("dfeqihbB?FD", ((), (5,), (3, 7), (world, 2, 3))):
         array = numpy.ones(shape, dtype=code)
         ringlet.all_reduce(array)
@@ -31,11 +32,8 @@ def numpy_arrays(rank: int, world: int) -> None:
     assert mixed.tolist() == [world] * 4
 
 
-def test_numpy_arrays(everyone):
-    everyone(numpy_arrays)
-
-
-def only_copied(rank: int, world: int) -> None:
+@on("everyone")
+def test_wide_unsigned_integers_are_copied(rank: int, world: int) -> None:
     """Unsigned integers of more than a byte, as tensors and arrays, beyond what a signed one holds."""
     for code in ("uint16", "uint32", "uint64"):
         most = numpy.iinfo(code).max
@@ -55,11 +53,8 @@ def only_copied(rank: int, world: int) -> None:
             sending.wait()
 
 
-def test_wide_unsigned_integers_are_copied(everyone):
-    everyone(only_copied)
-
-
-def strided(rank: int, world: int) -> None:
+@on("everyone")
+def test_strided_tensors_and_arrays(rank: int, world: int) -> None:
     """What is not contiguous is copied: what lies between stays."""
     for async_op in (False, True):
         for tensor in (torch.zeros(3, 4), numpy.zeros((3, 4))):
@@ -88,11 +83,8 @@ def strided(rank: int, world: int) -> None:
     assert ringlet.gather(torch.zeros(2, 2).t()[0] if rank else torch.zeros(world), torch.ones(1)) is not None
 
 
-def test_strided_tensors_and_arrays(everyone):
-    everyone(strided)
-
-
-def long_timeouts(rank: int, world: int) -> None:
+@on("everyone")
+def test_timeouts_longer_than_a_clock(rank: int, world: int) -> None:
     for timeout in (math.inf, 1e30, 10**400, timedelta.max, numpy.float32(5), 1e-9 if world == 1 else 5):
         assert ringlet.all_reduce(torch.ones(2), timeout=timeout).tolist() == [world] * 2
         work = ringlet.all_reduce(torch.ones(2), async_op=True)
@@ -103,11 +95,8 @@ def long_timeouts(rank: int, world: int) -> None:
     work.wait(0)
 
 
-def test_timeouts_longer_than_a_clock(everyone):
-    everyone(long_timeouts)
-
-
-def many_in_flight(rank: int, world: int) -> None:
+@on("everyone")
+def test_many_asynchronous_calls_in_order(rank: int, world: int) -> None:
     tensors = [placed(torch.full((1 + 997 * i,), float(i + 1)), MEMORIES[i % 3], rank) for i in range(48)]
     names = itertools.cycle(ALGORITHMS["all_reduce"])
     works = [ringlet.all_reduce(tensor, algorithm=name, async_op=True) for tensor, name in zip(tensors, names)]  # noqa: B905
@@ -130,10 +119,6 @@ def many_in_flight(rank: int, world: int) -> None:
     ringlet.barrier(async_op=True).wait()
     assert block.tolist() == [world**2 * (rank + 1.0)] * 4
     assert last.tolist() == [world - 1.0] * 4
-
-
-def test_many_asynchronous_calls_in_order(everyone):
-    everyone(many_in_flight)
 
 
 def messages(rank: int, world: int) -> None:
@@ -186,7 +171,8 @@ def test_messages(pool, transport, world):
     pool.values(to_and_fro, world, join=transport)
 
 
-def sub_groups(rank: int, world: int) -> None:
+@on("everyone")
+def test_sub_groups(rank: int, world: int) -> None:
     """Groups that overlap, one in reverse order, one of a single rank; and the whole group between."""
     everyone = list(range(world))
     plans = [everyone[::-1], everyone[: (world + 1) // 2], everyone[world // 2 :], everyone[::2], [world - 1]]
@@ -218,11 +204,8 @@ def sub_groups(rank: int, world: int) -> None:
     assert ringlet.all_reduce(torch.ones(1)).item() == world
 
 
-def test_sub_groups(everyone):
-    everyone(sub_groups)
-
-
-def barriers(rank: int, world: int, folder: str) -> None:
+@on("everyone")
+def test_barrier(rank: int, world: int, folder: str) -> None:
     for number in range(20):
         pathlib.Path(folder, f"{number}-{rank}").touch()
         ringlet.barrier() if number % 2 else ringlet.barrier(async_op=True).wait()
@@ -230,11 +213,8 @@ def barriers(rank: int, world: int, folder: str) -> None:
             assert pathlib.Path(folder, f"{number}-{other}").exists(), f"barrier {number} did not wait for {other}"
 
 
-def test_barrier(everyone, tmp_path):
-    everyone(barriers, str(tmp_path))
-
-
-def shapes(rank: int, world: int) -> None:
+@on("everyone")
+def test_shapes_and_offsets(rank: int, world: int) -> None:
     value = ringlet.all_reduce(torch.ones(2, 3, 4))
     assert value.shape == (2, 3, 4) and value.unique().item() == world
     assert ringlet.all_reduce(torch.tensor(2.5)).item() == 2.5 * world
@@ -245,10 +225,6 @@ def shapes(rank: int, world: int) -> None:
     assert ringlet.all_reduce(columns).tolist() == [4.0 * world, 5.0 * world, 6.0 * world, 7.0 * world]
     odd = torch.ones(4 * 999 + 1, dtype=torch.uint8)[1:].view(torch.uint8)  # not aligned to anything
     assert ringlet.all_reduce(odd).unique().item() == world
-
-
-def test_shapes_and_offsets(everyone):
-    everyone(shapes)
 
 
 def bitwise_on_numbers_below_zero(rank: int, world: int) -> list[int]:
@@ -265,13 +241,10 @@ def test_bitwise_operations_keep_signs(everyone):
     assert results == [wanted] * world
 
 
-def same_name_again(rank: int, world: int, name: str) -> None:
+@on(3, "threads")
+def test_threads_meet_again_under_the_same_name(rank: int, world: int, folder: str) -> None:
     for cycle in range(300):
         ringlet.finalize()
-        ringlet.init(rank, world, transport="threads", name=name, timeout=20)
+        ringlet.init(rank, world, transport="threads", name=folder, timeout=20)
         if cycle % 10 == 0:
             assert ringlet.all_reduce(torch.ones(1)).item() == world
-
-
-def test_threads_meet_again_under_the_same_name(pool, tmp_path):
-    pool.values(same_name_again, 3, str(tmp_path), join="threads")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
+from ranks import on
 from ringlet import _C
 from ringlet import group as groups
 
@@ -73,7 +74,8 @@ def test_a_killed_peer_holds_nothing(pool, tmp_path):
     assert outcome.kind is None and outcome.value <= 0, outcome
 
 
-def closed_in_a_handler(rank, world):
+@on(2)
+def test_a_group_whose_close_is_refused_stays_open(rank, world):
     group, refused = ringlet.current(), []
 
     def close(*_):
@@ -102,10 +104,6 @@ def closed_in_a_handler(rank, world):
         ringlet.all_reduce(torch.ones(1))
     ringlet.finalize()
     assert not groups.has_default()
-
-
-def test_a_group_whose_close_is_refused_stays_open(pool):
-    pool.values(closed_in_a_handler, 2)
 
 
 @pytest.mark.parametrize("patience", [0, 0.5, 3, timedelta(0), timedelta(seconds=1)])

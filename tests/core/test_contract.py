@@ -30,9 +30,12 @@ from cases import (
     run,
 )
 from exact_data import DTYPES, OPS, supported
+from ranks import on
 
 
-def every_dtype_and_op(rank: int, world: int, collective: str) -> None:
+@on("everyone")
+@pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
+def test_every_dtype_and_op(rank: int, world: int, collective: str) -> None:
     """All pairs on a small and a large count; memory, place and root by lot, but for two ranks the algorithm too."""
     checks = Checks()
     lot = random.Random(5)  # the same on every rank
@@ -51,12 +54,9 @@ def every_dtype_and_op(rank: int, world: int, collective: str) -> None:
     checks.conclude()
 
 
+@on("everyone")
 @pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
-def test_every_dtype_and_op(everyone, collective):
-    everyone(every_dtype_and_op, collective)
-
-
-def every_count_memory_and_root(rank: int, world: int, collective: str) -> None:
+def test_every_count_memory_place_and_root(rank: int, world: int, collective: str) -> None:
     checks = Checks()
     places = (True,) if collective in ONLY_IN_PLACE else (False,) if collective == "all_to_all" else (True, False)
     kinds = [(torch.float32, "sum"), (torch.bfloat16, "avg")] if collective in REDUCTIONS else [(torch.int32, "sum")]
@@ -66,11 +66,6 @@ def every_count_memory_and_root(rank: int, world: int, collective: str) -> None:
         ):
             run(Case(collective, algorithm, dtype, op, count, memory, in_place, root), rank, world, checks)
     checks.conclude()
-
-
-@pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
-def test_every_count_memory_place_and_root(everyone, collective):
-    everyone(every_count_memory_and_root, collective)
 
 
 def several_segments(rank: int, world: int, each_memory: bool) -> None:
@@ -156,7 +151,8 @@ def test_not_a_number_in_any_input_of_min_and_max_gives_it(everyone):
     assert all(all(seen) for seen in everyone(not_a_number))
 
 
-def unsupported_pairs(rank: int, world: int) -> None:
+@on("everyone")
+def test_unsupported_pairs_are_refused_before_anything_moves(rank: int, world: int) -> None:
     refused = 0
     for dtype, op in itertools.product(DTYPES, OPS):
         if supported(dtype, op):
@@ -176,7 +172,3 @@ def unsupported_pairs(rank: int, world: int) -> None:
         assert torch.equal(blocks.view(torch.uint8), ones.view(torch.uint8))
     assert refused == 3 * 35
     assert ringlet.all_reduce(torch.ones(3)).tolist() == [world] * 3, "the group works on"
-
-
-def test_unsupported_pairs_are_refused_before_anything_moves(everyone):
-    everyone(unsupported_pairs)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 
 LIMIT_SECONDS = 60
 
@@ -85,7 +86,8 @@ def of_another_thread(rank: int, world: int, folder: str) -> None:
         tensor.resize_(1 << 20)
 
 
-def through_torch(rank: int, world: int, folder: str) -> None:
+@on("two")
+def test_memory_in_flight_through_torch(rank: int, world: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", world)
     tensor, blocks, peer = torch.ones(100), [torch.zeros(3) for _ in range(world)], torch.ones(7)
     if rank > 0:
@@ -131,10 +133,6 @@ def moved_to_shared_memory(rank: int, world: int, folder: str) -> None:
 @pytest.mark.parametrize("program", [in_shared_memory, moved_to_shared_memory, asynchronous, of_another_thread])
 def test_memory_in_flight(pool, tmp_path, transport, program):
     pool.values(program, 2, str(tmp_path), join=transport)
-
-
-def test_memory_in_flight_through_torch(pool, tmp_path):
-    pool.values(through_torch, 2, str(tmp_path), join="dist:ringlet")
 
 
 def protect(tensor: torch.Tensor, access: int) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import ringlet
+from ranks import on
 
 
 def memory(count: int) -> torch.Tensor:
@@ -31,7 +32,8 @@ def test_lists_in_place(pool, transport):
     pool.values(lists_in_place, 3, join=transport)
 
 
-def overwriting(rank: int, world: int) -> None:
+@on(2)
+def test_what_would_be_overwritten_is_refused(rank: int, world: int) -> None:
     buffer = memory(40 * world)
     other = (rank + 1) % world
     block = slice(40 * other, 40 * (other + 1))
@@ -58,11 +60,8 @@ def overwriting(rank: int, world: int) -> None:
     assert total.tolist() == [world] * 3
 
 
-def test_what_would_be_overwritten_is_refused(pool):
-    pool.values(overwriting, 2)
-
-
-def autograd_is_told(rank: int, world: int) -> None:
+@on(2)
+def test_autograd_is_told_what_was_written(rank: int, world: int) -> None:
     def raises(write, *, on: torch.Tensor, expected: bool = True) -> None:
         weight = torch.ones(on.shape, requires_grad=True)
         product = (weight * on).sum()  # saves `on`
@@ -86,7 +85,3 @@ def autograd_is_told(rank: int, world: int) -> None:
     raises(lambda: ringlet.recv(x, peer) if rank else ringlet.send(x, peer), on=x, expected=rank == 1)
     with torch.inference_mode():
         ringlet.all_reduce(torch.ones(3))
-
-
-def test_autograd_is_told_what_was_written(pool):
-    pool.values(autograd_is_told, 2)

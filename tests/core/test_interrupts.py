@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
-from ranks import free_ports, on_host
+from ranks import free_ports, on, on_host
 from ringlet import _C
 from ringlet.cli.main import main
 
@@ -244,7 +244,8 @@ def test_ctrl_c_ends_the_wait_for_a_missing_rank(pool, tmp_path):
 # --- torch.distributed ----------------------------------------------------------------------------------------------
 
 
-def torch_waits(rank: int, world: int) -> None:
+@on("two")
+def test_ctrl_c_ends_waits_of_torch_distributed(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     work = dist.all_reduce(ones(), async_op=True) if rank == 0 else None
     if rank == 0:
@@ -271,10 +272,6 @@ def torch_waits(rank: int, world: int) -> None:
         with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(KeyboardInterrupt\)"):
             for _ in range(3):  # the interrupted rank may have done its part of the first
                 dist.all_reduce(ones())
-
-
-def test_ctrl_c_ends_waits_of_torch_distributed(pool):
-    pool.values(torch_waits, 2, join="dist:ringlet")
 
 
 # --- ranks that are threads -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 import ringlet
 from cases import ALGORITHMS, Checks, placed
 from exact_data import input_of, result_of
+from ranks import on
 
 MEMORIES = ("registered", "ordinary", "mixed", "offset")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
@@ -42,7 +43,8 @@ def finish(work: object, async_op: bool) -> None:
         work.wait()  # type: ignore[attr-defined]
 
 
-def gathers(rank: int, world: int) -> None:
+@on("everyone")
+def test_gathers(rank: int, world: int) -> None:
     checks = Checks()
     for case in cases("all_gather"):
         scale, algorithm, memory, dtype, async_op = case
@@ -63,7 +65,8 @@ def gathers(rank: int, world: int) -> None:
     checks.conclude()
 
 
-def reductions(rank: int, world: int) -> None:
+@on("everyone")
+def test_reductions(rank: int, world: int) -> None:
     checks = Checks()
     for case in cases("reduce_scatter"):
         scale, algorithm, memory, dtype, async_op = case
@@ -84,7 +87,8 @@ def reductions(rank: int, world: int) -> None:
     checks.conclude()
 
 
-def exchanges(rank: int, world: int) -> None:
+@on("everyone")
+def test_exchanges(rank: int, world: int) -> None:
     """Every pair of ranks has a size of its own."""
     checks = Checks()
     for case in cases("all_to_all"):
@@ -144,7 +148,8 @@ def of_any_layout(rank: int, world: int) -> None:
                 block.zero_()
 
 
-def in_groups_and_arrays(rank: int, world: int) -> None:
+@on("everyone")
+def test_groups_and_arrays(rank: int, world: int) -> None:
     group = ringlet.new_group(list(reversed(range(world))))
     blocks = [numpy.zeros((q + 1, 2), numpy.float32) for q in range(world)]
     got = ringlet.all_gather(blocks, numpy.full((group.rank + 1, 2), float(rank), numpy.float32), group=group)
@@ -199,22 +204,6 @@ def sizes_differ(rank: int, world: int) -> str:
     with pytest.raises(ringlet.InvalidUsage) as caught:
         ringlet.all_gather([torch.zeros(count) for count in counts], torch.zeros(counts[rank]), timeout=5)
     return str(caught.value)
-
-
-def test_gathers(everyone):
-    everyone(gathers)
-
-
-def test_reductions(everyone):
-    everyone(reductions)
-
-
-def test_exchanges(everyone):
-    everyone(exchanges)
-
-
-def test_groups_and_arrays(everyone):
-    everyone(in_groups_and_arrays)
 
 
 @pytest.mark.parametrize("world", [2, 3])

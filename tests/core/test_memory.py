@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from ranks import on
 from ringlet import _C
 
 
@@ -124,12 +125,9 @@ def test_ddps_own_buckets_are_registered(pool):
     assert all(registered for _, registered in ours) and not any(registered for _, registered in theirs)
 
 
-def backends_own(rank: int, world: int) -> None:
+@on("two")
+def test_the_backend_hands_out_registered_memory(rank: int, world: int) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     device = torch.device("cpu")
     assert backend.supports_tensor_alloc(device)
     assert ringlet.is_registered(backend.allocate_tensor(10, dtype=torch.bfloat16, device=device))
-
-
-def test_the_backend_hands_out_registered_memory(pool):
-    pool.values(backends_own, 2, join="dist:ringlet")

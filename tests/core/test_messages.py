@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 
 # In one segment, in several, and (registered) in place.
 COUNTS = (0, 5, 70_000)
@@ -87,7 +88,8 @@ def both_ways_at_once(rank: int, world: int) -> None:
         work.wait()
 
 
-def nobody_waits(rank: int, world: int, store: str) -> None:
+@on("everyone")
+def test_messages_move_by_themselves(rank: int, world: int, store: str) -> None:
     """Messages move while their ranks are elsewhere, and handles may be dropped."""
     shared = dist.FileStore(store, world)
     if rank == 0:
@@ -105,10 +107,6 @@ def nobody_waits(rank: int, world: int, store: str) -> None:
 @pytest.mark.parametrize("function", [tags, any_source, no_receive_blocks_another, both_ways_at_once])
 def test_messages(everyone, function):
     everyone(function)
-
-
-def test_messages_move_by_themselves(everyone, tmp_path):
-    everyone(nobody_waits, str(tmp_path / "store"))
 
 
 def unanswered(rank: int, world: int, store: str) -> str:
@@ -131,7 +129,8 @@ def test_a_receive_from_anyone_times_out(pool, tmp_path):
     assert "recv from any rank (3 elements of float32, tag 5)" in text and "waited 0.5 s for any rank" in text
 
 
-def another_size(rank: int, world: int) -> None:
+@on("two")
+def test_a_message_of_another_size_is_told_to_both(rank: int, world: int) -> None:
     if rank == 0:
         with pytest.raises(ringlet.InvalidUsage, match="rank 0 sends 4 elements of float32, rank 1 receives 5"):
             dist.send(torch.empty(4), 1)
@@ -139,10 +138,6 @@ def another_size(rank: int, world: int) -> None:
     else:
         with pytest.raises(ringlet.InvalidUsage, match="rank 0 sends 4 elements of float32, rank 1 receives 5"):
             dist.recv(torch.empty(5), 0)
-
-
-def test_a_message_of_another_size_is_told_to_both(pool):
-    pool.values(another_size, 2, join="dist:ringlet")
 
 
 def missing(rank: int, world: int, store: str) -> str:

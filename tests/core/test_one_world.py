@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ringlet
+from ranks import on
 
 
 def summed(world):
@@ -76,15 +77,12 @@ def test_a_group_of_torch_distributed_is_one_of_ringlet(pool, backend):
     pool.values(reduce_without_init, 3, join=f"dist:{backend}")
 
 
-def have_no_process_group(rank, world):
+@on(2, "threads")
+def test_threads_have_no_group_of_torch_distributed(rank, world):
     with pytest.raises(ringlet.InvalidUsage, match="ranks are threads"):
         ringlet.current().process_group()
     with pytest.raises(ringlet.InvalidUsage, match="GradientReducer: group is a str"):
         ringlet.GradientReducer(nn.Linear(1, 1), group="all")
-
-
-def test_threads_have_no_group_of_torch_distributed(pool):
-    pool.values(have_no_process_group, 2, join="threads")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import ringlet
 import stalls
+from ranks import on
 
 SOON_S = 30.0  # a wait that does not end ends here
 
@@ -79,7 +80,9 @@ def test_a_handler_may_drop_the_group_whose_message_it_interrupts(pool, tmp_path
     assert pool.values(dropped_by_a_handler, 2, str(tmp_path / "store"), join="shared_memory") == [True, True]
 
 
-def waits_in_a_callback(rank: int, world: int, whole: str) -> None:
+@on("two")
+@pytest.mark.parametrize("whole", ("strided", "uneven"))
+def test_a_callback_may_wait_for_a_later_call_that_runs_in_one_go(rank: int, world: int, whole: str) -> None:
     """The callback of a call waits for the next one, which runs in one go."""
     for _ in range(5):
         dist.barrier()
@@ -98,11 +101,6 @@ def waits_in_a_callback(rank: int, world: int, whole: str) -> None:
         told.wait()
         second.wait()
         assert taken.eq(2).all()
-
-
-@pytest.mark.parametrize("whole", ("strided", "uneven"))
-def test_a_callback_may_wait_for_a_later_call_that_runs_in_one_go(pool, whole):
-    pool.values(waits_in_a_callback, 2, whole, join="dist:ringlet")
 
 
 def failing(call: Callable[[], Any]) -> str:

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringlet
 import stalls
+from ranks import on
 from ringlet import _C
 from ringlet import group as groups
 
@@ -227,7 +228,8 @@ def resized(nbytes: int, every: int = 1) -> torch.Tensor:
     return tensor
 
 
-def refusals(rank: int, world: int) -> None:
+@on(2)
+def test_what_cannot_be_right_is_refused(rank: int, world: int) -> None:
     wrong = []
     for name, act, says in REFUSED:
         try:
@@ -240,10 +242,6 @@ def refusals(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match="op"):  # InvalidUsage is a ValueError and a RuntimeError
         ringlet.all_reduce(ONES, "mean")
     assert ringlet.current().handle.sequence == 1
-
-
-def test_what_cannot_be_right_is_refused(pool):
-    pool.values(refusals, 2)
 
 
 def around_a_group(rank: int, world: int, store: str) -> None:
@@ -547,7 +545,8 @@ def resident_kib() -> int:
     raise AssertionError("no RssShmem")
 
 
-def memory_given_back(rank: int, world: int, folder: str) -> None:
+@on(2, "nothing")
+def test_memory_of_a_group_is_given_back(rank: int, world: int, folder: str) -> None:
     sizes = []
     for cycle in range(4):
         before = _C.heap()["allocated_bytes"]
@@ -566,11 +565,8 @@ def memory_given_back(rank: int, world: int, folder: str) -> None:
     assert allocated < 16 << 20 and resident - sizes[0][1] < 2048, sizes
 
 
-def test_memory_of_a_group_is_given_back(pool, tmp_path):
-    pool.values(memory_given_back, 2, str(tmp_path), join="nothing")
-
-
-def forgotten_handles(rank: int, world: int) -> int:
+@on(2)
+def test_dropped_handles_let_their_tensors_go(rank: int, world: int) -> None:
     """Work handles and tensors dropped at once live until their call is done, and no longer."""
     before = _C.heap()["allocated_bytes"]
     for _ in range(30):
@@ -578,11 +574,7 @@ def forgotten_handles(rank: int, world: int) -> int:
     ringlet.all_reduce(torch.ones(1))
     ringlet.barrier(async_op=True).wait()
     gc.collect()
-    return _C.heap()["allocated_bytes"] - before
-
-
-def test_dropped_handles_let_their_tensors_go(pool):
-    assert pool.values(forgotten_handles, 2) == [0, 0]
+    assert (_C.heap()["allocated_bytes"] - before) == 0
 
 
 def ringlet_sockets() -> set[str]:

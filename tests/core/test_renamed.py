@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import ringlet
+from ranks import on
 
 
-def old_names(rank: int, world: int) -> None:
+@on(2)
+def test_old_names_warn(rank: int, world: int) -> None:
     with pytest.warns(FutureWarning, match=r"ringlet\.SystemError is now ringlet\.ResourceError") as told:
         assert ringlet.SystemError is ringlet.ResourceError
     assert pathlib.Path(told[0].filename).name == "test_renamed.py"
@@ -25,7 +27,3 @@ def old_names(rank: int, world: int) -> None:
     made.module(torch.ones(1, 2)).sum().backward()
     with pytest.warns(FutureWarning, match=r"Zero\.clip_grad_norm is now Zero\.clip_grad_norm_"):
         assert made.clip_grad_norm(1.0) > 0
-
-
-def test_old_names_warn(pool):
-    pool.values(old_names, 2)

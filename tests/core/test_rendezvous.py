@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 import ringlet
 from error_samples import Broken
-from ranks import free_ports, leave_torch
+from ranks import free_ports, leave_torch, on
 from ringlet import _C
 from ringlet.group_key import Claim, _too_late
 from ringlet.store import from_environment
@@ -444,7 +444,8 @@ def test_an_optional_table_that_cannot_be_used_warns(pool, tmp_path):
 # --- torch's own checks around the backend --------------------------------------------------------------------------
 
 
-def in_detail(rank: int, world: int, store: str) -> None:
+@on(2, "nothing")
+def test_under_torchs_detailed_checks(rank: int, world: int, store: str) -> None:
     with variables(TORCH_DISTRIBUTED_DEBUG="DETAIL"):
         dist.set_debug_level_from_env()
         try:
@@ -473,10 +474,6 @@ def in_detail(rank: int, world: int, store: str) -> None:
             dist.destroy_process_group()
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
             dist.set_debug_level_from_env()
-
-
-def test_under_torchs_detailed_checks(pool, tmp_path):
-    pool.values(in_detail, 2, str(tmp_path / "store"), join="nothing")
 
 
 def with_few_descriptors(rank: int, world: int, port: int, poor: int, transport: str) -> list[str]:

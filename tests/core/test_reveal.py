@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 from ringlet.schedule.collectives import REDUCTIONS
@@ -349,26 +350,20 @@ def test_float16_counts_few_ranks():
         numbers_of(Case("all_reduce", "auto", "ordinary", "api", 19, 0, 0, "float16", "sum"))
 
 
-def not_callable(rank, world):
+@on(2, "threads")
+def test_a_name_is_no_function(rank, world):
     with pytest.raises(InvalidUsage, match="pass a function of a tensor, got 'ring'"):
         ringlet.reveal("ring")
 
 
-def test_a_name_is_no_function(pool):
-    pool.values(not_callable, 2, join="threads")
-
-
-def assertions(rank, world):
+@on(4)
+def test_assertions_for_tests_of_others(rank, world):
     ringlet.assert_one_order(call_of("two_shot", "all_reduce"), sizes=[1, 100])
     ringlet.assert_same_order(call_of("two_shot", "all_reduce"), call_of("one_shot", "all_reduce"), sizes=[100])
     with pytest.raises(AssertionError, match="the element's place: 4 orders in 100 elements"):
         ringlet.assert_one_order(call_of("ring", "all_reduce"), sizes=[1, 100])
     with pytest.raises(AssertionError, match=r"element 0 of 100 is \(0\+\(\(1\+2\)\+3\)\) by .*, and \(\(0\+1\)"):
         ringlet.assert_same_order(call_of("ring", "all_reduce"), call_of("butterfly", "all_reduce"), sizes=[100])
-
-
-def test_assertions_for_tests_of_others(pool):
-    pool.values(assertions, 4)
 
 
 def of_torch(rank, world):

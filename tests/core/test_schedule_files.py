@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 from ringlet.schedule import algorithms, load, schedule
 from ringlet.schedule.files import from_json
 from ringlet.schedule.hosts import parse_hosts
@@ -140,7 +141,8 @@ def test_schedules_of_files_run_on_every_transport(pool, files, join):
     pool.values(loaded_sums, 4, files, join=join)
 
 
-def with_the_variable(rank: int, world: int, store: str, files: list[str]) -> None:
+@on(4, "nothing")
+def test_a_variable_names_the_files(rank: int, world: int, store: str, files: list[str]) -> None:
     """A program that names no file: its groups know the algorithms, and so do its model's reducers."""
     os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
     try:
@@ -156,11 +158,8 @@ def with_the_variable(rank: int, world: int, store: str, files: list[str]) -> No
         del os.environ["RINGLET_ALGORITHMS"]
 
 
-def test_a_variable_names_the_files(pool, files, tmp_path):
-    pool.values(with_the_variable, 4, str(tmp_path / "store"), files, join="nothing")
-
-
-def through_torch(rank: int, world: int, files: list[str]) -> None:
+@on(4, "dist:ringlet@mixed")
+def test_a_process_group_and_the_reducer_take_them(rank: int, world: int, files: list[str]) -> None:
     os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
     try:
         group = dist.new_group(pg_options=ringlet.BackendOptions(algorithm="from_json"))
@@ -174,10 +173,6 @@ def through_torch(rank: int, world: int, files: list[str]) -> None:
     model(torch.full((1, 8), rank + 1.0)).sum().backward()
     assert (model.weight.grad == (world + 1) / 2).all()
     reducer.remove()
-
-
-def test_a_process_group_and_the_reducer_take_them(pool, files):
-    pool.values(through_torch, 4, files, join="dist:ringlet@mixed")
 
 
 # ---- in notebooks

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 from ringlet import InvalidUsage
 
 
@@ -38,31 +39,25 @@ def test_a_broadcast_only_reads_at_its_root(pool, tmp_path):
     assert pool.values(root_is_only_read, 2, str(tmp_path)) == [[False, 66.0, 35.0], [True, 66.0, 35.0]]
 
 
-def uneven_blocks(rank: int, world: int) -> str:
+@on(2)
+def test_uneven_blocks_that_differ_between_ranks_are_refused(rank: int, world: int) -> None:
     counts = [(712, 1288), (786, 1214)][rank]  # 16 bits of a digest are the same
     blocks = [torch.full((count,), -1.0) for count in counts]
     with pytest.raises(InvalidUsage, match="calls do not match") as refused:
         ringlet.all_gather(blocks, torch.full((counts[rank],), float(rank)))
     assert blocks[1 - rank].eq(-1.0).all()
-    return type(refused.value).__name__
+    assert type(refused.value).__name__ == "InvalidUsage"
 
 
-def test_uneven_blocks_that_differ_between_ranks_are_refused(pool):
-    assert pool.values(uneven_blocks, 2) == ["InvalidUsage"] * 2
-
-
-def lists_and_tensors(rank: int, world: int) -> list[int]:
+@on(2)
+def test_lengths_of_lists_are_not_taken_for_data(rank: int, world: int) -> None:
     given, taken = torch.arange(4) + 100 * rank, torch.full((4,), -1)
     with pytest.raises(InvalidUsage, match="calls do not match"):
         if rank == 0:
             ringlet.all_to_all(list(taken.split(2)), list(given.split(2)))
         else:
             ringlet.all_to_all(taken, given)
-    return taken.unique().tolist()
-
-
-def test_lengths_of_lists_are_not_taken_for_data(pool):
-    assert pool.values(lists_and_tensors, 2) == [[-1]] * 2
+    assert taken.unique().tolist() == [-1]
 
 
 def conjugated(rank: int, world: int) -> list[complex]:
@@ -78,19 +73,17 @@ def test_a_conjugated_gradient_is_resolved(pool):
     assert found == [[grad * (rank + 1)] * 2 for rank, grad in enumerate([2j, 2j])]
 
 
-def coalesced(rank: int, world: int) -> bool:
+@on("two")
+def test_coalesced_calls_do_not_write_what_later_ones_read(rank: int, world: int) -> None:
     first, second = torch.full((4,), 1.0), torch.full((4,), 10.0)
     with pytest.raises(InvalidUsage, match="must not overlap the input of a later one"), dist._coalescing_manager():
         dist.reduce_scatter_tensor(second[:2], first)
         dist.reduce_scatter_tensor(torch.empty(2), second)
-    return second.unique().tolist() == [10.0]
+    assert second.unique().tolist() == [10.0]
 
 
-def test_coalesced_calls_do_not_write_what_later_ones_read(pool):
-    assert pool.values(coalesced, 2, join="dist:ringlet") == [True] * 2
-
-
-def delivered_in_turn(rank: int, world: int) -> int:
+@on(1, "dist:ringlet")
+def test_results_are_delivered_in_the_calls_turn(rank: int, world: int) -> None:
     """An asynchronous call on a strided tensor, and another on the same tensor as it ends."""
     twice = dist._make_nccl_premul_sum(2.0)
     x = torch.ones(600, 600).t()[:, :599]
@@ -105,11 +98,7 @@ def delivered_in_turn(rank: int, world: int) -> int:
         dist.all_reduce(x, op=twice)
         handle.wait()
         wrong += x.unique().tolist() != [2.0]
-    return wrong
-
-
-def test_results_are_delivered_in_the_calls_turn(pool):
-    assert pool.values(delivered_in_turn, 1, join="dist:ringlet") == [0]
+    assert wrong == 0
 
 
 def lists_of_others(rank: int, world: int) -> list[float]:

@@ -66,6 +66,16 @@ class Task:
     timeout: float
 
 
+def on(world: int | str, join: str = "shared_memory") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test is what a rank does, `test(rank, world, *fixtures)`, and runs on so many; join: as in `Pool.run`.
+
+    Or the fixture of that name, such as "two" or "everyone", runs it.
+    """
+    if isinstance(world, int):
+        return pytest.mark.on(world, join)
+    return lambda test: pytest.mark.usefixtures(world)(pytest.mark.on(world, None)(test))
+
+
 @contextlib.contextmanager
 def on_host(name: str | None) -> Iterator[None]:
     """As if this process were on a host of that name."""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from exact_data import BITWISE, difference
-from ranks import free_ports
+from ranks import free_ports, on
 
 WORLDS = (2, 3)
 COUNTS = (1, 1000, 200_000)
@@ -331,7 +331,8 @@ def test_data_parallel_training_equals_gloo(pool, world, hook):
     assert all(weights[6:] == ours[0][6:] for weights in ours), "all ranks have the same weights"
 
 
-def choose_algorithm(rank: int, world: int) -> None:
+@on("everyone")
+def test_the_algorithm_can_be_chosen(rank: int, world: int) -> None:
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert type(backend) is ringlet._C.Backend and backend.algorithm == "auto"
     for name in ("ring", "butterfly", "auto"):
@@ -340,7 +341,3 @@ def choose_algorithm(rank: int, world: int) -> None:
         assert backend.algorithm == name and tensor.unique().tolist() == [world]
     with pytest.raises(ringlet.InvalidUsage, match=r'algorithm must be one of auto, .*, got "rings"'):
         backend.algorithm = "rings"
-
-
-def test_the_algorithm_can_be_chosen(everyone):
-    everyone(choose_algorithm)

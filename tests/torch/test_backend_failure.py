@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 from stalls import watched
 
 PROMISE_SECONDS = 1.0
@@ -223,7 +224,8 @@ def test_calls_in_another_order(pool, tmp_path, world, first, second):
 # --- the end of a group with works under way ------------------------------------------------------------------------
 
 
-def leave(rank: int, world: int, folder: str) -> None:
+@on(3, "nothing")
+def test_a_rank_that_leaves(rank: int, world: int, folder: str) -> None:
     """One rank ends its group while others wait for it: they hear of it, and nobody hangs."""
     others = meeting(folder, world)
     if rank == 0:
@@ -237,11 +239,8 @@ def leave(rank: int, world: int, folder: str) -> None:
         assert "rank 0 left the group" in text
 
 
-def test_a_rank_that_leaves(pool, tmp_path):
-    pool.values(leave, 3, str(tmp_path), join="nothing")
-
-
-def abort(rank: int, world: int, folder: str) -> None:
+@on(3, "nothing")
+def test_an_aborted_group(rank: int, world: int, folder: str) -> None:
     others = meeting(folder, world)
     with group(rank, world, f"{folder}/store"):
         if rank == 0:
@@ -252,7 +251,3 @@ def abort(rank: int, world: int, folder: str) -> None:
         else:
             others.wait(["aborted"])
             works_raise([dist.all_reduce(torch.ones(COUNT), async_op=True)], ringlet.PeerLost)
-
-
-def test_an_aborted_group(pool, tmp_path):
-    pool.values(abort, 3, str(tmp_path), join="nothing")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 
 WORLDS = (2, 3, 5)
 # The staged path in one segment and in many; and blocks of nothing.
@@ -213,7 +214,8 @@ def test_lists(everyone, function):
     everyone(function)
 
 
-def refused(rank: int, world: int) -> None:
+@on("everyone")
+def test_refusals_leave_the_group_usable(rank: int, world: int) -> None:
     def refuses(text: str, function, *args) -> None:
         with pytest.raises(ringlet.InvalidUsage, match=re.escape(text)):
             function(*args)
@@ -239,10 +241,6 @@ def refused(rank: int, world: int) -> None:
     dist.barrier()
 
 
-def test_refusals_leave_the_group_usable(everyone):
-    everyone(refused)
-
-
 def parted(rank: int, world: int) -> str:
     """Rank 0 sends more to rank 1 than that expects: every rank is told, nobody's output is touched."""
     outputs = [torch.full((2,), -1.0) for _ in range(world)]
@@ -258,7 +256,8 @@ def test_blocks_that_do_not_fit_are_told_to_all(everyone):
         assert "rank 0 sends 3 elements to rank 1, which expects 2" in text
 
 
-def coalesced_in_each_others_way(rank: int, world: int) -> None:
+@on("two")
+def test_coalesced_gathers_that_cannot_be(rank: int, world: int) -> None:
     first, second = torch.full((2,), rank + 1.0), torch.full((2,), 10.0 * (rank + 1))
     outputs = [[torch.empty(2), torch.empty(2)] for _ in range(world)]
     outputs[1 - rank][0] = second
@@ -268,7 +267,3 @@ def coalesced_in_each_others_way(rank: int, world: int) -> None:
     assert second.tolist() == [10.0 * (rank + 1)] * 2
     with pytest.raises(ringlet.InvalidUsage, match="at least one tensor"):
         group._get_backend(torch.device("cpu")).allgather_coalesced([[] for _ in range(world)], [])
-
-
-def test_coalesced_gathers_that_cannot_be(pool):
-    pool.values(coalesced_in_each_others_way, 2, join="dist:ringlet")

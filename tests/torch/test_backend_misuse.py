@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 
 LIMIT = timedelta(seconds=20)
 
@@ -30,7 +31,8 @@ def total() -> float:
 # --- the start and the end of a group -------------------------------------------------------------------------------
 
 
-def wrong_starts(rank: int, world: int, folder: str) -> None:
+@on(2, "nothing")
+def test_wrong_starts(rank: int, world: int, folder: str) -> None:
     with pytest.raises((AssertionError, ValueError, RuntimeError), match=r"(?i)unknown.*ringlets"):
         start("ringlets", dist.FileStore(f"{folder}/name", world), rank, world)
     with pytest.raises(TypeError, match="incompatible constructor arguments"):
@@ -49,11 +51,8 @@ def wrong_starts(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_wrong_starts(pool, tmp_path):
-    pool.values(wrong_starts, 2, str(tmp_path), join="nothing")
-
-
-def use_after_destroy(rank: int, world: int, store: str) -> None:
+@on(2, "nothing")
+def test_use_after_destroy(rank: int, world: int, store: str) -> None:
     start("ringlet", dist.FileStore(store, world), rank, world)
     group, other = dist.group.WORLD, dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
@@ -76,10 +75,6 @@ def use_after_destroy(rank: int, world: int, store: str) -> None:
     assert tensor.unique().tolist() == [world]
 
 
-def test_use_after_destroy(pool, tmp_path):
-    pool.values(use_after_destroy, 2, str(tmp_path / "store"), join="nothing")
-
-
 # --- tensors --------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +91,8 @@ def root_of(options: object) -> object:
     return options
 
 
-def wrong_tensors(rank: int, world: int) -> None:
+@on("two")
+def test_wrong_tensors_are_refused_and_the_group_goes_on(rank: int, world: int) -> None:
     block, meta = torch.ones(3), torch.empty(3, device="meta")
     several = torch.empty(3 * world)
     cases = (
@@ -138,15 +134,12 @@ def wrong_tensors(rank: int, world: int) -> None:
     assert total() == world
 
 
-def tensors_with_gaps(rank: int, world: int) -> None:
+@on("two")
+def test_tensors_with_gaps_in_lists(rank: int, world: int) -> None:
     """In lists they are copied: what is gathered is their elements, and what lies between them stays."""
     columns = torch.zeros(3, 2 * world)
     dist.all_gather([columns[:, 2 * q] for q in range(world)], torch.full((3, 2), float(rank + 1))[:, 0])
     assert columns.tolist() == [[value for q in range(world) for value in (q + 1.0, 0.0)]] * 3
-
-
-def test_tensors_with_gaps_in_lists(pool):
-    pool.values(tensors_with_gaps, 2, join="dist:ringlet")
 
 
 def strided(rank: int, world: int) -> None:
@@ -189,7 +182,8 @@ def test_strided_tensors(pool):
     pool.values(strided, 2, join="dist:ringlet")
 
 
-def shared_until_written(rank: int, world: int) -> None:
+@on("two")
+def test_lazy_clones_are_copied_first(rank: int, world: int) -> None:
     """Lazy clones: torch copies them when something writes."""
     sent, received = torch.ones(3), torch.zeros(3)
     total, copy = torch._lazy_clone(sent), torch._lazy_clone(received)
@@ -197,10 +191,6 @@ def shared_until_written(rank: int, world: int) -> None:
     dist.broadcast(copy if rank else sent, 0)
     assert total.tolist() == [world] * 3 and sent.tolist() == [1] * 3
     assert received.tolist() == [0] * 3 and (rank == 0 or copy.tolist() == [1] * 3)
-
-
-def test_lazy_clones_are_copied_first(pool):
-    pool.values(shared_until_written, 2, join="dist:ringlet")
 
 
 def refused_by_torch(rank: int, world: int) -> None:
@@ -220,10 +210,6 @@ def refused_by_torch(rank: int, world: int) -> None:
 @pytest.mark.parametrize("backend", ["ringlet", "gloo"])
 def test_what_torch_refuses_it_refuses_here(pool, backend):
     pool.values(refused_by_torch, 2, join=f"dist:{backend}")
-
-
-def test_wrong_tensors_are_refused_and_the_group_goes_on(pool):
-    pool.values(wrong_tensors, 2, join="dist:ringlet")
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -276,7 +262,8 @@ def test_a_refused_batch_leaves_the_group_usable(pool):
     assert pool.values(refused_batch, 2, join="dist:ringlet") == [[2.0, [2.0, 2.0]], [2.0, [1.0, 1.0]]]
 
 
-def batch_after_failure(rank: int, world: int) -> None:
+@on("two")
+def test_calls_after_a_batch_that_failed_fail(rank: int, world: int) -> None:
     dist.group.WORLD._get_backend(torch.device("cpu")).abort()
     with pytest.raises(ringlet.Error, match="aborted"):
         dist.batch_isend_irecv(batch_of(torch.ones(2), torch.ones(2), 1 - rank))
@@ -284,11 +271,8 @@ def batch_after_failure(rank: int, world: int) -> None:
         dist.all_reduce(torch.ones(2))
 
 
-def test_calls_after_a_batch_that_failed_fail(pool):
-    pool.values(batch_after_failure, 2, join="dist:ringlet")
-
-
-def in_inference_mode(rank: int, world: int) -> list[list[float]]:
+@on("two")
+def test_strided_tensors_in_inference_mode(rank: int, world: int) -> None:
     seen = []
     with torch.inference_mode():
         for strided in (True, rank == 1):
@@ -303,33 +287,23 @@ def in_inference_mode(rank: int, world: int) -> list[list[float]]:
     ordinary = [torch.ones(4, 4, requires_grad=True).detach()[:, :3] for _ in range(2)]
     dist.all_reduce(ordinary[0], async_op=True).wait()
     assert not ordinary[0].is_inference()
-    return seen
+    assert seen == [[2.0]] * 4
 
 
-def test_strided_tensors_in_inference_mode(pool):
-    assert pool.values(in_inference_mode, 2, join="dist:ringlet") == [[[2.0]] * 4] * 2
-
-
-def outside_of_the_mode(rank: int, world: int) -> float:
+@on("two")
+def test_outputs_that_torch_would_not_write_are_refused(rank: int, world: int) -> None:
     """torch lets nobody write such a tensor outside of the mode."""
     with torch.inference_mode():
         tensor = torch.ones(4, 4)
     for asynchronous in (True, False):
         with pytest.raises(ringlet.InvalidUsage, match="was made in inference mode"):
             dist.all_reduce(tensor[:, :3], async_op=asynchronous)
-    return total()
+    assert total() == 2.0
 
 
-def test_outputs_that_torch_would_not_write_are_refused(pool):
-    assert pool.values(outside_of_the_mode, 2, join="dist:ringlet") == [2.0] * 2
-
-
-def transports(rank: int, world: int) -> list[str]:
+@on("two")
+def test_options_choose_the_transport_of_a_part(rank: int, world: int) -> None:
     cpu, group = torch.device("cpu"), dist.group.WORLD
     part = group.split_group([0, 1], opts=ringlet.BackendOptions(transport="tcp"))
     over_tcp = dist.new_group(pg_options=ringlet.BackendOptions(transport="tcp"))._get_backend(cpu)
-    return [part._get_backend(cpu).transport, over_tcp.transport, over_tcp.options.transport]
-
-
-def test_options_choose_the_transport_of_a_part(pool):
-    assert pool.values(transports, 2, join="dist:ringlet") == [["tcp"] * 3] * 2
+    assert [part._get_backend(cpu).transport, over_tcp.transport, over_tcp.options.transport] == ["tcp"] * 3

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.algorithms.join import Join
 
+from ranks import on
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 
@@ -132,25 +133,23 @@ def test_delay_and_times(place, check, pool):
     pool.values(check, place[1], join=f"dist:{place[0]}")
 
 
-def a_step_is_traced(rank, world, path):
+@on("two")
+def test_a_step_is_traced(rank, world, folder):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     loss_of(model, rank).backward()  # after which buckets are in the order of arrival
     with torch.profiler.profile() as profiler:
         loss_of(model, rank).backward()
-    profiler.export_chrome_trace(f"{path}/{rank}.json")
-    with open(f"{path}/{rank}.json") as file:
+    profiler.export_chrome_trace(f"{folder}/{rank}.json")
+    with open(f"{folder}/{rank}.json") as file:
         traced = [event for event in json.load(file)["traceEvents"] if "GradientReducer:" in event.get("name", "")]
     sent = [event["name"] for event in sorted(traced, key=lambda event: event["ts"]) if "send" in event["name"]]
     assert sent == [f"GradientReducer: send bucket {n}" for n in range(len(reducer.stats()["buckets"]))]
     assert [event["name"] for event in traced if "wait" in event["name"]] == ["GradientReducer: wait for averages"]
 
 
-def test_a_step_is_traced(pool, tmp_path):
-    pool.values(a_step_is_traced, 2, str(tmp_path), join="dist:ringlet")
-
-
-def a_removed_reducer_refuses(rank, world):
+@on(2, "dist:gloo")
+def test_a_removed_reducer_refuses(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     merge = reducer.accumulate(1)
@@ -178,11 +177,8 @@ def a_removed_reducer_refuses(rank, world):
         delayed.flush()
 
 
-def test_a_removed_reducer_refuses(pool):
-    pool.values(a_removed_reducer_refuses, 2, join="dist:gloo")
-
-
-def reprs_tell_the_state(rank, world):
+@on(2, "dist:gloo")
+def test_reprs_tell_the_state(rank, world):
     model = mlp()
     reducer = GradientReducer(model, find_unused_parameters=True, **SMALL)
     found, sizes = repr(reducer), reducer.stats()["bucket_bytes"]
@@ -198,7 +194,3 @@ def reprs_tell_the_state(rank, world):
     assert repr(merge) in repr(reducer) and repr(reducer).endswith("1 backwards reduced)")
     reducer.remove()
     assert repr(reducer).endswith("removed)")
-
-
-def test_reprs_tell_the_state(pool):
-    pool.values(reprs_tell_the_state, 2, join="dist:gloo")

@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ranks import on
 from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp, sends_late
 from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
@@ -34,7 +35,9 @@ def equal_on_all_ranks(model) -> None:
         assert all(torch.equal(other, everyone[0]) for other in everyone)
 
 
-def k_micro_batches_equal_one_large_batch(rank, world, k):
+@on("ranks")
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_k_micro_batches_equal_one_large_batch(rank, world, k):
     torch.manual_seed(3)
     merged, large = mlp(torch.float64), mlp(torch.float64)
     large.load_state_dict(merged.state_dict())
@@ -65,11 +68,6 @@ def k_micro_batches_equal_one_large_batch(rank, world, k):
     for a, b in zip(merged.parameters(), large.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     equal_on_all_ranks(merged)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_k_micro_batches_equal_one_large_batch(ranks, k):
-    ranks(k_micro_batches_equal_one_large_batch, k)
 
 
 def sums_without_average(rank, world):
@@ -205,7 +203,9 @@ def bad_windows_are_refused(rank, world):
         reducer.accumulate(2)
 
 
-def ranks_that_disagree_are_all_told(rank, world, where):
+@on("ranks")
+@pytest.mark.parametrize("where", ["finish", "backward"])
+def test_ranks_that_disagree_are_all_told(rank, world, where):
     """Rank 1 closes its window one micro-batch early, with the others in a backward or in finish() themselves."""
     model = mlp()
     reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
@@ -220,11 +220,6 @@ def ranks_that_disagree_are_all_told(rank, world, where):
             merge.finish()
         else:
             loss_of(model, rank, 2).backward()
-
-
-@pytest.mark.parametrize("where", ["finish", "backward"])
-def test_ranks_that_disagree_are_all_told(ranks, where):
-    ranks(ranks_that_disagree_are_all_told, where)
 
 
 def two_windows_of_a_model_with_buffers(rank, world):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ranks import on
 from reducer_checks import assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 from ringlet.training.gradient_hooks import GradientArrivals, own_memory, owner_of
@@ -81,7 +82,9 @@ def test_wrong_numbers_are_refused():
         arrivals.arm([], [])
 
 
-def in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
+@on("two")
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
     """Python runs for no gradient but those that fill a bucket; a gradient that a hook exchanges is averaged all the
     same; a hook does not keep its reducer."""
     model = mlp()
@@ -111,8 +114,3 @@ def in_a_reducer(rank: int, world: int, overlaps: bool) -> None:
     gc.collect()
     with pytest.raises(InvalidUsage, match="its GradientReducer or Zero is gone"):
         layer(data(rank)).sum().backward()
-
-
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_in_a_reducer(pool, overlaps):
-    pool.values(in_a_reducer, 2, overlaps, join="dist:ringlet")

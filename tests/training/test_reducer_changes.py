@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
+from ranks import on
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 from ringlet.training import agree
@@ -591,7 +592,10 @@ def different_heads(rank, world, transport):
     del reducers
 
 
-def a_backward_left_out(rank, world, transport, how):
+@on("two")
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("how", ["no backward", "no parameter"])
+def test_a_backward_that_one_rank_leaves_out(rank, world, transport, how):
     group = group_of(world, transport)
     model = nn.Linear(6, 1)
     reducer = GradientReducer(model, group=group)
@@ -641,12 +645,6 @@ def more_evaluations(rank, world, transport):
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_that_use_different_heads(pool, world, transport):
     pool.values(different_heads, world, transport, join="dist:ringlet")
-
-
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("how", ["no backward", "no parameter"])
-def test_a_backward_that_one_rank_leaves_out(pool, how, transport):
-    pool.values(a_backward_left_out, 2, transport, how, join="dist:ringlet")
 
 
 def test_evaluations_that_differ(pool):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ranks import on
 from ringlet import _C
 
 
@@ -19,7 +20,8 @@ def step(model: nn.Module, rank: int) -> None:
     model(torch.full((4, 128), rank + 1.0)).sum().backward()
 
 
-def gradients(rank: int, world: int) -> list[bool]:
+@on("two")
+def test_gradients_are_registered_and_other_tensors_are_not(rank: int, world: int) -> None:
     model = nn.Linear(128, 256)
     ringlet.GradientReducer(model)
     seen = []
@@ -30,14 +32,11 @@ def gradients(rank: int, world: int) -> list[bool]:
     step(model, rank)
     seen.append(is_on())
     ringlet.use_registered_allocator(False)
-    return [*seen, not is_on()]
+    assert [*seen, not is_on()] == [True] * 8
 
 
-def test_gradients_are_registered_and_other_tensors_are_not(pool):
-    assert pool.values(gradients, 2, join="dist:ringlet") == [[True] * 8] * 2
-
-
-def stopped(rank: int, world: int) -> tuple[bool, bool, bool]:
+@on("two")
+def test_a_backward_that_raises_ends_it(rank: int, world: int) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 8))
     ringlet.GradientReducer(model)
 
@@ -50,14 +49,11 @@ def stopped(rank: int, world: int) -> tuple[bool, bool, bool]:
     off = not is_on()
     hook.remove()
     step(model, rank)
-    return off, ringlet.is_registered(model[0].weight.grad), not is_on()
+    assert (off, ringlet.is_registered(model[0].weight.grad), not is_on()) == (True, True, True)
 
 
-def test_a_backward_that_raises_ends_it(pool):
-    assert pool.values(stopped, 2, join="dist:ringlet") == [(True, True, True)] * 2
-
-
-def in_a_full_heap(rank: int, world: int) -> tuple[bool, list[float]]:
+@on("two")
+def test_a_full_heap_leaves_gradients_to_torch(rank: int, world: int) -> None:
     model = nn.Linear(128, 3000)
     ringlet.GradientReducer(model)
     taken, size = [], _C.heap()["bytes"]
@@ -68,8 +64,4 @@ def in_a_full_heap(rank: int, world: int) -> tuple[bool, list[float]]:
             size //= 2
     step(model, rank)
     gradient = model.weight.grad
-    return ringlet.is_registered(gradient), gradient.unique().tolist()
-
-
-def test_a_full_heap_leaves_gradients_to_torch(pool):
-    assert pool.values(in_a_full_heap, 2, join="dist:ringlet") == [(False, [6.0])] * 2
+    assert (ringlet.is_registered(gradient), gradient.unique().tolist()) == (False, [6.0])

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ringlet
-from ranks import Pool, with_kernels
+from ranks import Pool, on, with_kernels
 from reproducible_training import MODELS, train, trained_by_torch
 from ringlet.errors import InvalidUsage
 from ringlet.training.reproducible import norms_over_ranks
@@ -224,7 +224,8 @@ def test_a_group_with_another_tree_is_refused(pool, world, join, words):
     pool.values(elsewhere, world, words, join=join)
 
 
-def other_threads(rank, world):
+@on("two")
+def test_ranks_have_the_same_number_of_threads(rank, world):
     before = torch.get_num_threads()
     torch.set_num_threads(1 + rank)
     try:
@@ -233,11 +234,8 @@ def other_threads(rank, world):
         torch.set_num_threads(before)
 
 
-def test_ranks_have_the_same_number_of_threads(pool):
-    pool.values(other_threads, 2, join="dist:ringlet")
-
-
-def after_a_stopped_backward(rank, world):
+@on(1, "dist:ringlet")
+def test_a_stopped_backward_drops_the_window(rank, world):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     reducer = ringlet.GradientReducer(model, reproducible=True)
     reducer.accumulate(2)
@@ -252,7 +250,3 @@ def after_a_stopped_backward(rank, world):
         model(inputs).sum().backward()
     handle.remove()
     refused(lambda: model(inputs), "stopped in micro-batch 2")
-
-
-def test_a_stopped_backward_drops_the_window(pool):
-    pool.values(after_a_stopped_backward, 1, join="dist:ringlet")

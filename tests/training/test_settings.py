@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ringlet
+from ranks import on
 from ringlet.settings import from_deepspeed, from_paddle
 from zero_checks import batch, loss_of, make, parameters_of, train_zero
 
@@ -322,7 +323,8 @@ def test_a_file(tmp_path):
         from_deepspeed(tmp_path / "missing.json")
 
 
-def reduced(rank, world):
+@on("two")
+def test_the_reducers_buckets_are_elements_too(rank, world):
     model = make(torch.float32)
     settings = from_deepspeed({"zero_optimization": {"stage": 0, "reduce_bucket_size": 1000}})
     reducer = ringlet.GradientReducer(model, **settings.reducer(model))
@@ -330,10 +332,6 @@ def reduced(rank, world):
     sizes = reducer.stats()["bucket_bytes"]
     assert len(sizes) > 3
     assert all(size <= 4 * 1000 + 64 * 30 for size in sizes)
-
-
-def test_the_reducers_buckets_are_elements_too(two):
-    two(reduced)
 
 
 def test_stage_0_is_the_reducers_and_says_what_it_cannot():
@@ -346,7 +344,8 @@ def test_stage_0_is_the_reducers_and_says_what_it_cannot():
         from_deepspeed(stage_of(2)).reducer(make())
 
 
-def merged(rank, world):
+@on("two")
+def test_paddles_gradient_merge(rank, world):
     for average in (True, False):
         settings = from_paddle({"k_steps": 2, "avg": average})
         zero = ringlet.Zero(make(), torch.optim.SGD, **settings.zero(), lr=0.1)
@@ -358,10 +357,6 @@ def merged(rank, world):
             other.step()
         for a, b in zip(parameters_of(zero).values(), parameters_of(other).values(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-
-
-def test_paddles_gradient_merge(two):
-    two(merged)
 
 
 def test_paddles_configs():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ringlet
+from ranks import on
 from zero_checks import (
     LIMITS,
     assert_same,
@@ -35,7 +36,8 @@ def ranks(request, pool):
     return lambda function, *args: pool.values(function, world, *args, join=join)
 
 
-def stages_equal(rank, world):
+@on("ranks")
+def test_stages_equal_each_other_exactly_and_one_process_within_rounding(rank, world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_at_all_stages(rank, world)
@@ -55,10 +57,6 @@ def train_at_all_stages(rank, world):
         assert all(torch.equal(results[stage][1][name], value) for name, value in results[1][1].items())
 
 
-def test_stages_equal_each_other_exactly_and_one_process_within_rounding(ranks):
-    ranks(stages_equal)
-
-
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "Adam": {"lr": 1e-2, "amsgrad": True},
@@ -74,7 +72,9 @@ OPTIMIZERS = {
 }
 
 
-def optimizer_equals(rank, world, name):
+@on("two")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_elementwise_optimizer(rank, world, name):
     model = make()
     cls = getattr(torch.optim, name)
     zero = zero_of(model, cls, 3, **OPTIMIZERS[name])
@@ -84,12 +84,8 @@ def optimizer_equals(rank, world, name):
     assert_same(model, zero, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_elementwise_optimizer(two, name):
-    two(optimizer_equals, name)
-
-
-def fused_equals(rank, world):
+@on("two")
+def test_fused_optimizer(rank, world):
     model = make(torch.float32)
     zero = zero_of(model, torch.optim.AdamW, 2, lr=1e-2, fused=True)
     train_zero(zero, rank, 3)
@@ -97,11 +93,8 @@ def fused_equals(rank, world):
     assert_same(model, zero, rtol=1e-3, atol=1e-5)
 
 
-def test_fused_optimizer(two):
-    two(fused_equals)
-
-
-def windows_equal(rank, world):
+@on("ranks")
+def test_a_window_equals_one_larger_batch(rank, world):
     model = make()
     for stage in STAGES:
         alone = copy.deepcopy(model)
@@ -116,11 +109,8 @@ def windows_equal(rank, world):
             assert collectives == 3 * units * {1: 2, 2: 4}[stage]
 
 
-def test_a_window_equals_one_larger_batch(ranks):
-    ranks(windows_equal)
-
-
-def partial_window(rank, world):
+@on("two")
+def test_a_window_that_ends_early_averages_what_it_has(rank, world):
     model = make()
     for stage in STAGES:
         alone = copy.deepcopy(model)
@@ -135,11 +125,8 @@ def partial_window(rank, world):
         assert not zero.step(partial=True)
 
 
-def test_a_window_that_ends_early_averages_what_it_has(two):
-    two(partial_window)
-
-
-def no_window_on_one(rank, world):
+@on("two")
+def test_a_window_that_one_rank_has_not_begun(rank, world):
     for stage in STAGES:
         group = dist.new_group(timeout=timedelta(seconds=40))
         zero = zero_of(make(), stage=stage, lr=1e-2, accumulate=4, group=group)
@@ -157,11 +144,8 @@ def no_window_on_one(rank, world):
             assert zero.step(partial=True)
 
 
-def test_a_window_that_one_rank_has_not_begun(two):
-    two(no_window_on_one)
-
-
-def sums_without_average(rank, world):
+@on("two")
+def test_a_window_can_sum(rank, world):
     model = make()
     alone = copy.deepcopy(model)
     zero = zero_of(model, torch.optim.SGD, 2, accumulate=2, average=False, lr=0.1)
@@ -170,11 +154,8 @@ def sums_without_average(rank, world):
     assert_same(alone, zero, **ROUNDING)
 
 
-def test_a_window_can_sum(two):
-    two(sums_without_average)
-
-
-def two_backwards(rank, world):
+@on("two")
+def test_backwards_of_one_micro_batch_add_up(rank, world):
     model = make()
     for stage in STAGES:
         zero = zero_of(model, torch.optim.SGD, stage, lr=0.1)
@@ -186,11 +167,8 @@ def two_backwards(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_backwards_of_one_micro_batch_add_up(two):
-    two(two_backwards)
-
-
-def clipped(rank, world):
+@on("ranks")
+def test_clipping_equals_clip_grad_norm(rank, world):
     model = make()
     for stage in STAGES:
         alone = copy.deepcopy(model)
@@ -207,11 +185,8 @@ def clipped(rank, world):
         zero.step()
 
 
-def test_clipping_equals_clip_grad_norm(ranks):
-    ranks(clipped)
-
-
-def clipped_again(rank, world):
+@on("two")
+def test_clipping_again_clips_what_was_clipped(rank, world):
     model = make()
     for stage in STAGES:
         alone = copy.deepcopy(model)
@@ -227,11 +202,8 @@ def clipped_again(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_clipping_again_clips_what_was_clipped(two):
-    two(clipped_again)
-
-
-def clipped_with_gaps(rank, world):
+@on("two")
+def test_gaps_between_parameters_count_nothing(rank, world):
     torch.manual_seed(6)
     sizes = [7, 13, 9, 21, 5]  # whose units have gaps, in buffers of other units before
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
@@ -253,11 +225,8 @@ def clipped_with_gaps(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_gaps_between_parameters_count_nothing(two):
-    two(clipped_with_gaps)
-
-
-def clipped_in_windows(rank, world):
+@on("two")
+def test_windows_are_clipped_whole(rank, world):
     model = make()
     for stage in STAGES:
         alone = copy.deepcopy(model)
@@ -270,10 +239,6 @@ def clipped_in_windows(rank, world):
         assert zero.step(partial=True)
         train_alone(alone, world, 1, torch.optim.SGD, first=3, clip=0.05, micro=2, lr=0.5)
         assert_same(alone, zero, **ROUNDING)
-
-
-def test_windows_are_clipped_whole(two):
-    two(clipped_in_windows)
 
 
 def masters(rank, world):
@@ -297,7 +262,8 @@ def test_masters_keep_what_bfloat16_would_lose(two):
     two(masters)
 
 
-def bf16_curve(rank, world):
+@on("ranks")
+def test_bfloat16_trains_as_float32_does(rank, world):
     model = make(torch.float32)
     curves = []
     for stage in STAGES:
@@ -308,11 +274,8 @@ def bf16_curve(rank, world):
     assert curves[1] == curves[0] and curves[2] == curves[0]
 
 
-def test_bfloat16_trains_as_float32_does(ranks):
-    ranks(bf16_curve)
-
-
-def groups_of_options(rank, world):
+@on("two")
+def test_options_by_parameter(rank, world):
     model = make()
     zero = ringlet.Zero(
         copy.deepcopy(model),
@@ -333,11 +296,8 @@ def groups_of_options(rank, world):
     assert_same(model, zero, **ROUNDING)
 
 
-def test_options_by_parameter(two):
-    two(groups_of_options)
-
-
-def schedule(rank, world):
+@on("two")
+def test_learning_rate_schedules(rank, world):
     model = make()
     zero = zero_of(model, stage=1, lr=1e-2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -351,11 +311,8 @@ def schedule(rank, world):
     assert_same(model, zero, **ROUNDING)
 
 
-def test_learning_rate_schedules(two):
-    two(schedule)
-
-
-def settings_change_no_bit(rank, world):
+@on("two")
+def test_sub_groups_and_overlap_change_no_bit(rank, world):
     model = make()
     results = []
     for settings in ({}, {"sub_group_elements": 100}, {"overlap": False}):
@@ -369,11 +326,8 @@ def settings_change_no_bit(rank, world):
     assert 0 < zero.stats()["buffers"]["sub_group_peak_bytes"] <= 400
 
 
-def test_sub_groups_and_overlap_change_no_bit(two):
-    two(settings_change_no_bit)
-
-
-def a_group_of_some(rank, world):
+@on(4, "dist:ringlet")
+def test_a_group_of_some_ranks(rank, world):
     group = dist.new_group([1, 3])
     if rank in (1, 3):
         model = make()
@@ -385,11 +339,8 @@ def a_group_of_some(rank, world):
         assert_same(model, zero, **ROUNDING)
 
 
-def test_a_group_of_some_ranks(pool):
-    pool.values(a_group_of_some, 4, join="dist:ringlet")
-
-
-def alone_in_the_world(rank, world):
+@on(1, "dist:ringlet")
+def test_one_rank(rank, world):
     model = make()
     for stage in STAGES:
         zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
@@ -398,11 +349,8 @@ def alone_in_the_world(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_one_rank(pool):
-    pool.values(alone_in_the_world, 1, join="dist:ringlet")
-
-
-def removed(rank, world):
+@on("two")
+def test_removal_leaves_an_ordinary_module(rank, world):
     for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
         train_zero(zero, rank, 1)
@@ -412,10 +360,6 @@ def removed(rank, world):
         loss_of(zero.module, *batch(0, rank)).backward()
         assert all(p.grad is not None for p in zero.module.parameters())
         copy.deepcopy(zero.module)
-
-
-def test_removal_leaves_an_ordinary_module(two):
-    two(removed)
 
 
 def printed(rank, world):
@@ -446,7 +390,8 @@ class Rotary(nn.Module):
         self.register_buffer("rotations", torch.polar(torch.ones(4), torch.arange(4.0)))
 
 
-def converted(rank, world):
+@on("two")
+def test_conversion_keeps_values_and_complex_buffers(rank, world):
     exact = torch.tensor(1.001).item()
     for stage in STAGES:
         zero = ringlet.Zero(
@@ -460,7 +405,3 @@ def converted(rank, world):
         masters = zero.state_dict()["model"]["norm.weight"]
         assert all(values.unique().tolist() == [exact] for _, values in masters.runs)
         assert torch.equal(model.rotations, before)
-
-
-def test_conversion_keeps_values_and_complex_buffers(two):
-    two(converted)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ranks import on
 from ringlet.training import agree
 from zero_checks import WIDTH, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
@@ -119,7 +120,8 @@ def test_other_parameters_on_one_rank_are_refused_on_all(two):
     two(refused_by_one)
 
 
-def frozen_since(rank, world):
+@on("two")
+def test_a_frozen_parameter_is_not_decayed(rank, world):
     for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
         loss_of(zero.module, *batch(0, rank)).backward()
@@ -146,11 +148,8 @@ def train_in_turns(zero, rank, world):
     assert zero.step()
 
 
-def test_a_frozen_parameter_is_not_decayed(two):
-    two(frozen_since)
-
-
-def refused_in_shards(rank, world):
+@on("two")
+def test_what_reads_parameters_in_shards_is_refused(rank, world):
     zero = zero_of(make(tied=False), stage=3, lr=1e-2)
     state = make(tied=False, seed=8).state_dict()
     with pytest.raises(ringlet.InvalidUsage, match=r"load_state_dict of .* call it inside `with zero.gathered\(\):`"):
@@ -160,10 +159,6 @@ def refused_in_shards(rank, world):
             call(zero.module)
 
 
-def test_what_reads_parameters_in_shards_is_refused(two):
-    two(refused_in_shards)
-
-
 class Bounded(nn.Linear):
     def forward(self, x):
         with torch.no_grad():
@@ -171,7 +166,8 @@ class Bounded(nn.Linear):
         return super().forward(x)
 
 
-def written_in_forward(rank, world):
+@on("two")
+def test_a_module_that_writes_its_parameter_in_forward(rank, world):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 20), Bounded(20, 20), nn.Linear(20, 1)).double()
     x = torch.randn(4, 8, dtype=torch.float64)
@@ -188,10 +184,6 @@ def written_in_forward(rank, world):
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1)
     with pytest.raises(ringlet.InvalidUsage, match=r"Bounded wrote into its parameter 1.weight in its forward"):
         zero.module(x)
-
-
-def test_a_module_that_writes_its_parameter_in_forward(two):
-    two(written_in_forward)
 
 
 # -- what is followed --
@@ -247,7 +239,10 @@ class Picture(nn.Module):
         return self.last(self.convolve(x).mean((2, 3)) @ self.square)
 
 
-def written(rank, world, write, low):
+@on("two")
+@pytest.mark.parametrize("low", [False, True], ids=["float64", "masters"])
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_written_values_are_trained_on(rank, world, write, low):
     torch.manual_seed(2)
     dtype = torch.float32 if low else torch.float64
     model = Picture().to(dtype)
@@ -283,12 +278,6 @@ def written(rank, world, write, low):
             torch.testing.assert_close(there[name].to(dtype), p.detach(), **close)
 
 
-@pytest.mark.parametrize("low", [False, True], ids=["float64", "masters"])
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-def test_written_values_are_trained_on(two, write, low):
-    two(written, write, low)
-
-
 def halve_and_turn(model):
     for p in model.parameters():
         p.data.clamp_(-0.1, 0.1)
@@ -296,7 +285,8 @@ def halve_and_turn(model):
         p.data.copy_(p.data.flip(0).clone())
 
 
-def written_through_data(rank, world):
+@on("two")
+def test_values_written_through_data_inside_gathered(rank, world):
     for stage, dtype in itertools.product(STAGES, (None, torch.bfloat16)):
         model = make(tied=False)
         model.blocks[0].gate.requires_grad_(False)
@@ -322,11 +312,8 @@ def written_through_data(rank, world):
         zero.zero_grad()
 
 
-def test_values_written_through_data_inside_gathered(two):
-    two(written_through_data)
-
-
-def small_steps_survive(rank, world):
+@on("two")
+def test_a_write_keeps_the_masters_of_what_it_leaves(rank, world):
     """Clipping that touches nothing leaves what bfloat16 would lose."""
     model = make(torch.float32)
     results = []
@@ -342,11 +329,9 @@ def small_steps_survive(rank, world):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_a_write_keeps_the_masters_of_what_it_leaves(two):
-    two(small_steps_survive)
-
-
-def written_by_one(rank, world, writer):
+@on("two")
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_write_on_one_rank_is_an_error_on_all(rank, world, writer):
     zero = zero_of(make(), stage=2, lr=1e-2)
     train_zero(zero, rank, 1)
     if rank == writer:
@@ -360,12 +345,8 @@ def written_by_one(rank, world, writer):
             train_zero(zero, rank, 1, first=1)
 
 
-@pytest.mark.parametrize("writer", [0, 1])
-def test_a_write_on_one_rank_is_an_error_on_all(two, writer):
-    two(written_by_one, writer)
-
-
-def written_before_gathered(rank, world):
+@on("two")
+def test_gathered_takes_what_rank_0_wrote_before_it(rank, world):
     model = make()
     for stage in (1, 2):
         zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
@@ -379,11 +360,8 @@ def written_before_gathered(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_gathered_takes_what_rank_0_wrote_before_it(two):
-    two(written_before_gathered)
-
-
-def different_values(rank, world):
+@on("two")
+def test_written_values_are_those_of_rank_0(rank, world):
     """As of an initialisation with another seed on every rank: rank 0's are taken."""
     model = make()
     zero, alone = zero_of(model, stage=1, lr=1e-2), copy.deepcopy(model)
@@ -395,11 +373,8 @@ def different_values(rank, world):
     assert_same(alone, zero, **ROUNDING)
 
 
-def test_written_values_are_those_of_rank_0(two):
-    two(different_values)
-
-
-def saved_after_loading(rank, world, folder):
+@on("two")
+def test_a_checkpoint_has_what_was_loaded(rank, world, folder):
     import torch.distributed.checkpoint as dcp
 
     zero = zero_of(make(torch.float32), stage=2, dtype=torch.bfloat16, lr=1e-2)
@@ -414,11 +389,8 @@ def saved_after_loading(rank, world, folder):
         torch.testing.assert_close(state["zero"]["model"][name], values, rtol=2**-8, atol=0.0)
 
 
-def test_a_checkpoint_has_what_was_loaded(two, tmp_path):
-    two(saved_after_loading, str(tmp_path))
-
-
-def unsigned_buffers(rank, world):
+@on("two")
+def test_buffers_of_unsigned_numbers(rank, world):
     for dtype in (torch.uint16, torch.uint32, torch.uint64):
         model = make()
         model.register_buffer("marks", torch.tensor([7 + rank, 2**15 + rank]).to(dtype))
@@ -427,11 +399,8 @@ def unsigned_buffers(rank, world):
         train_zero(zero, rank, 1)
 
 
-def test_buffers_of_unsigned_numbers(two):
-    two(unsigned_buffers)
-
-
-def only_looked_at(rank, world):
+@on("two")
+def test_changes_that_concern_no_trained_value(rank, world):
     """What changes no value that is trained: renamed, swapped for a call, evaluated, copied."""
     model = make(tied=False)
     for stage in (1, 2):
@@ -451,14 +420,13 @@ def only_looked_at(rank, world):
                 torch.testing.assert_close(zero.module.get_parameter(name).detach(), p.detach(), **ROUNDING)
 
 
-def test_changes_that_concern_no_trained_value(two):
-    two(only_looked_at)
-
-
 # -- optimizers --
 
 
-def stepped_by_the_optimizer(rank, world, kind):
+@on("two")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["plain", "closure", "scaler"])
+def test_the_optimizer_of_a_zero_steps_it(rank, world, kind):
     from torch.optim.lr_scheduler import StepLR
 
     model = make()
@@ -495,13 +463,8 @@ def stepped_by_the_optimizer(rank, world, kind):
         assert_same(alone, zero, **ROUNDING)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["plain", "closure", "scaler"])
-def test_the_optimizer_of_a_zero_steps_it(two, kind):
-    two(stepped_by_the_optimizer, kind)
-
-
-def dropped_by_the_optimizer(rank, world):
+@on("two")
+def test_zero_grad_of_the_optimizer(rank, world):
     model = make()
     zero, alone = zero_of(model, accumulate=2, lr=1e-2), copy.deepcopy(model)
     loss_of(zero.module, *batch(7, rank)).backward()
@@ -513,11 +476,8 @@ def dropped_by_the_optimizer(rank, world):
         zero.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
 
-def test_zero_grad_of_the_optimizer(two):
-    two(dropped_by_the_optimizer)
-
-
-def loss_scaled(rank, world):
+@on("two")
+def test_loss_scaling_is_refused(rank, world):
     for fused in (False, True):
         zero = zero_of(make(torch.float32), stage=2, lr=1e-2, fused=fused)
         for unscales in (False, True):
@@ -532,11 +492,8 @@ def loss_scaled(rank, world):
         train_zero(zero, rank, 1)
 
 
-def test_loss_scaling_is_refused(two):
-    two(loss_scaled)
-
-
-def other_optimizers(rank, world):
+@on("two")
+def test_another_optimizer_over_the_parameters(rank, world):
     for stage in STAGES:
         model = make()
         before = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -557,14 +514,11 @@ def other_optimizers(rank, world):
         before.step()
 
 
-def test_another_optimizer_over_the_parameters(two):
-    two(other_optimizers)
-
-
 # -- others who train the module --
 
 
-def wrapped(rank, world):
+@on("two")
+def test_one_trainer_for_a_parameter(rank, world):
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -604,10 +558,6 @@ def wrapped(rank, world):
         zero.module.blocks[1] = DistributedDataParallel(zero.module.blocks[1])
         with pytest.raises(ringlet.InvalidUsage, match=r"blocks.1 is a DistributedDataParallel"):
             zero.module(batch(0, rank)[0])
-
-
-def test_one_trainer_for_a_parameter(two):
-    two(wrapped)
 
 
 # -- what it tells --

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import ringlet
+from ranks import on
 from ringlet.training.zero.checkpoint import boxes
 from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
@@ -97,7 +98,8 @@ def into_a_plain_module(rank, world, folder, saved):
     assert model.temperature == 1.0
 
 
-def masters_survive(rank, world, folder):
+@on("two")
+def test_masters_are_what_is_saved(rank, world, folder):
     settings = {"dtype": torch.bfloat16, "lr": 1e-4}
     first = zero_of(make(torch.float32), stage=1, **settings)
     train_zero(first, rank, 2)
@@ -113,11 +115,8 @@ def masters_survive(rank, world, folder):
     assert any(not torch.equal(p, p.bfloat16().float()) for p in plain.parameters())
 
 
-def test_masters_are_what_is_saved(pool, tmp_path):
-    pool.values(masters_survive, 2, str(tmp_path), join="dist:ringlet")
-
-
-def before_the_first_step(rank, world, folder):
+@on("two")
+def test_a_checkpoint_before_the_first_step(rank, world, folder):
     settings = {
         "Rprop": {"lr": 1e-3},
         "Adagrad": {"lr": 1e-2},  # makes its states at once
@@ -141,11 +140,8 @@ def before_the_first_step(rank, world, folder):
         assert_same(alone, other, rtol=1e-7, atol=1e-8)
 
 
-def test_a_checkpoint_before_the_first_step(pool, tmp_path):
-    pool.values(before_the_first_step, 2, str(tmp_path), join="dist:ringlet")
-
-
-def offloaded(rank, world, folder):
+@on("two")
+def test_offloaded_states(rank, world, folder):
     file = ringlet.Offload("file", folder)
     first = zero_of(make(), stage=2, offload_optimizer=file, lr=1e-2)
     train_zero(first, rank, 2)
@@ -153,10 +149,6 @@ def offloaded(rank, world, folder):
     second = zero_of(make(seed=99), stage=3, offload_optimizer=file, offload_parameters=file, lr=1e-2)
     dcp.load({"zero": second}, checkpoint_id=f"{folder}/saved")
     assert train_zero(first, rank, 2, first=2) == train_zero(second, rank, 2, first=2)
-
-
-def test_offloaded_states(pool, tmp_path):
-    pool.values(offloaded, 2, str(tmp_path), join="dist:ringlet")
 
 
 class Pair(torch.nn.Module):
@@ -188,7 +180,8 @@ def test_groups_are_the_same_on_every_rank(pool, tmp_path, settings):
         assert found == ([1e-2, 1e-3], [1e-2, 1e-3])
 
 
-def other_groups(rank, world, folder):
+@on("two")
+def test_other_groups_are_refused(rank, world, folder):
     without_decay = {"options_of": lambda name, p: {"weight_decay": 0.0} if p.ndim < 2 else {}}
     dcp.save({"zero": ringlet.Zero(Pair(), torch.optim.AdamW, **without_decay)}, checkpoint_id=folder)
     model = Pair()
@@ -199,11 +192,8 @@ def other_groups(rank, world, folder):
     assert not (model.second.weight == 5.0).any(), "every rank has the loaded values, not its own shard's alone"
 
 
-def test_other_groups_are_refused(pool, tmp_path):
-    pool.values(other_groups, 2, str(tmp_path), join="dist:ringlet")
-
-
-def inside_gathered(rank, world):
+@on("two")
+def test_no_step_and_no_checkpoint_of_half_written_values(rank, world):
     for stage in (1, 2, 3):
         zero = zero_of(make(), stage=stage, lr=1e-2)
         state = zero.state_dict()
@@ -219,11 +209,8 @@ def inside_gathered(rank, world):
         assert zero.step()
 
 
-def test_no_step_and_no_checkpoint_of_half_written_values(pool):
-    pool.values(inside_gathered, 2, join="dist:ringlet")
-
-
-def written_before_a_load(rank, world):
+@on("two")
+def test_a_load_that_is_refused_keeps_what_was_written(rank, world):
     """Masters would be rounded over it."""
     zero = zero_of(make(), stage=1, dtype=torch.bfloat16, lr=1e-2)
     state = zero.state_dict()
@@ -235,11 +222,8 @@ def written_before_a_load(rank, world):
     assert zero.module.positions.eq(3.0).all()
 
 
-def test_a_load_that_is_refused_keeps_what_was_written(pool):
-    pool.values(written_before_a_load, 2, join="dist:ringlet")
-
-
-def optimizer_alone(rank, world, folder):
+@on("two")
+def test_states_of_another_rank_are_not_taken(rank, world, folder):
     """Loops that know only optimizers save rank 0's and load that on every rank."""
     zero = zero_of(make(), stage=1, lr=1e-2)
     train_zero(zero, rank, 2)
@@ -257,11 +241,8 @@ def optimizer_alone(rank, world, folder):
             other.optimizer.load_state_dict(state)
 
 
-def test_states_of_another_rank_are_not_taken(pool, tmp_path):
-    pool.values(optimizer_alone, 2, str(tmp_path), join="dist:ringlet")
-
-
-def whole_module(rank, world):
+@on("two")
+def test_a_whole_module_is_saved_by_itself(rank, world):
     """torch.save of the module itself."""
     for stage in (1, 2, 3):
         zero = zero_of(make(), stage=stage, lr=1e-2)
@@ -282,11 +263,8 @@ def whole_module(rank, world):
         train_zero(zero, rank, 1)
 
 
-def test_a_whole_module_is_saved_by_itself(pool):
-    pool.values(whole_module, 2, join="dist:ringlet")
-
-
-def parts_alone(rank, world):
+@on("two")
+def test_a_part_of_the_module_is_saved_by_itself(rank, world):
     for stage in (1, 2, 3):
         zero = zero_of(make(), stage=stage, lr=1e-2)
         train_zero(zero, rank, 1)
@@ -309,11 +287,10 @@ def parts_alone(rank, world):
         zero.step()
 
 
-def test_a_part_of_the_module_is_saved_by_itself(two):
-    two(parts_alone)
-
-
-def written(rank, world, stage, dtype):
+@on("two")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_rank_0_writes_inside_gathered_is_kept(rank, world, stage, dtype):
     model = make(dtype)
     model.head.requires_grad_(False)
     zero = zero_of(model, stage=stage, lr=1e-2)
@@ -350,13 +327,8 @@ def written(rank, world, stage, dtype):
     assert torch.equal(values, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_rank_0_writes_inside_gathered_is_kept(pool, stage, dtype):
-    pool.values(written, 2, stage, dtype, join="dist:ringlet")
-
-
-def open_window(rank, world):
+@on("two")
+def test_a_checkpoint_in_an_open_window_is_refused(rank, world):
     for stage in (1, 2, 3):
         model = make()
         zero, unbroken = (zero_of(model, stage=stage, accumulate=2, lr=1e-2) for _ in range(2))
@@ -377,11 +349,8 @@ def _whole_model(zero):
     return model
 
 
-def test_a_checkpoint_in_an_open_window_is_refused(two):
-    two(open_window)
-
-
-def buffers_of_rank_0(rank, world, folder):
+@on("two")
+def test_a_checkpoint_has_rank_0s_buffers(rank, world, folder):
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
     zero = ringlet.Zero(model, torch.optim.AdamW, 2, lr=1e-2)
@@ -394,7 +363,3 @@ def buffers_of_rank_0(rank, world, folder):
     loaded = {name: torch.zeros_like(buffer) for name, buffer in expected.items()}
     dcp.load({"zero": {"model": loaded}}, checkpoint_id=folder)
     assert all(torch.equal(loaded[name], buffer) for name, buffer in expected.items())
-
-
-def test_a_checkpoint_has_rank_0s_buffers(two, tmp_path):
-    two(buffers_of_rank_0, str(tmp_path))

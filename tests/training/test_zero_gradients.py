@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ringlet
+from ranks import on
 from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_zero, zero_of
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
@@ -84,7 +85,8 @@ def test_torch_clips_on_four_ranks(pool, join):
     pool.values(clipped_on_four_ranks, 4, join=join)
 
 
-def clipped_masters(rank, world):
+@on("two")
+def test_torch_clips_bfloat16_with_masters(rank, world):
     model = make(torch.float32)
     for stage in STAGES:
         zeros = [
@@ -108,11 +110,8 @@ def _whole(zero):
     return model
 
 
-def test_torch_clips_bfloat16_with_masters(two):
-    two(clipped_masters)
-
-
-def clipped_through_the_optimizer(rank, world):
+@on("two")
+def test_torch_clips_the_parameters_of_the_optimizer(rank, world):
     for stage in STAGES:
         alone = make()
         zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5)
@@ -131,10 +130,6 @@ def clipped_through_the_optimizer(rank, world):
         backward_of(groups, rank)
         with pytest.raises(ringlet.InvalidUsage, match=r"several groups.*zero\.clip_grad_norm"):
             clip_norm(groups.optimizer.param_groups[0]["params"])
-
-
-def test_torch_clips_the_parameters_of_the_optimizer(two):
-    two(clipped_through_the_optimizer)
 
 
 def scaled(model):
@@ -163,7 +158,9 @@ def added(model):
 CHANGES = [scaled, replaced_one, dropped_one, zeroed_one, added]
 
 
-def changed_between(rank, world, change):
+@on("two")
+@pytest.mark.parametrize("change", range(len(CHANGES)), ids=[change.__name__ for change in CHANGES])
+def test_what_a_program_does_to_grad_is_taken(rank, world, change):
     change = CHANGES[change]
     for stage in STAGES:
         for micro in (1, 2):
@@ -184,12 +181,8 @@ def changed_between(rank, world, change):
             assert_same(alone, zero, **ROUNDING)
 
 
-@pytest.mark.parametrize("change", range(len(CHANGES)), ids=[change.__name__ for change in CHANGES])
-def test_what_a_program_does_to_grad_is_taken(two, change):
-    two(changed_between, change)
-
-
-def dropped_all(rank, world):
+@on("two")
+def test_zero_grad_of_the_module_drops_the_window_as_that_of_the_optimizer(rank, world):
     for stage in STAGES:
         model = make()
         zero = zero_of(model, torch.optim.SGD, stage, lr=0.5)
@@ -217,11 +210,8 @@ def dropped_all(rank, world):
         assert_same(alone, windows, **ROUNDING)
 
 
-def test_zero_grad_of_the_module_drops_the_window_as_that_of_the_optimizer(two):
-    two(dropped_all)
-
-
-def refused_in_an_open_window(rank, world):
+@on("two")
+def test_changes_in_an_open_window_are_refused(rank, world):
     for stage in STAGES:
         for change in (
             lambda model: clip_norm(model.parameters()),
@@ -239,11 +229,8 @@ def refused_in_an_open_window(rank, world):
             train_zero(zero, rank, 1, micro=2)
 
 
-def test_changes_in_an_open_window_are_refused(two):
-    two(refused_in_an_open_window)
-
-
-def read(rank, world):
+@on("two")
+def test_what_needs_the_whole_gradient_is_refused(rank, world):
     zero = zero_of(make(), stage=2, lr=1e-2)
     backward_of(zero, rank)
     grad = zero.module.positions.grad
@@ -256,15 +243,12 @@ def read(rank, world):
     zero.step()
 
 
-def test_what_needs_the_whole_gradient_is_refused(two):
-    two(read)
-
-
 def halve(parameter):
     parameter.grad.mul_(0.5)
 
 
-def hooked(rank, world):
+@on("two")
+def test_hooks_that_scale_and_drop_gradients(rank, world):
     """Hooks scale one gradient and drop another, in every backward; a loss that does not come from the output."""
     for stage in STAGES:
         alone = make(layers=1)
@@ -278,10 +262,6 @@ def hooked(rank, world):
         alone.blocks[0].out.weight.grad = None
         torch.optim.SGD(alone.parameters(), lr=0.5).step()
         assert_same(alone, zero, **ROUNDING)
-
-
-def test_hooks_that_scale_and_drop_gradients(two):
-    two(hooked)
 
 
 class Hidden(nn.Module):
@@ -298,7 +278,8 @@ class Hidden(nn.Module):
         return Output()
 
 
-def late(rank, world):
+@on("two")
+def test_a_backward_that_begins_with_a_parameter_adds_to_what_is_shown(rank, world):
     x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for stage in STAGES:
         for micro in (1, 2):  # backwards of one micro-batch, and micro-batches
@@ -316,10 +297,6 @@ def late(rank, world):
             torch.optim.SGD(alone.parameters(), lr=0.5).step()
             assert zero.steps == 1
             assert_same(alone, zero, **ROUNDING)
-
-
-def test_a_backward_that_begins_with_a_parameter_adds_to_what_is_shown(two):
-    two(late)
 
 
 class Constant(nn.Module):
@@ -357,7 +334,8 @@ def test_many_backwards_of_bfloat16_add_up_in_float32(two):
     two(long_window, 1, 512)
 
 
-def narrow_sums(rank, world):
+@on("two")
+def test_sums_of_bfloat16_where_memory_forbids_float32(rank, world):
     bytes_of = {}
     for dtype in (None, torch.bfloat16):
         for stage in STAGES:
@@ -369,11 +347,8 @@ def narrow_sums(rank, world):
         zero_of(make(), accumulate_dtype=torch.float16)
 
 
-def test_sums_of_bfloat16_where_memory_forbids_float32(two):
-    two(narrow_sums)
-
-
-def hooks_of_steps(rank, world):
+@on("two")
+def test_hooks_on_the_optimizer_run_once_a_step(rank, world):
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     for stage in STAGES:
@@ -402,11 +377,8 @@ def hooks_of_steps(rank, world):
         ] * 2, calls  # fmt: skip
 
 
-def test_hooks_on_the_optimizer_run_once_a_step(two):
-    two(hooks_of_steps)
-
-
-def clipped_by_a_hook(rank, world):
+@on("two")
+def test_a_hook_on_the_optimizer_clips(rank, world):
     model = make()
     zero, alone = zero_of(model, torch.optim.SGD, 2, lr=0.5), copy.deepcopy(model)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
@@ -419,11 +391,8 @@ def clipped_by_a_hook(rank, world):
     assert_same(alone, zero, **ROUNDING)
 
 
-def test_a_hook_on_the_optimizer_clips(two):
-    two(clipped_by_a_hook)
-
-
-def for_some_parameters(rank, world):
+@on("two")
+def test_a_backward_for_some_parameters_only(rank, world):
     for stage in (1, 2, 3):
         zero, alone = (make() for _ in range(2))
         zero = zero_of(zero, torch.optim.SGD, stage, lr=0.1)
@@ -440,7 +409,3 @@ def for_some_parameters(rank, world):
             loss.backward(inputs=some)
             zero.step()
             assert_same(alone, zero, rtol=1e-9, atol=1e-10)
-
-
-def test_a_backward_for_some_parameters_only(two):
-    two(for_some_parameters)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
+from ranks import on
 from zero_checks import make, parameters_of, train_zero, zero_of
 
 STAGES = (1, 2, 3)
@@ -105,7 +106,8 @@ def test_stages_1_and_2_send_what_all_reduce_does_and_stage_3_half_more(pool, jo
     pool.values(volumes, 4, join=join)
 
 
-def registered(rank, world):
+@on("two")
+def test_flat_buffers_are_registered_memory(rank, world):
     for stage in STAGES:
         zero = zero_of(make(torch.float32), stage=stage, lr=1e-3)
         train_zero(zero, rank, 1)
@@ -113,10 +115,6 @@ def registered(rank, world):
             assert ringlet.is_registered(flat.whole if flat.whole is not None else flat.shard)
         for unit in zero._gradients.units:
             assert ringlet.is_registered(unit.shard)
-
-
-def test_flat_buffers_are_registered_memory(two):
-    two(registered)
 
 
 def offloaded(rank, world, folder):
@@ -151,7 +149,8 @@ def test_offload_to_files_changes_no_bit_and_leaves_nothing(two, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def offloaded_to_host(rank, world):
+@on("two")
+def test_offload_to_the_host(rank, world):
     model = make(torch.float32)
     here = zero_of(model, stage=3, lr=1e-2)
     there = zero_of(model, stage=3, lr=1e-2, offload_optimizer="cpu", offload_parameters="cpu")
@@ -159,11 +158,8 @@ def offloaded_to_host(rank, world):
     assert here.stats()["memory"] == there.stats()["memory"]  # a model on the CPU has it all there
 
 
-def test_offload_to_the_host(two):
-    two(offloaded_to_host)
-
-
-def pages_in_memory(rank, world, folder):
+@on(1, "nothing")
+def test_mapped_files_take_no_anonymous_memory(rank, world, folder):
     import pathlib
 
     def resident_kib() -> int:
@@ -178,7 +174,3 @@ def pages_in_memory(rank, world, folder):
     assert resident_kib() - before < 8 << 10  # 64 MiB of a file are no memory of the process's own
     files.release_pages([tensor])
     assert tensor[::4096].eq(3).all()
-
-
-def test_mapped_files_take_no_anonymous_memory(pool, tmp_path):
-    pool.values(pages_in_memory, 1, str(tmp_path), join="nothing")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ringlet
+from ranks import on
 from zero_checks import (
     LIMITS,
     WIDTH,
@@ -71,7 +72,8 @@ def test_checkpointed_activations(two, reentrant):
     two(checkpointed, reentrant)
 
 
-def saved_once(rank, world):
+@on("two")
+def test_hooks_of_others_on_saved_tensors_see_activations(rank, world):
     """A checkpoint without reentrance keeps nothing of the activations inside, at stage 3 as elsewhere."""
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
@@ -93,11 +95,8 @@ def saved_once(rank, world):
     zero.step()
 
 
-def test_hooks_of_others_on_saved_tensors_see_activations(two):
-    two(saved_once)
-
-
-def frozen(rank, world):
+@on("two")
+def test_frozen_parameters(rank, world):
     model = make()
     for block in model.blocks:
         block.mix.weight.requires_grad_(False)
@@ -112,10 +111,6 @@ def frozen(rank, world):
             assert torch.equal(parameters_of(zero)[f"blocks.{index}.mix.weight"], values)
     if stage == 3:
         assert zero.stats()["memory"]["parameters"] < 0.6 * sum(p.nbytes for p in model.parameters())
-
-
-def test_frozen_parameters(two):
-    two(frozen)
 
 
 class Selective(nn.Module):
@@ -135,7 +130,8 @@ class Selective(nn.Module):
         return self.inner.head(x)
 
 
-def selectively(rank, world):
+@on("two")
+def test_selective_checkpoints(rank, world):
     model = make(tied=False)
     model.positions = None
     zero = zero_of(Selective(model, set()), torch.optim.SGD, 3, lr=0.1)
@@ -147,10 +143,6 @@ def selectively(rank, world):
     assert_same(alone, zero, **ROUNDING)
 
 
-def test_selective_checkpoints(two):
-    two(selectively)
-
-
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +152,8 @@ class Branches(nn.Module):
         return torch.cat([getattr(self, name)(x) for name in names]).square().mean()
 
 
-def unused(rank, world):
+@on("two")
+def test_unused_parameters_count_zero(rank, world):
     torch.manual_seed(1)
     model = Branches().double()
     x = torch.randn(4, 6, dtype=torch.float64)
@@ -178,11 +171,8 @@ def unused(rank, world):
             assert_same(alone, zero, **ROUNDING)
 
 
-def test_unused_parameters_count_zero(two):
-    two(unused)
-
-
-def unused_everywhere(rank, world):
+@on("two")
+def test_modules_in_changing_order(rank, world):
     torch.manual_seed(1)
     model = Branches().double()
     x = torch.randn(4, 6, dtype=torch.float64)
@@ -197,11 +187,9 @@ def unused_everywhere(rank, world):
         assert all(torch.equal(other[name], value) for name, value in results[0].items())
 
 
-def test_modules_in_changing_order(two):
-    two(unused_everywhere)
-
-
-def different_modules(rank, world, transport):
+@on("two")
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_ranks_that_run_different_modules(rank, world, transport):
     """Gathers of equal size: only their labels tell the modules apart."""
     for width in (6, 600):  # so that ranks compare before the data and with it
         torch.manual_seed(1)
@@ -214,12 +202,8 @@ def different_modules(rank, world, transport):
         assert re.search(r"rank 1 is in all_gather .*, unit 1 of Zero 0 \(b.weight, b.bias\)\)", str(told.value)), told
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_ranks_that_run_different_modules(pool, transport):
-    pool.values(different_modules, 2, transport, join="dist:ringlet")
-
-
-def evaluation(rank, world):
+@on("two")
+def test_forward_without_backward(rank, world):
     model = make()
     zero = zero_of(model, stage=3, lr=1e-2)
     inputs, _ = batch(0, 0)
@@ -232,11 +216,8 @@ def evaluation(rank, world):
     assert_same(model, zero, **ROUNDING)
 
 
-def test_forward_without_backward(two):
-    two(evaluation)
-
-
-def held_in_shards(rank, world):
+@on("two")
+def test_a_parameter_in_shards_says_so(rank, world):
     model = make()
     zero = zero_of(model, stage=3, lr=1e-2)
     weight = zero.module.blocks[0].mix.weight
@@ -263,10 +244,6 @@ def held_in_shards(rank, world):
         weight.sum()
 
 
-def test_a_parameter_in_shards_says_so(two):
-    two(held_in_shards)
-
-
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -276,18 +253,16 @@ class Bare(nn.Module):
         return self.weight.t()
 
 
-def returned(rank, world):
+@on("two")
+def test_a_module_that_returns_its_parameter(rank, world):
     bare = Bare()
     ringlet.Zero(bare, torch.optim.SGD, 3, lr=0.1, persistence_elements=0)
     with pytest.raises(ringlet.InvalidUsage, match=r"Bare returns a view of its own parameter .*weight.*return a copy"):
         bare()
 
 
-def test_a_module_that_returns_its_parameter(two):
-    two(returned)
-
-
-def raising(rank, world):
+@on("two")
+def test_an_error_in_forward_leaves_nothing_behind(rank, world):
     model = make()
     for stage in STAGES:
         zero = zero_of(model, stage=stage, lr=1e-2)
@@ -306,11 +281,8 @@ def raising(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_an_error_in_forward_leaves_nothing_behind(two):
-    two(raising)
-
-
-def interrupted(rank, world):
+@on("two")
+def test_an_interrupted_forward_leaves_nothing_behind(rank, world):
     def interrupt(_module, _inputs, _output):
         raise KeyboardInterrupt
 
@@ -344,11 +316,8 @@ def interrupted(rank, world):
         assert torch.equal(block(x), model.blocks[1](x))
 
 
-def test_an_interrupted_forward_leaves_nothing_behind(two):
-    two(interrupted)
-
-
-def raising_in_backward(rank, world):
+@on("two")
+def test_a_backward_that_raised_is_told(rank, world):
     for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
         loss = loss_of(zero.module, *batch(0, rank))
@@ -364,11 +333,8 @@ def raising_in_backward(rank, world):
             loss_of(zero.module, *batch(0, rank))
 
 
-def test_a_backward_that_raised_is_told(two):
-    two(raising_in_backward)
-
-
-def autograd_grad(rank, world):
+@on("two")
+def test_autograd_grad_reduces_nothing(rank, world):
     model = make()
     for stage in STAGES:
         zero = zero_of(model, stage=stage, lr=1e-2)
@@ -388,11 +354,8 @@ def autograd_grad(rank, world):
         assert full.step()
 
 
-def test_autograd_grad_reduces_nothing(two):
-    two(autograd_grad)
-
-
-def in_parametrization(rank, world):
+@on("two")
+def test_parametrized_modules(rank, world):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 6)).double()
     nn.utils.parametrizations.weight_norm(model[2])
@@ -408,11 +371,8 @@ def in_parametrization(rank, world):
     assert_same(model, zero, **ROUNDING)
 
 
-def test_parametrized_modules(two):
-    two(in_parametrization)
-
-
-def stopped(rank, world):
+@on("two")
+def test_a_backward_that_raised_before_it_sent_leaves_nothing_behind(rank, world):
     """By a hook that raises before any unit is full; tried again with and without another forward."""
     model = make()
 
@@ -435,11 +395,9 @@ def stopped(rank, world):
             assert_same(alone, zero, **ROUNDING)
 
 
-def test_a_backward_that_raised_before_it_sent_leaves_nothing_behind(two):
-    two(stopped)
-
-
-def stopped_in_a_window(rank, world, drops):
+@on("two")
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_backward_that_raised_in_a_window(rank, world, drops):
     model = make()
 
     def fail(_gradient):
@@ -464,8 +422,3 @@ def stopped_in_a_window(rank, world, drops):
             assert zero.step() == (micro == 2)
         train_alone(alone, world, 1, micro=3, lr=1e-2)
         assert_same(alone, zero, **ROUNDING)
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_a_backward_that_raised_in_a_window(two, drops):
-    two(stopped_in_a_window, drops)

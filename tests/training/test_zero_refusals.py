@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ringlet
+from ranks import on
 from ringlet.training import agree
 from ringlet.training.zero.options import Options
 from zero_checks import batch, loss_of, make, train_zero, zero_of
@@ -25,7 +26,8 @@ class Lamb(torch.optim.Optimizer):
 Lamb.__name__ = "LAMB"
 
 
-def optimizers(rank, world):
+@on("two")
+def test_optimizers_that_are_not_elementwise(rank, world):
     model = make()
     for cls, reason in (
         (torch.optim.LBFGS, "LBFGS cannot run on flat shards: it needs all parameters at once"),
@@ -44,11 +46,8 @@ def optimizers(rank, world):
     train_zero(zero, rank, 1)
 
 
-def test_optimizers_that_are_not_elementwise(two):
-    two(optimizers)
-
-
-def settings(rank, world):
+@on("two")
+def test_settings_that_cannot_be(rank, world):
     model = make()
     for given, reason in (
         ({"stage": 4}, "stage must be 1, 2 or 3, got 4"),
@@ -96,10 +95,6 @@ def settings(rank, world):
         zero_of(model, learning_rate=0.1)
 
 
-def test_settings_that_cannot_be(two):
-    two(settings)
-
-
 def test_offloads_that_cannot_be():
     with pytest.raises(ringlet.InvalidUsage, match="is not a folder"):
         ringlet.Offload("file", "/nowhere/at/all")
@@ -121,7 +116,8 @@ class Special(nn.Parameter):
     pass
 
 
-def modules(rank, world):
+@on("two")
+def test_modules_that_cannot_be(rank, world):
     frozen = make().requires_grad_(False)
     special = nn.Linear(3, 3)
     special.weight = Special(torch.ones(3, 3))
@@ -169,11 +165,8 @@ def test_settings_have_the_defaults_of_options():
         assert field.name == "optimizer" or given[field.name].default == field.default, field.name
 
 
-def test_modules_that_cannot_be(two):
-    two(modules)
-
-
-def differing(rank, world):
+@on("two")
+def test_ranks_that_differ(rank, world):
     with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting stage=1', rank 1 has 'setting stage=2'"):
         zero_of(make(), stage=1 + rank, lr=0.1)
     with pytest.raises(ringlet.InvalidUsage, match="rank 0 has 'setting accumulate=1', rank 1 has 'setting accum"):
@@ -184,11 +177,8 @@ def differing(rank, world):
         ringlet.Zero(make(layers=4 - rank), torch.optim.SGD, 1, lr=0.1)
 
 
-def test_ranks_that_differ(two):
-    two(differing)
-
-
-def order(rank, world):
+@on("two")
+def test_calls_in_the_wrong_order(rank, world):
     model = make()
     for stage in (1, 2, 3):
         zero = zero_of(model, stage=stage, accumulate=2, lr=0.1)
@@ -214,11 +204,8 @@ def order(rank, world):
         train_zero(zero, rank, 2, micro=2)
 
 
-def test_calls_in_the_wrong_order(two):
-    two(order)
-
-
-def dropped(rank, world):
+@on("two")
+def test_zero_grad_drops_the_window(rank, world):
     from zero_checks import assert_same, train_alone
 
     model = make()
@@ -229,10 +216,6 @@ def dropped(rank, world):
         train_zero(zero, rank, 2, micro=2)
         train_alone(alone, world, 2, micro=2, lr=1e-2)
         assert_same(alone, zero, rtol=1e-9, atol=1e-10)
-
-
-def test_zero_grad_drops_the_window(two):
-    two(dropped)
 
 
 class SparseGradient(torch.autograd.Function):
@@ -246,15 +229,12 @@ class SparseGradient(torch.autograd.Function):
         return torch.ones(ctx.shape).to_sparse()
 
 
-def sparse_gradient(rank, world):
+@on("two")
+def test_a_sparse_gradient(rank, world):
     for stage in (1, 2):
         zero = zero_of(nn.Linear(3, 3), torch.optim.SGD, stage, lr=0.1)
         with pytest.raises(ringlet.InvalidUsage, match=r"gradient of weight has layout torch.sparse_coo: only dense"):
             SparseGradient.apply(zero.module.weight).backward()
-
-
-def test_a_sparse_gradient(two):
-    two(sparse_gradient)
 
 
 def left_alone(rank, world):
@@ -271,7 +251,8 @@ def test_a_rank_that_goes_is_an_error_on_the_others(pool):
     assert [outcome.kind for outcome in outcomes] == [None, "ValueError", None], "\n".join(map(str, outcomes))
 
 
-def tied_by_memory(rank, world):
+@on("two")
+def test_parameters_in_one_memory(rank, world):
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight.data = model[0].weight.data.t()
     with pytest.raises(ringlet.InvalidUsage, match=r"parameters 0\.weight and 1\.weight lie in the same memory"):
@@ -288,11 +269,8 @@ def tied_by_memory(rank, world):
     ringlet.Zero(halves, torch.optim.SGD, lr=0.1).remove()
 
 
-def test_parameters_in_one_memory(two):
-    two(tied_by_memory)
-
-
-def removed(rank, world):
+@on("two")
+def test_a_removed_zero_refuses(rank, world):
     for stage in (1, 2, 3):
         zero = zero_of(make(), stage=stage, lr=1e-2)
         train_zero(zero, rank, 1)
@@ -311,11 +289,8 @@ def removed(rank, world):
                 act()
 
 
-def test_a_removed_zero_refuses(two):
-    two(removed)
-
-
-def left_out_of_ddp(rank, world):
+@on("two")
+def test_parameters_that_ranks_do_not_share(rank, world):
     for stage, trained in ((1, True), (3, False)):
         model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
         model._ddp_params_and_buffers_to_ignore = ["0.weight"]
@@ -325,7 +300,3 @@ def left_out_of_ddp(rank, world):
     model[0].weight.data.fill_(rank)
     ringlet.Zero(model, torch.optim.SGD, 1, lr=0.1)
     assert model[0].weight.unique().tolist() == [rank]
-
-
-def test_parameters_that_ranks_do_not_share(two):
-    two(left_out_of_ddp)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ringlet
+from ranks import on
 from zero_checks import (
     assert_same,
     assert_trains_alike,
@@ -37,7 +38,9 @@ class Product(nn.Module):
         return torch.tanh(torch.addcmul(x, self.a, self.b))
 
 
-def products(rank, world, trainable):
+@on("two")
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_operations_that_save_parameters_of_several_units(rank, world, trainable):
     torch.manual_seed(4)
     model = nn.Sequential(*(Product() for _ in range(4))).double()
     for product in model[1:]:
@@ -61,11 +64,6 @@ def products(rank, world, trainable):
     assert max(in_backward) == (3 if trainable else 2)
 
 
-@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
-def test_operations_that_save_parameters_of_several_units(two, trainable):
-    two(products, trainable)
-
-
 class Angle(nn.Module):
     """Saves a frozen parameter, and behind it what a checkpoint computes again."""
 
@@ -78,7 +76,8 @@ class Angle(nn.Module):
         return torch.atan2(x + self.trained, self.frozen)
 
 
-def recomputed_behind(rank, world):
+@on("two")
+def test_what_a_checkpoint_computes_again_leaves_a_frozen_parameter_alone(rank, world):
     torch.manual_seed(4)
     model = nn.Sequential(*(nn.Sequential(Angle(), Angle()) for _ in range(3))).double()
     for pair in model:
@@ -86,10 +85,6 @@ def recomputed_behind(rank, world):
     inputs = torch.randn(4, 10, 12, dtype=torch.float64)
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
     assert_trains_alike(model, zero, inputs, **ROUNDING)
-
-
-def test_what_a_checkpoint_computes_again_leaves_a_frozen_parameter_alone(two):
-    two(recomputed_behind)
 
 
 class Rotation(nn.Module):
@@ -109,7 +104,10 @@ class Rotation(nn.Module):
         return torch.view_as_real(turned).tanh()
 
 
-def viewed(rank, world, kind, checkpointed):
+@on("two")
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("kind", ["complex", "conjugate", "negative"])
+def test_operations_that_save_a_parameter_as_something_else(rank, world, kind, checkpointed):
     torch.manual_seed(4)
     model = nn.Sequential(*(Rotation(kind) for _ in range(3))).double()
     if checkpointed:
@@ -117,12 +115,6 @@ def viewed(rank, world, kind, checkpointed):
     inputs = torch.randn(3, 10, 12, 2, dtype=torch.float64)
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=250)
     assert_trains_alike(model, zero, inputs, **ROUNDING)
-
-
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("kind", ["complex", "conjugate", "negative"])
-def test_operations_that_save_a_parameter_as_something_else(two, kind, checkpointed):
-    two(viewed, kind, checkpointed)
 
 
 class KeepsViews(torch.autograd.Function):
@@ -152,7 +144,8 @@ class Caching(nn.Linear):
         return x @ self.cache + super().forward(x)
 
 
-def views_kept(rank, world):
+@on("two")
+def test_views_of_a_parameter_that_are_kept(rank, world):
     torch.manual_seed(2)
     model = nn.Sequential(*(KeepingLinear(40, 40) for _ in range(6))).double()
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1)
@@ -168,11 +161,8 @@ def views_kept(rank, world):
     assert zero.step()
 
 
-def test_views_of_a_parameter_that_are_kept(two):
-    two(views_kept)
-
-
-def transformed(rank, world):
+@on("two")
+def test_transforms_of_torch_func(rank, world):
     model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)).double()
     x = torch.randn(3, 40, dtype=torch.float64)
     expected = torch.func.grad(lambda x: model(x).square().sum())(x)
@@ -189,10 +179,6 @@ def transformed(rank, world):
         assert_trains_alike(copy.deepcopy(model), zero, [x], **ROUNDING)
 
 
-def test_transforms_of_torch_func(two):
-    two(transformed)
-
-
 class Expanded(nn.Module):
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -203,7 +189,8 @@ class Expanded(nn.Module):
         return self.linear(x) + self.shift
 
 
-def expanded(rank, world):
+@on("two")
+def test_expanded_buffers(rank, world):
     for stage in STAGES:
         zero = ringlet.Zero(Expanded(float(rank)), torch.optim.SGD, stage, lr=0.1)
         assert torch.equal(zero.module.shift, torch.zeros(2, 3, 8))
@@ -211,21 +198,14 @@ def expanded(rank, world):
         assert zero.step()
 
 
-def test_expanded_buffers(two):
-    two(expanded)
-
-
-def checkpoint_inside(rank, world):
+@on("two")
+def test_a_checkpoint_inside_a_forward_is_refused(rank, world):
     model = nn.Sequential(Angle(), Angle())
     for angle in model:
         angle.forward = functools.partial(checkpoint, angle.forward, use_reentrant=False)
     zero = zero_of(model, torch.optim.SGD, 3, lr=0.1, bucket_elements=130)
     with pytest.raises(ringlet.InvalidUsage, match=r"trained, whose values are in shards.*put it around whole modules"):
         zero.module(torch.randn(10, 12)).sum().backward()
-
-
-def test_a_checkpoint_inside_a_forward_is_refused(two):
-    two(checkpoint_inside)
 
 
 class Kinds(nn.Module):
@@ -245,7 +225,9 @@ class Kinds(nn.Module):
         return self.attend(x, x, x)[0]
 
 
-def kinds_of_modules(rank, world, bucket_elements):
+@on("two")
+@pytest.mark.parametrize("bucket_elements", [4000, 1200])  # a layer is one unit; attention and linears are
+def test_kinds_of_modules(rank, world, bucket_elements):
     torch.manual_seed(2)
     model = Kinds().double()
     x = torch.randn(6, 8, 5, dtype=torch.float64)  # the same on both ranks: batch norms agree
@@ -266,12 +248,8 @@ def kinds_of_modules(rank, world, bucket_elements):
             torch.testing.assert_close(zero.module(x), alone(x), **ROUNDING)
 
 
-@pytest.mark.parametrize("bucket_elements", [4000, 1200])  # a layer is one unit; attention and linears are
-def test_kinds_of_modules(two, bucket_elements):
-    two(kinds_of_modules, bucket_elements)
-
-
-def penalised(rank, world):
+@on("two")
+def test_a_backward_through_a_backward(rank, world):
     """A gradient penalty, whose backward goes through a backward."""
     torch.manual_seed(2)
     inner = [layer for _ in range(4) for layer in (nn.Linear(20, 20), nn.Tanh())]  # more than there are buffers
@@ -299,11 +277,8 @@ def penalised(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_a_backward_through_a_backward(two):
-    two(penalised)
-
-
-def too_late(rank, world):
+@on("two")
+def test_a_backward_after_the_update_is_refused(rank, world):
     for stage in STAGES:
         zero = zero_of(make(), stage=stage, lr=1e-2)
         old = loss_of(zero.module, *batch(0, rank))
@@ -314,11 +289,8 @@ def too_late(rank, world):
             old.backward()
 
 
-def test_a_backward_after_the_update_is_refused(two):
-    two(too_late)
-
-
-def two_models(rank, world):
+@on("two")
+def test_two_models_of_one_loss(rank, world):
     """As a generator and a discriminator: each in the other's backward."""
     torch.manual_seed(3)
     first = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 6)).double()
@@ -339,11 +311,8 @@ def two_models(rank, world):
             assert_same(model, zero, **ROUNDING)
 
 
-def test_two_models_of_one_loss(two):
-    two(two_models)
-
-
-def a_loss_on_parameters(rank, world):
+@on("two")
+def test_a_backward_through_gathered_parameters(rank, world):
     """Whose backward comes after they are gone."""
     model = make()
     for stage in STAGES:
@@ -357,11 +326,8 @@ def a_loss_on_parameters(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def test_a_backward_through_gathered_parameters(two):
-    two(a_loss_on_parameters)
-
-
-def evaluated_first(rank, world):
+@on("two")
+def test_inference_mode_before_training(rank, world):
     model = make()
     inputs, _ = batch(0, 0)
     for gathers in (False, True):
@@ -371,10 +337,6 @@ def evaluated_first(rank, world):
         train_zero(zero, rank, 2)
         train_alone(alone, world, 2, lr=1e-2)
         assert_same(alone, zero, **ROUNDING)
-
-
-def test_inference_mode_before_training(two):
-    two(evaluated_first)
 
 
 class Table(nn.Module):
@@ -387,7 +349,8 @@ class Table(nn.Module):
         return self.linear(x) * self.table[:10]
 
 
-def frozen_whole_numbers(rank, world):
+@on("two")
+def test_frozen_parameters_of_whole_numbers(rank, world):
     for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float16):
         model = Table(dtype)
         zero, x = zero_of(model, stage=3, lr=1e-2), torch.ones(2, 10, dtype=torch.float64)
@@ -399,11 +362,9 @@ def frozen_whole_numbers(rank, world):
             zero.module.table.sum()
 
 
-def test_frozen_parameters_of_whole_numbers(two):
-    two(frozen_whole_numbers)
-
-
-def stopped_without_the_root(rank, world, drops):
+@on("two")
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_backward_that_raised_without_the_root(rank, world, drops):
     """Modules inside, called by themselves: the next gradient is what tells."""
     model = make(tied=False)
     x = torch.ones(2, 6, 16, dtype=torch.float64)
@@ -424,8 +385,3 @@ def stopped_without_the_root(rank, world, drops):
         alone.blocks[2](x).square().sum().backward()
         torch.optim.SGD(alone.parameters(), lr=0.1).step()
         assert_same(alone, zero, **ROUNDING)
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_a_backward_that_raised_without_the_root(two, drops):
-    two(stopped_without_the_root, drops)
