@@ -5,8 +5,7 @@ import re
 import pytest
 
 from ringlet.cli import bench as bench_cli
-from ringlet.cli import doctor, reveal, tune
-from ringlet.cli import schedule as schedule_cli
+from ringlet.cli import doctor, draw, reveal, tune
 from ringlet.cli.main import main
 from ringlet.schedule import prove
 
@@ -26,11 +25,11 @@ def idle(monkeypatch, tmp_path):
         (bench_cli, "measure"),
         (tune.bench, "measure"),
         (prove, "prove"),
-        (schedule_cli, "svg"),
+        (draw, "svg"),
         (reveal, "Jobs"),
     ):
         monkeypatch.setattr(module, name, begin)
-    monkeypatch.setattr(schedule_cli, "text", begin)
+    monkeypatch.setattr(draw, "text", begin)
     monkeypatch.setattr(doctor, "examine", begin)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -15,12 +15,12 @@ import torch
 
 import ringlet
 from ringlet import _C
-from ringlet.cli import bench, doctor, explore, reveal, run, schedule, search, simulate, tune
+from ringlet.cli import bench, doctor, draw, explore, prove, reveal, run, search, simulate, tune
 from ringlet.cli.parser import Parser
 from ringlet.cli.terminal import did_you_mean
 
 # Each adds its commands; a command's default `run` takes the parsed arguments and returns the exit code.
-_PARTS = (run, doctor, schedule, explore, reveal, bench, tune, search, simulate)
+_PARTS = (run, doctor, prove, draw, explore, reveal, bench, tune, search, simulate)
 
 _EPILOG = """\
 examples:

@@ -1,4 +1,4 @@
-"""`ringlet prove` and `ringlet draw`: the prover and the pictures from the command line."""
+"""`ringlet prove`: the prover from the command line."""
 
 from __future__ import annotations
 
@@ -14,30 +14,20 @@ from ringlet.cli.parser import add_option
 from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, msccl, schedule
+from ringlet.schedule import Algorithm, ScheduleError, algorithms, msccl
 from ringlet.schedule.closed_forms import CLOSED_FORMS
 from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
-from ringlet.schedule.draw import svg, text
-from ringlet.schedule.draw_overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
 from ringlet.schedule.hosts import SYNTAX
-from ringlet.schedule.prove import Proof, prove_all, well_formed
+from ringlet.schedule.prove import Proof, prove_all
 
 COLUMNS = (
     *("algorithm", "collective", "worlds", "rounds", "sent per rank"),
     *("depth", "trees", "same bits", "deadlock-free", "closed forms"),
 )
 
-FORMATS = (".svg", ".txt", ".json", ".xml")
-MOST_RANKS_DRAWN = 256  # unless forced
-
 
 def add_parsers(subparsers: Any) -> None:
-    """Adds `prove` and `draw`; each sets `run`, a function of the parsed arguments that returns the exit code."""
-    _add_prove(subparsers)
-    _add_draw(subparsers)
-
-
-def _add_prove(subparsers: Any) -> None:
+    """Adds `prove`; its `run` is a function of the parsed arguments that returns the exit code."""
     proves = subparsers.add_parser(
         "prove",
         help="prove schedules correct for every world",
@@ -62,43 +52,6 @@ def _add_prove(subparsers: Any) -> None:
         help=f"only these of {', '.join(COLLECTIVES)}")  # fmt: skip
     proves.add_argument("--json", type=values.file(), metavar="FILE", help="also write the table to FILE, for programs")
     proves.set_defaults(run=prove_command)
-
-
-def _add_draw(subparsers: Any) -> None:
-    draws = subparsers.add_parser(
-        "draw",
-        help="draw a schedule, as SVG or text",
-        description="Draw the steps of every rank in each round. A picture with too many chunks shows ranks instead. "
-        "Or write the schedule itself, as JSON or MSCCL-XML, which all commands and ringlet.schedule.load read.",
-        epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n"
-        "  ringlet draw mine.py --world 8 -o mine8.xml\n",
-    )
-    known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    draws.add_argument("algorithm", nargs="?", type=algorithm_files.one(known), metavar="ALGORITHM",
-        help=f"one of {', '.join(known)}, or a file: {algorithm_files.FILES}")  # fmt: skip
-    draws.add_argument(
-        "--algorithm", "--algorithms", dest="named", type=algorithm_files.one(known), help=argparse.SUPPRESS
-    )
-    add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
-        help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
-    size = draws.add_mutually_exclusive_group()
-    add_option(size, "--world", type=values.world, metavar="N", help="number of ranks (default 4)")
-    size.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
-    draws.add_argument(
-        "--root", type=values.whole(0), default=0, metavar="R", help="root rank of a rooted collective (default 0)"
-    )
-    draws.add_argument(
-        "--relative",
-        "--rank-free",
-        dest="relative_program",
-        action="store_true",
-        help="show the steps of any rank r, if all ranks take the same steps",
-    )
-    draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
-        help="write a picture to FILE.svg, its text to FILE.txt, or the schedule to FILE.json or FILE.xml")  # fmt: skip
-    draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
-    draws.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
-    draws.set_defaults(run=draw_command)
 
 
 def prove_command(args: argparse.Namespace) -> int:
@@ -158,30 +111,6 @@ def _plain_error(error: ScheduleError | InvalidUsage) -> dict[str, Any]:
     return {"schedule": None, "rank": None, "round": None, "chunk": None, "message": str(error)}
 
 
-def draw_command(args: argparse.Namespace) -> int:
-    """Draws one schedule. Raises InvalidUsage if there is none, or if the picture would be too large to read."""
-    outputs.check({"-o": args.output})
-    if (args.algorithm is None) == (args.named is None):
-        raise InvalidUsage("give one algorithm, for example: ringlet draw ring")
-    world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
-    if not args.force:
-        _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
-    try:
-        wanted = args.algorithm or args.named
-        collective = args.collective if isinstance(wanted, str) else wanted.collective
-        drawn = schedule(wanted, collective, world=world, root=args.root, hosts=args.hosts)
-        well_formed(drawn)
-        if not args.force:
-            _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
-        if args.output:
-            print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
-        if args.text or not args.output:
-            print(text(drawn, relative_program=args.relative_program), end="")
-    except (ValueError, NotImplementedError) as error:
-        raise InvalidUsage(str(error)) from error
-    return 0
-
-
 def _wrong_as_written(file: Path) -> Iterator[InvalidUsage]:
     """What is wrong with an MSCCL program in the order in which MSCCL runs it; its schedule may be right."""
     if file.suffix != ".xml":
@@ -192,25 +121,6 @@ def _wrong_as_written(file: Path) -> Iterator[InvalidUsage]:
         yield InvalidUsage(f"{file} as MSCCL runs it: {error}")
     else:
         print(f"{file} as MSCCL runs it: right, depth {depth}, trees {trees}")
-
-
-def _require_readable(readable: bool, what: str) -> None:
-    if not readable:
-        raise InvalidUsage(f"a picture of {what} would be too large to read: draw fewer ranks, or add --force")
-
-
-def _write(args: argparse.Namespace, drawn: Schedule) -> str:
-    """Writes the picture in the format of the file's ending; returns what to say about it."""
-    makers = {".txt": lambda one: text(one, relative_program=args.relative_program)}
-    makers |= {".json": Schedule.json, ".xml": Schedule.xml}
-    if maker := makers.get(args.output.suffix.lower()):
-        args.output.write_text(maker(drawn), encoding="utf-8")
-        return ""
-    whole = args.force or args.relative_program or boxes(drawn) <= MOST_BOXES_OF_CHUNKS
-    args.output.write_text(
-        svg(drawn, relative_program=args.relative_program) if whole else picture(drawn), encoding="utf-8"
-    )
-    return "" if whole else ", one bar for each rank (--force draws every chunk)"
 
 
 def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
