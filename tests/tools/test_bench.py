@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks import machine_limit
 
 import ringlet
-from ringlet import _C, core_bandwidth
-from ringlet.bench import machine_limit, report, repository, results
+from ringlet import _C
+from ringlet.bench import report, repository, results
 from ringlet.bench import run as bench_run
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
 from ringlet.bench.clusters import read_cluster
@@ -294,7 +295,7 @@ def test_the_spread_over_rounds_is_drawn(tmp_path: Path) -> None:
 
 # ---- the limit
 
-FAST_CORES = core_bandwidth.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0, add_gbps=50.0)
+FAST_CORES = machine_limit.Cores(bytes=1, line_us=0.5, foreign_gbps=10.0, copy_gbps=40.0, add_gbps=50.0)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +336,7 @@ def test_the_limit_is_paired_within_a_round() -> None:
     assert results.compare(rows) == []  # the limit is no rival
 
 
-@pytest.mark.skipif(core_bandwidth.processors() is None, reason="there is one processor")
+@pytest.mark.skipif(machine_limit.processors() is None, reason="there is one processor")
 def test_the_limit_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, usable = tmp_path / "all.jsonl", os.sched_getaffinity(0)
     flags = ["--world", f"2,{len(usable) + 1}", "--collective", "all_reduce,barrier", "--peers", "limit"]

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from ringlet.bench import repository
 from ringlet.cli import bench as bench_cli
 from ringlet.cli import doctor, draw, reveal, tune
 from ringlet.cli.main import main
@@ -163,6 +164,15 @@ def test_what_the_machine_cannot_hold_is_not_tried(idle, capsys, monkeypatch):
     assert "2 buffers of 9 GiB are more than this machine's 16 GiB" in refusal(capsys, "bench", "-e", "9G")
     with pytest.raises(WorkBegan):
         main(("bench", "-e", "8G"))
+
+
+@pytest.mark.parametrize("words", [("--peers", "limit"), ("--peers", "stream"), ("--cluster", "2x1")])
+def test_what_only_the_repository_has_is_not_tried_elsewhere(words, idle, capsys, monkeypatch):
+    monkeypatch.setattr(repository, "root", lambda: None)
+    if words[0] == "--cluster":
+        (idle / "mine.toml").write_text("hosts = 2")
+        words = ("--cluster", "mine.toml", "--peers", "none")
+    assert "only ringlet's repository has benchmarks/" in refusal(capsys, "bench", *words)
 
 
 def test_what_the_environment_says_of_transports_is_checked_too(idle, capsys, monkeypatch):

@@ -279,9 +279,11 @@ class Jobs:
         if self._gpu_heap_mib and "RINGLET_GPU_HEAP_MIB" not in os.environ:
             env["RINGLET_GPU_HEAP_MIB"] = str(self._gpu_heap_mib)
         store = str(self._folder / (name.replace("/", "-") + ".store"))
-        module = "raw_tcp" if library == STREAM else "torch_ranks"
-        last = self._stream_ends() if library == STREAM else [self._transport, self._device]
-        start = [sys.executable, "-m", f"ringlet.bench.ranks.{module}", name]
+        module, last = "ringlet.bench.ranks.torch_ranks", [self._transport, self._device]
+        if library == STREAM:
+            module, last = "benchmarks.peers.raw_tcp", self._stream_ends()
+            env["PYTHONPATH"] = os.pathsep.join((str(repository.root()), env["PYTHONPATH"]))
+        start = [sys.executable, "-m", module, name]
         commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]
         if self._hosts:
             places = map(self._hosts.cluster.host_of, range(self._world))

@@ -1,4 +1,4 @@
-"""What only ringlet's repository has, in benchmarks/: emulated hosts, MPI libraries to compare with, named files."""
+"""What only ringlet's repository has, in benchmarks/: emulated hosts, what to compare with, named files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .cases import MPI_PEERS
+from .cases import LIMIT, MPI_PEERS, STREAM
 from .exceptions import BenchError
 
 
@@ -45,6 +45,9 @@ def installed() -> tuple[str, ...]:
 
 def require(peers: tuple[str, ...]) -> None:
     """Raises BenchError for missing peers, before anything runs."""
+    for peer, name in ((STREAM, "peers.raw_tcp"), (LIMIT, "machine_limit")):
+        if peer in peers:
+            module(name)
     missing = [peer for peer in peers if peer in MPI_PEERS and not prefix(peer)]
     if missing:
         where = root() or "the root of ringlet's repository"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ringlet.group import congestion_controls
 
+from . import repository
 from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of, format_bytes
 from .clusters import Cluster
 from .exceptions import BenchError
@@ -296,7 +297,7 @@ def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None)
         "versions": {"python": platform.python_version(), **outcome.versions},
         "settings": outcome.settings,
         "refused": outcome.refused,
-        **({"limit": _limit(outcome)} if outcome.limits else {}),
+        **({"limit": repository.module("machine_limit").summary(outcome.limits)} if outcome.limits else {}),
     }
 
 
@@ -328,19 +329,6 @@ def machine() -> dict[str, Any]:
         "cores": cores,
         "memory_gib": round(memory_gib),
         "kernel": platform.release().partition("-")[0],
-    }
-
-
-def _limit(outcome: Outcome) -> dict[str, float]:
-    """Medians of what the limit is made of; the rates of memory are of the largest size."""
-    most = max(measured.bytes for measured in outcome.limits)
-    largest = [measured for measured in outcome.limits if measured.bytes == most]
-    return {
-        "line_round_trip_us": round(statistics.median(one.line_us for one in outcome.limits), 4),
-        "read_written_gbps": round(statistics.median(one.foreign_gbps for one in outcome.limits), 2),
-        "memory_bytes": most,
-        "copy_gbps": round(statistics.median(one.copy_gbps for one in largest), 2),
-        "add_gbps": round(statistics.median(one.add_gbps for one in largest), 2),
     }
 
 

@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ringlet import core_bandwidth
-
-from . import machine_limit, repository
+from . import repository
 from .cases import LIMIT, MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
 from .exceptions import BenchError
 from .jobs import Job, Jobs
@@ -42,7 +40,7 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    limits: list[core_bandwidth.Cores] = field(default_factory=list)
+    limits: list[Any] = field(default_factory=list)  # of benchmarks/machine_limit.py
 
 
 # (row just measured or None if refused, measurements done, measurements in all)
@@ -168,10 +166,11 @@ def _row(config: Config, case: Case, times_us: tuple[float, float, float]) -> Ro
 
 def _limit(outcome: Outcome, case: Case, round_: int) -> Row | None:
     """What a call must take at least, measured in this process while the ranks wait for their turns."""
+    machine_limit = repository.module("machine_limit")
     if why := machine_limit.refusal(case.world):
         outcome.refused[f"{LIMIT}, {case.world} ranks"] = why
         return None
-    found = core_bandwidth.measure(case.bytes)
+    found = machine_limit.measure(case.bytes)
     outcome.limits.append(found)
     least = machine_limit.least_us(case, found)
     return _row(Config(LIMIT, case.algorithm, case.memory, case.via), case, (least, least, least)) | {"round": round_}

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .case import Case
-from .loop import serve
+from ringlet.bench.ranks.case import Case
+from ringlet.bench.ranks.loop import serve
 
 _TIMEOUT_S = 120
 

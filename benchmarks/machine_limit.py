@@ -1,0 +1,110 @@
+"""The least time of a collective on one host, from what two cores of this machine can do without any library.
+
+docs/performance.md#the-limit has the model. csrc/bindings/limit.cc measures, on two threads, each on a processor of its
+own. The measurements take turns with the libraries as a peer does, so the machine's drift is theirs too.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringlet import _C
+from ringlet.bench.cases import bus_factor
+from ringlet.bench.ranks.case import Case
+from ringlet.errors import InvalidUsage
+
+# Blocks that one core writes and the other reads: the highest rate counts, because an engine may cut a message so.
+_BLOCKS = tuple(16 << 10 << shift for shift in (0, 2, 4, 6, 8))
+_LINE_ROUNDS, _MOST_ROUNDS, _ROUND_BYTES = 9, 15, 64 << 20
+# Ranks of these calls send and do not wait: calls in a loop overlap, and a line's way counts in none of them.
+_ONE_WAY = ("broadcast", "reduce", "gather", "scatter")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """line_us: of a line there and back. foreign_gbps: of one core that reads what the other has just written.
+    copy_gbps, add_gbps: of memory, read and written by each of two cores at once, within `bytes` of its own."""
+
+    bytes: int
+    line_us: float
+    foreign_gbps: float
+    copy_gbps: float
+    add_gbps: float
+
+
+def processors() -> tuple[int, int] | None:
+    """Two usable processors, of different cores if there are such; None: there is only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        return None
+    apart = [other for other in usable[1:] if other not in _siblings(usable[0])]
+    return usable[0], (apart or usable[1:])[0]
+
+
+def _siblings(processor: int) -> set[int]:
+    """The processors of the same core."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list").read_text()
+        spans = [span.split("-") for span in text.strip().split(",")]
+        return {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
+    except (OSError, ValueError):
+        return {processor}
+
+
+def measure(size: int) -> Cores:
+    """What the cores do now; memory within `size` bytes a core. ringlet.InvalidUsage if there is one processor only."""
+    pair = processors()
+    if pair is None:
+        raise InvalidUsage("measuring two cores needs two processors, and this process may use one only")
+    rounds = max(2, min(_MOST_ROUNDS, _ROUND_BYTES // max(size, 1)))
+    foreign = max(_C.read_written_gbps(pair, block, max(3, min(_MOST_ROUNDS, (4 << 20) // block))) for block in _BLOCKS)
+    memory = _C.memory_gbps(pair, max(size, 1), rounds)
+    return Cores(size, _C.line_round_trip_ns(pair, _LINE_ROUNDS) / 1000, foreign, *memory)
+
+
+def refusal(world: int) -> str | None:
+    """Why there is no limit for so many ranks; None: there is one."""
+    usable = len(os.sched_getaffinity(0))
+    if world < 2 or usable < 2:
+        return "the limit is that of two ranks or more, on two processors or more"
+    if world > usable:
+        return f"{world} ranks on {usable} processors take turns: the limit is that of ranks with a processor each"
+    return None
+
+
+def touched_factor(collective: str, world: int) -> float:
+    """Bytes of buffers that the busiest rank must read or write, whoever's caches they are in, per byte of the
+    buffer."""
+    return {
+        "reduce_scatter": 1 + 1 / world,
+        "all_gather": 1 + 1 / world,
+        "broadcast": 1.0,
+        "gather": 1.0,
+        "scatter": 1.0,
+    }.get(collective, 2.0)
+
+
+def least_us(case: Case, cores: Cores) -> float:
+    """The least time of a call. From others the busiest rank must read bus_factor bytes per byte of the buffer."""
+    collective = case.moves
+    way = 0.0 if collective in _ONE_WAY else cores.line_us / 2
+    foreign = bus_factor(collective, case.world) * case.bytes / cores.foreign_gbps / 1000
+    memory = touched_factor(collective, case.world) * case.bytes / cores.copy_gbps / 1000
+    return max(way + foreign, memory)
+
+
+def summary(measured: Sequence[Cores]) -> dict[str, float]:
+    """Medians of what the limit is made of; the rates of memory are of the largest size."""
+    most = max(one.bytes for one in measured)
+    largest = [one for one in measured if one.bytes == most]
+    return {
+        "line_round_trip_us": round(statistics.median(one.line_us for one in measured), 4),
+        "read_written_gbps": round(statistics.median(one.foreign_gbps for one in measured), 2),
+        "memory_bytes": most,
+        "copy_gbps": round(statistics.median(one.copy_gbps for one in largest), 2),
+        "add_gbps": round(statistics.median(one.add_gbps for one in largest), 2),
+    }
