@@ -104,7 +104,7 @@ test-frameworks: install $(STAMPS)/frameworks
 # Nothing may skip itself here either.
 test-wheel: install $(STAMPS)/wheel $(STAMPS)/torch-$(firstword $(TORCHES)) $(STAMPS)/torch-$(lastword $(TORCHES))
 	$(SAY) "the wheel, with torch $(firstword $(TORCHES)) and $(lastword $(TORCHES)), and the sources"
-	@$(INSIDE) RINGLET_TEST_NO_SKIPS=1 $(PYTEST) --durations=10 tests/tools/test_wheel.py
+	@$(INSIDE) RINGLET_TEST_NO_SKIPS=1 $(PYTEST) --durations=10 -o faulthandler_timeout=3600 tests/tools/test_wheel.py
 
 mutants: install
 	$(SAY) "seeded faults"

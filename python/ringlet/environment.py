@@ -67,8 +67,8 @@ def find(environment: Mapping[str, str] | None = None, *, wanted: str = "rank") 
         )
     give = "store=" if wanted == "store" else "rank= and world="
     raise InvalidUsage(
-        f"{wanted} is not set: pass {give}, or launch with torchrun, mpirun or srun, which set RANK, "
-        "OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
+        f"{wanted} is not set: pass {give}, or launch with `ringlet run -n 2 program.py`, torchrun, "
+        "mpirun or srun, which set RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID"
     )
 
 

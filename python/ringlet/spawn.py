@@ -31,6 +31,7 @@ from ringlet import log
 from ringlet.errors import InvalidUsage, ResourceError
 from ringlet.supervisor import GRACE_S, End, RankProcesses, Terminated, end_with_parent, signal_name, termination_raises
 
+_MOST_RANKS = 1024  # as of `ringlet run`; more processes are a mistake that a machine may not survive
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
 
 
@@ -56,11 +57,16 @@ def spawn(
         raise InvalidUsage(f"spawn: main is {main!r:.60}; pass a function that takes a rank")
     log.keep_standard_descriptors()
     nprocs = groups.whole(nprocs, "spawn: nprocs")
-    if nprocs < 1:
-        raise InvalidUsage(f"spawn: nprocs must be at least 1, got {nprocs}")
+    if not 1 <= nprocs <= _MOST_RANKS:
+        raise InvalidUsage(f"spawn: nprocs must be from 1 to {_MOST_RANKS}, got {nprocs}")
     transport = groups.default_transport() if transport is None else transport
     if transport == "threads":
         _spawn_threads(main, nprocs, args, timeout)
+    elif getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise InvalidUsage(
+            "spawn: a rank imports the program that started it, and this program starts ranks when it is imported: "
+            'put the call to spawn under `if __name__ == "__main__":`'
+        )
     else:
         _spawn_processes(main, nprocs, args, (transport, timeout))
 

@@ -63,7 +63,7 @@ def test_a_place(variables, launcher, rank, world, local_rank):
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({}, "rank is not set: pass rank= and world=, or launch with torchrun, mpirun or srun"),
+        ({}, "rank is not set: pass rank= and world=, or launch with `ringlet run -n 2 program.py`, torchrun, "),
         ({"RANK": "1"}, "WORLD_SIZE is not set, though torchrun sets it"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "four"}, 'OMPI_COMM_WORLD_SIZE="four" is not a number'),

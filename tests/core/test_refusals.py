@@ -265,8 +265,8 @@ def around_a_group(rank: int, world: int, store: str) -> None:
             {"rank": 0, "world": 2, "transport": "pigeon"},
             'transport must be one of auto, shared_memory, tcp, threads, got "pigeon"',
         ),
-        ({"world": 2}, "rank is not set: pass rank= and world=, or launch with torchrun"),
-        ({"rank": 0}, "world is not set: pass rank= and world=, or launch with torchrun"),
+        ({"world": 2}, "rank is not set: pass rank= and world=, or launch with `ringlet run"),
+        ({"rank": 0}, "world is not set: pass rank= and world=, or launch with `ringlet run"),
     ):
         with pytest.raises(ringlet.InvalidUsage, match=says):
             ringlet.init(**{"store": dist.HashStore(), **wrong})
@@ -378,13 +378,13 @@ def test_spawn_runs_ranks(tmp_path, transport):
     ringlet.spawn(adds, 2, (str(tmp_path),), transport=transport)
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert texts == {str(rank): f"[3.0, 3.0, 3.0] {transport}" for rank in range(2)}
-    with pytest.raises(ringlet.InvalidUsage, match="nprocs must be at least 1, got 0"):
-        ringlet.spawn(adds, 0)
 
 
 def test_spawn_refuses_what_it_cannot_run():
     for main, ranks, says in (
         (adds, "2", "spawn: nprocs is '2'; pass a whole number"),
+        (adds, 0, "nprocs must be from 1 to 1024, got 0"),
+        (adds, 1025, "nprocs must be from 1 to 1024, got 1025"),
         (3, 1, "spawn: main is 3; pass a function"),
         (lambda rank: None, 1, r'main or args cannot be pickled .*: pass a function of a module.*transport="threads"'),
     ):
@@ -422,6 +422,12 @@ if __name__ == "__main__":
 def test_spawn_refuses_a_program_that_is_no_file(arguments, said):
     run = subprocess.run([sys.executable, *arguments], input=OWN_MAIN, capture_output=True, text=True, timeout=60)
     assert run.stderr.splitlines()[-1].startswith(f"ringlet.errors.InvalidUsage: spawn: {said}"), run.stderr
+
+
+def test_spawn_says_that_a_program_starts_ranks_when_it_is_imported(tmp_path):
+    (tmp_path / "program.py").write_text(OWN_MAIN.replace('if __name__ == "__main__"', "if True"))
+    run = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and 'put the call to spawn under `if __name__ == "__main__":`' in run.stderr, run.stderr
 
 
 def test_spawn_with_standard_error_closed_and_a_log(tmp_path):

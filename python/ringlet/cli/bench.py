@@ -166,7 +166,8 @@ def bench_command(args: argparse.Namespace) -> int:
     earlier = results.read(args.source) if args.source else ([], {})
     _check_outputs(args)
     if missing := getattr(args, "missing_peers", ()):
-        print(f"without {', '.join(missing)}: run `make peers` to compare with them", file=sys.stderr)
+        where = "" if repository.root() else " in ringlet's repository"
+        print(f"without {', '.join(missing)}: run `make peers`{where} to compare with them", file=sys.stderr)
     rows, meta = measure(sweep, args.json) if sweep else earlier
     if not rows:
         raise BenchError("nothing was measured")
@@ -215,7 +216,8 @@ def require_algorithms(sweep: Sweep) -> None:
         known += [own.name for own in algorithm_files.given() if own.collective == collective]
         for name in sweep.algorithms:
             if name not in known and collective not in ("barrier", "send_recv", *LISTS):
-                raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}")
+                near = terminal.did_you_mean(name, known)
+                raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}{near}")
 
 
 def require_memory(sweep: Sweep) -> None:
@@ -290,10 +292,19 @@ def _as_word(value: Any) -> str:
 
 
 def named_file(folder: str, name: str) -> Path:
-    """A file of the repository's benchmarks by its name, or any file by its path."""
+    """A file of the repository's benchmarks by its name, or any file by its path. BenchError: there is no such name."""
     if name.endswith(".toml"):
         return Path(name)
-    return (repository.root() or Path()) / "benchmarks" / folder / f"{name}.toml"
+    root = repository.root()
+    if root is None:
+        raise BenchError(f"{name[:60]!r}: only ringlet's repository has named {folder}: give a path that ends in .toml")
+    known = sorted(path.stem for path in (root / "benchmarks" / folder).glob("*.toml"))
+    if name not in known:
+        near = terminal.did_you_mean(name, known)
+        raise BenchError(
+            f"{name[:60]!r} is none of the {folder} {', '.join(known)}, nor a path that ends in .toml{near}"
+        )
+    return root / "benchmarks" / folder / f"{name}.toml"
 
 
 def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.Meta]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ _ALSO = {
     "-w": ("--warmup_iters",),
     "-c": ("--check",),
 }
+_DOCUMENTED = {other: name for name, others in _ALSO.items() for other in others}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -36,10 +38,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=_Help, allow_abbrev=False)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        known = [name for action in self._actions for name in action.option_strings]
+        options = [word for word in self._given if word.startswith("--") and word.partition("=")[0] not in known]
+        if re.match("argument [^-]", message) and options and options != ["--"]:
+            self.surplus(options)  # the argument was meant as its value
+        # The documented name of an option, not those that the help does not show.
+        message = re.sub(r"^argument (-[\w-]+)[^:]*", lambda label: _documented(label[1], label[0]), message)
         line = " ".join(message.split())
         line = line if len(line) <= 500 else f"{line[:500]}..."
         self.exit(2, f"{self.prog}: {line} (see {self.prog} --help)\n")
+
+    _given: list[str] = []  # noqa: RUF012
 
     def surplus(self, words: Sequence[str]) -> NoReturn:
         """The error of arguments that no option takes."""
@@ -47,6 +61,10 @@ class Parser(argparse.ArgumentParser):
         word = words[0].partition("=")[0]
         what = "no such option" if word.startswith("-") else "no option takes this argument"
         self.error(f"{word}: {what}{did_you_mean(word, known)}")
+
+
+def _documented(name: str, label: str) -> str:
+    return f"argument {_DOCUMENTED[name]}" if name in _DOCUMENTED else label
 
 
 class Elsewhere(argparse.Action):

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ringlet import interruptible, leaving
 from ringlet.cli import values
 from ringlet.cli.parser import add_option
-from ringlet.errors import ResourceError
+from ringlet.errors import InvalidUsage, ResourceError
 from ringlet.store import check_route
 from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
 
@@ -42,8 +42,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
         "rank. If a rank fails, ringlet ends the others and exits with the code of that rank.",
     )
-    add_option(parser.add_mutually_exclusive_group(required=True), "--world", type=values.world, metavar="N",
-        help="also -n: number of ranks")  # fmt: skip
+    add_option(parser, "--world", type=values.world, metavar="N", help="also -n: number of ranks")
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
@@ -53,6 +52,8 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(args: argparse.Namespace) -> int:
     """Runs the program; the exit code of the rank that failed first, or 0. KeyboardInterrupt once all have ended."""
     program = ["-m", args.program] if args.module else [args.program]
+    if args.world is None:
+        raise InvalidUsage(f"give the number of ranks before the program: ringlet run -n 2 {' '.join(program)}")
     store = _store()
     with termination_raises(), tempfile.TemporaryDirectory(prefix="ringlet-run-") as notes:
         ranks = _Ranks([sys.executable, *program, *args.arguments], args.world, store.port, Path(notes))

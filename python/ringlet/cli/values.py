@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ringlet.cli.terminal import did_you_mean
 from ringlet.schedule.hosts import Hosts, parse_hosts
 
 MOST_WORLD = 1024
@@ -103,7 +104,8 @@ def names(known: Sequence[str] = (), *, none: bool = False) -> Callable[[str], t
         wrong = [word for word in found if not word or (known and word not in known)]
         if wrong:
             takes = f"one of {', '.join(known)}" if known else "a name"
-            raise argparse.ArgumentTypeError(f"{shown(wrong[0])} is not {takes}{', or none' * none}")
+            near = did_you_mean(wrong[0], known)
+            raise argparse.ArgumentTypeError(f"{shown(wrong[0])} is not {takes}{', or none' * none}{near}")
         return found
 
     return parse
@@ -116,7 +118,8 @@ def one_of(known: Sequence[str], others: Mapping[str, str] | None = None) -> Cal
     def parse(text: str) -> str:
         name = others.get(text, text)
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{shown(text)} is not one of {', '.join(known)}")
+            near = did_you_mean(text, known)
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not one of {', '.join(known)}{near}")
         return name
 
     return parse

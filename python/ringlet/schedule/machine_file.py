@@ -97,7 +97,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise InvalidUsage(f"{path}: to read TOML, use Python 3.11 or `pip install tomli`") from error
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidUsage(f"{path}: {error.strerror}") from error
+    except ValueError as error:
         raise InvalidUsage(f"{path}: {error}") from error
 
 
