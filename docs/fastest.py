@@ -14,7 +14,7 @@ from ringlet.bench.results import read
 from ringlet.schedule import algorithms, schedule
 from ringlet.schedule.cost import Predictor, cost
 from ringlet.schedule.hosts import parse_hosts
-from ringlet.schedule.machine_file import read_machine
+from ringlet.schedule.machine_file import named, read_machine
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -113,7 +113,7 @@ def _twin(name: str) -> str:
 
 def _predictions() -> Iterator[tuple[str, str, int, Times]]:
     for file, words in MACHINES:
-        hosts, machine = parse_hosts(words), read_machine(BENCHMARKS / "machines" / f"{file}.toml")
+        hosts, machine = parse_hosts(words), read_machine(named(file))
         for collective in MODELLED:
             made = {n: Predictor(schedule(n, c, hosts=hosts)) for n, c, _ in algorithms() if c == collective}
             for size in PREDICTED_SIZES:

@@ -18,7 +18,7 @@ from ringlet.schedule.machine_file import HostsMachine, read_machine
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import best, composed, schedules_of, search
 
-MACHINES = sorted((Path(__file__).parents[2] / "benchmarks" / "machines").glob("*.toml"))
+MACHINES = sorted((Path(ringlet.__file__).parent / "schedule" / "machines").glob("*.toml"))
 HOSTS = parse_hosts("4x2")
 # Nothing but latency, or nothing but one kind of link, each in units of one.
 FREE = {"inside_alpha": 0, "inside_beta": 0, "across_alpha": 0, "uplink_beta": 0, "message": 0, "gamma": 0}

@@ -142,7 +142,7 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("bench", "-g", "8"), "one process for each rank, on a GPU of its own where --device is cuda: give --world N"),
         (("bench", "--from", "x", "--json", "y"), "--from only reads results"),
         (("draw",), "give one algorithm, for example: ringlet draw ring"),
-        (("draw", "rign"), "dissemination; did you mean ring?"),
+        (("draw", "rign"), "; did you mean ring?"),
         (("draw", "ring", "--algorithms", "star"), "give one algorithm"),
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
         (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),

@@ -312,9 +312,11 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
     load = os.getloadavg()[0]
     if load > len(os.sched_getaffinity(0)) / 2:
         print(f"load average {load:.1f}: other programs keep this machine busy, and figures are noise", file=sys.stderr)
+    most, cores = max(sweep.worlds), len(os.sched_getaffinity(0))
+    turns = f": {most} take turns on {cores} processors, and need a while to start" if most > 4 * cores else ""
     with (
         termination_raises(),
-        terminal.progress("starting ranks", lines=True) as watch,
+        terminal.progress(f"starting ranks{turns}", lines=True) as watch,
         results.recorder(path) as record,
     ):
 

@@ -41,8 +41,9 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Start N processes of a Python program on this host, with torchrun's variables set (RANK, "
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
         "rank. If a rank fails, ringlet ends the others and exits with the code of that rank.",
+        epilog="examples:\n  ringlet run -n 4 train.py --epochs 2\n  ringlet run -n 2 -m package.train\n",
     )
-    add_option(parser, "--world", type=values.world, metavar="N", help="also -n: number of ranks")
+    add_option(parser, "--world", type=values.world, metavar="N", help="also -n: number of ranks; must be given")
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")

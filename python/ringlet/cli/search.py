@@ -17,13 +17,13 @@ from ringlet.bench.clusters import Cluster
 from ringlet.bench.rules import MARGIN, Timing, derive, table_text
 from ringlet.cli import algorithm_files, bench, outputs, values
 from ringlet.cli.parser import add_option
-from ringlet.cli.terminal import print_table, require_rich
+from ringlet.cli.terminal import did_you_mean, print_table, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import Schedule, ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES, ROOTED
 from ringlet.schedule.cost import uplink_load
 from ringlet.schedule.hosts import SYNTAX, Hosts
-from ringlet.schedule.machine_file import HostsMachine, read_machine
+from ringlet.schedule.machine_file import HostsMachine, named, names, read_machine
 from ringlet.schedule.prove import prove
 from ringlet.schedule.search import Candidate, best, composed, schedules_of, search
 
@@ -76,7 +76,7 @@ def add_parsers(subparsers: Any) -> None:
 def add_machine_and_sizes(parser: Any) -> None:
     """The options that `machine_of` and `sizes_of` read."""
     add = functools.partial(add_option, parser)
-    add("--machine", required=True, metavar="FILE", help="cost of messages: a file, or a name in benchmarks/machines/")
+    add("--machine", required=True, metavar="FILE", help=f"cost of messages: {', '.join(names())} or a file")
     add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
     add("-e", dest="end_bytes", type=values.size, default=16 << 20, metavar="BYTES", help="largest size (default 16M)")
     add("-f", dest="factor", type=values.whole(2), default=16, metavar="F",
@@ -153,8 +153,11 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 def machine_of(args: argparse.Namespace) -> HostsMachine:
     """The machine of --machine. InvalidUsage if there is none, or if it is wrong."""
-    path = Path(args.machine)
-    return read_machine(path if path.exists() or path.suffix else bench.named_file("machines", args.machine))
+    known = names()
+    if args.machine not in known and not Path(args.machine).suffix and not Path(args.machine).exists():
+        near = did_you_mean(args.machine, known)
+        raise InvalidUsage(f"--machine: {values.shown(args.machine)} is none of {', '.join(known)}, nor a file{near}")
+    return read_machine(named(args.machine))
 
 
 def _medium(hosts: Hosts) -> str:

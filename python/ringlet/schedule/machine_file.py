@@ -59,6 +59,8 @@ def _per_gbit(value: float) -> float:
     return 8e-9 / value
 
 
+_NAMED = Path(__file__).parent / "machines"
+
 # key in the file -> field, and how its unit becomes seconds. Rates must be above 0.
 _NUMBERS = {
     ("inside", "alpha_us"): ("inside_alpha", _micro),
@@ -68,6 +70,16 @@ _NUMBERS = {
     ("rank", "message_us"): ("message", _micro),
     ("rank", "combine_gbyte_per_s"): ("gamma", _per_gbyte),
 }
+
+
+def names() -> list[str]:
+    """The machines that have a name here."""
+    return sorted(path.stem for path in _NAMED.glob("*.toml"))
+
+
+def named(name: str) -> Path:
+    """The file of a machine by its name, or else the path of a file."""
+    return _NAMED / f"{name}.toml" if name in names() else Path(name)
 
 
 def read_machine(path: Path) -> HostsMachine:
