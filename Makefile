@@ -26,7 +26,7 @@ PYTHON_FILES := python tests examples benchmarks docs csrc/bindings setup.py
 CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
 # setup.py's.
 BUILD = build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)")
-PYTEST := python -m pytest --maxfail=10
+PYTEST := python -m pytest --maxfail=10 --durations=10 --durations-min=2
 SAY = @printf '\n== %s\n'
 
 # An importable torch of the range that pyproject.toml names is used as it is.

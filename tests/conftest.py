@@ -10,7 +10,6 @@ import signal
 import pytest
 
 import emulated_gpu
-from idleness import is_idle
 from ranks import TRANSPORTS, WORLDS, Pool
 
 # The built-in rules alone, whatever table this machine's user has.
@@ -93,43 +92,6 @@ ALONE = {
     "training/test_delay_and_timeline.py": "measures when buckets are sent",
 }
 
-# Tests of `make test` that may take more than LONG_S, each with why it must. Others belong to `make test-all`.
-LONG_S = 2.0
-LONG = {
-    "core/test_contract.py::test_*many_segments*": "moves messages that leave the caches",
-    "core/test_contract.py::test_more_segments*": "moves messages of more segments than may be under way",
-    "core/test_contract.py::test_*-8-*": "eight ranks take turns on two processors",
-    "core/test_api.py::*": "starts Python anew, which imports torch",
-    "core/test_leaving.py::*": "starts Python anew, which imports torch",
-    "core/test_lifetimes.py::*": "starts Python anew, which imports torch",
-    "core/test_log.py::test_calls_are_in_a_trace*": "starts torch.profiler",
-    "core/test_messages.py::test_the_monitored_barrier*": "waits for a timeout of torch's, of whole seconds",
-    "core/test_refusals.py::*spawn*": "starts processes as a user does, which import torch",
-    "core/test_refusals.py::test_groups_leave_nothing*": "makes groups until a leak would show",
-    "core/test_refusals.py::test_memory_of_a_group*": "makes groups until a leak would show",
-    "core/test_refusals.py::test_nothing_is_left*": "starts processes that are killed, which import torch",
-    "core/test_rendezvous.py::*": "starts ranks that wait for one which does not come",
-    "core/test_selection.py::test_the_store_ends*": "starts Python anew, which imports torch",
-    "core/test_prove.py::*": "proves every algorithm for many worlds",
-    "core/test_topology.py::*": "proves every algorithm for many worlds",
-    "core/test_one_digest.py::*": "adds by every algorithm in three dtypes, on eight ranks, too",
-    "core/test_reveal.py::test_the_prover*": "reveals and proves every algorithm",
-    "core/test_schedule_files.py::test_a_schedule_shows*": "draws hundreds of chunks",
-    "core/test_search.py::*": "predicts hundreds of schedules",
-    "tools/test_algorithm_files.py::*": "proves for many worlds, makes pages, and predicts hundreds of schedules",
-    "tools/test_cli.py::*": "starts the command line, which imports torch",
-    "tools/test_docs.py::test_example_runs_as_a_program*": "starts Python anew, which imports torch",
-    "tools/test_docs.py::test_fragment_runs*": "imports what the page shows, and trains with it",
-    "tools/test_docs.py::test_tables_*": "proves every algorithm for many worlds",
-    "tools/test_house.py::test_python_functions*": "parses every Python file of the project",
-    "tools/test_reveal_command.py::*": "starts the ranks of libraries, which import torch",
-    "tools/test_simulate.py::test_the_picture*": "imports matplotlib, and draws",
-    "torch/test_conformance.py::*": "imports torch's own suite",
-    "torch/test_random_backend_calls.py::*": "runs a program long enough to mix every call",
-    "training/test_reproducible.py::*": "trains on one rank, and on two, four and eight",
-    "training/test_random_zero_training.py::*": "trains long enough to mix every change",
-}
-
 
 def place_of(item):
     return item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
@@ -157,36 +119,6 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and os.environ.get("RINGLET_TEST_NO_SKIPS") and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"RINGLET_TEST_NO_SKIPS is set, and this was: {report.longrepr}"
     return report
-
-
-def unexplained(reports, limit_s):
-    """The tests that took longer and have no reason in LONG. A setup is not counted: the first ranks of a session
-    wait for torch."""
-    for report in reports:
-        long = report.when == "call" and report.duration > limit_s
-        if long and not any(fnmatch.fnmatch(report.nodeid, f"tests/{pattern}") for pattern in LONG):
-            yield f"{report.nodeid} took {report.duration:.1f} s: tests/conftest.py must say why"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session):
-    """`make test` tells which tests take long without a reason, where the machine is not to blame; with
-    RINGLET_TEST_STRICT_TIMES it fails for them."""
-    config = session.config
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is None or "not slow" not in config.option.markexpr:
-        return
-    both = 2 if getattr(config.option, "numprocesses", None) else 1  # share the processors
-    found = list(unexplained(terminal.stats.get("passed", []), both * LONG_S))
-    if found and is_idle():
-        config.too_long = found
-        if os.environ.get("RINGLET_TEST_STRICT_TIMES"):
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    for line in getattr(config, "too_long", []):
-        terminalreporter.write_line(line, red=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -237,6 +169,13 @@ def pool(tmp_path_factory):
 def two(pool):
     """Runs a function on two ranks of a process group on ringlet."""
     return lambda function, *args: pool.values(function, 2, *args, join="dist:ringlet")
+
+
+@pytest.fixture(params=[("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)], ids="{0[0]}-{0[1]}".format)
+def ranks(request, pool):
+    """Runs a function on the ranks of torch.distributed, of either backend and of two worlds."""
+    backend, world = request.param
+    return lambda function, *args: pool.values(function, world, *args, join=f"dist:{backend}")
 
 
 @pytest.fixture(scope="session")
