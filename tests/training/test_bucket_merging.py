@@ -12,7 +12,6 @@ from ringlet import GradientReducer, InvalidUsage
 from ringlet.training.call_labels import BucketLabels
 from ringlet.training.reducer.merging import LATER, Cost, cut, cut_with_few, end_of, fit
 
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 MEASURED = 7  # where the layouts are the same, that decides
 DECIDED = 25  # reduced backwards, as GradientReducer's docstring says
 
@@ -161,11 +160,10 @@ def what_cannot_be_measured_is_refused(rank, world):
             GradientReducer(mlp(), **options)
 
 
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
 @pytest.mark.parametrize(
     "check",
     [layouts_change_and_gradients_do_not, the_slower_layout_is_dropped, what_cannot_be_measured_is_refused],
     ids=lambda check: check.__name__,
 )
-def test_measured(place, check, pool):
-    pool.values(check, place[1], join=f"dist:{place[0]}")
+def test_measured(ranks, check):
+    ranks(check)

@@ -12,17 +12,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ranks import on
 from reducer_checks import SMALL, expected_average, loss_of, mlp, same, train
 from ringlet import GradientReducer, InvalidUsage
 
 GLOO_ABORT = pathlib.Path(__file__).parents[1] / "support" / "gloo_abort.py"
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 def hooked_pair(state_of, hook):
@@ -43,8 +37,8 @@ HOOKS = {
 }
 
 
-@check
-def simple_hooks_equal_ddps(rank, world):
+@on("ranks")
+def test_simple_hooks_equal_ddps(rank, world):
     for state_of, hook, tolerance in HOOKS.values():
         ours, theirs = hooked_pair(state_of, hook)
         train(ours, rank, 4)
@@ -58,8 +52,8 @@ def simple_hooks_equal_ddps(rank, world):
     same(ours, theirs.module)
 
 
-@check
-def bf16_hook_rounds_and_averages(rank, world):
+@on("ranks")
+def test_bf16_hook_rounds_and_averages(rank, world):
     """DDP refuses this hook on a CPU."""
     model = mlp()
     GradientReducer(model, **SMALL).register_comm_hook(None, default_hooks.bf16_compress_hook)
@@ -69,8 +63,8 @@ def bf16_hook_rounds_and_averages(rank, world):
         assert torch.equal(parameter.grad.bfloat16().float(), parameter.grad)
 
 
-@check
-def a_hook_averages_complex_gradients(rank, world):
+@on("ranks")
+def test_a_hook_averages_complex_gradients(rank, world):
     """torch's all_reduce gives its future the real view of a complex tensor."""
     model = nn.Linear(3, 2, dtype=torch.complex64)
     GradientReducer(model).register_comm_hook(None, default_hooks.allreduce_hook)
@@ -84,8 +78,8 @@ def a_hook_averages_complex_gradients(rank, world):
         torch.testing.assert_close(gradient, parameter.grad / world)
 
 
-@check
-def hooks_see_ddps_bucket(rank, world):
+@on("ranks")
+def test_hooks_see_ddps_bucket(rank, world):
     seen = []
 
     def hook(state, bucket):
@@ -118,8 +112,8 @@ def power_sgd_state():
     return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
 
 
-@check
-def power_sgd_in_many_buckets(rank, world):
+@on("ranks")
+def test_power_sgd_in_many_buckets(rank, world):
     """Its collectives start where others complete; buckets beside each other must not mix them up on any rank."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 24), nn.Tanh(), nn.Linear(24, 3))
@@ -137,16 +131,16 @@ def power_sgd_in_many_buckets(rank, world):
     assert loss_of(model, rank).item() < first
 
 
-@check
-def power_sgd_equals_ddps(rank, world):
+@on("ranks")
+def test_power_sgd_equals_ddps(rank, world):
     ours, theirs = hooked_pair(power_sgd_state, powerSGD_hook.powerSGD_hook)
     train(ours, rank, 6)
     train(theirs, rank, 6)
     same(ours, theirs.module, 1e-4)
 
 
-@check
-def a_callback_may_wait_for_another_call(rank, world):
+@on("ranks")
+def test_a_callback_may_wait_for_another_call(rank, world):
     """What completes a call runs on the backend's thread, where a further call could wait for itself."""
     later = torch.full((5,), 10.0)
 
@@ -160,8 +154,8 @@ def a_callback_may_wait_for_another_call(rank, world):
     assert torch.equal(later, torch.full((5,), 10.0 * world))
 
 
-@check
-def wrong_hooks_are_refused(rank, world):
+@on("ranks")
+def test_wrong_hooks_are_refused(rank, world):
     model = mlp()
     reducer = GradientReducer(model, group=dist.new_group())
     with pytest.raises(InvalidUsage, match="hook must be callable, got a int"):
@@ -175,8 +169,8 @@ def wrong_hooks_are_refused(rank, world):
         GradientReducer(mlp(), bucket_mb="measured").register_comm_hook(None, default_hooks.allreduce_hook)
 
 
-@check
-def a_hook_of_nested_collectives(rank, world):
+@on("ranks")
+def test_a_hook_of_nested_collectives(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     expected = expected_average(model, world)
@@ -198,12 +192,6 @@ def quantized(bucket, world):
         return total * step / world
 
     return future.then(values)
-
-
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize("function", CHECKS, ids=lambda function: function.__name__)
-def test_hooks(place, function, pool):
-    pool.values(function, place[1], join=f"dist:{place[0]}")
 
 
 def ddp_with_power_sgd_in_many_buckets(rank, world):

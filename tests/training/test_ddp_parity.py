@@ -13,6 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from ranks import on
 from reducer_checks import (
     SMALL,
     Branches,
@@ -28,20 +29,11 @@ from reducer_checks import (
 )
 from ringlet import GradientReducer, InvalidUsage
 
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
 # --- static graph
 
 
-@check
-def static_graph_with_reentrant_checkpoints(rank, world):
+@on("ranks")
+def test_static_graph_with_reentrant_checkpoints(rank, world):
     """Layers reached twice in one backward, in buckets of one parameter: refused without static_graph."""
     model = Checkpointed([0, 1, 1, 2, 1], layers=3)
     reducer = GradientReducer(model, static_graph=True, bucket_mb=1e-6, first_bucket_mb=1e-6)
@@ -61,8 +53,8 @@ class Output:
     y: list[torch.Tensor]
 
 
-@check
-def static_graph_with_a_dataclass_as_output(rank, world):
+@on("ranks")
+def test_static_graph_with_a_dataclass_as_output(rank, world):
     """Where all gradients arrive in reentrant checkpoints: the backward begins at the output, not at the first."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
@@ -78,8 +70,8 @@ def static_graph_with_a_dataclass_as_output(rank, world):
         assert reducer.stats()["backwards"] == step + 1
 
 
-@check
-def static_graph_with_no_sync_first(rank, world):
+@on("ranks")
+def test_static_graph_with_no_sync_first(rank, world):
     """Where DDP fails an internal assertion (pytorch#143580), or silently stops to reduce."""
     model = Checkpointed([0, 1, 1], layers=2)
     reducer = GradientReducer(model, static_graph=True, **SMALL)
@@ -91,8 +83,8 @@ def static_graph_with_no_sync_first(rank, world):
         assert_gradients(model, expected_average(model, world, (0, 1)))
 
 
-@check
-def static_graph_with_unused_parameters(rank, world):
+@on("ranks")
+def test_static_graph_with_unused_parameters(rank, world):
     model = Branches()
     model.c = nn.Linear(2, 2)  # nobody's
     reducer = GradientReducer(model, static_graph=True, **SMALL)
@@ -108,8 +100,8 @@ def static_graph_with_unused_parameters(rank, world):
         assert reducer.stats()["rebuilt"], step
 
 
-@check
-def static_graph_that_changes_is_told(rank, world):
+@on("ranks")
+def test_static_graph_that_changes_is_told(rank, world):
     model = Branches()
     GradientReducer(model, group=dist.new_group(), static_graph=True, **SMALL)
     model(data(rank), "b").backward()
@@ -117,8 +109,8 @@ def static_graph_that_changes_is_told(rank, world):
         model(data(rank), "a").backward()
 
 
-@check
-def no_sync_around_a_part_does_what_ddp_does(rank, world):
+@on("ranks")
+def test_no_sync_around_a_part_does_what_ddp_does(rank, world):
     for inside in ("forward", "backward", "both"):
         ours = mlp()
         theirs = DistributedDataParallel(copy.deepcopy(ours))
@@ -138,8 +130,8 @@ def no_sync_around_a_part_does_what_ddp_does(rank, world):
 # --- views and copies
 
 
-@check
-def gradients_may_be_copies(rank, world):
+@on("ranks")
+def test_gradients_may_be_copies(rank, world):
     ours, views = mlp(), mlp()
     views.load_state_dict(ours.state_dict())
     reducer = GradientReducer(ours, gradient_as_bucket_view=False, **SMALL)
@@ -157,8 +149,8 @@ def gradients_may_be_copies(rank, world):
     assert_gradients(ours, expected_average(ours, world, (0, 1)))
 
 
-@check
-def copies_with_unused_parameters(rank, world):
+@on("ranks")
+def test_copies_with_unused_parameters(rank, world):
     model = Branches()
     GradientReducer(model, gradient_as_bucket_view=False, find_unused_parameters=True, **SMALL)
     used = ["b", "ab", "b", "b"]
@@ -187,8 +179,8 @@ def train_unevenly(model, context, rank, optimizer=None):
             optimizer.step()
 
 
-@check
-def join_equals_ddps(rank, world):
+@on("ranks")
+def test_join_equals_ddps(rank, world):
     for initial in (True, False):
         torch.manual_seed(5)
         ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -202,8 +194,8 @@ def join_equals_ddps(rank, world):
         assert reducer.stats()["backwards"] == reduced + 1
 
 
-@check
-def join_with_unused_parameters_and_no_sync(rank, world):
+@on("ranks")
+def test_join_with_unused_parameters_and_no_sync(rank, world):
     for options in ({"find_unused_parameters": True}, {"static_graph": True}, {}):
         model = mlp()
         reducer = GradientReducer(model, **options, **SMALL)
@@ -218,16 +210,16 @@ def join_with_unused_parameters_and_no_sync(rank, world):
                     assert_gradients(model, [gradient / world for gradient in own])
 
 
-@check
-def join_can_end_early(rank, world):
+@on("ranks")
+def test_join_can_end_early(rank, world):
     model = mlp()
     reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     with pytest.raises(RuntimeError, match="exhausted"):
         train_unevenly(model, reducer.join(throw_on_early_termination=True), rank)
 
 
-@check
-def join_refuses_what_it_cannot_do(rank, world):
+@on("ranks")
+def test_join_refuses_what_it_cannot_do(rank, world):
     merging = GradientReducer(mlp())
     merging.accumulate(2)
     for reducer in (merging, GradientReducer(mlp(), delay=1), GradientReducer(mlp(), bucket_mb="measured")):
@@ -238,8 +230,8 @@ def join_refuses_what_it_cannot_do(rank, world):
 # --- buffers and what is ignored
 
 
-@check
-def buffers_follow_rank_0(rank, world):
+@on("ranks")
+def test_buffers_follow_rank_0(rank, world):
     torch.manual_seed(5)
     ours = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     own = copy.deepcopy(ours)
@@ -259,8 +251,8 @@ def buffers_follow_rank_0(rank, world):
     loss.backward()
 
 
-@check
-def ignored_parameters_are_each_ranks_own(rank, world):
+@on("ranks")
+def test_ignored_parameters_are_each_ranks_own(rank, world):
     model = nn.ModuleDict({"shared": nn.Linear(6, 6), "own": nn.Linear(6, 6), "norm": nn.BatchNorm1d(6)})
     model.forward = lambda x: model["norm"](model["own"](model["shared"](x)))
     model["own"].weight.data.fill_(rank)
@@ -284,8 +276,8 @@ def ignored_parameters_are_each_ranks_own(rank, world):
 # --- the optimizer in backward
 
 
-@check
-def an_optimizer_in_backward_equals_one_after_it(rank, world):
+@on("ranks")
+def test_an_optimizer_in_backward_equals_one_after_it(rank, world):
     torch.manual_seed(5)
     inside, after, torchs = mlp(), mlp(), mlp()
     after.load_state_dict(inside.state_dict())
@@ -307,8 +299,8 @@ def an_optimizer_in_backward_equals_one_after_it(rank, world):
         assert all(p.grad is None for p in (*inside.parameters(), *torchs.parameters()))
 
 
-@check
-def an_optimizer_in_backward_steps_where_works_tell_late(rank, world):
+@on("ranks")
+def test_an_optimizer_in_backward_steps_where_works_tell_late(rank, world):
     """On a GPU wait() orders streams only: the work need not be completed when it returns."""
     torch.manual_seed(5)
     model = mlp()
@@ -330,8 +322,8 @@ class TellsLate:
         return False
 
 
-@check
-def an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
+@on("ranks")
+def test_an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
     model = Branches()
     merge = GradientReducer(
         model,
@@ -352,12 +344,6 @@ def an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
             only_b(data(r, step), "b").backward()
     torch.testing.assert_close(model.b.weight, before.b.weight - only_b.b.weight.grad / (2 * world))
     assert len(expected) == 4
-
-
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize("function", CHECKS, ids=lambda function: function.__name__)
-def test_parity(place, function, pool):
-    pool.values(function, place[1], join=f"dist:{place[0]}")
 
 
 def join_with_another_joinable(rank, world):

@@ -11,10 +11,9 @@ from ranks import on
 from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
 from ringlet import GradientReducer, InvalidUsage
 
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 
-
-def delayed_gradients_are_those_of_the_step_before(rank, world):
+@on("ranks")
+def test_delayed_gradients_are_those_of_the_step_before(rank, world):
     for set_to_none in (True, False):
         model = mlp()
         reducer = GradientReducer(model, delay=1, **SMALL)
@@ -38,7 +37,8 @@ def delayed_gradients_are_those_of_the_step_before(rank, world):
         assert order == stats["ready_order"]
 
 
-def delayed_training_is_training_with_old_gradients(rank, world):
+@on("ranks")
+def test_delayed_training_is_training_with_old_gradients(rank, world):
     torch.manual_seed(3)
     model = mlp(torch.float64)
     alone = copy.deepcopy(model)
@@ -68,7 +68,8 @@ def delayed_training_is_training_with_old_gradients(rank, world):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def delayed_windows(rank, world):
+@on("ranks")
+def test_delayed_windows(rank, world):
     """Gradient merge and delay: a window's average comes when the next one closes."""
     model = mlp()
     reducer = GradientReducer(model, delay=1, **SMALL)
@@ -88,7 +89,8 @@ def delayed_windows(rank, world):
     assert_gradients(model, expected[2])
 
 
-def what_excludes_delay_is_refused(rank, world):
+@on("ranks")
+def test_what_excludes_delay_is_refused(rank, world):
     for options in ({"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": False}):
         with pytest.raises(InvalidUsage, match="delay=1"):
             GradientReducer(mlp(), delay=1, **options)
@@ -99,7 +101,8 @@ def what_excludes_delay_is_refused(rank, world):
     assert not GradientReducer(mlp()).flush()
 
 
-def times_are_in_order(rank, world):
+@on("ranks")
+def test_times_are_in_order(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     for step in range(3):
@@ -115,22 +118,6 @@ def times_are_in_order(rank, world):
     assert [row["launched_s"] for row in stats["buckets"]] == sorted(row["launched_s"] for row in stats["buckets"])
     assert stats["communication_s"] <= sum(row["done_s"] - row["launched_s"] for row in stats["buckets"]) + 1e-9
     assert stats["overlapped_s"] <= stats["communication_s"]
-
-
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize(
-    "check",
-    [
-        delayed_gradients_are_those_of_the_step_before,
-        delayed_training_is_training_with_old_gradients,
-        delayed_windows,
-        what_excludes_delay_is_refused,
-        times_are_in_order,
-    ],
-    ids=lambda check: check.__name__,
-)
-def test_delay_and_times(place, check, pool):
-    pool.values(check, place[1], join=f"dist:{place[0]}")
 
 
 @on("two")

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import on
 from ringlet import GradientReducer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
 STEPS = 6
 
 
@@ -27,7 +27,18 @@ def the_demos_model():
     return CharTransformer(text.vocabulary, size).double(), lambda step, rank: text.batch(size, step, rank), loss_of
 
 
-def curve_equals_the_full_batchs(rank, world, options):
+@on("ranks")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bucket_mb": 0.05, "first_bucket_mb": 0.01},
+        {"static_graph": True, "gradient_as_bucket_view": False, "bucket_mb": 0.05},
+        {"find_unused_parameters": True, "bucket_mb": 0.05},
+        {"bucket_mb": "measured"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_curve_equals_the_full_batchs(rank, world, options):
     """Mean losses and parameters after every step, against one process on all ranks' batches at once."""
     model, batch, loss_of = the_demos_model()
     alone, _, _ = the_demos_model()
@@ -48,21 +59,6 @@ def curve_equals_the_full_batchs(rank, world, options):
             optimizer.step()
         for a, b in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bucket_mb": 0.05, "first_bucket_mb": 0.01},
-        {"static_graph": True, "gradient_as_bucket_view": False, "bucket_mb": 0.05},
-        {"find_unused_parameters": True, "bucket_mb": 0.05},
-        {"bucket_mb": "measured"},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_curve_equals_the_full_batchs(place, options, pool):
-    pool.values(curve_equals_the_full_batchs, place[1], options, join=f"dist:{place[0]}")
 
 
 def run(*words: str) -> str:

@@ -19,14 +19,6 @@ from reducer_checks import SMALL, Branches, assert_gradients, data, expected_ave
 from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 
-PLACES = [("gloo", 2), ("gloo", 4), ("ringlet", 2), ("ringlet", 4)]
-
-
-@pytest.fixture(params=PLACES, ids="{0[0]}-{0[1]}".format)
-def ranks(request, pool):
-    backend, world = request.param
-    return lambda function, *args: pool.values(function, world, *args, join=f"dist:{backend}")
-
 
 def equal_on_all_ranks(model) -> None:
     for parameter in model.parameters():
@@ -70,7 +62,8 @@ def test_k_micro_batches_equal_one_large_batch(rank, world, k):
     equal_on_all_ranks(merged)
 
 
-def sums_without_average(rank, world):
+@on("ranks")
+def test_sums_without_average(rank, world):
     model = mlp()
     merge = GradientReducer(model, **SMALL).accumulate(3, average=False)
     for step in range(3):
@@ -83,7 +76,8 @@ def some_use_of_both(model, rank, step):
     return model(data(rank, step), "ab" if (rank, step) == (1, 0) else "b")
 
 
-def in_place_zeros_and_unused_parameters(rank, world):
+@on("ranks")
+def test_in_place_zeros_and_unused_parameters(rank, world):
     """A parameter that only one micro-batch of one rank uses counts; zeroed in place, the next window starts anew."""
     model = Branches()
     merge = GradientReducer(model, find_unused_parameters=True, **SMALL).accumulate(2)
@@ -96,7 +90,8 @@ def in_place_zeros_and_unused_parameters(rank, world):
         assert_gradients(model, [gradient / 2 for gradient in expected])
 
 
-def a_wrong_micro_step_is_told(rank, world):
+@on("ranks")
+def test_a_wrong_micro_step_is_told(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -129,7 +124,8 @@ def a_wrong_micro_step_is_told(rank, world):
     optimizer.step()  # no reducer, no window
 
 
-def a_backward_that_stops_half_way_is_told(rank, world):
+@on("ranks")
+def test_a_backward_that_stops_half_way_is_told(rank, world):
     """In the middle of a window and as it closes: the window starts anew, and its averages are right again."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
     merge = GradientReducer(model).accumulate(2)
@@ -148,7 +144,8 @@ def a_backward_that_stops_half_way_is_told(rank, world):
         model.zero_grad()
 
 
-def a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world):
+@on("ranks")
+def test_a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world):
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
     reducer = GradientReducer(model)
     merge = reducer.accumulate(3)
@@ -165,7 +162,8 @@ def a_backward_that_stopped_is_not_in_the_window_that_finish_closes(rank, world)
         model.zero_grad()
 
 
-def a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
+@on("ranks")
+def test_a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
     """If buckets have gone out when a backward stops, the window goes with the reducer; else the caller drops it."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9))
     reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
@@ -183,7 +181,8 @@ def a_window_that_cannot_be_closed_is_no_hindrance(rank, world):
     assert_gradients(model, expected_average(model, world, (1,)))
 
 
-def autograd_grad_leaves_a_window_as_it_is(rank, world):
+@on("ranks")
+def test_autograd_grad_leaves_a_window_as_it_is(rank, world):
     """Before the optimizer's step, which a training loop would leave out otherwise, and inside a window."""
     model = mlp()
     merge = GradientReducer(model, **SMALL).accumulate(2)
@@ -194,7 +193,8 @@ def autograd_grad_leaves_a_window_as_it_is(rank, world):
     assert_gradients(model, [gradient / 2 for gradient in expected_average(model, world, (0, 1))])
 
 
-def bad_windows_are_refused(rank, world):
+@on("ranks")
+def test_bad_windows_are_refused(rank, world):
     reducer = GradientReducer(mlp())
     for k in (0, -1, 2.0):
         with pytest.raises(InvalidUsage, match="from 1 on"):
@@ -222,7 +222,8 @@ def test_ranks_that_disagree_are_all_told(rank, world, where):
             loss_of(model, rank, 2).backward()
 
 
-def two_windows_of_a_model_with_buffers(rank, world):
+@on("ranks")
+def test_two_windows_of_a_model_with_buffers(rank, world):
     """Buffers are shared once a window: each of its other forwards keeps what this rank has seen."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
     merge = GradientReducer(model).accumulate(2)
@@ -244,7 +245,8 @@ def two_windows_of_a_model_with_buffers(rank, world):
         torch.testing.assert_close(alone[1].running_mean, means[step])
 
 
-def a_forgotten_window_leaves_no_hook(rank, world):
+@on("ranks")
+def test_a_forgotten_window_leaves_no_hook(rank, world):
     """And its end does not disturb an optimizer's step, in which it may come."""
     GradientReducer(mlp()).accumulate(2)  # torch has its hooks from now on
     gc.collect()
@@ -266,7 +268,8 @@ def collected(*_arguments):
     gc.collect()
 
 
-def zero_grad_after_a_stopped_backward_is_enough(rank, world):
+@on("ranks")
+def test_zero_grad_after_a_stopped_backward_is_enough(rank, world):
     for k, stopped, set_to_none in ((1, 0, True), (1, 0, False), (2, 0, True), (2, 1, True), (2, 1, False)):
         torch.manual_seed(3)  # `expected` is of the rank's own parameters
         model = mlp()
@@ -296,7 +299,8 @@ class Constant(nn.Module):
         return (self.weight.sum() + self.other.sum()) * x
 
 
-def a_long_window_of_16_bits_adds_up_in_float32(rank, world):
+@on("ranks")
+def test_a_long_window_of_16_bits_adds_up_in_float32(rank, world):
     for dtype, first in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):  # to which 1 adds nothing in this dtype
         steps = [torch.tensor(x, dtype=dtype) for x in [first, *[1.0] * 8]]
         total = first + 8
@@ -331,7 +335,8 @@ def a_long_window_of_16_bits_adds_up_in_float32(rank, world):
     assert model.weight.grad.unique().tolist() == [256]
 
 
-def a_stopped_backward_leaves_16_bit_sums(rank, world):
+@on("ranks")
+def test_a_stopped_backward_leaves_16_bit_sums(rank, world):
     model = Constant(torch.bfloat16)
     reducer = GradientReducer(model)
     one = torch.ones((), dtype=torch.bfloat16)
@@ -351,26 +356,3 @@ def a_stopped_backward_leaves_16_bit_sums(rank, world):
 
 def raise_error(_gradient):
     raise ZeroDivisionError
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        a_forgotten_window_leaves_no_hook,
-        a_long_window_of_16_bits_adds_up_in_float32,
-        a_stopped_backward_leaves_16_bit_sums,
-        zero_grad_after_a_stopped_backward_is_enough,
-        sums_without_average,
-        in_place_zeros_and_unused_parameters,
-        a_wrong_micro_step_is_told,
-        a_backward_that_stops_half_way_is_told,
-        a_backward_that_stopped_is_not_in_the_window_that_finish_closes,
-        a_window_that_cannot_be_closed_is_no_hindrance,
-        autograd_grad_leaves_a_window_as_it_is,
-        bad_windows_are_refused,
-        two_windows_of_a_model_with_buffers,
-    ],
-    ids=lambda check: check.__name__,
-)
-def test_gradient_merge(ranks, check):
-    ranks(check)

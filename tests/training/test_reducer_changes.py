@@ -18,13 +18,12 @@ from reducer_checks import SMALL, assert_gradients, data, expected_average, loss
 from ringlet import GradientReducer, InvalidUsage
 from ringlet.training import agree
 
-PLACES = [("gloo", 2), ("ringlet", 2), ("ringlet", 3)]
-CHECKS = []
 
-
-def check(function):
-    CHECKS.append(function)
-    return function
+@pytest.fixture(params=[("gloo", 2), ("ringlet", 2), ("ringlet", 3)], ids="{0[0]}-{0[1]}".format)
+def ranks(request, pool):
+    """Other worlds than elsewhere: these checks are many."""
+    backend, world = request.param
+    return lambda function: pool.values(function, world, join=f"dist:{backend}")
 
 
 # --- other memory under a gradient or a parameter
@@ -58,8 +57,8 @@ EXCHANGES = {
 }
 
 
-@check
-def exchanged_memory_is_followed(rank, world):
+@on("ranks")
+def test_exchanged_memory_is_followed(rank, world):
     for name, change in EXCHANGES.items():
         for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
             model = convolutions()
@@ -80,8 +79,8 @@ def exchanged_memory_is_followed(rank, world):
             assert reducer.stats()["backwards"] == 5
 
 
-@check
-def memory_exchanged_on_one_rank_is_that_ranks_own_business(rank, world):
+@on("ranks")
+def test_memory_exchanged_on_one_rank_is_that_ranks_own_business(rank, world):
     model = convolutions()
     GradientReducer(model, **SMALL)
     if rank == 1:
@@ -92,8 +91,8 @@ def memory_exchanged_on_one_rank_is_that_ranks_own_business(rank, world):
         assert_gradients(model, expected_average(model, world, (step,), loss_of_images))
 
 
-@check
-def exchanged_in_a_window_and_with_delay(rank, world):
+@on("ranks")
+def test_exchanged_in_a_window_and_with_delay(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     with reducer.no_sync():
@@ -111,8 +110,8 @@ def exchanged_in_a_window_and_with_delay(rank, world):
             EXCHANGES["gradients"](late)
 
 
-@check
-def an_optimizer_sees_what_was_reduced_after_an_exchange(rank, world):
+@on("ranks")
+def test_an_optimizer_sees_what_was_reduced_after_an_exchange(rank, world):
     torch.manual_seed(3)
     model = mlp(torch.float64)
     alone = copy.deepcopy(model)
@@ -176,8 +175,8 @@ def half_frozen():
     return model
 
 
-@check
-def backward_for_some_parameters_only(rank, world):
+@on("ranks")
+def test_backward_for_some_parameters_only(rank, world):
     model = mlp()
     last = list(model[4].parameters())
     GradientReducer(model, find_unused_parameters=True, **SMALL)
@@ -193,8 +192,8 @@ def backward_for_some_parameters_only(rank, world):
         loss_of(model, rank).backward(inputs=list(model[4].parameters()))
 
 
-@check
-def a_gradient_lies_in_memory_of_its_own(rank, world):
+@on("ranks")
+def test_a_gradient_lies_in_memory_of_its_own(rank, world):
     """So that a file of it has nothing else, and torch.multiprocessing may move it."""
     for options in ({}, {"static_graph": True}):
         model = mlp()
@@ -210,8 +209,8 @@ def a_gradient_lies_in_memory_of_its_own(rank, world):
         assert_gradients(model, [a + b for a, b in zip(before, expected, strict=True)])
 
 
-@check
-def changes_are_refused_alike_and_a_new_reducer_goes_on(rank, world):
+@on("ranks")
+def test_changes_are_refused_alike_and_a_new_reducer_goes_on(rank, world):
     for words, change in REFUSED.items():
         model = half_frozen()
         reducer = GradientReducer(model, **SMALL)
@@ -231,8 +230,8 @@ def changes_are_refused_alike_and_a_new_reducer_goes_on(rank, world):
                 assert_gradients(model, expected_average(own, world))
 
 
-@check
-def a_change_is_refused_in_a_backward_without_the_modules_forward(rank, world):
+@on("ranks")
+def test_a_change_is_refused_in_a_backward_without_the_modules_forward(rank, world):
     model = half_frozen()
     GradientReducer(model, **SMALL)
     unfreeze(model)
@@ -240,8 +239,8 @@ def a_change_is_refused_in_a_backward_without_the_modules_forward(rank, world):
         model[2](model[1](model[0](data(rank)))).sum().backward()
 
 
-@check
-def gradients_of_another_shape_are_refused_by_name(rank, world):
+@on("ranks")
+def test_gradients_of_another_shape_are_refused_by_name(rank, world):
     """Whoever says it: torch where it knows the parameter."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
     GradientReducer(model, group=dist.new_group())
@@ -252,8 +251,8 @@ def gradients_of_another_shape_are_refused_by_name(rank, world):
         output.sum().backward()
 
 
-@check
-def what_changes_no_gradient_is_followed(rank, world):
+@on("ranks")
+def test_what_changes_no_gradient_is_followed(rank, world):
     model = half_frozen()
     reducer = GradientReducer(model, **SMALL)
     model[0].weight.data = model[0].weight.data.clone()
@@ -269,8 +268,8 @@ def what_changes_no_gradient_is_followed(rank, world):
     assert reducer.stats()["backwards"] == 2
 
 
-@check
-def frozen_parameters_are_named_and_all_frozen_ones_are_left_alone(rank, world):
+@on("ranks")
+def test_frozen_parameters_are_named_and_all_frozen_ones_are_left_alone(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     model[0].weight.requires_grad_(False)
@@ -294,8 +293,8 @@ def frozen_parameters_are_named_and_all_frozen_ones_are_left_alone(rank, world):
 # --- two that reduce one gradient
 
 
-@check
-def two_that_reduce_one_gradient_are_refused(rank, world):
+@on("ranks")
+def test_two_that_reduce_one_gradient_are_refused(rank, world):
     model = mlp()
     reducer = GradientReducer(model)
     with pytest.raises(InvalidUsage, match=r"another GradientReducer or Zero reduces the gradient of 0\.weight"):
@@ -315,8 +314,8 @@ def two_that_reduce_one_gradient_are_refused(rank, world):
     GradientReducer(separate[1])
 
 
-@check
-def ddp_around_a_reducer_is_refused_at_its_first_forward(rank, world):
+@on("ranks")
+def test_ddp_around_a_reducer_is_refused_at_its_first_forward(rank, world):
     for reducer_first in (True, False):
         model = mlp()
         if reducer_first:
@@ -332,8 +331,8 @@ def ddp_around_a_reducer_is_refused_at_its_first_forward(rank, world):
         reducer.remove()
 
 
-@check
-def ddp_whose_forward_calls_another_module_with_a_reducer(rank, world):
+@on("ranks")
+def test_ddp_whose_forward_calls_another_module_with_a_reducer(rank, world):
     teacher = mlp()
     GradientReducer(teacher)
 
@@ -352,8 +351,8 @@ def ddp_whose_forward_calls_another_module_with_a_reducer(rank, world):
     assert all(torch.equal(other, everyone[0]) for other in everyone)
 
 
-@check
-def fully_shard_and_tensor_parallel_parameters_are_refused(rank, world):
+@on("ranks")
+def test_fully_shard_and_tensor_parallel_parameters_are_refused(rank, world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
 
@@ -367,8 +366,8 @@ def fully_shard_and_tensor_parallel_parameters_are_refused(rank, world):
 # --- arguments and buffers
 
 
-@check
-def arguments_of_wrong_kinds_are_refused(rank, world):
+@on("ranks")
+def test_arguments_of_wrong_kinds_are_refused(rank, world):
     wrong = {
         "bucket_mb": (float("nan"), float("inf"), -1, 0, "x", None, [1], 1j),
         "first_bucket_mb": (float("nan"), float("inf"), -1, 0, "measured", None),
@@ -385,8 +384,8 @@ def arguments_of_wrong_kinds_are_refused(rank, world):
         GradientReducer([mlp()])
 
 
-@check
-def modules_without_values_are_refused_by_name(rank, world):
+@on("ranks")
+def test_modules_without_values_are_refused_by_name(rank, world):
     with pytest.raises(InvalidUsage, match=r"0\.weight is on the meta device"):
         GradientReducer(mlp().to("meta"))
     mixed = mlp()
@@ -406,8 +405,8 @@ def modules_without_values_are_refused_by_name(rank, world):
         GradientReducer(odd)
 
 
-@check
-def buffers_of_every_dtype_are_rank_0s(rank, world):
+@on("ranks")
+def test_buffers_of_every_dtype_are_rank_0s(rank, world):
     dtypes = [
         torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.bool, torch.float8_e4m3fn, torch.bfloat16,
         torch.float64, torch.complex64, torch.complex128,
@@ -435,8 +434,8 @@ def buffers_of_every_dtype_are_rank_0s(rank, world):
     assert reducer.stats()["backwards"] == 2
 
 
-@check
-def a_flat_buffer_of_the_users_gets_the_averages(rank, world):
+@on("ranks")
+def test_a_flat_buffer_of_the_users_gets_the_averages(rank, world):
     for dtype in (torch.float32, torch.bfloat16):
         close = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {}
         for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
@@ -468,8 +467,8 @@ class Scripted(nn.Module):
         return self.last(self.inner(x))
 
 
-@check
-def script_modules_are_averaged(rank, world):
+@on("ranks")
+def test_script_modules_are_averaged(rank, world):
     model = Scripted()
     alone = nn.Sequential(mlp(), nn.Linear(3, 2))
     GradientReducer(model, **SMALL)
@@ -486,8 +485,8 @@ def drop(parameter):
     parameter.grad = None
 
 
-@check
-def a_hook_that_drops_a_gradient_is_told_and_averaged(rank, world):
+@on("ranks")
+def test_a_hook_that_drops_a_gradient_is_told_and_averaged(rank, world):
     model = mlp()
     reducer = GradientReducer(model, group=dist.new_group(), **SMALL)
     hook = model[0].weight.register_post_accumulate_grad_hook(drop)
@@ -505,8 +504,8 @@ def a_hook_that_drops_a_gradient_is_told_and_averaged(rank, world):
         torch.testing.assert_close(p.grad, gradient)
 
 
-@check
-def another_grad_dtype_is_refused(rank, world):
+@on("ranks")
+def test_another_grad_dtype_is_refused(rank, world):
     model = mlp()
     if not hasattr(model[0].weight, "grad_dtype"):
         return
@@ -527,18 +526,12 @@ class Tagged:
         pass
 
 
-@check
-def hooks_of_others_are_left_alone(rank, world):
+@on("ranks")
+def test_hooks_of_others_are_left_alone(rank, world):
     model = mlp()
     model[0].weight.register_post_accumulate_grad_hook(Tagged())
     GradientReducer(model, **SMALL)
     loss_of(model, rank).backward()
-
-
-@pytest.mark.parametrize("place", PLACES, ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_changes(place, check, pool):
-    pool.values(check, place[1], join=f"dist:{place[0]}")
 
 
 # --- a change on one rank alone

@@ -25,15 +25,7 @@ from zero_checks import (
 )
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-PLACES = [("dist:ringlet", 2), ("dist:ringlet", 4), ("dist:gloo", 2), ("dist:gloo", 4)]
 STAGES = (1, 2, 3)
-
-
-@pytest.fixture(params=PLACES, ids="{0[0]}-{0[1]}".format)
-def ranks(request, pool):
-    """Runs a function on the ranks of one backend and world."""
-    join, world = request.param
-    return lambda function, *args: pool.values(function, world, *args, join=join)
 
 
 @on("ranks")
