@@ -160,6 +160,7 @@ def make_tree() -> None:
         elif name:
             (TREE / name).unlink(missing_ok=True)
     (TREE / "build").mkdir(exist_ok=True)
+    LOG.touch()
 
 
 def build(finders: Iterable[Finder], is_cpp: bool) -> bool:
