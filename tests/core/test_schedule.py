@@ -143,8 +143,9 @@ def test_prove_command_fails_with_the_place(tmp_path, capsys, monkeypatch):
 
 def test_draw_command_writes_the_picture(tmp_path, capsys):
     picture = tmp_path / "ring.svg"
-    assert main(("draw", "ring", "--world", "5", "-o", str(picture), "--text")) == 0
+    assert main(("draw", "ring", "--world", "5", "-o", str(picture))) == 0
     assert picture.read_text(encoding="utf-8") == ringlet.schedule("ring", world=5).svg()
+    assert main(("draw", "ring", "--world", "5")) == 0
     assert "rank 4" in capsys.readouterr().out
 
 

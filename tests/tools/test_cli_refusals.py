@@ -143,7 +143,6 @@ def test_bad_input_is_one_line_before_any_work(words, idle, capsys):
         (("bench", "--from", "x", "--json", "y"), "--from only reads results"),
         (("draw",), "give one algorithm, for example: ringlet draw ring"),
         (("draw", "rign"), "; did you mean ring?"),
-        (("draw", "ring", "--algorithms", "star"), "give one algorithm"),
         (("draw", "ring", "-o", "x.png"), "'x.png' must end in .svg or .txt"),
         (("draw", "ring", "--world", "256"), "33488896 boxes would be too large to read"),
         (("prove", "--json", "missing/x"), "the folder missing is missing: make it first"),

@@ -90,7 +90,7 @@ def test_segments_and_compositions_by_their_names(simulate):
     names = ["two_shot+ring", "leader.tree+ring", "ring.4"]
     _, out = simulate(*names, "--hosts", "2x2", "--sizes", "1M")
     assert [row["algorithm"] for row in out["rows"]] == names
-    _, out = simulate("--algorithm", "tree,chain.8", "--collective", "broadcast", "--world", "8", "--root", "3")
+    _, out = simulate("tree,chain.8", "--collective", "broadcast", "--world", "8", "--root", "3")
     assert {row["algorithm"] for row in out["rows"]} == {"tree", "chain.8"} and out["root"] == 3
 
 

@@ -32,9 +32,6 @@ def add_parsers(subparsers: Any) -> None:
     known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
     draws.add_argument("algorithm", nargs="?", type=algorithm_files.one(known), metavar="ALGORITHM",
         help=f"one of {', '.join(known)}, or a file: {algorithm_files.FILES}")  # fmt: skip
-    draws.add_argument(
-        "--algorithm", "--algorithms", dest="named", type=algorithm_files.one(known), help=argparse.SUPPRESS
-    )
     add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
         help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
     size = draws.add_mutually_exclusive_group()
@@ -45,14 +42,12 @@ def add_parsers(subparsers: Any) -> None:
     )
     draws.add_argument(
         "--relative",
-        "--rank-free",
         dest="relative_program",
         action="store_true",
         help="show the steps of any rank r, if all ranks take the same steps",
     )
     draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
         help="write a picture to FILE.svg, its text to FILE.txt, or the schedule to FILE.json or FILE.xml")  # fmt: skip
-    draws.add_argument("--text", action="store_true", help="print the picture in characters (default without -o)")
     draws.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
     draws.set_defaults(run=draw_command)
 
@@ -60,21 +55,20 @@ def add_parsers(subparsers: Any) -> None:
 def draw_command(args: argparse.Namespace) -> int:
     """Draws one schedule. Raises InvalidUsage if there is none, or if the picture would be too large to read."""
     outputs.check({"-o": args.output})
-    if (args.algorithm is None) == (args.named is None):
+    if args.algorithm is None:
         raise InvalidUsage("give one algorithm, for example: ringlet draw ring")
     world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
     if not args.force:
         _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:
-        wanted = args.algorithm or args.named
-        collective = args.collective if isinstance(wanted, str) else wanted.collective
-        drawn = schedule(wanted, collective, world=world, root=args.root, hosts=args.hosts)
+        collective = args.collective if isinstance(args.algorithm, str) else args.algorithm.collective
+        drawn = schedule(args.algorithm, collective, world=world, root=args.root, hosts=args.hosts)
         well_formed(drawn)
         if not args.force:
             _require_readable(boxes(drawn) <= MOST_BOXES, f"{drawn.name}: {boxes(drawn)} boxes")
         if args.output:
             print(f"{args.output}: {drawn.name}{_write(args, drawn)}")
-        if args.text or not args.output:
+        else:
             print(text(drawn, relative_program=args.relative_program), end="")
     except (ValueError, NotImplementedError) as error:
         raise InvalidUsage(str(error)) from error

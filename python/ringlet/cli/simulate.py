@@ -72,7 +72,6 @@ def add_parsers(subparsers: Any) -> None:
     parser.add_argument("algorithms", nargs="*", type=_names_or_own, metavar="ALGORITHM",
         help="a name, one that `search` shows (two_shot+ring, chain.8), or a file: "
         f"{algorithm_files.FILES} (default: all algorithms of the collective)")  # fmt: skip
-    add_option(parser, "--algorithm", dest="named", type=_names_or_own, default=[], help=argparse.SUPPRESS)
     add_option(parser, "--collective", type=values.one_of(MOVING), metavar="C",
         help=f"one of {', '.join(MOVING)} (default: that of the first file, or all_reduce)")  # fmt: skip
     place = parser.add_mutually_exclusive_group(required=True)
@@ -133,7 +132,7 @@ def _names_or_own(text: str) -> list[str | Algorithm]:
 
 def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     """The chosen schedules, each once; those of files are proved. InvalidUsage if one is not there."""
-    wanted = list(dict.fromkeys(one for words in (*args.algorithms, args.named) for one in words))
+    wanted = list(dict.fromkeys(one for words in args.algorithms for one in words))
     own = [one for one in wanted if isinstance(one, Algorithm)]
     collective = args.collective or (own[0].collective if own else "all_reduce")
     roots = len(hosts) if collective in ROOTED else 1
