@@ -10,6 +10,8 @@ from torch.nn import functional
 import ringlet
 
 VOCABULARY, WIDTH, CONTEXT, BATCH = 24, 16, 6, 3
+STAGES = (1, 2, 3)
+ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
 LIMITS = {"bucket_elements": 2500, "persistence_elements": 40}  # a block is a unit; norms and biases are small
 
 
@@ -118,3 +120,9 @@ def assert_trains_alike(model, zero, inputs, **tolerance) -> None:
         model(x).square().sum().backward()
         optimizer.step()
     assert_same(model, zero, **tolerance)
+
+
+def at_each_stage(model, optimizer_class=torch.optim.AdamW, **settings):
+    """For each stage a Zero of a copy of the model, and another copy to train alone."""
+    for stage in STAGES:
+        yield zero_of(model, optimizer_class, stage, **settings), copy.deepcopy(model)

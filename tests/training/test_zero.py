@@ -14,7 +14,10 @@ import ringlet
 from ranks import on
 from zero_checks import (
     LIMITS,
+    ROUNDING,
+    STAGES,
     assert_same,
+    at_each_stage,
     batch,
     loss_of,
     make,
@@ -23,9 +26,6 @@ from zero_checks import (
     train_zero,
     zero_of,
 )
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-STAGES = (1, 2, 3)
 
 
 @on("ranks")
@@ -104,9 +104,7 @@ def test_a_window_equals_one_larger_batch(rank, world):
 @on("two")
 def test_a_window_that_ends_early_averages_what_it_has(rank, world):
     model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, accumulate=4, lr=1e-2)
+    for zero, alone in at_each_stage(model, accumulate=4, lr=1e-2):
         assert not zero.step(partial=True)  # nothing to end
         for micro in range(2):
             loss_of(zero.module, *batch(micro, rank)).backward()
@@ -149,9 +147,7 @@ def test_a_window_can_sum(rank, world):
 @on("two")
 def test_backwards_of_one_micro_batch_add_up(rank, world):
     model = make()
-    for stage in STAGES:
-        zero = zero_of(model, torch.optim.SGD, stage, lr=0.1)
-        alone = copy.deepcopy(model)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.1):
         loss_of(zero.module, *batch(0, rank)).backward()
         loss_of(zero.module, *batch(1, rank)).backward()
         assert zero.step()
@@ -162,9 +158,7 @@ def test_backwards_of_one_micro_batch_add_up(rank, world):
 @on("ranks")
 def test_clipping_equals_clip_grad_norm(rank, world):
     model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, max_norm=0.05, lr=0.5):
         train_zero(zero, rank, 3)
         train_alone(alone, world, 3, torch.optim.SGD, clip=0.05, lr=0.5)
         assert_same(alone, zero, **ROUNDING)
@@ -180,9 +174,7 @@ def test_clipping_equals_clip_grad_norm(rank, world):
 @on("two")
 def test_clipping_again_clips_what_was_clipped(rank, world):
     model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, max_norm=0.05, lr=0.5):
         loss_of(zero.module, *batch(0, rank)).backward()
         sum(loss_of(alone, *batch(0, r)) / world for r in range(world)).backward()
         for most in (float("inf"), 0.1, float("inf")):  # the first is how loops read the norm
@@ -200,11 +192,9 @@ def test_gaps_between_parameters_count_nothing(rank, world):
     sizes = [7, 13, 9, 21, 5]  # whose units have gaps, in buffers of other units before
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = nn.Sequential(*layers).double()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(
-            model, torch.optim.SGD, stage, max_norm=0.05, lr=0.5, bucket_elements=200, persistence_elements=0
-        )
+    for zero, alone in at_each_stage(
+        model, torch.optim.SGD, max_norm=0.05, lr=0.5, bucket_elements=200, persistence_elements=0
+    ):
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
         for _ in range(3):
             x = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -220,9 +210,7 @@ def test_gaps_between_parameters_count_nothing(rank, world):
 @on("two")
 def test_windows_are_clipped_whole(rank, world):
     model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, torch.optim.SGD, stage, max_norm=0.05, accumulate=3, lr=0.5)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, max_norm=0.05, accumulate=3, lr=0.5):
         train_zero(zero, rank, 2, micro=3)
         train_alone(alone, world, 2, torch.optim.SGD, clip=0.05, micro=3, lr=0.5)
         assert_same(alone, zero, **ROUNDING)
@@ -334,8 +322,7 @@ def test_a_group_of_some_ranks(rank, world):
 @on(1, "dist:ringlet")
 def test_one_rank(rank, world):
     model = make()
-    for stage in STAGES:
-        zero, alone = zero_of(model, stage=stage, lr=1e-2), copy.deepcopy(model)
+    for zero, alone in at_each_stage(model, lr=1e-2):
         train_zero(zero, rank, 2)
         train_alone(alone, 1, 2, lr=1e-2)
         assert_same(alone, zero, **ROUNDING)

@@ -12,11 +12,20 @@ from torch import nn
 import ringlet
 from ranks import on
 from ringlet.training import agree
-from zero_checks import WIDTH, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-STAGES = (1, 2, 3)
-
+from zero_checks import (
+    ROUNDING,
+    STAGES,
+    WIDTH,
+    assert_same,
+    at_each_stage,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
 
 # -- what is refused, by the name of the parameter --
 
@@ -430,9 +439,7 @@ def test_the_optimizer_of_a_zero_steps_it(rank, world, kind):
     from torch.optim.lr_scheduler import StepLR
 
     model = make()
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, accumulate=2, lr=1e-2)
+    for zero, alone in at_each_stage(model, accumulate=2, lr=1e-2):
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         schedules = [StepLR(zero.optimizer, 1, 0.5)]
         own = torch.optim.AdamW(alone.parameters(), lr=1e-2)

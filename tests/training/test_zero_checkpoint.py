@@ -13,9 +13,7 @@ import torch.distributed.checkpoint as dcp
 import ringlet
 from ranks import on
 from ringlet.training.zero.checkpoint import boxes
-from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
+from zero_checks import ROUNDING, assert_same, batch, loss_of, make, parameters_of, train_alone, train_zero, zero_of
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 4), (3, 1, 2), (2, 2, 2, 3)])

@@ -9,10 +9,7 @@ from torch import nn
 
 import ringlet
 from ranks import on
-from zero_checks import assert_same, batch, loss_of, make, parameters_of, train_zero, zero_of
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-STAGES = (1, 2, 3)
+from zero_checks import ROUNDING, STAGES, assert_same, batch, loss_of, make, parameters_of, train_zero, zero_of
 
 
 def backward_alone(model, world, step=0, micro=1):

@@ -8,9 +8,8 @@ import torch.distributed as dist
 
 import ringlet
 from ranks import on
-from zero_checks import make, parameters_of, train_zero, zero_of
+from zero_checks import STAGES, make, parameters_of, train_zero, zero_of
 
-STAGES = (1, 2, 3)
 FORMULAS = {1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n, 3: lambda n: 16 / n}  # bytes a parameter
 WIDE = {"width": 96, "layers": 4}
 LIMITS = {"bucket_elements": 80_000, "persistence_elements": 100}

@@ -15,8 +15,11 @@ import ringlet
 from ranks import on
 from zero_checks import (
     LIMITS,
+    ROUNDING,
+    STAGES,
     WIDTH,
     assert_same,
+    at_each_stage,
     batch,
     loss_of,
     make,
@@ -25,9 +28,6 @@ from zero_checks import (
     train_zero,
     zero_of,
 )
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-STAGES = (1, 2, 3)
 
 
 class Checkpointed(nn.Module):
@@ -58,9 +58,7 @@ def checkpointed(rank, world, reentrant):
     plain.positions_of = Positions(plain.positions)
     del plain.positions
     model = Checkpointed(plain, reentrant)
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, lr=1e-2)
+    for zero, alone in at_each_stage(model, lr=1e-2):
         train_zero(zero, rank, 3)
         train_alone(alone, world, 3, lr=1e-2)
         assert_same(alone, zero, **ROUNDING)

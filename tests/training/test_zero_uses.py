@@ -12,8 +12,11 @@ from torch.utils.checkpoint import checkpoint
 import ringlet
 from ranks import on
 from zero_checks import (
+    ROUNDING,
+    STAGES,
     assert_same,
     assert_trains_alike,
+    at_each_stage,
     batch,
     loss_of,
     make,
@@ -22,9 +25,6 @@ from zero_checks import (
     train_zero,
     zero_of,
 )
-
-ROUNDING = {"rtol": 1e-9, "atol": 1e-10}
-STAGES = (1, 2, 3)
 
 
 class Product(nn.Module):
@@ -231,9 +231,7 @@ def test_kinds_of_modules(rank, world, bucket_elements):
     torch.manual_seed(2)
     model = Kinds().double()
     x = torch.randn(6, 8, 5, dtype=torch.float64)  # the same on both ranks: batch norms agree
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, stage=stage, lr=1e-2, bucket_elements=bucket_elements, persistence_elements=0)
+    for zero, alone in at_each_stage(model, lr=1e-2, bucket_elements=bucket_elements, persistence_elements=0):
         optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
         for _ in range(3):
             zero.module(x).square().mean().backward()
@@ -264,9 +262,7 @@ def test_a_backward_through_a_backward(rank, world):
         return out + (slope.norm(dim=1) - 1).square().mean()
 
     batches = [torch.randn(4, 6, dtype=torch.float64) for _ in range(world)]
-    for stage in STAGES:
-        alone = copy.deepcopy(model)
-        zero = zero_of(model, torch.optim.SGD, stage, lr=0.05, bucket_elements=200)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.05, bucket_elements=200):
         optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
         for _ in range(3):
             loss_of_both(zero.module, batches[rank]).backward()
@@ -315,8 +311,7 @@ def test_two_models_of_one_loss(rank, world):
 def test_a_backward_through_gathered_parameters(rank, world):
     """Whose backward comes after they are gone."""
     model = make()
-    for stage in STAGES:
-        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.1):
         with zero.gathered():
             loss = sum(p.square().sum() for p in zero.module.parameters())
         loss.backward()
@@ -372,8 +367,7 @@ def test_a_backward_that_raised_without_the_root(rank, world, drops):
     def fail(_gradient):
         raise ValueError("of backward")
 
-    for stage in STAGES:
-        zero, alone = zero_of(model, torch.optim.SGD, stage, lr=0.1), copy.deepcopy(model)
+    for zero, alone in at_each_stage(model, torch.optim.SGD, lr=0.1):
         hook = zero.module.blocks[2].mix.weight.register_hook(fail)
         with pytest.raises(ValueError, match="of backward"):
             zero.module.blocks[2](x).square().sum().backward()
