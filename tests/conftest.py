@@ -127,14 +127,22 @@ def pytest_pyfunc_call(pyfuncitem):
     marker = pyfuncitem.get_closest_marker("on")
     if marker is None:
         return None
-    world, join = marker.args
+    world, *joins = marker.args
+    fixture = pyfuncitem._request.getfixturevalue
     names = [name for name in inspect.signature(pyfuncitem.obj).parameters if name not in ("rank", "world")]
     given = [pyfuncitem.funcargs[name] for name in names]
-    if join is None:
-        pyfuncitem._request.getfixturevalue(world)(pyfuncitem.obj, *given)
+    if isinstance(world, str):
+        fixture(world)(pyfuncitem.obj, *given)
     else:
-        pyfuncitem._request.getfixturevalue("pool").values(pyfuncitem.obj, world, *given, join=join)
+        join = fixture("join") if len(joins) > 1 else (*joins, "shared_memory")[0]
+        fixture("pool").values(pyfuncitem.obj, world, *given, join=join)
     return True
+
+
+@pytest.fixture
+def join(request):
+    """Of a test of `ranks.on` that runs once for each of several."""
+    return request.param
 
 
 @pytest.fixture

@@ -157,7 +157,8 @@ def test_schedules_can_be_called_and_listed():
             found.cost(wrong)
 
 
-def world_of_one(rank: int, world: int) -> None:
+@on(1, "shared_memory", "threads")
+def test_world_of_one(rank: int, world: int) -> None:
     values = torch.tensor([3.0, -1.0])
     assert ringlet.all_reduce(values) is values and values.tolist() == [3.0, -1.0]
     assert ringlet.all_reduce(values, "avg").tolist() == [3.0, -1.0]
@@ -188,12 +189,8 @@ def world_of_one(rank: int, world: int) -> None:
         ringlet.all_reduce(torch.ones(1, dtype=torch.complex64), "min")
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
-def test_world_of_one(pool, transport):
-    pool.values(world_of_one, 1, join=transport)
-
-
-def not_a_member(rank: int, world: int) -> None:
+@on(3, "shared_memory", "threads")
+def test_a_group_refuses_ranks_that_are_no_members(rank: int, world: int) -> None:
     group = ringlet.new_group([1, 2])
     if rank == 0:
         assert group == dist.GroupMember.NON_GROUP_MEMBER
@@ -216,11 +213,6 @@ def not_a_member(rank: int, world: int) -> None:
     else:
         assert ringlet.all_reduce(torch.ones(2), group=group).tolist() == [2, 2]
     assert ringlet.all_reduce(torch.full((2,), float(rank))).tolist() == [3, 3]
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
-def test_a_group_refuses_ranks_that_are_no_members(pool, transport):
-    pool.values(not_a_member, 3, join=transport)
 
 
 def what_handles_say(rank: int, world: int, store: str) -> None:
@@ -256,7 +248,8 @@ def test_dir_shows_the_public_names_only():
     assert dir(ringlet) == sorted(ringlet.__all__)
 
 
-def what_calls_return(rank: int, world: int) -> None:
+@on(2, "shared_memory", "threads")
+def test_what_calls_return(rank: int, world: int) -> None:
     values = torch.ones(world)
     assert ringlet.all_reduce(values) is values
     assert ringlet.all_reduce(values, op="max", algorithm="ring") is values
@@ -277,11 +270,6 @@ def what_calls_return(rank: int, world: int) -> None:
     grad = torch.ones(4, requires_grad=True)
     with torch.no_grad():
         assert ringlet.all_reduce(grad).tolist() == [float(world)] * 4
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", "threads"])
-def test_what_calls_return(pool, transport):
-    pool.values(what_calls_return, 2, join=transport)
 
 
 def from_environment(rank: int, world: int, port: int) -> None:

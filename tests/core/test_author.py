@@ -276,7 +276,8 @@ def test_a_table_may_name_it(pool, tmp_path, transport):
     pool.values(init_with_the_table, 3, str(tmp_path / "store"), transport, str(table), join="nothing")
 
 
-def through_torch(rank: int, world: int) -> None:
+@on(2, "dist:ringlet", "dist:ringlet@mixed")
+def test_a_process_group_and_the_reducer_take_it(rank: int, world: int) -> None:
     options = ringlet.BackendOptions(algorithm="own_ring")
     group = dist.new_group(pg_options=options)
     tensor = torch.full((5000,), rank + 1.0)
@@ -287,11 +288,6 @@ def through_torch(rank: int, world: int) -> None:
     model(torch.full((1, 8), rank + 1.0)).sum().backward()
     assert (model.weight.grad == (world + 1) / 2).all()
     reducer.remove()
-
-
-@pytest.mark.parametrize("join", ["dist:ringlet", "dist:ringlet@mixed"])
-def test_a_process_group_and_the_reducer_take_it(pool, join):
-    pool.values(through_torch, 2, join=join)
 
 
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path):
@@ -354,7 +350,8 @@ def test_tensors_on_a_gpu(device_pool, way):
 # --- what a proved schedule may still do wrong in memory -------------------------------------------------------------
 
 
-def relayed(rank: int, world: int) -> None:
+@on(3, "shared_memory", "tcp")
+def test_blocks_of_different_sizes_stay_in_their_own_places(rank: int, world: int) -> None:
     refused = "keeps blocks in the places of other blocks"
     for sizes in ([[4] * 3] * 3, [[1, 2, 4], [1, 1, 1], [1, 1, 1]], [[2] * 3, [2, 2, 2], [5, 5, 5]]):
         sent = [torch.full((size,), 10.0 * rank + q) for q, size in enumerate(sizes[rank])]
@@ -366,17 +363,8 @@ def relayed(rank: int, world: int) -> None:
             assert taken[q].eq(10.0 * q + rank if even else -1.0).all(), (sizes, q)
 
 
-@pytest.mark.parametrize("join", ["shared_memory", "tcp"])
-def test_blocks_of_different_sizes_stay_in_their_own_places(pool, join):
-    pool.values(relayed, 3, join=join)
-
-
-@pytest.mark.parametrize("join", ["shared_memory", "threads"])
-def test_ranks_do_not_wait_in_a_circle_in_place(pool, join):
-    pool.values(around, 3, join=join)
-
-
-def around(rank: int, world: int) -> None:
+@on(3, "shared_memory", "threads")
+def test_ranks_do_not_wait_in_a_circle_in_place(rank: int, world: int) -> None:
     for tensor in (torch.empty(1000), torch.empty(1 << 16), ringlet.empty(1 << 16)):
         tensor.fill_(rank + 1.0)
         ringlet.all_reduce(tensor, algorithm="own_circle")

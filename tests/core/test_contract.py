@@ -88,17 +88,13 @@ def test_messages_of_many_segments(pool, transport, world):
     pool.values(several_segments, world, transport == "shared_memory", join=transport)
 
 
-def more_segments_than_are_under_way(rank: int, world: int) -> None:
+@on(3, "tcp", "mixed")
+def test_more_segments_than_are_under_way(rank: int, world: int) -> None:
     """Where ranks need different amounts of scratch, they must still have as many segments under way."""
     for algorithm in ALGORITHMS["all_reduce"]:
         tensor = torch.full((17 << 20,), float(rank + 1))
         ringlet.all_reduce(tensor, algorithm=algorithm)
         assert bool((tensor == world * (world + 1) / 2).all()), algorithm
-
-
-@pytest.mark.parametrize("transport", ["tcp", "mixed"])
-def test_more_segments_than_are_under_way(pool, transport):
-    pool.values(more_segments_than_are_under_way, 3, join=transport)
 
 
 def random_bits(rank: int, world: int) -> dict[str, str]:

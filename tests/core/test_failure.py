@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import TRANSPORTS
+from ranks import TRANSPORTS, on
 from stalls import later, watched
 
 PROMISE_SECONDS = 1.0
@@ -440,7 +440,8 @@ def test_calls_that_differ_are_named_on_every_rank(pool, transport, world, count
     assert not wrong, "\n".join(wrong)
 
 
-def mismatched_message(rank, world):
+@on(2, *TRANSPORTS)
+def test_messages_that_differ(rank, world):
     """The sender, whose message fits into a segment, hears of it in its next call."""
     both = "rank 0 sends 10 elements of float32, rank 1 receives 12 elements of float32"
     if rank == 0:
@@ -450,8 +451,3 @@ def mismatched_message(rank, world):
     else:
         with pytest.raises(ringlet.InvalidUsage, match=both):
             ringlet.recv(torch.ones(12), 0)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_messages_that_differ(pool, transport):
-    pool.values(mismatched_message, 2, join=transport)

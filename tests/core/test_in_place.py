@@ -11,7 +11,8 @@ def memory(count: int) -> torch.Tensor:
     return ringlet.empty(count).copy_(torch.arange(count).remainder(97))
 
 
-def lists_in_place(rank: int, world: int) -> None:
+@on(3, "shared_memory", "threads", "tcp")
+def test_lists_in_place(rank: int, world: int) -> None:
     for count in (4, 1000, 300_000):
         parts = list(memory(count * world).split(count))
         apart, block = [torch.empty(count) for _ in parts], torch.empty(count)
@@ -25,11 +26,6 @@ def lists_in_place(rank: int, world: int) -> None:
     blocks = [buffer[:9], *(buffer[4:4] for _ in range(world - 1))]  # what is empty overlaps nothing
     ringlet.all_gather(blocks, blocks[rank])
     assert torch.equal(buffer, memory(9))
-
-
-@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
-def test_lists_in_place(pool, transport):
-    pool.values(lists_in_place, 3, join=transport)
 
 
 @on(2)

@@ -315,7 +315,8 @@ def test_ctrl_c_ends_ranks_that_are_threads(tmp_path):
     assert not [one.name for one in threading.enumerate() if one.name.startswith("rank ")]
 
 
-def interrupted_from_another_thread(rank: int, world: int) -> None:
+@on(2, "threads", "shared_memory")
+def test_an_asynchronous_exception_ends_the_wait_of_its_thread(rank: int, world: int) -> None:
     """PyThreadState_SetAsyncExc reaches a thread that waits."""
     if rank == 1:
         with pytest.raises(ringlet.PeerLost, match=r"rank 0 reported: .*interrupted \(Stop\)"):
@@ -325,11 +326,6 @@ def interrupted_from_another_thread(rank: int, world: int) -> None:
     stalls.later(0.2, ctypes.pythonapi.PyThreadState_SetAsyncExc, target, ctypes.py_object(Stop))
     with pytest.raises(Stop):
         ringlet.all_reduce(ones())
-
-
-@pytest.mark.parametrize("transport", ("threads", "shared_memory"))
-def test_an_asynchronous_exception_ends_the_wait_of_its_thread(pool, transport):
-    pool.values(interrupted_from_another_thread, 2, join=transport)
 
 
 # --- spawn ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ def train_on(group, rank, world):
             assert model.weight.item() == -summed(world) / world
 
 
-def train_without_torchs_init(rank, world):
+@on(3, "shared_memory", "tcp")
+def test_a_group_is_one_of_torch_distributed(rank, world):
     assert not dist.is_initialized()
     train_on(None, rank, world)
     made = ringlet.current().process_group()
@@ -49,12 +50,8 @@ def train_without_torchs_init(rank, world):
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-def test_a_group_is_one_of_torch_distributed(pool, transport):
-    pool.values(train_without_torchs_init, 3, join=transport)
-
-
-def reduce_without_init(rank, world):
+@on(3, "dist:gloo", "dist:ringlet")
+def test_a_group_of_torch_distributed_is_one_of_ringlet(rank, world):
     value = torch.full((3,), float(rank + 1))
     ringlet.ring_allreduce(value)
     assert value.tolist() == [summed(world)] * 3
@@ -70,11 +67,6 @@ def reduce_without_init(rank, world):
     train_on(ringlet.Group.of(dist.group.WORLD), rank, world)
     ringlet.finalize()
     assert dist.is_initialized()
-
-
-@pytest.mark.parametrize("backend", ["gloo", "ringlet"])
-def test_a_group_of_torch_distributed_is_one_of_ringlet(pool, backend):
-    pool.values(reduce_without_init, 3, join=f"dist:{backend}")
 
 
 @on(2, "threads")

@@ -122,7 +122,8 @@ def sums(rank: int, world: int) -> None:
             assert ringlet.current().calls()[-1]["algorithm"] == name
 
 
-def loaded_sums(rank: int, world: int, files: list[str]) -> None:
+@on(4, "shared_memory", "threads", "tcp", "mixed")
+def test_schedules_of_files_run_on_every_transport(rank: int, world: int, files: list[str]) -> None:
     for file in files:
         load(file)
     sums(rank, world)
@@ -134,11 +135,6 @@ def files(tmp_path):
     (tmp_path / "from_json.json").write_text(schedule("swing", world=4).json())
     (tmp_path / "from_xml.xml").write_text(schedule("one_shot", world=4).xml())
     return [str(tmp_path / name) for name in ("from_json.json", "from_xml.xml")]
-
-
-@pytest.mark.parametrize("join", ["shared_memory", "threads", "tcp", "mixed"])
-def test_schedules_of_files_run_on_every_transport(pool, files, join):
-    pool.values(loaded_sums, 4, files, join=join)
 
 
 @on(4, "nothing")

@@ -66,14 +66,21 @@ class Task:
     timeout: float
 
 
-def on(world: int | str, join: str = "shared_memory") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test is what a rank does, `test(rank, world, *fixtures)`, and runs on so many; join: as in `Pool.run`.
+def on(world: int | str, *joins: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test is what a rank does, `test(rank, world, *fixtures)`, and runs on so many ranks, once for each of `joins`
+    (as in `Pool.run`; default: shared_memory).
 
     Or the fixture of that name, such as "two" or "everyone", runs it.
     """
-    if isinstance(world, int):
-        return pytest.mark.on(world, join)
-    return lambda test: pytest.mark.usefixtures(world)(pytest.mark.on(world, None)(test))
+
+    def mark(test: Callable[..., None]) -> Callable[..., None]:
+        if isinstance(world, str):
+            test = pytest.mark.usefixtures(world)(test)
+        elif len(joins) > 1:
+            test = pytest.mark.usefixtures("join")(pytest.mark.parametrize("join", joins, indirect=True)(test))
+        return pytest.mark.on(world, *joins)(test)
+
+    return mark
 
 
 @contextlib.contextmanager

@@ -193,7 +193,8 @@ def test_lazy_clones_are_copied_first(rank: int, world: int) -> None:
     assert received.tolist() == [0] * 3 and (rank == 0 or copy.tolist() == [1] * 3)
 
 
-def refused_by_torch(rank: int, world: int) -> None:
+@on(2, "dist:ringlet", "dist:gloo")
+def test_what_torch_refuses_it_refuses_here(rank: int, world: int) -> None:
     for call in (
         lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
         lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()),
@@ -205,11 +206,6 @@ def refused_by_torch(rank: int, world: int) -> None:
             call()
     dist.all_reduce(torch.empty(3, device="meta"))  # torch's own: shapes without data pass through
     assert total() == world
-
-
-@pytest.mark.parametrize("backend", ["ringlet", "gloo"])
-def test_what_torch_refuses_it_refuses_here(pool, backend):
-    pool.values(refused_by_torch, 2, join=f"dist:{backend}")
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

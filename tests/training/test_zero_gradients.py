@@ -73,13 +73,9 @@ def test_torch_clips_as_in_one_process(two, kind):
     two(clipped_by_torch, kind)
 
 
-def clipped_on_four_ranks(rank, world):
+@on(4, "dist:ringlet", "dist:gloo")
+def test_torch_clips_on_four_ranks(rank, world):
     clipped_by_torch(rank, world, "norm")
-
-
-@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
-def test_torch_clips_on_four_ranks(pool, join):
-    pool.values(clipped_on_four_ranks, 4, join=join)
 
 
 @on("two")

@@ -79,7 +79,8 @@ def moved_bytes(zero, device="cpu") -> int:
     return counted if counted is not None else zero.stats()["communication"]["sent_bytes"]
 
 
-def volumes(rank, world):
+@on(4, "dist:ringlet", "dist:gloo")
+def test_stages_1_and_2_send_what_all_reduce_does_and_stage_3_half_more(rank, world):
     sent = {}
     for stage in STAGES:
         model = make(torch.float32, tied=False, **WIDE)
@@ -98,11 +99,6 @@ def volumes(rank, world):
     expected = 1.5 * all_reduce - (used_last + small) * (world - 1) / world
     assert abs(sent[3] / expected - 1) < 0.01
     assert 1.4 < sent[3] / sent[1] <= 1.5
-
-
-@pytest.mark.parametrize("join", ["dist:ringlet", "dist:gloo"])
-def test_stages_1_and_2_send_what_all_reduce_does_and_stage_3_half_more(pool, join):
-    pool.values(volumes, 4, join=join)
 
 
 @on("two")
