@@ -134,6 +134,7 @@ def pytest_pyfunc_call(pyfuncitem):
     if isinstance(world, str):
         fixture(world)(pyfuncitem.obj, *given)
     else:
+        world = pyfuncitem.funcargs["world"] or world
         join = fixture("join") if len(joins) > 1 else (*joins, "shared_memory")[0]
         fixture("pool").values(pyfuncitem.obj, world, *given, join=join)
     return True
@@ -160,8 +161,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path):
-    """The path of a store beside a group's own."""
+def path(tmp_path):
+    """Of a store beside a group's own."""
     return str(tmp_path / "store")
 
 

@@ -68,13 +68,8 @@ def test_one_that_depends_on_hosts_runs_on_all_of_them(everyone):
     everyone(whole_numbers, "own_of_hosts")
 
 
-@pytest.mark.parametrize("join", ["shared_memory", "threads", "tcp", "mixed"])
-@pytest.mark.parametrize("world", [2, 8])
-def test_swing(pool, world, join):
-    pool.values(swing, world, join=join)
-
-
-def swing(rank: int, world: int) -> None:
+@on((2, 8), "shared_memory", "threads", "tcp", "mixed")
+def test_swing(rank: int, world: int) -> None:
     """The object itself, in every operation's own way; then asynchronously."""
     whole_numbers(rank, world, own_algorithms.own_swing)
     whole_numbers(rank, world, "own_swing", "avg")

@@ -33,7 +33,9 @@ def made_and_closed(kind, rank, world, store):
         dist.destroy_process_group()
 
 
-def what_groups_leave(rank, world, kind, path):
+@on(2, "nothing")
+@pytest.mark.parametrize("kind", ["group", "init", "c10d"])
+def test_closed_groups_leave_nothing(rank, world, kind, path):
     store = dist.FileStore(path, world)
     if kind == "group":
         ringlet.init(rank, world, store, transport="shared_memory", timeout=60)
@@ -45,12 +47,7 @@ def what_groups_leave(rank, world, kind, path):
     if kind == "group":
         ringlet.finalize()
     (heap, descriptors), groups = seen[0], 2 * (6 << 20)  # the last may still be held by a peer that is not as far
-    return [(h, d) for h, d in seen if h > heap + groups or d > descriptors + 6]
-
-
-@pytest.mark.parametrize("kind", ["group", "init", "c10d"])
-def test_closed_groups_leave_nothing(pool, tmp_path, kind):
-    assert pool.values(what_groups_leave, 2, kind, str(tmp_path / "store"), join="nothing") == [[], []]
+    assert [(h, d) for h, d in seen if h > heap + groups or d > descriptors + 6] == []
 
 
 def closed_after_a_kill(rank, world, path):

@@ -330,8 +330,9 @@ def test_a_message_that_came_is_not_named(pool, tmp_path, transport):
         assert "in recv" not in text, text
 
 
-def wait_briefly(rank, world, store):
-    others = dist.FileStore(store, world)
+@on(2, *TRANSPORTS)
+def test_a_wait_that_times_out_leaves_the_call_running(rank, world, path):
+    others = dist.FileStore(path, world)
     if rank == 0:
         work = ringlet.all_reduce(tensor := torch.ones(10), async_op=True)
         with pytest.raises(ringlet.Timeout, match="not complete after 50 ms of waiting, and goes on"):
@@ -343,11 +344,6 @@ def wait_briefly(rank, world, store):
         others.wait(["tried"])
         ringlet.all_reduce(tensor := torch.ones(10))
     assert tensor.tolist() == [world] * 10
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_wait_that_times_out_leaves_the_call_running(pool, tmp_path, transport):
-    pool.values(wait_briefly, 2, str(tmp_path / "others"), join=transport)
 
 
 # --- calls that do not match ----------------------------------------------------------------------------------------

@@ -97,7 +97,9 @@ GIVEN_UP: dict[str, Callable[[], Any]] = {
 COLLECTIVE = ("all_reduce", "large all_reduce", "barrier")
 
 
-def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None:
+@on(3, "nothing")
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_ctrl_c_ends_a_call_and_tells_the_peers(rank: int, world: int, transport: str, path: str) -> None:
     store = dist.FileStore(path, world)
     for name, wait in GIVEN_UP.items():
         with joined(rank, world, transport, name, store) as group:
@@ -119,12 +121,11 @@ def waits_that_give_up(rank: int, world: int, transport: str, path: str) -> None
             assert group.rank == rank
 
 
+@on(2, "nothing")
 @pytest.mark.parametrize("transport", PROCESSES)
-def test_ctrl_c_ends_a_call_and_tells_the_peers(pool, tmp_path, transport):
-    pool.values(waits_that_give_up, 3, transport, str(tmp_path / "store"), join="nothing")
-
-
-def waits_on_handles(rank: int, world: int, transport: str, path: str) -> None:
+def test_an_interrupted_wait_leaves_an_asynchronous_call_alone(
+    rank: int, world: int, transport: str, path: str
+) -> None:
     store = dist.FileStore(path, world)
     with joined(rank, world, transport, "handles", store):
         total, got = ones(), torch.zeros(4)
@@ -145,16 +146,13 @@ def waits_on_handles(rank: int, world: int, transport: str, path: str) -> None:
         ringlet.barrier()
 
 
-@pytest.mark.parametrize("transport", PROCESSES)
-def test_an_interrupted_wait_leaves_an_asynchronous_call_alone(pool, tmp_path, transport):
-    pool.values(waits_on_handles, 2, transport, str(tmp_path / "store"), join="nothing")
-
-
 class Stop(Exception):
     """What a program's own handler raises."""
 
 
-def handlers_of_the_program(rank: int, world: int, transport: str, path: str) -> None:
+@on(2, "nothing")
+@pytest.mark.parametrize("transport", ("shared_memory", "tcp"))
+def test_a_handler_that_does_not_raise_lets_the_wait_go_on(rank: int, world: int, transport: str, path: str) -> None:
     """The peer comes only once the handler has run: which is during the wait, or never."""
     store = dist.FileStore(path, world)
     for name, wait in GIVEN_UP.items():
@@ -188,12 +186,8 @@ def handlers_of_the_program(rank: int, world: int, transport: str, path: str) ->
                 ringlet.recv(ones(), 0)
 
 
-@pytest.mark.parametrize("transport", ("shared_memory", "tcp"))
-def test_a_handler_that_does_not_raise_lets_the_wait_go_on(pool, tmp_path, transport):
-    pool.values(handlers_of_the_program, 2, transport, str(tmp_path / "store"), join="nothing")
-
-
-def leaving(rank: int, world: int, path: str) -> None:
+@on(2, "nothing")
+def test_ctrl_c_cuts_leaving_short(rank: int, world: int, path: str) -> None:
     store = dist.FileStore(path, world)
     with joined(rank, world, "shared_memory", "leaving", store) as group:
         if rank == 0:
@@ -207,10 +201,6 @@ def leaving(rank: int, world: int, path: str) -> None:
             store.set("left", "")
         else:
             store.wait(["left"])
-
-
-def test_ctrl_c_cuts_leaving_short(pool, tmp_path):
-    pool.values(leaving, 2, str(tmp_path / "store"), join="nothing")
 
 
 # --- making groups --------------------------------------------------------------------------------------------------

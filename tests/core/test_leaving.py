@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ringlet
-from ranks import TRANSPORTS
+from ranks import TRANSPORTS, on
 
 PROCESSES = [transport for transport in TRANSPORTS if transport != "threads"]
 
@@ -74,9 +74,10 @@ def leave_and_exit(rank, world, store):
     os.close(end)
 
 
-def end_beside_a_call(rank, world, store):
+@on(2, *PROCESSES)
+def test_a_group_that_ends_beside_a_call(rank, world, path):
     """The main thread leaves the default group while another is in a call that nobody answers."""
-    others = dist.FileStore(store, world)
+    others = dist.FileStore(path, world)
     ringlet.all_reduce(torch.ones(10))
     if rank == 0:
         raised = []
@@ -99,11 +100,6 @@ def end_beside_a_call(rank, world, store):
         assert len(raised) == 1
     else:
         others.wait(["ended"])
-
-
-@pytest.mark.parametrize("transport", PROCESSES)
-def test_a_group_that_ends_beside_a_call(pool, tmp_path, transport):
-    pool.values(end_beside_a_call, 2, str(tmp_path / "others"), join=transport)
 
 
 @pytest.mark.parametrize("transport", PROCESSES)

@@ -161,7 +161,8 @@ def test_groups_and_arrays(rank: int, world: int) -> None:
     group.close()
 
 
-def refused(rank: int, world: int) -> None:
+@on((2, 3))
+def test_refusals(rank: int, world: int) -> None:
     one, several = torch.zeros(4), [torch.zeros(4) for _ in range(world)]
     calls = {
         f"all_gather: a list must have one entry for each of the {world} ranks, got {world + 1}": lambda: (
@@ -211,11 +212,6 @@ def sizes_differ(rank: int, world: int) -> str:
 def test_layouts_and_overlaps(pool, transport, world):
     pool.values(overlapping, world, join=transport)
     pool.values(of_any_layout, world, join=transport)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_refusals(pool, world):
-    pool.values(refused, world)
 
 
 @pytest.mark.parametrize("join", ["shared_memory", "tcp"])

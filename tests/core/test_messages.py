@@ -89,9 +89,9 @@ def both_ways_at_once(rank: int, world: int) -> None:
 
 
 @on("everyone")
-def test_messages_move_by_themselves(rank: int, world: int, store: str) -> None:
+def test_messages_move_by_themselves(rank: int, world: int, path: str) -> None:
     """Messages move while their ranks are elsewhere, and handles may be dropped."""
-    shared = dist.FileStore(store, world)
+    shared = dist.FileStore(path, world)
     if rank == 0:
         dist.isend(value(500_000, 4), 1)
         shared.wait(["received"])

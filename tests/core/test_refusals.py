@@ -172,7 +172,8 @@ def test_what_cannot_be_right_is_refused(rank: int, world: int) -> None:
     assert ringlet.current().handle.sequence == 1
 
 
-def around_a_group(rank: int, world: int, store: str) -> None:
+@on(2, "nothing")
+def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
     for act in (lambda: ringlet.all_reduce(ONES), ringlet.barrier, ringlet.current, lambda: ringlet.new_group([0])):
         with pytest.raises(ringlet.InvalidUsage, match="no group yet: call ringlet"):
             act()
@@ -200,7 +201,7 @@ def around_a_group(rank: int, world: int, store: str) -> None:
             ringlet.init(**{"store": dist.HashStore(), **wrong})
     with pytest.raises(ringlet.InvalidUsage, match="store is not set: pass store=, or launch with torchrun"):
         ringlet.init(0, 2)
-    group = ringlet.init(rank, world, dist.FileStore(store, world))
+    group = ringlet.init(rank, world, dist.FileStore(path, world))
     assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
     assert not group.handle.failure
     work = ringlet.all_reduce(torch.ones(4), async_op=True)
@@ -213,10 +214,6 @@ def around_a_group(rank: int, world: int, store: str) -> None:
     with pytest.raises(ringlet.InvalidUsage, match="no group yet"):
         ringlet.all_reduce(ONES)
     ringlet.finalize()
-
-
-def test_before_and_after_a_group(pool, tmp_path, monkeypatch):
-    pool.values(around_a_group, 2, str(tmp_path / "store"), join="nothing")
 
 
 def missing_rank(rank: int, world: int, store: str, limit: float) -> str:

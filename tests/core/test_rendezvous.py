@@ -445,13 +445,13 @@ def test_an_optional_table_that_cannot_be_used_warns(pool, tmp_path):
 
 
 @on(2, "nothing")
-def test_under_torchs_detailed_checks(rank: int, world: int, store: str) -> None:
+def test_under_torchs_detailed_checks(rank: int, world: int, path: str) -> None:
     with variables(TORCH_DISTRIBUTED_DEBUG="DETAIL"):
         dist.set_debug_level_from_env()
         try:
             options = ringlet.BackendOptions(algorithm="ring")
             dist.init_process_group(
-                "ringlet", store=dist.FileStore(store, world), rank=rank, world_size=world, pg_options=options
+                "ringlet", store=dist.FileStore(path, world), rank=rank, world_size=world, pg_options=options
             )
             assert type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "_ProcessGroupWrapper"
             module = torch.nn.Linear(2, 1, bias=False)

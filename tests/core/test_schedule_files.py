@@ -138,18 +138,18 @@ def files(tmp_path):
 
 
 @on(4, "nothing")
-def test_a_variable_names_the_files(rank: int, world: int, store: str, files: list[str]) -> None:
+def test_a_variable_names_the_files(rank: int, world: int, path: str, files: list[str]) -> None:
     """A program that names no file: its groups know the algorithms, and so do its model's reducers."""
     os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
     try:
-        ringlet.init(rank, world, dist.FileStore(store, world), timeout=timedelta(seconds=60))
+        ringlet.init(rank, world, dist.FileStore(path, world), timeout=timedelta(seconds=60))
         try:
             sums(rank, world)
         finally:
             ringlet.finalize()
         os.environ["RINGLET_ALGORITHMS"] = "/missing/mine.py"
         with pytest.raises(ringlet.InvalidUsage, match=r"RINGLET_ALGORITHMS: /missing/mine.py: cannot read the file"):
-            ringlet.init(rank, world, dist.FileStore(store, world))
+            ringlet.init(rank, world, dist.FileStore(path, world))
     finally:
         del os.environ["RINGLET_ALGORITHMS"]
 

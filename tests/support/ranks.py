@@ -66,9 +66,9 @@ class Task:
     timeout: float
 
 
-def on(world: int | str, *joins: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test is what a rank does, `test(rank, world, *fixtures)`, and runs on so many ranks, once for each of `joins`
-    (as in `Pool.run`; default: shared_memory).
+def on(world: int | tuple[int, ...] | str, *joins: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test is what a rank does, `test(rank, world, *fixtures)`, and runs on so many ranks, once for each of several
+    worlds and of `joins` (as in `Pool.run`; default: shared_memory).
 
     Or the fixture of that name, such as "two" or "everyone", runs it.
     """
@@ -76,7 +76,9 @@ def on(world: int | str, *joins: str) -> Callable[[Callable[..., None]], Callabl
     def mark(test: Callable[..., None]) -> Callable[..., None]:
         if isinstance(world, str):
             test = pytest.mark.usefixtures(world)(test)
-        elif len(joins) > 1:
+        elif isinstance(world, tuple):
+            test = pytest.mark.parametrize("world", world)(test)
+        if len(joins) > 1:
             test = pytest.mark.usefixtures("join")(pytest.mark.parametrize("join", joins, indirect=True)(test))
         return pytest.mark.on(world, *joins)(test)
 

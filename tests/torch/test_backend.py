@@ -198,8 +198,9 @@ def handles(rank: int, world: int) -> None:
     dist.all_reduce(tensors[0])
 
 
-def timeouts(rank: int, world: int, store: str) -> None:
-    others = dist.FileStore(store, world)
+@on("everyone")
+def test_a_wait_has_its_own_timeout(rank: int, world: int, path: str) -> None:
+    others = dist.FileStore(path, world)
     dist.barrier()
     if rank == world - 1:
         others.wait([f"done {q}" for q in range(world - 1)])
@@ -216,10 +217,6 @@ def timeouts(rank: int, world: int, store: str) -> None:
 @pytest.mark.parametrize("function", [reductions, moves, messages, groups, objects, handles])
 def test_backend(everyone, function):
     everyone(function)
-
-
-def test_a_wait_has_its_own_timeout(everyone, tmp_path):
-    everyone(timeouts, str(tmp_path / "others"))
 
 
 def group_timeout(rank: int, world: int, store: str, limit: float) -> str:

@@ -205,7 +205,9 @@ SHORT = {
 }
 
 
-def disagree(rank: int, world: int, folder: str, first: str, second: str) -> None:
+@on((2, 3), "nothing")
+@pytest.mark.parametrize(("first", "second"), DIFFERENT)
+def test_calls_in_another_order(rank: int, world: int, folder: str, first: str, second: str) -> None:
     with group(rank, world, f"{folder}/store"):
         dist.all_reduce(torch.ones(1))
         work = CALLS[second if rank == world - 1 else first](rank, world)
@@ -213,12 +215,6 @@ def disagree(rank: int, world: int, folder: str, first: str, second: str) -> Non
         assert "calls do not match: rank" in text and "all ranks of a group must make the same calls" in text, text
         for call in (first, second):
             assert f"{SHORT.get(call, call)} #1" in text, text
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize(("first", "second"), DIFFERENT)
-def test_calls_in_another_order(pool, tmp_path, world, first, second):
-    pool.values(disagree, world, str(tmp_path), first, second, join="nothing")
 
 
 # --- the end of a group with works under way ------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def test_wrong_starts(rank: int, world: int, folder: str) -> None:
 
 
 @on(2, "nothing")
-def test_use_after_destroy(rank: int, world: int, store: str) -> None:
-    start("ringlet", dist.FileStore(store, world), rank, world)
+def test_use_after_destroy(rank: int, world: int, path: str) -> None:
+    start("ringlet", dist.FileStore(path, world), rank, world)
     group, other = dist.group.WORLD, dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
     tensor = torch.ones(1000)
@@ -142,7 +142,8 @@ def test_tensors_with_gaps_in_lists(rank: int, world: int) -> None:
     assert columns.tolist() == [[value for q in range(world) for value in (q + 1.0, 0.0)]] * 3
 
 
-def strided(rank: int, world: int) -> None:
+@on("two")
+def test_strided_tensors(rank: int, world: int) -> None:
     """Single tensors too: what lies between their elements stays."""
     for async_op in (False, True):
 
@@ -176,10 +177,6 @@ def strided(rank: int, world: int) -> None:
     for work in works:
         work.wait()
     assert left.unique().tolist() == [world**4]
-
-
-def test_strided_tensors(pool):
-    pool.values(strided, 2, join="dist:ringlet")
 
 
 @on("two")

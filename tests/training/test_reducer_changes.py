@@ -573,7 +573,9 @@ def group_of(world, transport):
     return dist.new_group(timeout=timedelta(seconds=30), pg_options=options)
 
 
-def different_heads(rank, world, transport):
+@on((2, 3), "dist:ringlet")
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_ranks_that_use_different_heads(rank, world, transport):
     group = group_of(world, transport)
     heads = [nn.Linear(6, 30), nn.Linear(6, 30)]
     reducers = [GradientReducer(head, group=group) for head in heads]
@@ -632,12 +634,6 @@ def more_evaluations(rank, world, transport):
         r"rank 1 is in all_reduce .*, 0 optimizer steps",
     )
     del reducer
-
-
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_use_different_heads(pool, world, transport):
-    pool.values(different_heads, world, transport, join="dist:ringlet")
 
 
 def test_evaluations_that_differ(pool):

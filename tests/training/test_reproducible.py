@@ -148,7 +148,8 @@ def refused(call, words):
         call()
 
 
-def what_would_break_the_promise(rank, world):
+@on((2, 4), "dist:ringlet")
+def test_what_would_break_the_promise_is_refused(rank, world):
     model = nn.Linear(2, 2)
 
     def make(**options):
@@ -201,11 +202,6 @@ def what_would_break_the_promise(rank, world):
     refused(lambda: clip(made.optimizer.param_groups[0]["params"], 1.0), "with reproducible=True.*those of the module")
     clip(made.module.parameters(), 1.0, norm_type=torch.inf)
     assert made.step()
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_what_would_break_the_promise_is_refused(pool, world):
-    pool.values(what_would_break_the_promise, world, join="dist:ringlet")
 
 
 def elsewhere(rank, world, words):

@@ -221,7 +221,8 @@ def test_windows_are_clipped_whole(rank, world):
         assert_same(alone, zero, **ROUNDING)
 
 
-def masters(rank, world):
+@on("two")
+def test_masters_keep_what_bfloat16_would_lose(rank, world):
     model = make(torch.float32)
     for stage in STAGES:
         zero = zero_of(model, torch.optim.SGD, stage, dtype=torch.bfloat16, lr=1e-5)
@@ -236,10 +237,6 @@ def masters(rank, world):
             moved = (piece.tensor - old).abs()
             assert moved.max() > 0  # steps too small for bfloat16 are not lost
             assert moved.max() < 2**-9 * old.abs().max()
-
-
-def test_masters_keep_what_bfloat16_would_lose(two):
-    two(masters)
 
 
 @on("ranks")

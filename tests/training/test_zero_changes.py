@@ -570,7 +570,8 @@ def test_one_trainer_for_a_parameter(rank, world):
 # -- what it tells --
 
 
-def told(rank, world):
+@on("two")
+def test_a_zero_tells_its_state(rank, world):
     zero = zero_of(make(torch.float32), stage=2, dtype=torch.bfloat16, accumulate=3, max_norm=0.5, lr=1e-2)
     loss_of(zero.module, *batch(0, rank)).backward()
     parameters = sum(p.numel() for p in zero.module.parameters())
@@ -582,10 +583,6 @@ def told(rank, world):
     ):
         assert part in text, text
     assert re.fullmatch(r"Options\(stage=2, dtype=torch.bfloat16, accumulate=3, max_norm=0.5, .*\)", repr(zero.options))
-
-
-def test_a_zero_tells_its_state(two):
-    two(told)
 
 
 def test_an_offload_tells_its_settings(tmp_path):

@@ -53,7 +53,9 @@ class Positions(nn.Module):
         return self.values * 1.0
 
 
-def checkpointed(rank, world, reentrant):
+@on("two")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_activations(rank, world, reentrant):
     plain = make(tied=False)
     plain.positions_of = Positions(plain.positions)
     del plain.positions
@@ -63,11 +65,6 @@ def checkpointed(rank, world, reentrant):
         train_alone(alone, world, 3, lr=1e-2)
         assert_same(alone, zero, **ROUNDING)
         assert zero.stats()["buffers"]["gather_peak_units"] <= 3
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_activations(two, reentrant):
-    two(checkpointed, reentrant)
 
 
 @on("two")
