@@ -199,7 +199,7 @@ def test_before_and_after_a_group(rank: int, world: int, path: str) -> None:
     ):
         with pytest.raises(ringlet.InvalidUsage, match=says):
             ringlet.init(**{"store": dist.HashStore(), **wrong})
-    with pytest.raises(ringlet.InvalidUsage, match="store is not set: pass store=, or launch with torchrun"):
+    with pytest.raises(ringlet.InvalidUsage, match="store is not set: pass store=, or launch with `ringlet run"):
         ringlet.init(0, 2)
     group = ringlet.init(rank, world, dist.FileStore(path, world))
     assert ringlet.current() is group and repr(group) == f"<ringlet.Group 'default': rank {rank} of 2, shared_memory>"
