@@ -19,6 +19,7 @@ import ringlet
 from ranks import on
 from stalls import watched
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 PROMISE_SECONDS = 1.0
 COUNT = 1 << 16
 
@@ -86,7 +87,8 @@ def works_raise(works: list[dist.Work], kind: type[ringlet.Error]) -> str:
                 work.wait()
         texts.append(str(caught.value))
         assert work.is_completed() and not work.is_success()
-        assert isinstance(work.exception(), RuntimeError)
+        if TORCH >= (2, 13):  # before, torch itself cannot convert it, of whatever backend
+            assert isinstance(work.exception(), RuntimeError)
     return texts[0]
 
 
