@@ -191,7 +191,7 @@ std::unique_ptr<Transport> connect_host(Store& store, const std::string& name, c
   if (local_world == 1) return nullptr;
   const std::string host = name + "/host/" + std::to_string(hosts[rank]);
   try {
-    return connect_with_wakeups(store, host, local_rank, local_world, deadline);
+    return connect_shared_memory(store, host, local_rank, local_world, deadline, Rings::all);
   } catch (const Error& error) {
     if (error.reported()) throw;  // of another host, maybe
     std::string members;
@@ -247,6 +247,7 @@ std::unique_ptr<Engine> join(Store& store, const std::string& name, const Member
     return committed(std::make_unique<PullEngine>(std::move(transport), std::move(selector)));
   }
   Mesh::Setup setup;
+  setup.timed_copy_bytes = selector.tuning().timed_copy_bytes;
   setup.group = title_of(name);
   setup.rank = rank;
   setup.world = world;

@@ -75,7 +75,7 @@ void refuse_closed(const std::string& call) {
   throw InvalidUsage(call + " on a group that was closed: make a new group first");
 }
 
-Messenger::Messenger(P2pTransport& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
+Messenger::Messenger(P2p& p2p) : p2p_(p2p), outgoing_(p2p.world()), incoming_(p2p.world()) {}
 
 Messenger::~Messenger() { end(); }
 
@@ -146,7 +146,7 @@ void Messenger::complete(std::shared_ptr<Pending> pending, const std::exception_
 
 /// Looks at all messages once. Returns whether something changed. With a list it first lists what to watch, and then
 /// looks for failures, too, if nothing moved.
-bool Messenger::look(Watchlist* list) noexcept {
+bool Messenger::look(P2p::Watchlist* list) noexcept {
   if (ended_) return false;
   try {
     if (list != nullptr) *list = watched();
@@ -340,8 +340,8 @@ void Messenger::finish() {
   changed_.notify_all();
 }
 
-Watchlist Messenger::watched() {
-  Watchlist list;
+P2p::Watchlist Messenger::watched() {
+  P2p::Watchlist list;
   for (int peer = 0; peer < p2p_.world(); ++peer) {
     if (peer == p2p_.rank()) continue;
     if (!outgoing_[peer].empty()) p2p_.watch(peer, true, list);
@@ -358,7 +358,7 @@ void Messenger::Request::assist(const Deadline& deadline) {
 void Messenger::assist(const Request& request, const Deadline& deadline) {
   enum class Manner { spin, yield, sleep };
   const auto turn = [&](Manner manner) {  // whether that was enough
-    Watchlist list;
+    P2p::Watchlist list;
     bool changed = false, over = false;
     {
       const std::lock_guard lock(mutex_);
@@ -373,7 +373,7 @@ void Messenger::assist(const Request& request, const Deadline& deadline) {
   if (!begin_assisting()) return finish();
   const Assisting assisting(*this);
   bool enough = false;
-  for (int i = p2p_.spins(false); i > 0 && !enough; --i) {
+  for (int i = p2p_.spins(); i > 0 && !enough; --i) {
     enough = turn(Manner::spin);
     Waiter::relax();
   }
@@ -411,7 +411,7 @@ void Messenger::loop() {
       changed_.wait(lock);
       continue;
     }
-    Watchlist list;
+    P2p::Watchlist list;
     const bool changed = look(&list);
     lock.unlock();
     finish();

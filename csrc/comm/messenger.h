@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/reentrancy.h"
-#include "engine/p2p_transport.h"
+#include "engine/p2p.h"
 #include "engine/work.h"
 
 namespace ringlet {
@@ -48,7 +48,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
     std::atomic<int> peer_{kAnySource};
   };
 
-  explicit Messenger(P2pTransport& p2p);
+  explicit Messenger(P2p& p2p);
   ~Messenger();
 
   /// Starts a message, and releases `keep` when it is complete. `awaited`: the caller waits for it at once, so that no
@@ -71,7 +71,7 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
     Waits mark;
   };
 
-  bool look(Watchlist* list) noexcept;
+  bool look(P2p::Watchlist* list) noexcept;
   bool move();
   bool send_some(int peer);
   bool receive_some(int peer);
@@ -88,14 +88,14 @@ class Messenger : public std::enable_shared_from_this<Messenger> {
   void give_up(const std::exception_ptr& error) noexcept;
   std::exception_ptr end_group() noexcept;
   void finish();
-  Watchlist watched();
+  P2p::Watchlist watched();
   void assist(const Request& request, const Deadline& deadline);
   bool begin_assisting();
   void end_assisting();
   std::string context(const Pending& pending, size_t moved) const;
   void loop();
 
-  P2pTransport& p2p_;
+  P2p& p2p_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::vector<std::deque<std::shared_ptr<Pending>>> outgoing_;  // by peer

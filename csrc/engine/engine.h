@@ -12,7 +12,7 @@
 #include "engine/call.h"
 #include "engine/call_log.h"
 #include "engine/health.h"
-#include "engine/p2p_transport.h"
+#include "engine/p2p.h"
 
 namespace ringlet {
 
@@ -63,8 +63,7 @@ class Engine {
   virtual const Selector& selector() const noexcept = 0;
   virtual const Topology* topology() const noexcept { return nullptr; }
 
-  /// The transport of the point-to-point messages.
-  virtual P2pTransport& p2p() = 0;
+  virtual P2p& p2p() = 0;
 
   /// Whether peers can read [pointer, pointer + bytes) in place.
   virtual bool registered(const void* pointer, size_t bytes) const noexcept = 0;

@@ -19,7 +19,7 @@
 
 #include "cuda/device_library.h"
 #include "engine/call.h"
-#include "engine/p2p_transport.h"
+#include "engine/p2p.h"
 #include "engine/selector.h"
 #include "gpu/gpu_plan.h"
 #include "gpu/nccl_communicator.h"

@@ -8,7 +8,7 @@
 
 #include "engine/call.h"
 #include "engine/health.h"
-#include "engine/p2p_transport.h"
+#include "engine/p2p.h"
 #include "engine/selector.h"
 
 namespace ringlet {

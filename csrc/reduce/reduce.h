@@ -12,15 +12,9 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "reduce/copy.h"
 
 namespace ringlet {
-
-/// Who reads the results next: a hint in which cache they should be. It does not change the results.
-enum class NextReader : uint8_t {
-  self,    ///< this processor core, or unknown
-  peer,    ///< another core: dst, as soon as this returns
-  nobody,  ///< not soon: non-temporal stores, if the processor has them
-};
 
 struct ReduceArgs {
   std::byte* dst;
@@ -38,9 +32,6 @@ using ReduceKernel = void (*)(const ReduceArgs&);
 
 /// The kernel of a dtype and an operation; avg and premul_sum use that of sum. Null if supports() is false.
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op) noexcept;
-
-/// memcpy with a hint; regions must not overlap.
-void copy_bytes(std::byte* dst, const std::byte* src, size_t bytes, NextReader next = NextReader::self) noexcept;
 
 /// The level in use: "avx512", "avx2" or "portable".
 const char* cpu_kernels() noexcept;

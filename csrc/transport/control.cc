@@ -50,31 +50,7 @@ void Control::fail(ErrorKind kind, int origin, std::string_view text) noexcept {
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept {
   futex_sleep(low_half(word), static_cast<uint32_t>(seen), nanoseconds);
 }
-void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexcept {
-  timespec until{};
-  ::clock_gettime(CLOCK_MONOTONIC, &until);
-  const int64_t end = until.tv_nsec + nanoseconds;
-  until = {until.tv_sec + end / 1'000'000'000, end % 1'000'000'000};
-#ifdef SYS_futex_waitv
-  struct futex_waitv waiters[FUTEX_WAITV_MAX] = {};
-  const size_t n =
-      std::min<size_t>(words.size(), FUTEX_WAITV_MAX);  // the sleep is short: the caller then looks at the others
-  for (size_t i = 0; i < n; ++i) {
-    waiters[i].val = words[i].seen;
-    waiters[i].uaddr = reinterpret_cast<uintptr_t>(words[i].word);
-    waiters[i].flags = FUTEX_32;
-  }
-  if (n > 0 &&
-      (::syscall(SYS_futex_waitv, waiters, n, 0, &until, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM)))
-    return;
-#endif
-  // Before Linux 5.16, or where a container's filter forbids it, a thread cannot sleep on several words, nor on an empty list: it sleeps briefly and looks again.
-  constexpr int64_t kGlance = 100'000;
-  const timespec glance{0, std::min(nanoseconds, kGlance)};
-  ::nanosleep(&glance, nullptr);
-}
 
 void wake_all(const std::atomic<uint64_t>& word) noexcept { futex_wake(low_half(word)); }
-void wake_all(const std::atomic<uint32_t>& word) noexcept { futex_wake(reinterpret_cast<const uint32_t*>(&word)); }
 
 }  // namespace ringlet

@@ -12,9 +12,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/error.h"
 #include "transport/pipe.h"
@@ -61,10 +61,10 @@ struct Control {
   CallSignature calls[2];  // by parity of the call's first epoch
   alignas(64) CallDetail details[2];
   // The rest changes seldom, so peers keep its lines in their caches.
-  alignas(64) std::atomic<uint32_t> sleeping_on;   // 1 + the rank whose progress this rank sleeps on; 0 = awake
-  std::atomic<uint32_t> awaiting_messages;         // a thread of this rank sleeps until a segment is put out or taken
-  std::atomic<uint32_t> asleep[kConnectionKinds];  // a thread of this rank sleeps until its wakeup is signalled
-  std::atomic<uint32_t> withdrawn;                 // in a group with a mesh: what this rank gave to read may change
+  alignas(64) std::atomic<uint32_t> sleeping_on;  // 1 + the rank whose progress this rank sleeps on; 0 = awake
+  // A thread of this rank sleeps until its wakeup for that kind of connection is signalled.
+  std::atomic<uint32_t> asleep[std::size(kConnectionKinds)];
+  std::atomic<uint32_t> withdrawn;  // in a group with a mesh: what this rank gave to read may change
   std::atomic<uint32_t> presence;
   // 1 + ErrorKind, and << 8 the rank in which the error began; `message` is complete once it is set.
   std::atomic<uint32_t> failed;
@@ -78,44 +78,27 @@ struct Control {
 };
 static_assert(sizeof(Control) <= 4096);
 
-/// One ring of bytes to the peer, and how far this rank has read the peer's ring (transport/ring_pipe.h). All bytes
-/// are counted, modulo 2^32.
-struct RingCounters {
-  std::atomic<uint32_t> sent;
-  std::atomic<uint32_t> received;
-  std::atomic<uint32_t> finished;  // nothing more will be sent
-  std::atomic<uint32_t> closed;    // nothing more will be received
+/// Of one connection with a peer (transport/ring_pipe.h). All segments are counted, modulo 2^32. Only the owner of the
+/// region writes it.
+struct alignas(64) RingCounters {
+  static constexpr uint32_t kMostSegments = 16;
+  static constexpr uint32_t kTimed = uint32_t{1} << 31;  // the receiver tells how long its copy took
+
+  std::atomic<uint32_t> sent;                    // put out for the peer
+  std::atomic<uint32_t> received;                // taken from the peer
+  std::atomic<uint32_t> finished;                // nothing more will be sent
+  std::atomic<uint32_t> closed;                  // nothing more will be received
+  std::atomic<uint32_t> copy_time;               // nanoseconds, of the last segment taken that was to be timed
+  std::atomic<uint32_t> lengths[kMostSegments];  // of the last segments put out, in bytes; and kTimed
 };
 
-/// Point-to-point messages with one peer, in both directions. Only the owner of the region writes it.
+/// The connections with one peer, by kind.
 struct Channel {
-  alignas(64) std::atomic<uint32_t> sent;  // segments put out for the peer since the group was made
-  std::atomic<uint32_t> received;          // segments taken from the peer since the group was made
-  std::atomic<uint32_t> copy_time;         // nanoseconds, of the last segment taken that was to be timed
-  RingCounters rings[2];                   // in place of segments, if the group has a mesh: of collectives, of messages
-};
-static_assert(sizeof(Channel) == 64);
-
-/// Stands before each point-to-point segment.
-struct alignas(64) StagingHeader {
-  uint64_t dtype;
-  uint64_t count;     // elements of the whole message
-  uint64_t in_place;  // 1: the message lies at the registered `address`, whole
-  uint64_t address;
-  int64_t tag;
-  uint64_t timed;  // 1: the receiver tells how long its copy took
+  RingCounters rings[std::size(kConnectionKinds)];
 };
 
 // Sleeping on a word of shared memory (futex); `word` may be mapped read-only.
 void sleep_on(const std::atomic<uint64_t>& word, uint64_t seen, int64_t nanoseconds) noexcept;
-
-/// A word, and the value that was read last: sleep_on_any sleeps until one of several words has another value.
-struct Watched {
-  const std::atomic<uint32_t>* word;
-  uint32_t seen;
-};
-void sleep_on_any(const std::vector<Watched>& words, int64_t nanoseconds) noexcept;
 void wake_all(const std::atomic<uint64_t>& word) noexcept;
-void wake_all(const std::atomic<uint32_t>& word) noexcept;
 
 }  // namespace ringlet

@@ -19,6 +19,7 @@ namespace {
 struct Hub {
   Hub(int world, size_t region_bytes)
       : world(world), region_bytes(region_bytes), joined(world, false), processors(world) {
+    for (int rank = 0; rank < world; ++rank) wakeups.push_back(make_wakeup());
     bytes = region_bytes * static_cast<size_t>(world);
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw_errno("cannot map the regions of a threads group");
@@ -30,6 +31,7 @@ struct Hub {
   size_t region_bytes;
   size_t bytes;
   std::byte* regions;
+  std::vector<Descriptor> wakeups;  // by rank
   std::vector<bool> joined;
   std::vector<cpu_set_t> processors;  // that the ranks may use
   int count = 0;
@@ -56,6 +58,9 @@ class Threads final : public Transport {
     return reinterpret_cast<uintptr_t>(pointer);  // links_[q].base is null, so a registered address is the pointer
   }
   bool unmaps_tensors() const noexcept override { return tensors_ == TensorMemory::shared; }
+  int wakeup(int rank, ConnectionKind kind) const noexcept override {
+    return layout_.has_ring(kind) ? hub_->wakeups[rank].get() : -1;
+  }
   bool alive(int) const noexcept override { return true; }  // a thread cannot end without its communicator
   void depart() noexcept override {
     Transport::depart();
@@ -89,7 +94,7 @@ std::unique_ptr<Transport> join_threads(const std::string& name, int rank, int w
   std::unique_lock lock(hubs.mutex);
   std::shared_ptr<Hub> hub = hubs.by_name[name].lock();
   if (!hub) {
-    hub = std::make_shared<Hub>(world, (RegionLayout(world).bytes() + 4095) / 4096 * 4096);
+    hub = std::make_shared<Hub>(world, (RegionLayout(world, Rings::messages).bytes() + 4095) / 4096 * 4096);
     hubs.by_name[name] = hub;
   }
   if (hub->world != world || hub->joined[rank]) {

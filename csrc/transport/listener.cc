@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "base/start_thread.h"
 #include "base/system_call.h"
 #include "transport/congestion.h"
+#include "transport/transport.h"
 
 namespace ringlet {
 namespace {
@@ -68,18 +68,16 @@ std::string chosen_interfaces() {
   return "";
 }
 
-/// The acceptor's kind for a kind of the initiator; none if there is no such kind.
-std::optional<ConnectionKind> facing(uint64_t which) {
-  if (which == static_cast<uint64_t>(ConnectionKind::collectives)) return ConnectionKind::collectives;
-  if (which == static_cast<uint64_t>(ConnectionKind::outgoing)) return ConnectionKind::incoming;
-  if (which == static_cast<uint64_t>(ConnectionKind::incoming)) return ConnectionKind::outgoing;
-  return std::nullopt;
+/// The kind that a peer has named; none if there is no such kind.
+std::optional<ConnectionKind> kind_of(const Hello& hello) {
+  if (hello.which >= std::size(kConnectionKinds)) return std::nullopt;
+  return static_cast<ConnectionKind>(hello.which);
 }
 
 /// Whether both join the same ranks for the same purpose, whichever end connected.
 bool same_pair(const Connector& own, const Hello& theirs) {
   const Connector::Target& call = own.target();
-  return facing(theirs.which) == call.which && call.from == theirs.to && call.to == theirs.from &&
+  return kind_of(theirs) == call.which && call.from == theirs.to && call.to == theirs.from &&
          group_name(call.key) == theirs.group;
 }
 
@@ -101,9 +99,7 @@ Listener& Listener::process() {
   return *shared.listener;
 }
 
-Listener::Listener()
-    : owner_(::getpid()), listener_(listen_anywhere()), wakeup_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!wakeup_.valid()) throw_errno("eventfd");
+Listener::Listener() : owner_(::getpid()), listener_(listen_anywhere()), wakeup_(make_wakeup()) {
   const Token noise = random_token();
   std::copy_n(noise.begin(), sizeof own_.listener, reinterpret_cast<uint8_t*>(&own_.listener));
   own_.host = host_identity();
@@ -160,11 +156,7 @@ void Listener::connect_to(Connector::Target call) {
   wake();
 }
 
-void Listener::wake() noexcept {
-  const uint64_t one = 1;
-  // The write fails only if the counter is full, and then the thread wakes anyway.
-  [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup_.get(), &one, sizeof one); });
-}
+void Listener::wake() noexcept { signal_wakeup(wakeup_.get()); }
 
 Listener::Member Listener::member(const MemberId& id) {
   const std::lock_guard lock(mutex_);
@@ -184,7 +176,7 @@ bool Listener::turn_away(IncomingConnection& incoming) {
   const std::optional<Departed> gone = departed({hello.group, hello.to});
   if (!gone) return false;
   if (!incoming.proves(gone->key)) return true;
-  if (gone->final_frame.empty() || facing(hello.which) != ConnectionKind::collectives) {
+  if (gone->final_frame.empty() || kind_of(hello) != ConnectionKind::collectives) {
     incoming.send_away(gone->key);
   } else {
     part(incoming.welcome(gone->key), gone->final_frame);
@@ -297,7 +289,7 @@ bool Listener::consider(IncomingConnection& incoming) {
   const Member host = member({hello.group, hello.to});
   const std::shared_ptr<Resident> resident = host.resident.lock();
   if (!resident) return turn_away(incoming);  // otherwise its group is not made here yet
-  const std::optional<ConnectionKind> which = facing(hello.which);
+  const std::optional<ConnectionKind> which = kind_of(hello);
   if (!incoming.proves(host.key) || !which) return true;
   if (!resident->wants(static_cast<int>(hello.from), *which)) return turn_away(incoming) || true;
   // The peer may have taken a connection over which this rank has proved itself, and no other.

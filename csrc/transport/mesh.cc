@@ -1,7 +1,6 @@
 #include "transport/mesh.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,20 +28,13 @@ using namespace std::chrono_literals;
 constexpr auto kGlance = 1ms;           // the longest sleep while closing
 constexpr auto kExamineEvery = 1000ms;  // how often a sleeper looks for hosts that vanished
 
-Descriptor make_wakeup() {
-  Descriptor wakeup(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wakeup.valid()) throw_errno("eventfd");
-  return wakeup;
-}
-
 void drain_wakeup(int wakeup) noexcept {
   uint64_t rung;
   [[maybe_unused]] const ssize_t read =
       repeated([&] { return ::read(wakeup, &rung, sizeof rung); });  // fails if no peer has signalled
 }
 
-constexpr ConnectionKind kAllConnectionKinds[] = {ConnectionKind::collectives, ConnectionKind::outgoing,
-                                                  ConnectionKind::incoming};
+constexpr size_t kKinds = std::size(kConnectionKinds);
 
 /// A pipe, or the state of its connection.
 struct Slot {
@@ -57,8 +49,7 @@ struct Slot {
 };
 
 const char* name(ConnectionKind which) noexcept {
-  constexpr const char* kNames[kConnectionKinds] = {"collectives", "messages to it", "messages from it"};
-  return kNames[static_cast<size_t>(which)];
+  return which == ConnectionKind::collectives ? "collectives" : "messages";
 }
 
 }  // namespace
@@ -66,7 +57,7 @@ const char* name(ConnectionKind which) noexcept {
 struct Mesh::State final : Listener::Resident {
   explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
     check();
-    if (logging(LogLevel::info)) tell_addresses();
+    if (far() && logging(LogLevel::info)) tell_addresses();
     for (Descriptor& wakeup : own_wakeups) {
       if (!setup.local) wakeup = make_wakeup();
     }
@@ -78,14 +69,17 @@ struct Mesh::State final : Listener::Resident {
   }
 
   void check() const;
+  /// Whether a rank is on another host.
+  bool far() const { return !setup.local || setup.local->world() < setup.world; }
   void tell_addresses() const;
   void tell_made(int peer, ConnectionKind which, const Socket& socket, const Slot& slot) const;
 
   /// Rings exist from the start, because the memory is there.
   void join(int peer, int place) {
-    for (const ConnectionKind which : kAllConnectionKinds) {
+    for (const ConnectionKind which : kConnectionKinds) {
+      if (!setup.local->layout().has_ring(which)) continue;
       Slot& slot = at(peer, which);
-      slot.owned = std::make_unique<RingPipe>(*setup.local, place, which);
+      slot.owned = std::make_unique<RingPipe>(*setup.local, place, which, setup.timed_copy_bytes);
       slot.pipe.store(slot.owned.get(), std::memory_order_release);
     }
   }
@@ -132,7 +126,7 @@ struct Mesh::State final : Listener::Resident {
                        : own_wakeups[static_cast<size_t>(which)].get();
   }
   void ring_all() noexcept {
-    for (const ConnectionKind which : kAllConnectionKinds) signal_wakeup(wakeup(which));
+    for (const ConnectionKind which : kConnectionKinds) signal_wakeup(wakeup(which));
   }
   void mark_asleep(ConnectionKind which, bool asleep) noexcept {
     if (!setup.local) return;
@@ -152,10 +146,9 @@ struct Mesh::State final : Listener::Resident {
   const Setup setup;
   const LogSource source{setup.rank, setup.world, setup.group};
   const int owner;  // the process that made it: a forked child must not touch the connections
-  std::vector<std::array<Slot, kConnectionKinds>> slots;
-  std::array<Descriptor, kConnectionKinds> own_wakeups;  // if `local` has none
-  std::array<std::atomic<Deadline>, kConnectionKinds> examination{Deadline::after(0ms), Deadline::after(0ms),
-                                                                  Deadline::after(0ms)};
+  std::vector<std::array<Slot, kKinds>> slots;
+  std::array<Descriptor, kKinds> own_wakeups;  // if `local` has none
+  std::array<std::atomic<Deadline>, kKinds> examination{Deadline::after(0ms), Deadline::after(0ms)};
   std::atomic<int> sockets{0};
   std::mutex mutex;
   bool retired = false, ended = false;  // for the caller's threads
@@ -164,7 +157,8 @@ struct Mesh::State final : Listener::Resident {
 
 void Mesh::State::check() const {
   const size_t world = setup.world < 1 ? 0 : static_cast<size_t>(setup.world);
-  if (setup.rank < 0 || setup.rank >= setup.world || setup.addresses.size() != world || setup.hosts.size() != world) {
+  if (setup.rank < 0 || setup.rank >= setup.world || setup.hosts.size() != world ||
+      (far() && setup.addresses.size() != world)) {
     throw InvalidUsage("a mesh for rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.world) +
                        " needs one address and one host for each rank, got " + std::to_string(setup.addresses.size()) +
                        " and " + std::to_string(setup.hosts.size()));
@@ -175,8 +169,8 @@ void Mesh::State::check() const {
                        " other ranks, but is joined by shared memory to " +
                        std::to_string(setup.local ? setup.local->world() - 1 : 0));
   }
-  if (setup.local && setup.local->wakeup(setup.local->rank(), ConnectionKind::collectives) < 0) {
-    throw InvalidUsage("a mesh needs a transport with wakeups (connect_with_wakeups)");
+  if (setup.local && far() && !setup.local->layout().has_ring(ConnectionKind::collectives)) {
+    throw InvalidUsage("a mesh of several hosts needs a transport with rings for all kinds of connection (Rings::all)");
   }
 }
 
@@ -224,7 +218,7 @@ void Mesh::State::tell_made(int peer, ConnectionKind which, const Socket& socket
 }
 
 Mesh::Mesh(Setup setup) : state_(std::make_shared<State>(std::move(setup))) {
-  Listener::process().enter(state_->setup.key, state_->setup.rank, state_);
+  if (state_->far()) Listener::process().enter(state_->setup.key, state_->setup.rank, state_);
 }
 
 Mesh::~Mesh() { close(Deadline::after(0ms)); }
@@ -232,6 +226,7 @@ Mesh::~Mesh() { close(Deadline::after(0ms)); }
 std::string Mesh::address(const std::string& store) { return Listener::process().address(store).pack(); }
 int Mesh::rank() const { return state_->setup.rank; }
 int Mesh::world() const { return state_->setup.world; }
+Transport* Mesh::local() const { return state_->setup.local.get(); }
 
 Pipe* Mesh::open(int peer, ConnectionKind which) {
   Pipe* pipe = find(peer, which);
@@ -246,8 +241,8 @@ Pipe* Mesh::find(int peer, ConnectionKind which) const noexcept {
 }
 
 bool Mesh::gone(int peer, bool receiving) const noexcept {
-  const Pipe* incoming = receiving ? find(peer, ConnectionKind::incoming) : nullptr;
-  if (incoming != nullptr) return incoming->ended();
+  const Pipe* messages = receiving ? find(peer, ConnectionKind::messages) : nullptr;
+  if (messages != nullptr) return messages->ended();
   for (const Slot& slot : state_->slots[peer]) {
     const Pipe* pipe = slot.pipe.load(std::memory_order_acquire);
     if (pipe == nullptr) continue;
@@ -260,8 +255,7 @@ bool Mesh::gone(int peer, bool receiving) const noexcept {
 void Mesh::about_to_sleep(ConnectionKind which) noexcept { state_->mark_asleep(which, true); }
 
 void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t nanoseconds) noexcept {
-  std::array<bool, kConnectionKinds>
-      rings{};  // the kinds of connection whose wakeups are listened to: those of watched rings, too
+  std::array<bool, kKinds> rings{};  // the kinds whose wakeups are listened to: those of watched rings, too
   rings[static_cast<size_t>(which)] = true;
   std::atomic<Deadline>& examination = state_->examination[static_cast<size_t>(which)];
   const bool examine = examination.load(std::memory_order_relaxed).passed();
@@ -269,7 +263,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
   thread_local std::vector<pollfd> watched;  // for several threads at once; kept, so that a sleep allocates nothing
   watched.clear();
   try {
-    watched.reserve(watches.size() + kConnectionKinds);
+    watched.reserve(watches.size() + kKinds);
   } catch (const std::bad_alloc&) {  // a sleep that nothing ends is short
     sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(nanoseconds), kGlance));
     return;
@@ -279,15 +273,15 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
     const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
     watched.push_back({each.pipe->descriptor(), events, 0});  // a ring's only shows the end of the peer's process
-    if (ring != nullptr) rings[static_cast<size_t>(ring->which())] = true;
+    if (ring != nullptr) rings[static_cast<size_t>(ring->kind())] = true;
     if (ring == nullptr && examine) static_cast<const SocketPipe*>(each.pipe)->examine();
   }
-  for (const ConnectionKind each : kAllConnectionKinds) {
+  for (const ConnectionKind each : kConnectionKinds) {
     if (rings[static_cast<size_t>(each)]) watched.push_back({state_->wakeup(each), POLLIN, 0});
   }
   const timespec limit{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   ::ppoll(watched.data(), watched.size(), &limit, nullptr);
-  for (const ConnectionKind each : kAllConnectionKinds) {
+  for (const ConnectionKind each : kConnectionKinds) {
     if (!rings[static_cast<size_t>(each)]) continue;
     state_->mark_asleep(each, false);
     drain_wakeup(state_->wakeup(each));
@@ -310,21 +304,23 @@ int Mesh::connections() const noexcept { return state_->sockets.load(std::memory
 
 void Mesh::retire(std::vector<std::byte> final_frame) noexcept {
   if (state_->owner != ::getpid() || std::exchange(state_->retired, true)) return;
-  Listener::process().leave(state_->setup.key, state_->setup.rank, std::move(final_frame));
+  if (state_->far()) Listener::process().leave(state_->setup.key, state_->setup.rank, std::move(final_frame));
   const std::lock_guard lock(state_->mutex);
   state_->closed = true;
+}
+
+bool Mesh::delivered() const noexcept {
+  bool delivered = true;
+  state_->for_each_pipe([&](Pipe& pipe) { delivered = pipe.delivered() && delivered; });
+  return delivered;
 }
 
 void Mesh::close(const Deadline& deadline) {
   if (state_->owner != ::getpid() || std::exchange(state_->ended, true)) return;
   retire({});
   state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
-  bool delivered = false;
   std::exception_ptr interrupted;
-  while (!delivered && !interrupted) {
-    delivered = true;
-    state_->for_each_pipe([&](Pipe& pipe) { delivered = pipe.delivered() && delivered; });
-    if (delivered || deadline.passed()) break;
+  while (!interrupted && !deadline.passed() && !delivered()) {
     try {
       check_interrupts();
     } catch (const Interrupted&) {
@@ -334,10 +330,6 @@ void Mesh::close(const Deadline& deadline) {
   }
   state_->for_each_pipe([](Pipe& pipe) { pipe.close(); });
   state_->sockets.store(0, std::memory_order_relaxed);
-  if (state_->setup.local) {
-    if (delivered) state_->setup.local->retire();
-    state_->setup.local->depart();
-  }
   if (interrupted) std::rethrow_exception(interrupted);
 }
 

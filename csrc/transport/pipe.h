@@ -14,18 +14,25 @@
 namespace ringlet {
 
 /// The purpose of a pipe: a pair of ranks has one of each.
-enum class ConnectionKind : uint8_t { collectives, outgoing, incoming };
-inline constexpr int kConnectionKinds = 3;
+enum class ConnectionKind : uint8_t { messages, collectives };
+inline constexpr ConnectionKind kConnectionKinds[] = {ConnectionKind::messages, ConnectionKind::collectives};
 
 class Pipe {
  public:
   virtual ~Pipe() = default;
 
-  /// Takes bytes from `pieces`, in order, while there is room. Returns how many.
+  static constexpr size_t kMostPeeked = 64;
+
+  /// Takes bytes from `pieces`, in order, while there is room, but no more than one turn of its thread should move.
+  /// Returns how many.
   virtual size_t write(const iovec* pieces, int n) noexcept = 0;
 
-  /// Fills `pieces`, in order, with bytes that have arrived. Returns how many.
+  /// Fills `pieces`, in order, with bytes that have arrived, but no more than one turn should move. Returns how many.
   virtual size_t read(const iovec* pieces, int n) noexcept = 0;
+  /// Copies the next `bytes` (at most kMostPeeked) to `to`, and leaves them unread. Returns whether so many have arrived.
+  virtual bool peek(void* to, size_t bytes) noexcept = 0;
+  /// Reads bytes that peek() has copied.
+  virtual void drop(size_t bytes) noexcept = 0;
 
   /// Whether the peer closed it or is gone, and all bytes that arrived have been read. why_ended() then says why.
   virtual bool ended() const noexcept = 0;
@@ -39,6 +46,8 @@ class Pipe {
 
   /// Whether the peer has read all that was written, as far as this side can know, or will never read it.
   virtual bool delivered() noexcept = 0;
+  /// Whether the peer has read all that was written; false if this side cannot know.
+  virtual bool all_read() const noexcept { return false; }
 
   /// The address by which the peer reads that memory; none if it cannot.
   virtual std::optional<uint64_t> locate(const void*, size_t) const noexcept { return std::nullopt; }

@@ -1,6 +1,5 @@
 #include "transport/shared_memory.h"
 
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,7 +21,7 @@ namespace ringlet {
 
 namespace {
 
-constexpr uint32_t kRegionVersion = 8;
+constexpr uint32_t kRegionVersion = 9;
 
 /// What a rank publishes in the store.
 struct RegionInfo {
@@ -77,15 +76,14 @@ struct Peer {
 /// moves on when it departs. The counter outlives the region, because another group's region may follow at its place.
 class SharedMemory final : public Transport {
  public:
-  SharedMemory(int rank, int world) : Transport(rank, world), heap_(Heap::process()), peers_(world), wakeups_(world) {}
+  SharedMemory(int rank, int world, Rings rings)
+      : Transport(rank, world, rings), heap_(Heap::process()), peers_(world), wakeups_(world) {}
   ~SharedMemory() override { depart(); }
 
-  void connect(Store& store, const std::string& name, bool with_wakeups, const Deadline& deadline) {
+  void connect(Store& store, const std::string& name, const Deadline& deadline) {
     make_region();
-    for (int which = 0; with_wakeups && which < kConnectionKinds; ++which) {
-      Descriptor wakeup(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-      if (!wakeup.valid()) throw_errno("eventfd");
-      wakeups_[rank_].push_back(std::move(wakeup));
+    for (const ConnectionKind kind : kConnectionKinds) {
+      if (layout_.has_ring(kind)) wakeups_[rank_].push_back(make_wakeup());
     }
     Handshake handshake(rank_, world_);
     const RegionInfo mine = own_info(handshake);
@@ -107,8 +105,8 @@ class SharedMemory final : public Transport {
   }
   bool alive(int peer) const noexcept override { return peer == rank_ || !is_readable(peers_[peer].watch); }
   int watch(int peer) const noexcept override { return peers_[peer].watch.get(); }
-  int wakeup(int peer, ConnectionKind which) const noexcept override {
-    return wakeups_[peer].empty() ? -1 : wakeups_[peer][static_cast<size_t>(which)].get();
+  int wakeup(int rank, ConnectionKind kind) const noexcept override {
+    return layout_.has_ring(kind) ? wakeups_[rank][static_cast<size_t>(kind)].get() : -1;
   }
   void retire() noexcept override { heap_->discard(region_ + layout_.staging(), layout_.bytes() - layout_.staging()); }
 
@@ -212,16 +210,9 @@ class SharedMemory final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
-                                                 const Deadline& deadline) {
-  auto transport = std::make_unique<SharedMemory>(rank, world);
-  transport->connect(store, name, false, deadline);
-  return transport;
-}
-
-std::unique_ptr<Transport> connect_with_wakeups(Store& store, const std::string& name, int rank, int world,
-                                                const Deadline& deadline) {
-  auto transport = std::make_unique<SharedMemory>(rank, world);
-  transport->connect(store, name, true, deadline);
+                                                 const Deadline& deadline, Rings rings) {
+  auto transport = std::make_unique<SharedMemory>(rank, world, rings);
+  transport->connect(store, name, deadline);
   return transport;
 }
 

@@ -16,10 +16,6 @@ namespace ringlet {
 /// Connects the ranks through `store`, whose keys under `name` must be unused. Throws Timeout that names the missing
 /// ranks, InvalidUsage if ranks are on different hosts, ResourceError.
 std::unique_ptr<Transport> connect_shared_memory(Store& store, const std::string& name, int rank, int world,
-                                                 const Deadline& deadline);
-
-/// The same with a wakeup per rank and kind, for Mesh.
-std::unique_ptr<Transport> connect_with_wakeups(Store& store, const std::string& name, int rank, int world,
-                                                const Deadline& deadline);
+                                                 const Deadline& deadline, Rings rings = Rings::messages);
 
 }  // namespace ringlet

@@ -25,6 +25,8 @@ constexpr int kIdleSeconds = 5, kIntervalSeconds = 2, kProbes = 3;
 constexpr uint32_t kUnacknowledgedMs = 10'000;
 constexpr uint8_t kUnansweredProbes = 5;  // of a closed window; a healthy host answers each
 
+constexpr int kPieces = 64;  // in one system call
+
 constexpr int kClosed = 1 << 16;  // stored like an errno, and equal to none
 
 void set(int socket, int level, int option, int value) {
@@ -67,15 +69,55 @@ size_t SocketPipe::write(const iovec* pieces, int n) noexcept {
   return static_cast<size_t>(bytes);
 }
 
-size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
-  const bool wanted = std::any_of(pieces, pieces + n, [](const iovec& piece) { return piece.iov_len > 0; });
-  if (!wanted || end_.load(std::memory_order_relaxed) != 0) return 0;
-  const ssize_t bytes = repeated([&] { return ::readv(socket_.get(), pieces, std::min(n, IOV_MAX)); });
+size_t SocketPipe::receive(const iovec* pieces, int n) noexcept {
+  if (end_.load(std::memory_order_relaxed) != 0) return 0;
+  const ssize_t bytes = repeated([&] { return ::readv(socket_.get(), pieces, n); });
   if (bytes == 0) end_of_stream();
   if (bytes < 0 && !is_passing(errno)) end(errno);
-  if (bytes <= 0) return 0;
-  read_.store(read_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes), std::memory_order_relaxed);
-  return static_cast<size_t>(bytes);
+  return bytes > 0 ? static_cast<size_t>(bytes) : 0;
+}
+
+/// First the bytes that are read ahead. One system call takes the rest, and reads ahead.
+size_t SocketPipe::read(const iovec* pieces, int n) noexcept {
+  std::array<iovec, kPieces> rest;
+  size_t moved = 0, asked = 0;
+  int more = 0;
+  for (int i = 0; i < n && more < kPieces - 1; ++i) {
+    const size_t ahead = std::min(pieces[i].iov_len, end_of_buffer_ - begin_);
+    if (ahead > 0) std::memcpy(pieces[i].iov_base, buffer_.data() + begin_, ahead);
+    begin_ += ahead;
+    moved += ahead;
+    if (ahead == pieces[i].iov_len) continue;
+    rest[more++] = {static_cast<std::byte*>(pieces[i].iov_base) + ahead, pieces[i].iov_len - ahead};
+    asked += pieces[i].iov_len - ahead;
+  }
+  if (more > 0) {
+    rest[more] = {buffer_.data(), kBuffer};
+    const size_t got = receive(rest.data(), more + 1);
+    begin_ = 0;
+    end_of_buffer_ = got - std::min(got, asked);
+    moved += std::min(got, asked);
+  }
+  read_.store(read_.load(std::memory_order_relaxed) + moved, std::memory_order_relaxed);
+  return moved;
+}
+
+bool SocketPipe::peek(void* to, size_t bytes) noexcept {
+  while (end_of_buffer_ - begin_ < bytes) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_of_buffer_ - begin_);
+    end_of_buffer_ -= std::exchange(begin_, 0);
+    const iovec room{buffer_.data() + end_of_buffer_, kBuffer - end_of_buffer_};
+    const size_t got = receive(&room, 1);
+    if (got == 0) return false;
+    end_of_buffer_ += got;
+  }
+  std::memcpy(to, buffer_.data() + begin_, bytes);
+  return true;
+}
+
+void SocketPipe::drop(size_t bytes) noexcept {
+  begin_ += bytes;
+  read_.store(read_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
 }
 
 bool SocketPipe::ended() const noexcept {

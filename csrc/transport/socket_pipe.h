@@ -4,7 +4,9 @@
 // Ownership: owns the socket. Thread safety: as Pipe; the counters from any thread.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -19,6 +21,9 @@ class SocketPipe final : public Pipe {
 
   size_t write(const iovec* pieces, int n) noexcept override;
   size_t read(const iovec* pieces, int n) noexcept override;
+  bool peek(void* to, size_t bytes) noexcept override;
+  void drop(size_t bytes) noexcept override;
+  /// The socket has ended. Bytes that peek() or read() has read ahead may be unread.
   bool ended() const noexcept override;
   std::string why_ended() const override;
   bool memory_gone() const noexcept override;
@@ -34,6 +39,9 @@ class SocketPipe final : public Pipe {
   void examine() const noexcept;
 
  private:
+  static constexpr size_t kBuffer = 4096;  // holds small frames whole
+
+  size_t receive(const iovec* pieces, int n) noexcept;
   void end(int code) const noexcept;
   void end_of_stream() const noexcept;
 
@@ -42,6 +50,8 @@ class SocketPipe final : public Pipe {
   std::atomic<int> write_error_{0};  // an errno; there may still be bytes to read
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> read_{0};
+  size_t begin_ = 0, end_of_buffer_ = 0;  // of the bytes that are read ahead
+  std::array<std::byte, kBuffer> buffer_;
 };
 
 }  // namespace ringlet

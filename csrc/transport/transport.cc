@@ -1,10 +1,27 @@
 #include "transport/transport.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/processor.h"
+#include "base/system_call.h"
 
 namespace ringlet {
+
+Descriptor make_wakeup() {
+  Descriptor wakeup(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wakeup.valid()) throw_errno("eventfd");
+  return wakeup;
+}
+
+void signal_wakeup(int wakeup) noexcept {
+  const uint64_t one = 1;
+  // The write fails only if the counter is full, and then the sleeper wakes anyway.
+  [[maybe_unused]] const ssize_t written = repeated([&] { return ::write(wakeup, &one, sizeof one); });
+}
 
 void Transport::count_processors(const std::vector<cpu_set_t>& usable) {
   cpu_set_t all;

@@ -16,13 +16,25 @@
 #include <string>
 #include <vector>
 
+#include "memory/mapping.h"
 #include "transport/control.h"
 
 namespace ringlet {
 
+/// What a thread sleeps on until a peer signals it: an eventfd. Throws ResourceError.
+Descriptor make_wakeup();
+/// Wakes the threads that sleep on it. Does nothing if it is -1.
+void signal_wakeup(int wakeup) noexcept;
+
 struct Link {
   const std::byte* region = nullptr;
   const std::byte* base = nullptr;
+};
+
+/// Which connections between ranks are rings in their regions.
+enum class Rings : uint8_t {
+  messages,  ///< collectives go through staging buffers, or are read in place
+  all,       ///< of a group with ranks on other hosts, too
 };
 
 /// The layout of a region; the same for all ranks of a group.
@@ -31,43 +43,51 @@ struct RegionLayout {
   // buffer that is soon overwritten is still in its readers' caches. To take lines back from there costs twice as much
   // as to take them from a shared cache.
   static constexpr size_t kStagingBytes = size_t{4} << 20;
-  // So do the segments of messages to one peer, in an area of their own. The header of a segment, and its bytes if they
-  // are few, are in one of few places, which stay in both caches.
+  static constexpr size_t kControlBytes = 4096;
+  static constexpr size_t kRingBytes = size_t{256} << 10;  // of collectives
   static constexpr size_t kMessagesBytes = size_t{2} << 20;
   static constexpr size_t kAllMessagesBytes = size_t{16} << 20;
-  static constexpr uint32_t kSegments = 8;  // to one peer, at the same time
-  static constexpr size_t kShortBytes = size_t{1} << 10;
-  static constexpr size_t kControlBytes = 4096;
+  static constexpr size_t kShortBytes = size_t{1} << 10;  // a frame with such a payload fits in a slot
+  static constexpr size_t kSlotBytes = Pipe::kMostPeeked + kShortBytes;
 
-  explicit RegionLayout(int world) : world(world) {}
+  RegionLayout(int world, Rings rings) : world(world), rings(rings) {}
   size_t channel(int peer) const { return kControlBytes + static_cast<size_t>(peer) * sizeof(Channel); }
   size_t staging() const { return (channel(world) + 4095) / 4096 * 4096; }
-  /// A power of two.
-  size_t messages_bytes() const {
+
+  bool has_ring(ConnectionKind kind) const { return kind == ConnectionKind::messages || rings == Rings::all; }
+  /// The ring to one peer: so many bytes, a power of two, through which long segments follow each other.
+  size_t ring_bytes(ConnectionKind kind) const {
+    if (kind == ConnectionKind::collectives) return kRingBytes;
     return std::clamp(std::bit_floor(kAllMessagesBytes / static_cast<size_t>(world)), kRingBytes, kMessagesBytes);
   }
-  size_t messages(int peer) const { return staging() + kStagingBytes + static_cast<size_t>(peer) * messages_bytes(); }
-  size_t segment(int peer, uint32_t index) const {
-    const size_t before = static_cast<size_t>(peer) * kSegments + index % kSegments;
-    return messages(world) + before * (sizeof(StagingHeader) + kShortBytes);
+  size_t ring(ConnectionKind kind, int peer) const {
+    return all_rings(kind) + static_cast<size_t>(peer) * ring_bytes(kind);
   }
-  size_t bytes() const { return segment(world, 0); }
-
-  // A group with a mesh has its rings in place of segments and staging buffers. Both sizes are powers of two.
-  static constexpr size_t kRingBytes = size_t{256} << 10;
-  size_t ring_bytes(int index) const {
-    return index == 0 ? kRingBytes : std::min(kRingBytes, std::bit_floor(kStagingBytes / static_cast<size_t>(world)));
+  /// And its slots, for segments that fit. They are few, so that they stay in both caches, and as many segments may be
+  /// under way.
+  static constexpr uint32_t slots(ConnectionKind kind) { return kind == ConnectionKind::messages ? 8 : 16; }
+  size_t slot(ConnectionKind kind, int peer, uint32_t index) const {
+    const size_t before = static_cast<size_t>(peer) * slots(kind) + index % slots(kind);
+    return ring(kind, world) + before * kSlotBytes;
   }
-  size_t ring(int peer, int index) const {
-    return index == 0 ? messages(peer) : staging() + static_cast<size_t>(peer) * ring_bytes(index);
+  size_t bytes() const {
+    return slot(rings == Rings::all ? ConnectionKind::collectives : ConnectionKind::messages, world, 0);
   }
 
   int world;
+  Rings rings;
+
+ private:
+  size_t all_rings(ConnectionKind kind) const {
+    if (kind == ConnectionKind::collectives) return slot(ConnectionKind::messages, world, 0);
+    return staging() + (rings == Rings::all ? 0 : kStagingBytes);
+  }
 };
 
 class Transport {
  public:
-  Transport(int rank, int world) : layout_(world), rank_(rank), world_(world), links_(world) {}
+  Transport(int rank, int world, Rings rings = Rings::messages)
+      : layout_(world, rings), rank_(rank), world_(world), links_(world) {}
   virtual ~Transport() = default;
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
@@ -86,9 +106,8 @@ class Transport {
   /// A descriptor that becomes readable when the peer's process ends; -1 if there is none.
   virtual int watch(int) const noexcept { return -1; }
 
-  /// The eventfd that wakes the threads that sleep on that kind in the peer's process, or in this one; -1 if there is
-  /// none.
-  virtual int wakeup(int, ConnectionKind) const noexcept { return -1; }
+  /// The eventfd that wakes the threads of that rank that sleep on that kind; -1 if its connections are no rings.
+  virtual int wakeup(int rank, ConnectionKind) const noexcept = 0;
 
   /// Frees the memory of the staging buffers, when no peer will read them any more. The control page stays: a peer that
   /// looks late must still see that this rank left.

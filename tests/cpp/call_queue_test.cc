@@ -26,7 +26,7 @@ class ScriptedEngine final : public Engine, private Health::Carrier {
   void run(const Call&, bool) override {}
   const Algorithm& algorithm_for(Collective, size_t, bool) const override { throw InvalidUsage("not asked"); }
   const Selector& selector() const noexcept override { return selector_; }
-  P2pTransport& p2p() override { throw InvalidUsage("not asked"); }
+  P2p& p2p() override { throw InvalidUsage("not asked"); }
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return 0; }
   const std::vector<int>& host_of_rank() const noexcept override { return hosts_; }

@@ -36,7 +36,7 @@ std::unique_ptr<Communicator> join(Store& store, const std::string& name, int ra
   } else {
     Mesh::Setup setup{.rank = rank, .world = 2, .addresses = {Mesh::address(), Mesh::address()}, .hosts = {0, 0}};
     std::copy_n(name.begin(), std::min(name.size(), setup.key.size()), setup.key.begin());
-    setup.local = connect_with_wakeups(store, name, rank, 2, soon);
+    setup.local = connect_shared_memory(store, name, rank, 2, soon, Rings::all);
     std::vector<int> hosts{0, 0};
     Topology topology(hosts);
     engine = std::make_unique<MessageEngine>(std::make_unique<Mesh>(std::move(setup)), std::move(hosts),
@@ -96,7 +96,7 @@ void closed_groups_make_room(bool rings) {
       open_early = descriptors();
     }
     if (rank == 0 && cycle > 10) {
-      CHECK(heap->allocated_bytes() <= early + 2 * RegionLayout(2).bytes());
+      CHECK(heap->allocated_bytes() <= early + 2 * RegionLayout(2, rings ? Rings::all : Rings::messages).bytes());
       CHECK(descriptors() <= open_early + 16);
     }
     both.arrive_and_wait();
@@ -106,7 +106,7 @@ void closed_groups_make_room(bool rings) {
 /// What a rank that has closed left behind is there while the other may look at it, and goes with that one's end.
 void a_rank_that_stays_keeps_what_it_reads() {
   const auto& heap = Heap::process();
-  const size_t region = RegionLayout(2).bytes();
+  const size_t region = RegionLayout(2, Rings::messages).bytes();
   std::unique_ptr<Communicator> groups[2];
   cycles("stays-", 1, false,
          [&](int rank, int, std::unique_ptr<Communicator> group) { groups[rank] = std::move(group); });

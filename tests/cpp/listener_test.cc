@@ -48,7 +48,7 @@ Group::AddressChange through(uint16_t port) {
 
 /// What rank 0 says to rank 1 when it connects: overheard by one who stands between.
 Bytes overhear(Group& group, FalseListener& between) {
-  CHECK(group.rank(0).open(1, ConnectionKind::outgoing) == nullptr);
+  CHECK(group.rank(0).open(1, ConnectionKind::messages) == nullptr);
   UnauthenticatedClient initiator = between.receive();
   UnauthenticatedClient listener(own_peer_address().port);
   Bytes said = initiator.hear(sizeof(Hello));
@@ -57,7 +57,7 @@ Bytes overhear(Group& group, FalseListener& between) {
   const Bytes proof = initiator.hear(sizeof(Proof));
   listener.say(proof);
   initiator.say(listener.hear(sizeof(Proof)));
-  wait_for(group.rank(0), 1, ConnectionKind::outgoing);
+  wait_for(group.rank(0), 1, ConnectionKind::messages);
   said.insert(said.end(), proof.begin(), proof.end());
   return said;
 }

@@ -62,7 +62,7 @@ std::unique_ptr<Mesh> join(int rank, PairStore& store, const Token& key, bool on
                   .key = key,
                   .addresses = addresses,
                   .hosts = one_host ? Hosts{0, 0} : Hosts{0, 1},
-                  .local = one_host ? connect_with_wakeups(store, "pair", rank, 2, deadline) : nullptr});
+                  .local = one_host ? connect_shared_memory(store, "pair", rank, 2, deadline, Rings::all) : nullptr});
 }
 
 /// The rank that will be killed: sends, forks a child that does nothing, and tells the child's pid.

@@ -72,13 +72,13 @@ class Group {
         const int together = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[rank]));
         const std::string name = "host-" + std::to_string(hosts[rank]);
         const auto deadline = ringlet::Deadline::after(std::chrono::seconds(60));
-        start(rank, ringlet::connect_with_wakeups(store, name, place, together, deadline));
+        start(rank, ringlet::connect_shared_memory(store, name, place, together, deadline, ringlet::Rings::all));
       });
     }
     for (std::thread& thread : threads) thread.join();
   }
 
-  void start(int rank, std::unique_ptr<ringlet::Transport> local = nullptr) {
+  void start(int rank, std::shared_ptr<ringlet::Transport> local = nullptr) {
     ranks_[rank] = std::make_unique<ringlet::Mesh>(ringlet::Mesh::Setup{.rank = rank,
                                                                         .world = world(),
                                                                         .key = key_,
@@ -118,10 +118,7 @@ class Group {
 inline constexpr int64_t kSleepNanoseconds = 600'000'000'000;
 
 inline void about_to_sleep(ringlet::Mesh& mesh) {
-  for (const ringlet::ConnectionKind which :
-       {ringlet::ConnectionKind::collectives, ringlet::ConnectionKind::outgoing, ringlet::ConnectionKind::incoming}) {
-    mesh.about_to_sleep(which);
-  }
+  for (const ringlet::ConnectionKind which : ringlet::kConnectionKinds) mesh.about_to_sleep(which);
 }
 
 template <typename Done>
@@ -166,13 +163,14 @@ inline Bytes read_all(ringlet::Mesh& mesh, ringlet::Pipe& pipe, size_t bytes) {
   return data;
 }
 
-/// Bytes to and from one peer on one kind, in pieces of odd sizes; a message connection has one direction.
+/// Bytes to and from one peer on one kind, in pieces of odd sizes.
 struct Exchange {
-  Exchange(ringlet::Mesh& mesh, int peer, ringlet::ConnectionKind which, size_t bytes) : peer(peer), which(which) {
-    if (which != ringlet::ConnectionKind::incoming) outgoing = pattern(bytes, mesh.rank(), peer);
-    if (which != ringlet::ConnectionKind::outgoing) expected = pattern(bytes, peer, mesh.rank());
-    incoming.resize(expected.size());
-  }
+  Exchange(ringlet::Mesh& mesh, int peer, ringlet::ConnectionKind which, size_t bytes)
+      : peer(peer),
+        which(which),
+        outgoing(pattern(bytes, mesh.rank(), peer)),
+        incoming(bytes),
+        expected(pattern(bytes, peer, mesh.rank())) {}
 
   bool done() const { return sent == outgoing.size() && received == expected.size(); }
   void advance(ringlet::Mesh& mesh) {
@@ -191,7 +189,7 @@ struct Exchange {
 
   int peer;
   ringlet::ConnectionKind which;
-  Bytes outgoing{}, incoming{}, expected{};
+  Bytes outgoing, incoming, expected;
   size_t sent = 0, received = 0;
   ringlet::Pipe* pipe = nullptr;
 };

@@ -179,34 +179,42 @@ void an_allocation_that_fails_ends_the_group(Between between) {
   for (const std::string& error : errors) CHECK_EQ(error, std::string());
 }
 
-/// A transport whose peer announces a message that no machine could hold.
-class Announcing final : public P2pTransport, private Health::Carrier {
- public:
-  Announcing() : P2pTransport(health_) {}
-  int spins(bool) const override { return 0; }
-  bool send(const Message&, MessageProgress&) override { return false; }
-  std::optional<Envelope> next(int) override { return Envelope{DType::uint8, uint64_t{1} << 50, 7}; }
-  bool receive(int, std::byte*, size_t, MessageProgress&) override { return false; }
-  void watch(int, bool, Watchlist&) override {}
-  void sleep(const Watchlist&, int64_t) override { std::this_thread::yield(); }
-
- private:
+/// No peer reports.
+class Silent final : public Health::Carrier {
   bool send(const Health::Report&) noexcept override { return true; }
   void poll(Health::Look) override {}
-
-  CallLog calls_;
-  Health health_{0, 2, calls_, *this, false};
 };
 
 void a_peer_does_not_decide_how_much_memory_is_taken() {
-  Announcing p2p;
-  const auto messenger = std::make_shared<Messenger>(p2p);
-  std::byte data[1];
-  const Message message{1, false, DType::uint8, 1, data, std::chrono::seconds(60), /*tag=*/3};
-  const auto request = messenger->post(message, nullptr, true);
-  const std::string refused = CHECK_THROWS(ResourceError, request->wait(std::chrono::seconds(60)));
-  CHECK(refused.find("rank 1 sends a message of 1125899906842624 bytes for which this rank has posted no receive") !=
-        std::string::npos);
+  const auto body = [](int rank) {
+    std::shared_ptr<Transport> transport =
+        join_threads("announced", rank, 2, Deadline::after(std::chrono::seconds(60)));
+    Mesh mesh({.rank = rank, .world = 2, .hosts = {0, 0}, .local = std::move(transport)});
+    if (rank == 1) {
+      FrameHeader header;
+      header.kind = FrameKind::message;
+      header.signature = static_cast<uint64_t>(DType::uint8);
+      header.bytes = header.count = uint64_t{1} << 50;
+      header.detail = 7;
+      const iovec all{&header, sizeof header};
+      CHECK_EQ(mesh.find(0, ConnectionKind::messages)->write(&all, 1), sizeof header);
+      return;
+    }
+    Silent silent;
+    CallLog calls;
+    Health health(0, 2, calls, silent, false);
+    P2p p2p(mesh, health, 0);
+    const auto messenger = std::make_shared<Messenger>(p2p);
+    std::byte data[1];
+    const Message message{1, false, DType::uint8, 1, data, std::chrono::seconds(60), /*tag=*/3};
+    const auto request = messenger->post(message, nullptr, true);
+    const std::string refused = CHECK_THROWS(ResourceError, request->wait(std::chrono::seconds(60)));
+    CHECK(refused.find("rank 1 sends a message of 1125899906842624 bytes for which this rank has posted no receive") !=
+          std::string::npos);
+  };
+  std::thread other([&] { body(1); });
+  body(0);
+  other.join();
   CHECK(!Envelope::is_possible(kDTypes, 1) &&
         !Envelope::is_possible(static_cast<uint64_t>(DType::int64), UINT64_MAX / 8));
 }

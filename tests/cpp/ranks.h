@@ -49,8 +49,9 @@ inline std::unique_ptr<ringlet::Engine> make_engine(const std::string& name, int
     const auto together = std::count(hosts.begin(), hosts.end(), hosts[rank]);
     setup.hosts = hosts;
     if (together > 1) {
-      setup.local = connect_with_wakeups(store, name + "/" + std::to_string(hosts[rank]), static_cast<int>(before),
-                                         static_cast<int>(together), Deadline::after(std::chrono::seconds(60)));
+      setup.local =
+          connect_shared_memory(store, name + "/" + std::to_string(hosts[rank]), static_cast<int>(before),
+                                static_cast<int>(together), Deadline::after(std::chrono::seconds(60)), Rings::all);
     }
   }
   Topology topology(hosts);

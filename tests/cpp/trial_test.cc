@@ -1,5 +1,5 @@
 // Which way is taken after which times: the times are the test's.
-#include "engine/trial.h"
+#include "base/trial.h"
 
 #include "check.h"
 

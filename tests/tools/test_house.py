@@ -24,7 +24,7 @@ ROOMS = {
     "schedule": {"base", "schedule"},
     "reduce": {"base", "reduce"},
     "memory": {"base", "memory"},
-    "transport": {"base", "memory", "transport"},
+    "transport": {"base", "reduce", "memory", "transport"},
     "plan": {"base", "schedule", "plan"},
     "engine": {"base", "schedule", "reduce", "memory", "transport", "plan", "engine"},
     "cuda": {"base", "reduce", "cuda"},
@@ -141,7 +141,7 @@ ENDED_BY_SIGNALS = re.compile(
 ENDS_EARLY = {
     "csrc/transport/address.cc": {"connect"},  # of a datagram socket
     "csrc/transport/connector.cc": {"connect"},  # goes on
-    "csrc/transport/control.cc": {"nanosleep", "syscall"},
+    "csrc/transport/control.cc": {"syscall"},
     "csrc/transport/handshake.cc": {"syscall"},  # pidfd_open
     "csrc/transport/listener.cc": {"poll"},
     "csrc/transport/mesh.cc": {"ppoll"},

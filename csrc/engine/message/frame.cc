@@ -1,14 +1,14 @@
 #include "engine/message/frame.h"
 
-#include <algorithm>
-#include <cstring>
+#include <array>
+#include <utility>
 
 #include "base/error.h"
 
 namespace ringlet {
 namespace {
 
-constexpr size_t kPieces = 64;  // in one system call
+constexpr size_t kPieces = 63;  // which a pipe moves at once
 
 size_t length(std::span<const iovec> pieces) {
   size_t bytes = 0;
@@ -45,60 +45,37 @@ bool FrameWriter::write(const FrameHeader& header, std::span<const iovec> payloa
     const size_t skip = done_ < sizeof header ? 0 : done_ - sizeof header;
     n += remainder(payload, skip, std::span(rest).subspan(n));
     const size_t written = pipe_->write(rest.data(), static_cast<int>(n));
-    if (written == 0) return false;
     done_ += written;
+    if (written < length(std::span(rest).first(n))) return false;
   }
   done_ = 0;
   return true;
 }
 
-bool FrameReader::fill() {
-  if (begin_ == end_) begin_ = end_ = 0;
-  if (end_ == kBuffer) {
-    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
-  }
-  const iovec room{buffer_.data() + end_, kBuffer - end_};
-  const size_t got = pipe_->read(&room, 1);
-  end_ += got;
-  return got > 0;
-}
-
 const FrameHeader* FrameReader::header() {
   if (have_header_) return &header_;
-  while (end_ - begin_ < sizeof header_) {
-    if (!fill()) return nullptr;
-  }
-  std::memcpy(&header_, buffer_.data() + begin_, sizeof header_);
-  begin_ += sizeof header_;
+  if (!pipe_->peek(&header_, sizeof header_)) return nullptr;
   if (header_.magic != FrameHeader::kMagic) throw PeerLost("sent bytes that are not a ringlet frame");
   have_header_ = true;
   return &header_;
 }
 
+bool FrameReader::has_more() {
+  FrameHeader next;
+  return !have_header_ && pipe_->peek(&next, sizeof next);
+}
+
 bool FrameReader::payload(std::span<const iovec> payload) {
-  const size_t all = header_.bytes;
+  if (!std::exchange(dropped_, true)) pipe_->drop(sizeof header_);
   std::array<iovec, kPieces> rest;
-  while (taken_ < all) {
-    size_t n = remainder(payload, taken_, std::span(rest).first(kPieces - 1));
-    if (begin_ < end_) {  // first the bytes that were read together with the header
-      const size_t piece = std::min(rest[0].iov_len, end_ - begin_);
-      std::memcpy(rest[0].iov_base, buffer_.data() + begin_, piece);
-      begin_ += piece;
-      taken_ += piece;
-      continue;
-    }
-    begin_ = end_ = 0;
-    const size_t asked = length(std::span(rest).first(n));
-    if (asked == all - taken_) rest[n++] = {buffer_.data(), kBuffer};  // the next header, in the same system call
+  while (taken_ < header_.bytes) {
+    const size_t n = remainder(payload, taken_, rest);
     const size_t got = pipe_->read(rest.data(), static_cast<int>(n));
-    if (got == 0) return false;
-    taken_ += std::min(got, asked);
-    end_ = got - std::min(got, asked);
+    taken_ += got;
+    if (got < length(std::span(rest).first(n))) return false;
   }
   taken_ = 0;
-  have_header_ = false;
+  have_header_ = dropped_ = false;
   return true;
 }
 

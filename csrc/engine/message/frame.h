@@ -5,7 +5,6 @@
 // Thread safety: one thread at a time per reader and per writer.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,7 +15,7 @@ namespace ringlet {
 
 enum class FrameKind : uint32_t {
   data,        ///< a step of a collective; if `detail` is not 0, so long, and the payload says where its chunks lie
-  message,     ///< a point-to-point message
+  message,     ///< a point-to-point message; if `segment` is 1, it is to be read in place, at `sequence`
   error,       ///< why rank `index` failed: `detail` is the ErrorKind, the payload its text
   goodbye,     ///< the sender left the group
   waiting,     ///< the sender has waited long: `detail` is the rank that it suspects; -1: it waits no longer
@@ -25,7 +24,7 @@ enum class FrameKind : uint32_t {
 };
 
 struct FrameHeader {
-  static constexpr uint32_t kMagic = 0x524e4703;  // "RNG", version 3
+  static constexpr uint32_t kMagic = 0x524e4704;  // "RNG", version 4
   static constexpr size_t kMostText = 1536;       // bytes of an error
 
   uint32_t magic = kMagic;
@@ -34,12 +33,12 @@ struct FrameHeader {
   uint64_t signature = 0;  ///< data: engine/call.h; message: the dtype
   uint64_t count = 0;      ///< of elements: of the call, of the whole message
   uint64_t call = 0;       ///< data: how many collectives the sender ran before
-  uint64_t sequence = 0;   ///< data: the call's number, for people
+  uint64_t sequence = 0;   ///< data: the call's number, for people; message: see FrameKind
   int64_t detail = 0;      ///< data: see FrameKind; message: the tag
   uint32_t segment = 0;
   uint32_t index = 0;  ///< how many messages of the segment the sender sent to this peer before
 };
-static_assert(sizeof(FrameHeader) == 64);
+static_assert(sizeof(FrameHeader) == Pipe::kMostPeeked);
 
 class FrameWriter {
  public:
@@ -65,23 +64,18 @@ class FrameReader {
   /// Reads the bytes of the payload that have arrived. Returns whether the payload is complete; header() is then about
   /// the next frame. `payload` is the whole payload, header()->bytes long, in every call.
   bool payload(std::span<const iovec> payload);
-  /// A header has been read whose payload is not complete.
+  /// A header has been read whose payload is not complete. Until payload() is called, the header stays in the pipe.
   bool waits() const { return have_header_; }
   size_t taken() const { return taken_; }
-  /// Whether another header is in the buffer: then the pipe may have ended, but its frames have not.
-  bool has_more() const { return end_ - begin_ >= sizeof(FrameHeader); }
+  /// Whether the header of another frame is here: then the pipe may have ended, but its frames have not.
+  bool has_more();
 
  private:
-  static constexpr size_t kBuffer = 4096;  // holds small frames whole; so many bytes of a large one are copied twice
-
-  bool fill();
-
   Pipe* pipe_;
-  size_t begin_ = 0, end_ = 0;  // of the bytes in the buffer
   bool have_header_ = false;
-  size_t taken_ = 0;  // of the payload
+  bool dropped_ = false;  // the header, from the pipe
+  size_t taken_ = 0;      // of the payload
   FrameHeader header_;
-  std::array<std::byte, kBuffer> buffer_;
 };
 
 }  // namespace ringlet

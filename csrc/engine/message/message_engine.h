@@ -16,7 +16,7 @@
 
 #include "engine/engine.h"
 #include "engine/message/call_segment.h"
-#include "engine/pipe_p2p.h"
+#include "engine/message/message_p2p.h"
 #include "engine/selector.h"
 #include "schedule/topology.h"
 #include "transport/mesh.h"
@@ -41,7 +41,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool) const override;
   const Selector& selector() const noexcept override { return selector_; }
   const Topology* topology() const noexcept override { return &topology_; }
-  P2pTransport& p2p() override { return p2p_; }
+  P2p& p2p() override { return p2p_; }
   bool registered(const void*, size_t) const noexcept override { return false; }
   uint64_t bytes_received() const noexcept override { return bytes_received_.load(std::memory_order_relaxed); }
   uint64_t bytes_sent() const noexcept override { return bytes_sent_.load(std::memory_order_relaxed); }
@@ -57,6 +57,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   struct Link;
   struct Words;
   struct Run;
+  struct Departing;
   struct Made {
     CallSignature signature;
     uint64_t sequence = 0;
@@ -150,7 +151,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   const std::shared_ptr<Words> error_, goodbye_;
   bool has_error_ = false;                                // error_ is set, and stays so; guarded by reports_
   bool pending_error_ = false, pending_goodbye_ = false;  // guarded by reports_
-  StreamP2p p2p_{*this};
+  MessageP2p p2p_{*this};
 };
 
 }  // namespace ringlet

@@ -295,8 +295,20 @@ void MessageEngine::refuse_connections() noexcept {
   mesh_->retire(std::move(frame));
 }
 
+/// Departs from the region at the end of its scope, even if an interrupt ends the scope.
+struct MessageEngine::Departing {
+  ~Departing() {
+    Transport* const local = mesh.local();
+    if (local == nullptr) return;
+    if (mesh.delivered()) local->retire();
+    local->depart();
+  }
+  Mesh& mesh;
+};
+
 void MessageEngine::leave(bool, std::chrono::milliseconds patience) {
   const std::lock_guard lock(pipes_);
+  const Departing departing{*mesh_};
   goodbye_->header.call = calls_ + 1;
   refuse_connections();
   health().leave();

@@ -16,9 +16,9 @@
 #include <bit>
 #include <cstddef>
 
+#include "base/trial.h"
 #include "engine/authored.h"
 #include "engine/selector.h"
-#include "engine/trial.h"
 
 namespace ringlet {
 

@@ -1,29 +1,59 @@
 // The pull engine: its ranks read each other's memory. They are threads of one process, or processes of one host.
 //
-// Ownership: owns the transport. Thread safety: engine.h.
+// Ownership: shares the transport with the mesh, which messages go through. Thread safety: engine.h.
 #pragma once
 
 #include <memory>
 
 #include "engine/engine.h"
+#include "engine/p2p.h"
+#include "engine/pull/peer_reads.h"
 #include "engine/pull/pull_executor.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
-#include "engine/shared_memory_p2p.h"
 #include "transport/transport.h"
 
 namespace ringlet {
 
+/// Messages in memory that the receiver reads in place.
+class PullP2p final : public P2p {
+ public:
+  PullP2p(Transport& transport, Mesh& mesh, Waiter& waiter)
+      : P2p(mesh, waiter.health(), waiter.spins(false)), transport_(transport) {}
+
+ protected:
+  std::optional<uint64_t> locate(int, const Message& message) const override {
+    return transport_.locate(message.data, message.bytes());
+  }
+  void read_in_place(int peer, uint64_t address, std::byte* to, size_t bytes,
+                     const std::function<std::string()>& context) override {
+    const std::byte* const from = transport_.link(peer).base + address;
+    // The peer may have failed long ago, and its tensor may be no memory any more.
+    while (!read_tensor(transport_, peer, [&] { copy_bytes(to, from, bytes); })) {
+      confirm(transport_, health(), peer, context);
+    }
+    confirm(transport_, health(), peer, context);
+  }
+
+ private:
+  Transport& transport_;
+};
+
 class PullEngine final : public Engine {
  public:
-  explicit PullEngine(std::unique_ptr<Transport> transport, Selector selector = Selector())
+  explicit PullEngine(std::shared_ptr<Transport> transport, Selector selector = Selector())
       : Engine(transport->rank(), transport->world(), waiter_, /*over_network=*/false),
         transport_(std::move(transport)),
         selector_(std::move(selector)),
         waiter_(*transport_, health()),
         pull_(*transport_, waiter_, selector_),
-        p2p_(*transport_, waiter_, selector_.tuning()),
-        hosts_(static_cast<size_t>(transport_->world()), 0) {}
+        hosts_(static_cast<size_t>(transport_->world()), 0),
+        mesh_({.rank = rank(),
+               .world = world(),
+               .hosts = hosts_,
+               .local = transport_,
+               .timed_copy_bytes = selector_.tuning().timed_copy_bytes}),
+        p2p_(*transport_, mesh_, waiter_) {}
 
   const char* transport() const noexcept override { return transport_->name(); }
   void run(const Call& call, bool background) override { pull_.run(call, background); }
@@ -39,7 +69,7 @@ class PullEngine final : public Engine {
     return pull_.algorithm_for(collective, bytes, registered);
   }
   const Selector& selector() const noexcept override { return selector_; }
-  P2pTransport& p2p() override { return p2p_; }
+  P2p& p2p() override { return p2p_; }
   bool registered(const void* pointer, size_t bytes) const noexcept override {
     return transport_->locate(pointer, bytes).has_value();
   }
@@ -49,7 +79,7 @@ class PullEngine final : public Engine {
     // Peers may still read this rank's staging buffers. If they do not finish in time, this rank does not free the
     // staging buffers.
     const Leaving leaving{*this};
-    if (quiet && p2p_.all_taken() && pull_.quiesce(patience)) transport_->retire();
+    if (quiet && mesh_.delivered() && pull_.quiesce(patience)) transport_->retire();
   }
 
  private:
@@ -57,17 +87,19 @@ class PullEngine final : public Engine {
   struct Leaving {
     ~Leaving() {
       engine.health().leave();
+      engine.mesh_.close(Deadline::after(std::chrono::milliseconds(0)));
       engine.waiter_.depart();
     }
     PullEngine& engine;
   };
 
-  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Transport> transport_;
   const Selector selector_;
   Waiter waiter_;
   PullExecutor pull_;
-  SharedMemoryP2p p2p_;
-  std::vector<int> hosts_;
+  const std::vector<int> hosts_;
+  Mesh mesh_;
+  PullP2p p2p_;
 };
 
 }  // namespace ringlet

@@ -14,13 +14,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/trial.h"
 #include "engine/call_layout.h"
 #include "engine/engine.h"
 #include "engine/pull/call_trials.h"
 #include "engine/pull/pull_plan.h"
 #include "engine/pull/wait.h"
 #include "engine/selector.h"
-#include "engine/trial.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
 
