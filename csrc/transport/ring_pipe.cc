@@ -140,7 +140,8 @@ const std::byte* RingPipe::front() noexcept {
                             : peers_ring_ + peers_place_ % size_;
   peers_place_ = after(peers_place_, left_);
   // While the header of a frame is read.
-  for (size_t at = kMostPeeked; at < std::min(left_, RegionLayout::kSlotBytes); at += 64) __builtin_prefetch(unread_ + at);
+  for (size_t at = kMostPeeked; at < std::min(left_, RegionLayout::kSlotBytes); at += 64)
+    __builtin_prefetch(unread_ + at);
   return unread_;
 }
 
