@@ -10,14 +10,13 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/processor.h"
+#include "base/protocol.h"
 #include "engine/call.h"
 #include "engine/given_table.h"
-#include "engine/message/frame.h"
 #include "engine/message/message_engine.h"
 #include "engine/pull/pull_engine.h"
 #include "engine/selector.h"
 #include "transport/address.h"
-#include "transport/connection_handshake.h"
 #include "transport/mesh.h"
 #include "transport/shared_memory.h"
 #include "transport/token.h"
@@ -88,10 +87,7 @@ std::vector<int> numbered(const std::vector<std::string>& hosts) {
 }
 
 /// Names this build to the others: what it says to them, and what the numbers in it mean.
-std::string own_build() {
-  return std::to_string(kWireVersion) + '.' + std::to_string(FrameHeader::kMagic) + '.' +
-         std::to_string(meaning_of_signatures());
-}
+std::string own_build() { return std::to_string(kProtocol) + '.' + std::to_string(meaning_of_signatures()); }
 
 /// A rank's first answer: its build, host and user. Rank 0 adds what applies to all ranks: RINGLET_TOPOLOGY, its
 /// processor and its user's table.

@@ -1,7 +1,6 @@
 #include "comm/messenger.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int64_t kSleepNanoseconds = 1'000'000;  // between two checks for failures
-constexpr auto kYieldFor = 20ms;                  // before sleeping, and between looks at the peers' processes
+constexpr auto kProcessCheckEvery = 20ms;         // between looks at the peers' processes
 constexpr int kFirstLooks = 40;  // when it is posted: a message that has arrived already needs no thread
 
 std::string elements(DType dtype, uint64_t count) { return std::to_string(count) + " elements of " + name(dtype); }
@@ -283,7 +282,7 @@ bool Messenger::examine(const Pending& pending, size_t moved, bool look_at_proce
 bool Messenger::examine() {
   p2p_.health().raise_if_failed();
   const auto now = Deadline::Clock::now();
-  const bool look_at_process = now - looked_ >= kYieldFor;
+  const bool look_at_process = now - looked_ >= kProcessCheckEvery;
   if (look_at_process) looked_ = now;
   bool tell = look_at_process;  // the first of all that are pending: it stands for them
   const auto changed = [&](const Pending& pending, size_t moved) {
@@ -337,6 +336,7 @@ void Messenger::finish() {
     lock.lock();
     --pending_;
   }
+  if (assistants_ > 1) p2p_.wake();  // one may sleep whose message this thread has moved
   changed_.notify_all();
 }
 
@@ -356,37 +356,32 @@ void Messenger::Request::assist(const Deadline& deadline) {
 
 /// Spins, yields, then sleeps, as PullExecutor's waits do, and moves messages meanwhile.
 void Messenger::assist(const Request& request, const Deadline& deadline) {
-  enum class Manner { spin, yield, sleep };
-  const auto turn = [&](Manner manner) {  // whether that was enough
+  const auto turn = [&](bool sleeps) {  // whether that was enough
     P2p::Watchlist list;
     bool changed = false, over = false;
     {
       const std::lock_guard lock(mutex_);
-      changed = look(manner == Manner::sleep ? &list : nullptr);
+      changed = look(sleeps ? &list : nullptr);
       over = ended_ || moving_ == 0;
     }
     finish();
     if (over || request.done() || deadline.passed()) return true;
-    if (manner == Manner::sleep && !changed) p2p_.sleep(list, kSleepNanoseconds);
+    if (sleeps && !changed) p2p_.sleep(list, kSleepNanoseconds);
     return false;
   };
   if (!begin_assisting()) return finish();
   const Assisting assisting(*this);
   bool enough = false;
   for (int i = p2p_.spins(); i > 0 && !enough; --i) {
-    enough = turn(Manner::spin);
+    enough = turn(false);
     Waiter::relax();
   }
   if (!enough) {
     const OutsideRuntime outside;
-    const auto yield_until = Deadline::Clock::now() + kYieldFor;
-    while (!enough && Deadline::Clock::now() < yield_until) {
-      ::sched_yield();
-      enough = turn(Manner::yield);
-    }
+    enough = Waiter::yield_until([&] { return turn(false); });
     while (!enough) {
       check_interrupts();
-      enough = turn(Manner::sleep);
+      enough = turn(true);
     }
   }
 }

@@ -16,10 +16,7 @@ struct Texts {
   std::map<CallLabel, std::set<std::string>> of;  // guarded by mutex
 };
 
-Texts& texts_of_labels() {
-  static auto* texts = new Texts;  // threads may describe calls until the process ends
-  return *texts;
-}
+Texts& texts_of_labels = *new Texts;  // threads may describe calls until the process ends
 
 /// FNV-1a, which is the same in every process.
 uint64_t digest(const std::vector<std::string>& texts) {
@@ -35,7 +32,7 @@ uint64_t digest(const std::vector<std::string>& texts) {
 std::vector<CallLabel> make_call_labels(const std::vector<std::string>& texts) {
   const uint64_t first = digest(texts);
   std::vector<CallLabel> labels;
-  Texts& known = texts_of_labels();
+  Texts& known = texts_of_labels;
   const std::lock_guard lock(known.mutex);
   for (const std::string& text : texts) {
     labels.push_back(static_cast<CallLabel>(1 + (first + labels.size()) % kLabels));
@@ -45,7 +42,7 @@ std::vector<CallLabel> make_call_labels(const std::vector<std::string>& texts) {
 }
 
 std::string label_text(CallLabel label) {
-  Texts& known = texts_of_labels();
+  Texts& known = texts_of_labels;
   const std::lock_guard lock(known.mutex);
   std::string joined;
   for (const std::string& text : known.of[label]) joined += (joined.empty() ? "" : " or ") + text;

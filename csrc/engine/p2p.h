@@ -86,6 +86,8 @@ class P2p {
   /// try once more before sleep().
   void watch(int peer, bool sending, Watchlist& list);
   void sleep(const Watchlist& list, int64_t nanoseconds) { mesh_.sleep(ConnectionKind::messages, list, nanoseconds); }
+  /// Wakes the threads that sleep.
+  void wake() { mesh_.ring(); }
 
   /// Throws if the wait for a message cannot end well (Health::examine).
   virtual void examine(Waiting& waiting, Health::Look look) { health_.examine(waiting, look); }

@@ -36,10 +36,9 @@ size_t default_heap_bytes() {
 /// All heaps that this process has mapped. A forked child makes its copies private.
 class Heap::Living {
  public:
-  static Living& heaps() {
-    static auto* living = new Living;  // heaps may end after static objects
-    return *living;
-  }
+  // Made when the library is loaded: a child forked while the first thread makes it would wait for that thread. Never
+  // destroyed: heaps may end after static objects.
+  static Living& heaps;
 
   void add(Heap& heap) {
     const std::lock_guard lock(mutex_);
@@ -53,16 +52,17 @@ class Heap::Living {
 
  private:
   Living() {
-    ::pthread_atfork([] { heaps().mutex_.lock(); }, [] { heaps().mutex_.unlock(); },
+    ::pthread_atfork([] { heaps.mutex_.lock(); }, [] { heaps.mutex_.unlock(); },
                      [] {
-                       for (Heap* heap : heaps().heaps_) heap->map_.make_private(heap->file_.get());
-                       heaps().mutex_.unlock();
+                       for (Heap* heap : heaps.heaps_) heap->map_.make_private(heap->file_.get());
+                       heaps.mutex_.unlock();
                      });
   }
 
   std::mutex mutex_;
   std::set<Heap*> heaps_;  // guarded by mutex_
 };
+Heap::Living& Heap::Living::heaps = *new Living;
 
 const std::shared_ptr<Heap>& Heap::process() {
   struct Shared {
@@ -77,7 +77,7 @@ const std::shared_ptr<Heap>& Heap::process() {
   return shared.heap;
 }
 
-Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
+Heap::Heap(size_t bytes) : owner_(this_process()), ranges_(bytes) {
   file_ = Descriptor(::memfd_create("ringlet-heap", MFD_CLOEXEC));
   if (!file_.valid()) throw_errno("memfd_create");
   if (repeated([&] { return ::ftruncate(file_.get(), static_cast<off_t>(bytes)); }) != 0) {
@@ -85,10 +85,10 @@ Heap::Heap(size_t bytes) : owner_(::getpid()), ranges_(bytes) {
   }
   map_ = Mapping(file_.get(), bytes, Mapping::Access::read_write);
   if (repeated([&] { return ::getrandom(&id_, sizeof id_, 0); }) != sizeof id_) throw_errno("getrandom");
-  Living::heaps().add(*this);
+  Living::heaps.add(*this);
 }
 
-Heap::~Heap() { Living::heaps().remove(*this); }
+Heap::~Heap() { Living::heaps.remove(*this); }
 
 std::byte* Heap::allocate(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
@@ -115,7 +115,7 @@ bool Heap::free_unused() noexcept {
 }
 
 void Heap::free_when(std::byte* pointer, std::function<bool()> unused) noexcept {
-  if (owner_ != ::getpid()) return;
+  if (owner_ != this_process()) return;
   {
     const std::lock_guard lock(mutex_);
     retired_.push_back({pointer, std::move(unused)});
@@ -138,14 +138,14 @@ std::atomic<uint64_t>& Heap::take_counter() {
 }
 
 void Heap::drop_counter(std::atomic<uint64_t>& counter) noexcept {
-  if (owner_ != ::getpid()) return;
+  if (owner_ != this_process()) return;
   counter.fetch_add(1, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   counters_.push_back(&counter);
 }
 
 void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
-  if (owner_ != ::getpid()) return;  // the pages belong to the parent, too
+  if (owner_ != this_process()) return;  // the pages belong to the parent, too
   repeated([&] {
     return ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                        static_cast<off_t>(pointer - map_.base()), static_cast<off_t>(bytes));
@@ -153,7 +153,7 @@ void Heap::discard(std::byte* pointer, size_t bytes) noexcept {
 }
 
 void Heap::free(std::byte* pointer) noexcept {
-  if (owner_ != ::getpid()) return;  // a forked child freed its copy of a tensor; the parent still uses it
+  if (owner_ != this_process()) return;  // a forked child freed its copy of a tensor; the parent still uses it
   const auto offset = static_cast<size_t>(pointer - map_.base());
   // Before the range can be taken again.
   if (const size_t length = ranges_.length(offset); length >= kReturnBytes) discard(pointer, length);

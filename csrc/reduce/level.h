@@ -28,7 +28,7 @@ const Level& avx2_level() noexcept;    ///< x86-64 builds only
 const Level& avx512_level() noexcept;  ///< x86-64 builds only
 
 /// The levels that this processor can run, the best first; "portable" is the last.
-const std::vector<const Level*>& available_levels();
+std::vector<const Level*> available_levels();
 
 /// The level called `wanted`; the best level if `wanted` is null or empty. Throws InvalidUsage if the name is unknown
 /// or the processor cannot run that level.

@@ -1,5 +1,6 @@
 #include "reduce/reduce.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -32,26 +33,27 @@ std::vector<const Level*> find_levels() {
   return levels;
 }
 
+/// Chosen at first use, without a lock: a child forked meanwhile would wait for it.
 const Level& chosen_level() noexcept {
-  static const Level& level = []() -> const Level& {
-    try {
-      return choose_level(std::getenv(kVariable));
-    } catch (const InvalidUsage&) {
-      return *available_levels().front();  // check_cpu_kernels() tells the user
-    }
-  }();
-  return level;
+  static constinit std::atomic<const Level*> chosen{nullptr};
+  const Level* level = chosen.load(std::memory_order_relaxed);
+  if (level != nullptr) [[likely]]
+    return *level;
+  try {
+    level = &choose_level(std::getenv(kVariable));
+  } catch (const InvalidUsage&) {
+    level = available_levels().front();  // check_cpu_kernels() tells the user
+  }
+  chosen.store(level, std::memory_order_relaxed);
+  return *level;
 }
 
 }  // namespace
 
-const std::vector<const Level*>& available_levels() {
-  static const std::vector<const Level*> levels = find_levels();
-  return levels;
-}
+std::vector<const Level*> available_levels() { return find_levels(); }
 
 const Level& choose_level(const char* wanted) {
-  const auto& levels = available_levels();
+  const auto levels = available_levels();
   if (wanted == nullptr || *wanted == '\0') return *levels.front();
   std::string names;
   for (const Level* level : levels) {

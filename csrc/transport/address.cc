@@ -18,13 +18,13 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/protocol.h"
 #include "memory/mapping.h"
 
 namespace ringlet {
 namespace {
 
 constexpr std::array<uint8_t, 12> kV4Prefix{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-constexpr int kPeerAddressVersion = 1;
 
 /// An address of an interface.
 struct Interface {
@@ -188,7 +188,7 @@ sockaddr_storage Address::with_port(uint16_t port, socklen_t& length) const {
 
 std::string PeerAddress::pack() const {
   std::ostringstream text;
-  text << kPeerAddressVersion << ' ' << host << ' ' << listener << ' ' << port << ' ';
+  text << kProtocol << ' ' << host << ' ' << listener << ' ' << port << ' ';
   for (size_t i = 0; i < std::min(addresses.size(), kMostAddresses); ++i) {
     text << (i == 0 ? "" : ",") << addresses[i].text();
   }
@@ -198,12 +198,11 @@ std::string PeerAddress::pack() const {
 PeerAddress PeerAddress::unpack(const std::string& text) {
   if (text.size() > kMostBytes) refuse(std::to_string(text.size()) + " bytes");
   std::istringstream stream(text);
-  int version = 0;
+  uint32_t version = 0;
   PeerAddress address;
   std::string list, more;
   if (!(stream >> version)) refuse("no version");
-  if (version != kPeerAddressVersion)
-    refuse("version " + std::to_string(version) + ", here " + std::to_string(kPeerAddressVersion));
+  if (version != kProtocol) refuse("version " + std::to_string(version) + ", here " + std::to_string(kProtocol));
   if (!(stream >> address.host >> address.listener >> address.port >> list) || stream >> more)
     refuse("not of five fields");
   for (const std::string& one : split(list, ',')) address.addresses.emplace_back(one);

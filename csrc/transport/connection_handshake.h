@@ -16,6 +16,7 @@
 #include <span>
 #include <type_traits>
 
+#include "base/protocol.h"
 #include "transport/token.h"
 
 namespace ringlet {
@@ -23,11 +24,10 @@ namespace ringlet {
 static_assert(std::endian::native == std::endian::little, "numbers travel in the byte order of all supported machines");
 
 inline constexpr uint32_t kWireMagic = 0x474e4952;  // "RING"
-inline constexpr uint32_t kWireVersion = 1;
 
 struct Hello {
   uint32_t magic = kWireMagic;
-  uint32_t version = kWireVersion;
+  uint32_t version = kProtocol;
   uint64_t listener = 0;
   Token group{};
   uint32_t from = 0;
@@ -37,7 +37,7 @@ struct Hello {
 };
 struct Answer {
   uint32_t magic = kWireMagic;
-  uint32_t version = kWireVersion;
+  uint32_t version = kProtocol;
   Token nonce{};
 };
 using Proof = Token;

@@ -153,10 +153,10 @@ Connector::Step Connector::answered(Attempt& attempt) {
     return miss(*attempt.address, "connected, but got no answer", true);
   }
   if (attempt.answer.magic != kWireMagic) return miss(*attempt.address, "a program other than ringlet answered", false);
-  if (attempt.answer.version != kWireVersion) {
+  if (attempt.answer.version != kProtocol) {
     return fail(ErrorKind::invalid_usage, place(*attempt.address) + " speaks version " +
                                               std::to_string(attempt.answer.version) +
-                                              " of ringlet's wire format, this rank " + std::to_string(kWireVersion) +
+                                              " of ringlet's protocol, this rank " + std::to_string(kProtocol) +
                                               ": install the same version on all hosts");
   }
   const Proof proof = prove(target_.key, Domain::initiator, attempt.hello, attempt.answer);

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/interrupts.h"
+#include "base/protocol.h"
 #include "base/system_call.h"
 #include "transport/store.h"
 
@@ -24,7 +25,6 @@ namespace ringlet {
 namespace {
 
 constexpr uint32_t kMagic = 0x524e474c;  // "RNGL"
-constexpr uint32_t kVersion = 2;
 
 sockaddr_un abstract_address(const std::string& name) {
   sockaddr_un address{};
@@ -107,7 +107,7 @@ struct Handshake::Received {
 
 bool Handshake::send_hello(const Call& call, int rank, const Token& token, std::span<const int> handed,
                            const Deadline& deadline) {
-  Hello hello{kMagic, kVersion, rank, !call.process.valid(), token};
+  Hello hello{kMagic, kProtocol, rank, !call.process.valid(), token};
   iovec data{&hello, sizeof hello};
   alignas(cmsghdr) char space[CMSG_SPACE(Handshake::kMostHanded * sizeof(int))] = {};
   msghdr message{};
@@ -143,7 +143,7 @@ std::optional<Handshake::Received> Handshake::receive_hello(int socket, size_t e
   }
   const Hello& hello = received.hello;
   received.cut = (message.msg_flags & MSG_CTRUNC) != 0 && received.handed.size() < expected;
-  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kVersion) return std::nullopt;
+  if (bytes != sizeof(Hello) || hello.magic != kMagic || hello.version != kProtocol) return std::nullopt;
   if (received.handed.size() != expected && !received.cut) return std::nullopt;
   return received;
 }

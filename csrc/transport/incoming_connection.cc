@@ -42,14 +42,14 @@ void IncomingConnection::send_answer() noexcept {
   state_ = State::gone;
   if (hello_.magic != kWireMagic) return;
   // Another version gets an answer, too, so that its user learns why the connection fails.
-  if (hello_.version == kWireVersion && hello_.listener != listener_id_) return;
+  if (hello_.version == kProtocol && hello_.listener != listener_id_) return;
   try {
     answer_.nonce = random_token();
   } catch (...) {  // without randomness there is no proof: the connection is refused, and the initiator says so
     return;
   }
   if (!give(&answer_, sizeof answer_)) return;
-  if (hello_.version == kWireVersion) state_ = State::named;
+  if (hello_.version == kProtocol) state_ = State::named;
 }
 
 void IncomingConnection::look_for_end() noexcept {

@@ -99,7 +99,7 @@ Listener& Listener::process() {
   return *shared.listener;
 }
 
-Listener::Listener() : owner_(::getpid()), listener_(listen_anywhere()), wakeup_(make_wakeup()) {
+Listener::Listener() : owner_(this_process()), listener_(listen_anywhere()), wakeup_(make_wakeup()) {
   const Token noise = random_token();
   std::copy_n(noise.begin(), sizeof own_.listener, reinterpret_cast<uint8_t*>(&own_.listener));
   own_.host = host_identity();
@@ -133,7 +133,7 @@ void Listener::enter(const Token& key, int rank, const std::shared_ptr<Resident>
 }
 
 void Listener::leave(const Token& key, int rank, Bytes final_frame) noexcept {
-  if (owner_ != ::getpid()) return;  // a forked child's copy of a group; its parent's is still in use
+  if (owner_ != this_process()) return;  // a forked child's copy of a group; its parent's is still in use
   {
     const std::lock_guard lock(mutex_);
     const auto found = members_.find({group_name(key), static_cast<uint32_t>(rank)});

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/interrupts.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/system_call.h"
 #include "transport/listener.h"
 #include "transport/ring_pipe.h"
@@ -55,7 +56,7 @@ const char* name(ConnectionKind which) noexcept {
 }  // namespace
 
 struct Mesh::State final : Listener::Resident {
-  explicit State(Setup given) : setup(std::move(given)), owner(::getpid()), slots(setup.hosts.size()) {
+  explicit State(Setup given) : setup(std::move(given)), owner(this_process()), slots(setup.hosts.size()) {
     check();
     if (far() && logging(LogLevel::info)) tell_addresses();
     for (Descriptor& wakeup : own_wakeups) {
@@ -269,6 +270,7 @@ void Mesh::sleep(ConnectionKind which, std::span<const Watch> watches, int64_t n
     return;
   }
   for (const Watch& each : watches) {
+    if (each.pipe->ended()) continue;  // its descriptor would end this and every later sleep at once
     const auto* ring = dynamic_cast<const RingPipe*>(each.pipe);
     const bool input = each.reading || ring != nullptr, room = each.writing && ring == nullptr;
     const short events = static_cast<short>((input ? POLLIN : 0) | (room ? POLLOUT : 0));
@@ -303,7 +305,7 @@ uint64_t Mesh::bytes_received() const noexcept {
 int Mesh::connections() const noexcept { return state_->sockets.load(std::memory_order_relaxed); }
 
 void Mesh::retire(std::vector<std::byte> final_frame) noexcept {
-  if (state_->owner != ::getpid() || std::exchange(state_->retired, true)) return;
+  if (state_->owner != this_process() || std::exchange(state_->retired, true)) return;
   if (state_->far()) Listener::process().leave(state_->setup.key, state_->setup.rank, std::move(final_frame));
   const std::lock_guard lock(state_->mutex);
   state_->closed = true;
@@ -316,7 +318,7 @@ bool Mesh::delivered() const noexcept {
 }
 
 void Mesh::close(const Deadline& deadline) {
-  if (state_->owner != ::getpid() || std::exchange(state_->ended, true)) return;
+  if (state_->owner != this_process() || std::exchange(state_->ended, true)) return;
   retire({});
   state_->for_each_pipe([](Pipe& pipe) { pipe.finish(); });
   std::exception_ptr interrupted;

@@ -70,8 +70,8 @@ class Mesh {
   };
   /// From now on, peers in shared memory signal the wakeup when they have written or read.
   void about_to_sleep(ConnectionKind which) noexcept;
-  /// Sleeps until a peer signals the wakeup of that kind, one of the pipes is ready, a pipe was made, or the time is
-  /// over. If several threads sleep on one kind, one may take the wakeup from the others: keep their times short.
+  /// Sleeps until a peer signals the wakeup of that kind, one of the pipes is ready or ends, a pipe was made, or the time
+  /// is over. If several threads sleep on one kind, one may take the wakeup from the others: keep their times short.
   void sleep(ConnectionKind which, std::span<const Watch> watches, int64_t nanoseconds) noexcept;
   /// Wakes all threads that sleep, on all kinds of connection.
   void ring() noexcept;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "base/processor.h"
+#include "base/protocol.h"
 #include "base/system_call.h"
 #include "memory/heap.h"
 #include "transport/address.h"
@@ -20,8 +21,6 @@
 namespace ringlet {
 
 namespace {
-
-constexpr uint32_t kRegionVersion = 9;
 
 /// What a rank publishes in the store.
 struct RegionInfo {
@@ -130,9 +129,9 @@ class SharedMemory final : public Transport {
           " published a region that this version of ringlet cannot read: install the same version for all ranks");
     }
     std::memcpy(&info, text.data(), sizeof info);
-    if (info.version != kRegionVersion) {
-      throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (region " +
-                         std::to_string(info.version) + ", here " + std::to_string(kRegionVersion) +
+    if (info.version != kProtocol) {
+      throw InvalidUsage("rank " + std::to_string(rank) + " runs another version of ringlet (protocol " +
+                         std::to_string(info.version) + ", here " + std::to_string(kProtocol) +
                          "): install the same version for all ranks");
     }
     if (info.host != host) {
@@ -153,7 +152,7 @@ class SharedMemory final : public Transport {
 
   RegionInfo own_info(const Handshake& handshake) const {
     RegionInfo mine{};
-    mine.version = kRegionVersion;
+    mine.version = kProtocol;
     mine.host = host_identity();
     mine.heap_id = heap_->id();
     mine.heap_bytes = heap_->bytes();

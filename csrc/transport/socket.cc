@@ -22,30 +22,27 @@ struct Registry {
   std::set<int> sockets;  // guarded by mutex
 };
 
-Registry& registry() {
-  static Registry* const all = [] {
-    auto* made = new Registry;  // never destroyed: a child may be forked at any time
-    // Between these two no socket is closed, so every number in the child's list is still that socket.
-    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                     [] {
-                       const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-                       for (const int socket : registry().sockets) {
-                         repeated([&] { return ::dup3(nothing, socket, O_CLOEXEC); });
-                       }
-                       ::close(nothing);
-                       registry().mutex.unlock();
-                     });
-    return made;
-  }();
-  return *all;
-}
+// Made when the library is loaded, and never destroyed: a child may be forked at any time.
+Registry& registry = *[] {
+  // Between these two no socket is closed, so every number in the child's list is still that socket.
+  ::pthread_atfork([] { registry.mutex.lock(); }, [] { registry.mutex.unlock(); },
+                   [] {
+                     const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+                     for (const int socket : registry.sockets) {
+                       repeated([&] { return ::dup3(nothing, socket, O_CLOEXEC); });
+                     }
+                     ::close(nothing);
+                     registry.mutex.unlock();
+                   });
+  return new Registry;
+}();
 
 }  // namespace
 
 Socket::Socket(int fd) : fd_(fd) {
   if (fd_ < 0) return;
-  const std::lock_guard lock(registry().mutex);
-  registry().sockets.insert(fd_);
+  const std::lock_guard lock(registry.mutex);
+  registry.sockets.insert(fd_);
 }
 
 Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -57,8 +54,8 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 
 Socket::~Socket() {
   if (fd_ < 0) return;
-  const std::lock_guard lock(registry().mutex);
-  registry().sockets.erase(fd_);
+  const std::lock_guard lock(registry.mutex);
+  registry.sockets.erase(fd_);
   ::close(fd_);
 }
 

@@ -22,9 +22,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kForks = 300;
-
-void fork_beside(const char* what, const std::function<void(int thread)>& act) {
+/// Whether every child came to its end.
+bool fork_beside(int forks, const std::function<void(int thread)>& act) {
   std::atomic<bool> over{false};
   std::atomic<int> begun{0};
   std::thread busy[2];
@@ -35,7 +34,7 @@ void fork_beside(const char* what, const std::function<void(int thread)>& act) {
   }
   while (begun < 2) ::sched_yield();
   int hung = 0;
-  for (int i = 0; i < kForks && hung == 0; ++i) {
+  for (int i = 0; i < forks && hung == 0; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
       ::alarm(10);
@@ -48,7 +47,21 @@ void fork_beside(const char* what, const std::function<void(int thread)>& act) {
   }
   over = true;
   for (std::thread& thread : busy) thread.join();
-  check_report(hung == 0, __FILE__, __LINE__, std::string("a forked child hangs in ") + what);
+  return hung == 0;
+}
+
+/// Also when the first use of all is under way, so in processes that have made none.
+void fork_beside(const char* what, const std::function<void(int thread)>& act) {
+  bool ended = true;
+  for (int process = 0; process < 30 && ended; ++process) {
+    const pid_t fresh = ::fork();
+    if (fresh == 0) ::_exit(fork_beside(2, act) ? 0 : 1);
+    int status = 0;
+    CHECK(::waitpid(fresh, &status, 0) == fresh);
+    ended = status == 0;
+  }
+  check_report(ended, __FILE__, __LINE__, std::string("a forked child hangs in the first use of ") + what);
+  check_report(fork_beside(300, act), __FILE__, __LINE__, std::string("a forked child hangs in ") + what);
 }
 
 void look_at_algorithms(int) {

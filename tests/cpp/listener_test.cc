@@ -155,7 +155,7 @@ void false_listeners_are_detected() {
   };
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK(has(refusal([](UnauthenticatedClient& s) { s.say(bytes_of(Answer{.version = 2})); }),
-            "speaks version 2 of ringlet's wire"));
+            "speaks version 2 of ringlet's protocol"));
   CHECK(has(refusal([](UnauthenticatedClient& s) { s.say("HTTP/1.1 400 Bad Request\r\n\r\n", 28); }),
             "a program other than ringlet"));
   CHECK(has(refusal([](UnauthenticatedClient& s) {

@@ -122,6 +122,19 @@ void a_closed_group_is_seen_and_everything_arrived(Group group) {
   });
 }
 
+/// A rank that waits for others, too, sleeps meanwhile.
+void a_pipe_that_has_ended_wakes_nobody(Group group) {
+  group.run([&](Mesh& mesh) {
+    Pipe* const pipe = wait_for(mesh, 1 - mesh.rank(), ConnectionKind::messages);
+    if (mesh.rank() == 0) return mesh.close(Deadline::after(10s));
+    sleep_until(mesh, *pipe, [&] { return pipe->ended(); });
+    const auto began = std::chrono::steady_clock::now();
+    const Mesh::Watch watch{pipe, true, false};
+    for (int sleep = 0; sleep < 3; ++sleep) mesh.sleep(ConnectionKind::messages, {&watch, 1}, 50'000'000);
+    CHECK(std::chrono::steady_clock::now() - began > 90ms);  // a wakeup may be left over from before
+  });
+}
+
 /// The end of one connection may arrive before what was written to another.
 void a_message_outlives_the_end_of_another_pipe(Group group) {
   std::latch written(1), seen(1);
@@ -338,6 +351,8 @@ int main() {
   both_ends_connect_at_once();
   a_closed_group_is_seen_and_everything_arrived(Group(2));
   a_closed_group_is_seen_and_everything_arrived(Group(Hosts{0, 0}));
+  a_pipe_that_has_ended_wakes_nobody(Group(2));
+  a_pipe_that_has_ended_wakes_nobody(Group(Hosts{0, 0}));
   a_message_outlives_the_end_of_another_pipe(Group(2));
   a_message_outlives_the_end_of_another_pipe(Group(Hosts{0, 0}));
   ends_wait_for_nobody_who_has_ended({0, 1});

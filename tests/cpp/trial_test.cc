@@ -1,9 +1,25 @@
 // Which way is taken after which times: the times are the test's.
 #include "base/trial.h"
 
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 #include "check.h"
+#include "ranks.h"
 
 using namespace ringlet;
+
+/// In this thread, how far the clock jumps at each look, and how far it is ahead by now.
+static thread_local long jump_ns = 0, ahead_ns = 0;
+
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+  const long ns = time->tv_nsec + (ahead_ns += jump_ns);
+  time->tv_sec += ns / 1'000'000'000;
+  time->tv_nsec = ns % 1'000'000'000;
+  return result;
+}
 
 namespace {
 
@@ -115,6 +131,33 @@ void ranks_decide_alike() {
   CHECK(together < 10'000 / 4);
 }
 
+/// Of one_shot and two_shot one is slow for one rank, and the other for the other rank.
+void ranks_decide_by_each_others_times() {
+  constexpr size_t kCount = size_t{256} << 8;
+  constexpr int kCalls = 200, kFirst = 64, kSamples = 4, kTrial = 14;  // AllCallTrials::kTerms
+  const auto errors = run_ranks(
+      2, Between::stages,
+      [&](Communicator& group) {
+        std::vector<float> data(kCount);
+        auto* bytes = reinterpret_cast<std::byte*>(data.data());
+        for (int call = 0; call < kCalls; ++call) {
+          const int use = call - kFirst;
+          const bool first = use < kSamples;
+          jump_ns = use >= 0 && use < kTrial && first == (group.rank() == 0) ? 5'000'000 : 0;
+          std::fill(data.begin(), data.end(), static_cast<float>(group.rank() + call));
+          group.run({.collective = Collective::all_reduce,
+                     .dtype = DType::float32,
+                     .count = kCount,
+                     .input = bytes,
+                     .output = bytes});
+          CHECK_EQ(std::count(data.begin(), data.end(), static_cast<float>(2 * call + 1)), ptrdiff_t{kCount});
+        }
+        jump_ns = 0;
+      },
+      std::chrono::seconds(5));
+  for (const std::string& error : errors) CHECK_EQ(error, std::string());
+}
+
 void uses_that_were_not_timed_change_nothing() {
   Trial trial(2, kTerms);
   for (int trials = 0; trials < 3; ++trials) {
@@ -135,6 +178,7 @@ int main() {
   a_way_that_is_hardly_quicker_changes_nothing();
   a_known_way_is_not_tried();
   ranks_decide_alike();
+  ranks_decide_by_each_others_times();
   uses_that_were_not_timed_change_nothing();
   return check_result("trial");
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/protocol.h"
 #include "transport/pipe.h"
 
 namespace ringlet {
@@ -24,8 +25,8 @@ enum class FrameKind : uint32_t {
 };
 
 struct FrameHeader {
-  static constexpr uint32_t kMagic = 0x524e4704;  // "RNG", version 4
-  static constexpr size_t kMostText = 1536;       // bytes of an error
+  static constexpr uint32_t kMagic = 0x524e4700 | kProtocol;  // "RNG"
+  static constexpr size_t kMostText = 1536;                   // bytes of an error
 
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::data;
