@@ -112,10 +112,17 @@ def ddp(backend: str) -> Callable[[Setting], Step]:
     return make
 
 
-def reducer(setting: Setting) -> Step:
-    model, loss = setting.make()
-    ringlet.GradientReducer(model, bucket_mb=setting.bucket_mb, first_bucket_mb=min(1, setting.bucket_mb))
-    return stepping(model, loss)
+def reducer(in_place: bool) -> Callable[[Setting], Step]:
+    """in_place: as the reducer chooses; else all gradients are copied into buckets, as between more than two ranks."""
+
+    def make(setting: Setting) -> Step:
+        model, loss = setting.make()
+        made = ringlet.GradientReducer(model, bucket_mb=setting.bucket_mb, first_bucket_mb=min(1, setting.bucket_mb))
+        if not in_place:
+            made._channel.in_place = lambda device: False
+        return stepping(model, loss)
+
+    return make
 
 
 def zero(stage: int) -> Callable[[Setting], Step]:
@@ -177,7 +184,8 @@ WAYS: dict[str, Callable[[Setting], Step]] = {
     "naive": naive,
     "ddp-gloo": ddp("gloo"),
     "ddp-ringlet": ddp("ringlet"),
-    "reducer": reducer,
+    "reducer": reducer(in_place=True),
+    "reducer-copies": reducer(in_place=False),
     **{f"zero-{stage}": zero(stage) for stage in (1, 2, 3)},
     "fsdp2-2": fsdp2(reshard=False),  # parameters stay gathered from forward to backward, as in ZeRO 2
     "fsdp2-3": fsdp2(reshard=True),

@@ -95,8 +95,11 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) ->
 
 
 def peek(store: Store, key: str) -> str | None:
-    """What is there now."""
-    return store.get(key).decode() if store.check([key]) else None
+    """What is there now; None: nothing.
+
+    A get() waits for a key that has gone since the check. So a key at which others look is emptied, not deleted.
+    """
+    return store.get(key).decode() or None if store.check([key]) else None
 
 
 def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
@@ -107,7 +110,7 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
         differs = _difference(lead, claim) if lead is not None else ""
         raise Timeout(_missed(claim, "0") + (f" ({differs})" if differs else ""))
     told = answer[1:]
-    store.set(f"{name}/ack/{claim.number}", told if answer[0] == _REFUSAL else "")
+    store.set(f"{name}/ack/{claim.number}", answer)
     if answer[0] == _REFUSAL:
         raise InvalidUsage(told)
     refusal = _awaited(store, name, claim, f"{told}/all", until)
@@ -115,7 +118,7 @@ def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
         raise Timeout(_missed(claim, store.get(f"{told}/absent").decode()))
     if refusal:
         raise InvalidUsage(refusal)
-    store.delete_key(f"{name}/hello/{claim.rank}")  # rank 0 does not look at it any more
+    store.set(f"{name}/hello/{claim.rank}", "")
     if store.add(f"{told}/heard", 1) == claim.world - 1:
         for used in ("all", "absent", "heard"):
             store.delete_key(f"{told}/{used}")
@@ -261,7 +264,7 @@ class _Lead:
         if self._refusal:
             store.set(f"{self._name}/refused/{self._claim.number}", self._refusal)
             raise InvalidUsage(self._refusal)
-        store.delete_key(f"{self._name}/hello/0")
+        store.set(f"{self._name}/hello/0", "")
         return self._key
 
     def _serve(self, rank: int) -> None:
@@ -276,9 +279,10 @@ class _Lead:
             differs = self._refusal or _difference(self._claim, theirs)
             store.set(f"{name}/answer/{number}", _REFUSAL + differs if differs else _KEY + self._key)
             self._answered[rank] = number
-        refused = peek(store, f"{name}/ack/{number}")
-        if refused is None:
+        answer = peek(store, f"{name}/ack/{number}")
+        if answer is None:
             return
+        refused = answer[1:] if answer[0] == _REFUSAL else ""
         self._absent.remove(rank)
         if theirs is not None:
             self._members[rank] = theirs

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ import ringlet
 from error_samples import Broken
 from ranks import free_ports, leave_torch, on
 from ringlet import _C
-from ringlet.group_key import Claim, _too_late
+from ringlet.group_key import Claim, _too_late, rendezvous_key
 from ringlet.store import from_environment
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -678,6 +679,42 @@ def test_beside_torchs_own_group_at_the_same_address(pool, backend, torch_first)
     port = free_ports(1)[0]
     for _ in range(2 if backend == "ringlet" else 1):  # gloo would take the addresses of its last group there
         assert pool.values(beside_torch, 2, port, backend, torch_first, join="nothing") == [[3.0, 21.0]] * 2
+
+
+class SlowLook:
+    """A store in which rank 1 has seen that rank 0 is there, and reads who it is when rank 0 has the group."""
+
+    def __init__(self) -> None:
+        self.inner, self.looking, self.led = dist.HashStore(), threading.Event(), threading.Event()
+        self.inner.set_timeout(timedelta(seconds=5))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def check(self, keys: list[str]) -> bool:
+        there = self.inner.check(keys)
+        if there and threading.current_thread().name == "1" and keys == ["name/hello/0"]:
+            self.looking.set()
+            assert self.led.wait(20)
+        return there
+
+
+def test_who_looks_at_a_rank_that_has_its_group_waits_for_nobody():
+    store, keys, limit = SlowLook(), {}, timedelta(seconds=30)
+
+    def rank(number: int) -> None:
+        if number == 2:
+            assert store.looking.wait(20)
+        keys[number] = rendezvous_key(store, "name", Claim(number, 3, "auto"), limit)
+        if number == 0:
+            store.led.set()
+
+    ranks = [threading.Thread(target=rank, args=(number,), name=str(number)) for number in range(3)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert len(keys) == 3 and len(set(keys.values())) == 1
 
 
 def at_a_port_of_its_own(rank: int, world: int, port: int) -> float:
