@@ -72,7 +72,7 @@ LIMITS = [
     ("kStagingBytes", "transport/transport.h", "room for the staging buffers of one rank of one group"),
     ("kPayloadBytes", "transport/ring_pipe.cc", "the payload of a segment of a pipe between ranks of one host"),
     ("kMessagesBytes", "transport/transport.h", "room for segments that a peer has not taken"),
-    ("kAllMessagesBytes", "transport/transport.h", "the same for all peers, if it is less (but 256 KiB for each)"),
+    ("kAllMessagesBytes", "transport/transport.h", "the same for all peers, if it is less (but 512 KiB for each)"),
     ("kShortBytes", "transport/transport.h", "up to this size a payload stands with its header in a slot"),
     ("kInPlaceBytes", "engine/p2p.cc", "from this size on, a registered tensor is sent without a copy"),
     ("kSegmentBytes", "engine/message/message_engine.cc", "the most that a segment of the message engine has"),

@@ -17,7 +17,7 @@ constexpr size_t kPiece = kPayloadBytes + Pipe::kMostPeeked;
 constexpr size_t kAtOnce = 8 * kPiece;  // so that no message delays the others
 
 // Ranks that share a processor share its cache, too: the whole ring should stay in that cache.
-constexpr size_t kRingInTurns = size_t{256} << 10;
+constexpr size_t kRingInTurns = size_t{512} << 10;
 
 bool is_short(size_t bytes) { return bytes <= RegionLayout::kSlotBytes; }
 

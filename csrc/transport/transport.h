@@ -44,7 +44,7 @@ struct RegionLayout {
   // as to take them from a shared cache.
   static constexpr size_t kStagingBytes = size_t{4} << 20;
   static constexpr size_t kControlBytes = 4096;
-  static constexpr size_t kRingBytes = size_t{256} << 10;  // of collectives
+  static constexpr size_t kRingBytes = size_t{512} << 10;  // of collectives
   static constexpr size_t kMessagesBytes = size_t{2} << 20;
   static constexpr size_t kAllMessagesBytes = size_t{16} << 20;
   static constexpr size_t kShortBytes = size_t{1} << 10;  // a frame with such a payload fits in a slot
