@@ -103,6 +103,11 @@ bool P2p::receive(int peer, std::byte* to, size_t bytes, MessageProgress& progre
   return complete;
 }
 
+void P2p::read_in_place(int peer, uint64_t, std::byte*, size_t, const std::function<std::string()>& context) {
+  health().fail(ErrorKind::peer_lost, context() + ": rank " + std::to_string(peer) +
+                                          " sent an address in place of the message, and this rank cannot read it");
+}
+
 void P2p::fail_for_memory(const char* call, int peer) {
   health().fail(ErrorKind::invalid_usage,
                 health().self() + " in " + call + " rank " + std::to_string(peer) + ": " + kMemoryGone);

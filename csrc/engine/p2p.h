@@ -97,8 +97,10 @@ class P2p {
   virtual Pipe* open(int peer) { return mesh_.open(peer, ConnectionKind::messages); }
   /// Where the peer may read a message in place; none if it must be copied.
   virtual std::optional<uint64_t> locate(int, const Message&) const { return std::nullopt; }
-  /// Copies what lies there in the memory of `peer`. Throws if the peer may have changed it. `context` as in Waiting.
-  virtual void read_in_place(int, uint64_t, std::byte*, size_t, const std::function<std::string()>&) {}
+  /// Copies what lies there in the memory of `peer`. Throws if the peer may have changed it, or if this rank cannot read
+  /// it. `context` as in Waiting.
+  virtual void read_in_place(int peer, uint64_t address, std::byte* to, size_t bytes,
+                             const std::function<std::string()>& context);
 
   Mesh& mesh_;
 
