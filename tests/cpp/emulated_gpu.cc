@@ -55,6 +55,7 @@ class Stream {
   ~Stream() {
     put([this] { ended_ = true; }, /*bounded=*/false);
     thread_.join();
+    const std::lock_guard launch(*driver_);                       // one that waited for room may still be inside
     change([this](std::set<Stream*>& all) { all.erase(this); });  // last: memory outlives what is still to be done
   }
   /// While a launch waits for room it holds the driver's lock, for which other questions about the stream wait.
