@@ -17,17 +17,21 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import ringlet
 from ringlet.bench.cases import Sweep
-from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.report import facts
-from ringlet.bench.results import circumstances, stream_times
+from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome, run
 from ringlet.cli import outputs
 from ringlet.schedule.cost import uplink_load
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.clusters import Cluster, read_cluster
+from benchmarks.uplinks import stream_times
 
 CLUSTERS = ("4x2-block", "4x2-cyclic", "2x4-block", "2x4-cyclic")
 ALGORITHMS = ("ring", "butterfly", "halving_doubling", "halving_doubling_far", "circulant", "hierarchical")

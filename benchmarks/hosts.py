@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringlet.bench.clusters import Cluster
+from benchmarks.clusters import Cluster
+
 from ringlet.bench.exceptions import BenchError
 
 INTERFACE = "eth0"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringlet import _C
-from ringlet.bench.cases import bus_factor
+from ringlet.bench.cases import bus_factor, format_bytes
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 
@@ -108,3 +108,13 @@ def summary(measured: Sequence[Cores]) -> dict[str, float]:
         "copy_gbps": round(statistics.median(one.copy_gbps for one in largest), 2),
         "add_gbps": round(statistics.median(one.add_gbps for one in largest), 2),
     }
+
+
+def facts(found: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The line of a report on the limit: `found` is a `summary`."""
+    told = (
+        f"a line there and back {1000 * found['line_round_trip_us']:.0f} ns; a core reads what the other has just "
+        f"written at {found['read_written_gbps']:.1f} GB/s; each core moves {found['copy_gbps']:.1f} GB/s in a copy of "
+        f"{format_bytes(int(found['memory_bytes']))}, {found['add_gbps']:.1f} GB/s in read + read + write"
+    )
+    return [("the limit's measurements", told)]

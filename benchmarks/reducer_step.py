@@ -31,13 +31,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from hosts import Hosts
-from ringlet.bench.clusters import Cluster, read_cluster
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
 from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.clusters import Cluster, read_cluster
+
 from char_transformer import CharTransformer, Size, Text, loss_of
 
 TURN_STEPS = 6  # the first of them, with cold caches, is not timed

@@ -11,9 +11,11 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from ringlet.bench.cases import Config, format_bytes, uplink_factor
-from ringlet.bench.clusters import Cluster
-from ringlet.bench.results import Comparison, Meta, Row, compare, config_of, geometric_mean, read, stream_times
+from benchmarks.clusters import Cluster
+from benchmarks.uplinks import stream_times, uplink_factor
+
+from ringlet.bench.cases import Config, format_bytes
+from ringlet.bench.results import Comparison, Meta, Row, compare, config_of, geometric_mean, read
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 MAIN = "2026-11-22-intel-xeon-2-cores-main"

@@ -22,7 +22,7 @@ from ringlet.schedule.hosts import parse_hosts
 from ringlet.schedule.prove import Proof, prove
 
 DOCS = Path(__file__).parent
-sys.path += [str(DOCS), str(DOCS.parent / "tests" / "conformance")]
+sys.path += [str(DOCS), str(DOCS.parent), str(DOCS.parent / "tests" / "conformance")]
 import conformance_tables  # noqa: E402
 import fastest  # noqa: E402
 import figures  # noqa: E402

@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks.clusters import Cluster, read_cluster
 from benchmarks.hosts import INTERFACE, Hosts, Traffic, why_not
 
 import ringlet
 from hosts import hosts, require_hosts
-from ringlet.bench.clusters import Cluster, read_cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLUSTERS = sorted((ROOT / "benchmarks" / "clusters").glob("*.toml"))
@@ -177,7 +177,7 @@ def test_a_cable_is_pulled_and_put_back():
 
 MAKER = """
 import subprocess, sys
-from ringlet.bench.clusters import Cluster
+from benchmarks.clusters import Cluster
 from benchmarks.hosts import Hosts
 with Hosts(Cluster(2)) as made:
     # A grandchild, in a session of its own, that ignores every polite signal.

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.clusters import Cluster
 from benchmarks.hosts import Hosts, why_not
-
-from ringlet.bench.clusters import Cluster
 
 
 def require_hosts() -> None:

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import machine_limit
+from benchmarks.clusters import read_cluster
 
 import ringlet
 from ringlet import _C
 from ringlet.bench import report, repository, results
 from ringlet.bench import run as bench_run
 from ringlet.bench.cases import Config, Sweep, bus_factor, format_bytes, sizes
-from ringlet.bench.clusters import read_cluster
 from ringlet.bench.exceptions import BenchError
 from ringlet.bench.jobs import Job, Jobs
 from ringlet.bench.plot import plot, quartiles
@@ -29,17 +29,15 @@ from ringlet.bench.ranks import data
 from ringlet.bench.ranks.case import CALLS, COLLECTIVES, IN_PLACE, ITEM_BYTES, Case, buffer_elements
 from ringlet.bench.run import Outcome, plan_samples, run, turns
 from ringlet.cli import bench as bench_cli
-from ringlet.cli.bench import add_parsers, build_sweep
-from ringlet.cli.main import main
+from ringlet.cli.bench import build_sweep
+from ringlet.cli.main import main, make_parser
 
 ROOT = Path(__file__).parents[2]
 SMALL = Sweep(begin_bytes=4, end_bytes=4096, factor=32, rounds=2, sample_ms=1.0, memory=("ordinary",))
 
 
 def parse(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers())
-    return parser.parse_args(["bench", *words])
+    return make_parser()[0].parse_args(["bench", *words])
 
 
 def bench(*words: str) -> int:
@@ -247,7 +245,7 @@ def test_a_wrong_configuration_has_no_ratio_and_is_no_rival(tmp_path: Path) -> N
     rows += [a_row("gloo", 6.0, 0), a_row("mpich", 1.0, 0, wrong=1), a_row("openmpi", 8.0, 0), a_row("limit", 1.0, 0)]
     found = [(one.config.memory, one.rivals, one.ratios) for one in results.compare(rows)]
     assert found == [("registered", "best MPI", {4: 4.0}), ("registered", "gloo", {4: 3.0})]
-    assert {config.library for _, _, config in results.over_limit(rows)} == {"ringlet", "gloo", "openmpi"}
+    assert {config.library for _, _, config in results.relative_to("limit", rows)} == {"ringlet", "gloo", "openmpi"}
     (table, *_) = report.measurements(rows, {})
     place = table.columns.index("p50/limit")
     assert [row[place] for row in table.rows if row[-1] not in ("0", "n/a")] == ["", ""]
@@ -267,7 +265,7 @@ def test_rows_of_several_calls_are_not_mixed(tmp_path: Path) -> None:
     assert {one.call: one.ratios for one in results.compare(rows)} == {
         call: {4: ratio} for call, ratio in zip(calls, (2.0, 3.0, 4.0), strict=True)
     }
-    assert {call for call, _, _ in results.over_limit(rows)} == set(calls)
+    assert {call for call, _, _ in results.relative_to("limit", rows)} == set(calls)
     titles = [table.title.partition(",")[0] for table in report.measurements(rows, {})]
     assert titles == ["all_reduce of float32", "all_reduce of int8", "all_reduce of int8"]
     (table,) = report.summary(rows, {})
@@ -329,7 +327,7 @@ def test_the_limit_is_paired_within_a_round() -> None:
         rows += [a_row("ringlet", 3 * drift, round_), a_row("limit", 2 * drift, round_)]
         rows += [a_row("ringlet", 9.0, round_, size=16)]
     (ours,) = (config for config in {results.config_of(row) for row in rows} if config.library == "ringlet")
-    assert results.over_limit(rows) == {(results.call_of(rows[0]), 4, ours): 1.5}
+    assert results.relative_to("limit", rows) == {(results.call_of(rows[0]), 4, ours): 1.5}
     (table,) = report.measurements(rows, {})
     place = table.columns.index("p50/limit")
     assert [row[place] for row in table.rows] == ["1.50", "", ""]  # ringlet's, the limit's, a size without one

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks import hosts
+from benchmarks.clusters import Cluster
+from benchmarks.uplinks import busiest_uplink, over_stream, stream_times, uplink_factor
 
 from hosts import require_hosts
 from ringlet.bench import report, repository, results
-from ringlet.bench.cases import Sweep, uplink_factor
-from ringlet.bench.clusters import Cluster
+from ringlet.bench.cases import Sweep
 from ringlet.bench.exceptions import BenchError
-from ringlet.bench.run import busiest_uplink, run
+from ringlet.bench.run import run
 from ringlet.cli import bench as cli
-from ringlet.cli.main import main
+from ringlet.cli.main import main, make_parser
 
 PAIR = Cluster(2, uplink_mbit=1000)
 SMALL = Sweep(
@@ -55,7 +55,7 @@ def test_times_are_told_in_those_of_the_stream():
         return config | call | {"bytes": 4, "round": round_, "time_us_p50": time}
 
     rows = [row("stream", 2.0, 0), row("ringlet", 5.0, 0), row("stream", 20.0, 1), row("ringlet", 60.0, 1)]
-    assert list(results.stream_times(rows).values()) == [2.75]
+    assert list(stream_times(rows).values()) == [2.75]
 
 
 def on_hosts(library: str, collective: str, time: float, crossed: int | None, **other: object) -> dict[str, object]:
@@ -72,10 +72,10 @@ def test_each_collective_has_its_own_bound_and_its_own_stream():
     rows = []
     for collective, time, crossed in (("all_reduce", 150.0, 1500), ("all_gather", 150.0, 750)):
         rows += [on_hosts("ringlet", collective, time, crossed), on_hosts("stream", collective, crossed / 10, 1000)]
-    found = {call.collective: ratio for (call, _, _), ratio in results.over_stream(rows).items()}
+    found = {call.collective: ratio for (call, _, _), ratio in over_stream(rows).items()}
     assert found == {"all_reduce": 1.0, "all_gather": 2.0}
     with pytest.raises(ValueError, match="several calls"):
-        results.stream_times(rows)
+        stream_times(rows)
     reduce, gather = report.uplinks(rows, {"cluster": {"hosts": 4}})
     assert reduce.title.startswith("all_reduce of float32: ") and "is 1.500 buffers" in reduce.title
     assert gather.title.startswith("all_gather of float32: ") and "is 0.750 buffers" in gather.title
@@ -143,8 +143,7 @@ def test_a_rank_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_sweep_may_name_its_hosts():
-    parser = argparse.ArgumentParser()
-    cli.add_parsers(parser.add_subparsers())
+    parser, _ = make_parser()
     named = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention"]))
     assert named.hosts and (named.hosts.name, named.worlds) == ("4x2-block", (8,))
     other = cli.build_sweep(parser.parse_args(["bench", "--sweep", "contention", "--cluster", "2x4-cyclic"]))

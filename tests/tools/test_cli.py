@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import ringlet
-from ringlet.cli import doctor, outputs, terminal, values, variables
+from ringlet.cli import doctor, options, outputs, terminal, variables
 from ringlet.cli.main import main, make_parser
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -79,11 +79,11 @@ def test_options_have_one_meaning_in_all_commands():
         assert parsed("run", world, "3", "x.py").world == 3
     for name in ("--algorithm", "--algorithms"):
         assert parsed("bench", name, "ring,butterfly,ring").algorithms == ("ring", "butterfly")
-        assert parsed("prove", name, "ring,butterfly").algorithm == ("ring", "butterfly")
+        assert parsed("prove", name, "ring,butterfly").algorithms == ("ring", "butterfly")
     for name in ("--collective", "--collectives"):
         assert parsed("bench", name, "all_reduce,broadcast").collectives == ("all_reduce", "broadcast")
         assert parsed("tune", name, "all_reduce").collectives == ("all_reduce",)
-        assert parsed("prove", name, "all_reduce").collective == ("all_reduce",)
+        assert parsed("prove", name, "all_reduce").collectives == ("all_reduce",)
     assert parsed("bench", "--algorithm", "none").algorithms == ()
 
 
@@ -93,7 +93,7 @@ def test_flags_of_nccl_tests():
     )
     assert (args.begin_bytes, args.end_bytes, args.factor, args.iterations) == (8, 128 << 20, 2, 20)
     assert (args.warmup, args.check, args.dtype, args.op) == (3, True, "float16", "product")
-    assert [values.size(text) for text in ("4", "1K", "64k", "256M", "1G", "1MiB", "1 GB")] == [
+    assert [options.size(text) for text in ("4", "1K", "64k", "256M", "1G", "1MiB", "1 GB")] == [
         4, 1 << 10, 64 << 10, 256 << 20, 1 << 30, 1 << 20, 1 << 30,
     ]  # fmt: skip
 

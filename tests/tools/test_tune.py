@@ -419,6 +419,4 @@ def test_wrong_results_make_no_rule(tmp_path, monkeypatch, capsys):
     words = ("--collective", "all_reduce", "-b", "64K", "-e", "64K", "-o", str(table))
     assert main(("tune", *words, "--transport", "tcp")) == 2
     assert f"all_reduce: 7 wrong elements by {names[1]} at 64 KiB" in capsys.readouterr().err
-    assert main(("search", *words, "--hosts", "2x2", "--machine", "slow-uplinks", "-k", "2", "--measure")) == 2
-    assert "all_reduce: 7 wrong elements by " in capsys.readouterr().err
     assert not table.exists()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from .clusters import Cluster
 from .exceptions import BenchError
 from .ranks.case import ITEM_BYTES, KEEP_BYTES, LISTS, REDUCING, SPLIT, Case
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MPI_PEERS = ("openmpi", "mpich", "intelmpi")
 STREAM = "stream"  # one plain TCP connection that carries the bytes once: what a link gives
 NCCL = "nccl"  # through torch.distributed
@@ -47,7 +46,7 @@ class Config:
 class Sweep:
     """Everything that one `ringlet bench` measures. `iterations` of 0: as many calls as fill `sample_ms`.
 
-    hosts: the emulated cluster to run on, whose world `worlds` then is; None: this machine, as it is.
+    hosts: the Cluster of benchmarks/clusters.py to run on, whose world `worlds` then is; None: this machine, as it is.
     transport: ringlet's, as `ringlet.init` takes it; "" leaves the choice to it.
     device: of the buffers; rank r's are on GPU r modulo the number of GPUs.
     """
@@ -69,37 +68,29 @@ class Sweep:
     rounds: int = 5
     sample_ms: float = 50.0
     timeout_s: float = 120.0
-    hosts: Cluster | None = None
+    hosts: Any = None
     transport: str = ""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        self._check_device()
-        if self.hosts and self.worlds != (self.hosts.world,):
-            raise BenchError(f"world: {self.hosts} has {self.hosts.world} ranks, got world {self.worlds}")
-        if self.hosts and "intelmpi" in self.peers:
-            raise BenchError(
-                "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"
-            )
-        if self.hosts and LIMIT in self.peers:
-            raise BenchError("peers: the limit is that of one host's cores: leave out limit or --hosts")
-        if self.end_bytes < self.begin_bytes:
-            raise BenchError("sizes: -e must be at least -b")
-
-    def _check_device(self) -> None:
-        if self.device == "cpu" and NCCL in self.peers:
-            raise BenchError("peers: nccl needs --device cuda")
-        if self.device == "cpu":
-            return
-        others = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
-        if others:
-            raise BenchError(f"peers: {', '.join(others)} cannot be measured on GPUs: give nccl or gloo")
-        if "allocator" in self.memory:
-            raise BenchError(
-                "memory: allocator replaces torch's on the host only: for a GPU give registered or ordinary"
-            )
-        if self.hosts:
-            raise BenchError("hosts: emulated hosts have no GPU: leave out --hosts or --device")
+        on_gpu, hosts = self.device != "cpu", self.hosts
+        slow = [peer for peer in self.peers if peer not in (NCCL, "gloo")]
+        for wrong, what in (
+            (not on_gpu and NCCL in self.peers, "peers: nccl needs --device cuda"),
+            (on_gpu and slow, f"peers: {', '.join(slow)} cannot be measured on GPUs: give nccl or gloo"),
+            (on_gpu and "allocator" in self.memory,
+             "memory: allocator replaces torch's on the host only: for a GPU give registered or ordinary"),
+            (on_gpu and hosts, "hosts: emulated hosts have no GPU: leave out --cluster or --device"),
+            (hosts and self.worlds != (getattr(hosts, "world", 0),),
+             f"world: {hosts} has {getattr(hosts, 'world', 0)} ranks, got world {self.worlds}"),
+            (hosts and "intelmpi" in self.peers,
+             "peers: intelmpi cannot run between hosts, because its wheel has no libfabric: leave it out"),
+            (hosts and LIMIT in self.peers,
+             "peers: the limit is that of one host's cores: leave out limit or --cluster"),
+            (self.end_bytes < self.begin_bytes, "sizes: -e must be at least -b"),
+        ):  # fmt: skip
+            if wrong:
+                raise BenchError(what)
 
     @property
     def gpu_heap_mib(self) -> int:
@@ -150,9 +141,9 @@ def sizes(sweep: Sweep, world: int, collective: str) -> list[tuple[int, int]]:
 
 
 def format_bytes(size: int) -> str:
-    for unit in ("G", "M", "K"):
-        if size >= _UNITS[unit] and size % _UNITS[unit] == 0:
-            return f"{size // _UNITS[unit]} {unit}iB"
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
     return f"{size} B"
 
 
@@ -166,9 +157,3 @@ def bus_factor(collective: str, world: int) -> float:
 def bus_factor_of(library: str, collective: str, world: int) -> float:
     """`bus_factor`, but for the stream, which carries its bytes once whatever it is compared with."""
     return 1.0 if library == STREAM else bus_factor(collective, world)
-
-
-def uplink_factor(collective: str, cluster: Cluster) -> float:
-    """The least bytes that some host's uplink must carry one way, per byte of the buffer."""
-    each = cluster.ranks_per_host if collective == "all_to_all" else 1
-    return bus_factor(collective, cluster.hosts) * each

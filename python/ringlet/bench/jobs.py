@@ -1,6 +1,6 @@
 """The processes of one library: starts them once, tells them what to measure, and stops or kills them.
 
-Ranks connect to a unix socket in a private folder and then wait in a read. A job is all ranks of a library in one
+Ranks connect to a unix socket in a private folder and then wait for a command. A job is all ranks of a library in one
 world. The benchmark starts ringlet, gloo and the plain stream rank by rank, an MPI library through its own mpiexec. On
 emulated hosts all hosts share the folder. If a rank is on another host than in the cluster, it is refused.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Job:
         self._folder, self._log = folder, folder / (name.replace("/", "-") + ".log")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: dict[int, Connection] = {}
+        self._pids: dict[int, int] = {}
         self._shared_files: set[Path] = set()
         self.hosts: Any = None  # as in Jobs
         with open(self._log, "wb") as log:
@@ -51,8 +52,7 @@ class Job:
                 )  # fmt: skip
 
     def attach(self, connection: Connection, hello: dict[str, Any]) -> None:
-        connection.pid = hello["pid"]
-        self._connections[hello["rank"]] = connection
+        self._connections[hello["rank"]], self._pids[hello["rank"]] = connection, hello["pid"]
 
     @property
     def attached(self) -> bool:
@@ -67,14 +67,15 @@ class Job:
     def await_ready(self, timeout_s: float) -> None:
         ready = self._answers(timeout_s, "start")
         self.version, self.transport = ready[0]["version"], ready[0]["transport"]
-        self._note_shared_files()
+        # A killed MPI cannot remove these files any more.
+        self._shared_files = {file for pid in self._pids.values() for file in _shared_files(pid)}
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Give all ranks a command, return their answers in rank order."""
-        line = json.dumps(command).encode() + b"\n"
+        line = json.dumps(command).encode()
         for rank, connection in self._connections.items():
             try:
-                connection.socket.sendall(line)
+                connection.send_bytes(line)
             except OSError as error:
                 raise self._died(f"rank {rank} is gone ({error})") from error
         return self._answers(timeout_s, command["do"])
@@ -87,7 +88,7 @@ class Job:
         """Ends the processes in order. `kill` ends those that do not stop."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
-                connection.socket.sendall(b'{"do": "stop"}\n')
+                connection.send_bytes(b'{"do": "stop"}')
         until = time.monotonic() + _STOP_S
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -96,7 +97,8 @@ class Job:
     def kill(self) -> None:
         """Ends the rest: first mpiexec, in order, so that it removes its files, then everything."""
         running = [process for process in self._processes if process.poll() is None]
-        self._note_shared_files()
+        # A killed MPI cannot remove these files any more.
+        self._shared_files = {file for pid in self._pids.values() for file in _shared_files(pid)}
         for process in running:
             process.terminate()
         until = time.monotonic() + _STOP_S / 5
@@ -106,76 +108,46 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for connection in self._connections.values():
-            connection.socket.close()
+        for rank, connection in self._connections.items():
+            connection.close()
             # Open MPI puts ranks in process groups of their own. The folder's name tells ours from a reused pid.
             with contextlib.suppress(OSError):
-                if os.fsencode(self._folder) in Path(f"/proc/{connection.pid}/cmdline").read_bytes():
-                    os.kill(connection.pid, signal.SIGKILL)
-        # A killed MPI cannot remove these files any more.
+                if os.fsencode(self._folder) in Path(f"/proc/{self._pids[rank]}/cmdline").read_bytes():
+                    os.kill(self._pids[rank], signal.SIGKILL)
         for file in self._shared_files:
             file.unlink(missing_ok=True)
 
-    def _note_shared_files(self) -> None:
-        for connection in self._connections.values():
-            self._shared_files |= connection.shared_files()
-
     def _answers(self, timeout_s: float, doing: str) -> list[dict[str, Any]]:
         until, answers = time.monotonic() + timeout_s, {}
-        with selectors.DefaultSelector() as selector:
-            for rank, connection in self._connections.items():
-                selector.register(connection.socket, selectors.EVENT_READ, rank)
-            while True:
-                for rank, connection in self._connections.items():
-                    if rank not in answers and (answer := connection.take()):
-                        if "error" in answer:
-                            told = f"rank {rank} failed during {doing}: {answer['error']}"
-                            raise self._died("\n".join(filter(None, (told, answer["traceback"]))))
-                        answers[rank] = answer
-                if len(answers) == self.world:
-                    return [answers[rank] for rank in range(self.world)]
-                ready = selector.select(max(0.0, until - time.monotonic()))
-                if not ready:
-                    silent = sorted(set(self._connections) - set(answers))
-                    raise self._died(f"{doing}: no answer from ranks {silent} after {timeout_s:.0f} s (--timeout)")
-                for key, _ in ready:
-                    if not self._connections[key.data].receive():
-                        raise self._died(f"rank {key.data} died during {doing}")
+        waiting = {connection: rank for rank, connection in self._connections.items()}
+        while waiting:
+            ready = wait(list(waiting), max(0.0, until - time.monotonic()))
+            if not ready:
+                silent = sorted(waiting.values())
+                raise self._died(f"{doing}: no answer from ranks {silent} after {timeout_s:.0f} s (--timeout)")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    answers[rank] = answer = json.loads(connection.recv_bytes())
+                except (EOFError, OSError):
+                    raise self._died(f"rank {rank} died during {doing}") from None
+                if "error" in answer:
+                    told = f"rank {rank} failed during {doing}: {answer['error']}"
+                    raise self._died("\n".join(filter(None, (told, answer["traceback"]))))
+        return [answers[rank] for rank in range(self.world)]
 
     def _died(self, what: str) -> BenchError:
         said = self._log.read_text(errors="replace").strip().splitlines()[-15:]
         return BenchError(f"{self.name}, {self.world} ranks: {what}" + "".join(f"\n  | {line}" for line in said))
 
 
-class Connection:
-    """Messages from one rank, a line each."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket, self.pid, self._buffer = connected, 0, b""
-
-    def shared_files(self) -> set[Path]:
-        """The files under /dev/shm that the rank has mapped; none once it has ended."""
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
-            return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and _is_ours(line)}
-        return set()
-
-    def receive(self) -> bool:
-        """Waits for data and reads it. Returns False if the rank is gone."""
-        try:
-            received = self.socket.recv(1 << 16)
-        except ConnectionError:
-            received = b""
-        self._buffer += received
-        return bool(received)
-
-    def take(self) -> dict[str, Any] | None:
-        """The oldest whole message, or None."""
-        line, separator, rest = self._buffer.partition(b"\n")
-        if not separator:
-            return None
-        self._buffer = rest
-        return json.loads(line)
+def _shared_files(pid: int) -> set[Path]:
+    """The files under /dev/shm that a rank has mapped; none once it has ended."""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and _is_ours(line)}
+    return set()
 
 
 def _is_ours(line: str) -> bool:
@@ -245,13 +217,13 @@ class Jobs:
                 raise BenchError(f"{waiting[0].name}: its ranks did not start within {self._timeout_s:.0f} s")
             with contextlib.suppress(TimeoutError):
                 connected, _ = listener.accept()
-                connected.settimeout(self._timeout_s)
-                connection = Connection(connected)
-                while (hello := connection.take()) is None and connection.receive():
-                    pass
-                if hello:
-                    self._check_place(hello)
-                    self._jobs[hello["job"]].attach(connection, hello)
+                connected.setblocking(True)
+                connection = Connection(connected.detach())
+                with contextlib.suppress(EOFError, ConnectionError):  # it has ended
+                    if connection.poll(self._timeout_s):
+                        hello = json.loads(connection.recv_bytes())
+                        self._check_place(hello)
+                        self._jobs[hello["job"]].attach(connection, hello)
 
     def _check_place(self, hello: dict[str, Any]) -> None:
         if self._hosts:

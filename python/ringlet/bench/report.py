@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cases import MPI_PEERS, STREAM, Config, format_bytes, uplink_factor
-from .clusters import Cluster
+from . import repository
+from .cases import LIMIT, MPI_PEERS, Config, format_bytes
 from .results import (
-    Call,
     Comparison,
     Meta,
     Row,
-    call_of,
+    by_call,
     compare,
     config_of,
     geometric_mean,
-    median_rows,
-    over_limit,
-    over_stream,
+    relative_to,
     wrong_elements,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,8 @@ class Table:
 
 def measurements(rows: list[Row], meta: Meta) -> list[Table]:
     """One table per call: a line per size and configuration."""
-    tables, limits = [], over_limit(rows)
-    for call, here in _by_call(rows):
+    tables, limits = [], relative_to(LIMIT, rows)
+    for call, here in by_call(rows):
         lines = []
         for row in here:
             times_limit = limits.get((call, row["bytes"], config_of(row)))
@@ -47,7 +44,7 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
                 [
                     str(config_of(row)), row["transport"],
                     str(row["bytes"]), str(row["count"]), row["dtype"], row["op"],
-                    _time(row["time_us_min"]), _time(row["time_us_p50"]), _time(row["time_us_p99"]),
+                    time_text(row["time_us_min"]), time_text(row["time_us_p50"]), time_text(row["time_us_p99"]),
                     f"{row['algbw_gbps']:.3g}", f"{row['busbw_gbps']:.3g}",
                     *([] if not limits else ["" if times_limit is None else f"{times_limit:.2f}"]),
                     "n/a" if row["wrong"] is None else str(row["wrong"]),
@@ -60,14 +57,6 @@ def measurements(rows: list[Row], meta: Meta) -> list[Table]:
             Table(title, [*columns, "algbw", "busbw", *(["p50/limit"] if limits else []), "#wrong"], lines, left=2)
         )
     return tables
-
-
-def _by_call(rows: list[Row]) -> list[tuple[Call, list[Row]]]:
-    """The medians of each call: the worlds ascending, the collectives in their order."""
-    merged: dict[Call, list[Row]] = {call: [] for call in dict.fromkeys(map(call_of, rows))}
-    for row in median_rows(rows):
-        merged[call_of(row)].append(row)
-    return sorted(merged.items(), key=lambda one: one[0].world)
 
 
 def summary(rows: list[Row], meta: Meta) -> list[Table]:
@@ -117,31 +106,8 @@ def _overall(comparisons: list[Comparison]) -> list[list[str]]:
 
 
 def uplinks(rows: list[Row], meta: Meta) -> list[Table]:
-    """On emulated hosts, one table per call that moves data: the bytes on the busiest uplink, and times in those of a
-    plain stream, against the bound."""
-    if not meta.get("cluster"):
-        return []
-    cluster = Cluster(**meta["cluster"])
-    tables, times = [], over_stream(rows)
-    for call, here in _by_call(rows):
-        if cluster.hosts < 2 or call.world != cluster.world:  # of another cluster: its bound is another one
-            continue
-        least, lines = uplink_factor(call.collective, cluster), []
-        for row in here:
-            ratio, crossed = times.get((call, row["bytes"], config_of(row))), row["uplink_bytes"]
-            if row["library"] == STREAM or row["bytes"] == 0 or crossed is None:
-                continue
-            lines.append(
-                [
-                    str(config_of(row)), str(row["bytes"]), _time(row["time_us_p50"]), f"{crossed:.0f}",
-                    f"{crossed / row['bytes']:.3f}", "" if ratio is None else f"{ratio:.3f}",
-                    "" if ratio is None else f"{least / ratio:.1%}",
-                ]
-            )  # fmt: skip
-        title = f"{call}: busiest uplink of {cluster}; the least that one must carry is {least:.3f} buffers"
-        columns = ["library", "size (B)", "p50 (us)", "uplink (B)", "in buffers", "p50 in streams", "of the bound"]
-        tables += [Table(title, columns, lines)] if lines else []
-    return tables
+    """On emulated hosts, one table per call that moves data: the bytes on the busiest uplink."""
+    return repository.module("uplinks").tables(rows, meta) if meta.get("cluster") else []
 
 
 def markdown(rows: list[Row], meta: Meta) -> str:
@@ -169,39 +135,18 @@ def facts(meta: Meta, **more: str) -> list[str]:
     told = [
         ("hardware", f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
                      f"Linux {machine.get('kernel')}"),
-        *_cluster_facts(meta),
+        *(repository.module("uplinks").facts(meta) if meta.get("cluster") else ()),
         ("command", f"`{meta.get('command')}`"),
         ("commit", str(meta.get("commit"))),
         ("date", str(meta.get("date"))),
         ("load average before", str(meta.get("load_before"))),
         ("versions", "; ".join(f"{name}: {version}" for name, version in meta.get("versions", {}).items())),
         *((f"settings of {name}", f"`{value}`") for name, value in meta.get("settings", {}).items()),
-        *_limit_facts(meta),
+        *(repository.module("machine_limit").facts(meta["limit"]) if meta.get("limit") else ()),
         *((f"not measured: {name}", reason) for name, reason in meta.get("refused", {}).items()),
         *more.items(),
     ]  # fmt: skip
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in told)]
-
-
-def _cluster_facts(meta: Meta) -> list[tuple[str, str]]:
-    if not meta.get("cluster"):
-        return []
-    return [
-        ("emulated cluster", f"{Cluster(**meta['cluster'])} (network namespaces of this machine, tbf)"),
-        ("congestion control", str(meta.get("congestion_control"))),
-    ]
-
-
-def _limit_facts(meta: Meta) -> list[tuple[str, str]]:
-    if not meta.get("limit"):
-        return []
-    found = meta["limit"]
-    told = (
-        f"a line there and back {1000 * found['line_round_trip_us']:.0f} ns; a core reads what the other has just "
-        f"written at {found['read_written_gbps']:.1f} GB/s; each core moves {found['copy_gbps']:.1f} GB/s in a copy of "
-        f"{format_bytes(found['memory_bytes'])}, {found['add_gbps']:.1f} GB/s in read + read + write"
-    )
-    return [("the limit's measurements", told)]
 
 
 def _oversubscribed(world: int, meta: Meta) -> str:
@@ -209,7 +154,7 @@ def _oversubscribed(world: int, meta: Meta) -> str:
     return f" on {cores} cores (oversubscribed)" if world > cores else ""
 
 
-def _time(us: float) -> str:
+def time_text(us: float) -> str:
     return f"{us:.2f}" if us < 100 else f"{us:.0f}"
 
 

@@ -27,19 +27,48 @@ from typing import Any, NamedTuple
 from ringlet.group import congestion_controls
 
 from . import repository
-from .cases import LIMIT, MPI_PEERS, NCCL, PEERS, STREAM, Config, bus_factor_of, format_bytes
-from .clusters import Cluster
+from .cases import MPI_PEERS, NCCL, PEERS, Config, bus_factor_of, format_bytes
 from .exceptions import BenchError
 from .run import Outcome, Row
 
-KEYS = (
-    "library", "collective", "algorithm", "transport", "memory", "via", "world", "bytes", "count", "dtype", "op",
-    "time_us_min", "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "wrong", "uplink_bytes", "round",
-)  # fmt: skip
-_TEXTS = ("library", "collective", "algorithm", "transport", "memory", "via", "dtype", "op")
-_WHOLE = ("world", "bytes", "count", "wrong", "uplink_bytes", "round")
+Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: Any, least: float = 0) -> bool:
+    """Good for medians and ratios."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= 1 << 63
+
+
+def _whole(value: Any, least: float = 0) -> bool:
+    return isinstance(value, int) and _number(value, least)
+
+
+def _whole_or_none(value: Any) -> bool:
+    """None: not checked, or not on emulated hosts."""
+    return value is None or _whole(value)
+
+
+def _world(value: Any) -> bool:
+    return _whole(value, 1)
+
+
+def _time(value: Any) -> bool:
+    return _number(value, 1e-6)
+
+
+# The keys of a row, in their order, and what they may be.
+_ROW: dict[str, Check] = {
+    "library": _text, "collective": _text, "algorithm": _text, "transport": _text, "memory": _text, "via": _text,
+    "world": _world, "bytes": _whole, "count": _whole, "dtype": _text, "op": _text,
+    "time_us_min": _time, "time_us_p50": _time, "time_us_p99": _time, "algbw_gbps": _number, "busbw_gbps": _number,
+    "wrong": _whole_or_none, "uplink_bytes": _whole_or_none, "round": _whole,
+}  # fmt: skip
+KEYS = tuple(_ROW)
 _LIMIT_FACTS = ("line_round_trip_us", "read_written_gbps", "memory_bytes", "copy_gbps", "add_gbps")
-_LEAST_US, _LARGEST = 1e-6, 1 << 63  # of what a row may say
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
@@ -87,6 +116,14 @@ def median_rows(rows: Iterable[Row]) -> list[Row]:
         merged["round"] = len(same)
         found.append(merged)
     return sorted(found, key=lambda row: (row["world"], row["bytes"], _place(config_of(row))))
+
+
+def by_call(rows: list[Row]) -> list[tuple[Call, list[Row]]]:
+    """The medians of each call: the worlds ascending, the collectives in their order."""
+    merged: dict[Call, list[Row]] = {call: [] for call in dict.fromkeys(map(call_of, rows))}
+    for row in median_rows(rows):
+        merged[call_of(row)].append(row)
+    return sorted(merged.items(), key=lambda one: one[0].world)
 
 
 def _place(config: Config) -> tuple[Any, ...]:
@@ -153,28 +190,9 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
     return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
 
-def stream_times(rows: Iterable[Row]) -> dict[tuple[int, Config], float]:
-    """`over_stream` by size and configuration. ValueError if the rows are not all of the same call."""
-    found = over_stream(rows)
-    if len({call for call, _, _ in found}) > 1:
-        raise ValueError("rows of several calls: use over_stream")
-    return {(size, config): ratio for (_, size, config), ratio in found.items()}
-
-
-def over_stream(rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
-    """(call, bytes, configuration) -> its p50 over the plain stream's for as many bytes: medians over rounds of ratios
-    within a round. If only the uplink takes time, this is the schedule's load on the busiest uplink, in buffers."""
-    return _over(STREAM, rows)
-
-
-def over_limit(rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
-    """(call, bytes, configuration) -> its p50 over the limit: medians over rounds of ratios within a round. Empty if
-    the limit was not measured."""
-    return _over(LIMIT, rows)
-
-
-def _over(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
-    """Of each configuration without wrong elements, its time in those of `library`."""
+def relative_to(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
+    """(call, bytes, configuration) -> its p50 over that of `library`: medians over rounds of ratios within a round, of
+    configurations without wrong elements. Empty if the library was not measured."""
     rows = without_wrong(rows)
     base = {(call_of(row), row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == library}
     found: dict[tuple[Call, int, Config], list[float]] = defaultdict(list)
@@ -238,33 +256,14 @@ def read(path: Path) -> tuple[list[Row], Meta]:
         meta = json.loads(beside.read_text()) if beside.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"--from: cannot read {path}: {error}") from error
-    wrong = next((number for number, row in enumerate(rows, 1) if not _is_row(row)), None)
-    part = _wrong_part(meta)
-    if not rows or wrong:
-        where = f"line {wrong} of {path}" if wrong else str(path)
-        raise BenchError(f"--from: {where} holds no results of `ringlet bench --json`")
-    if part:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not all(right(row.get(key)) for key, right in _ROW.items()):
+            raise BenchError(f"--from: line {number} of {path} holds no results of `ringlet bench --json`")
+    if not rows:
+        raise BenchError(f"--from: {path} holds no results of `ringlet bench --json`")
+    if part := _wrong_part(meta):
         raise BenchError(f"--from: {beside}: {part} is not as `ringlet bench --json` writes it")
     return rows, meta
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and all(_fits(key, row.get(key)) for key in KEYS)
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Whether the value is good for medians and ratios."""
-    if key in _TEXTS:
-        return isinstance(value, str)
-    if value is None:
-        return key in ("wrong", "uplink_bytes")  # not checked; not on emulated hosts
-    if key in _WHOLE:
-        return isinstance(value, int) and not isinstance(value, bool) and int(key == "world") <= value <= _LARGEST
-    return _is_number(value) and value >= (_LEAST_US if key.startswith("time_us") else 0)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
 def _wrong_part(meta: Any) -> str | None:
@@ -274,18 +273,19 @@ def _wrong_part(meta: Any) -> str | None:
     for part in ("machine", "cluster", "versions", "settings", "refused", "limit"):
         if not isinstance(meta.get(part, {}), dict):
             return f"`{part}`"
-    if not _is_number(meta.get("machine", {}).get("cores", 0)):
+    if not _number(meta.get("machine", {}).get("cores", 0)):
         return "`cores` of `machine`"
-    if meta.get("limit") and not all(_is_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
+    if meta.get("limit") and not all(_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
         return "`limit`"
     try:
-        Cluster(**meta.get("cluster") or {"hosts": 1})
+        if meta.get("cluster"):
+            repository.module("clusters").Cluster(**meta["cluster"])
     except (BenchError, TypeError) as error:  # a wrong value; a name that is unknown or missing
         return f"`cluster` ({error})"
     return None
 
 
-def circumstances(outcome: Outcome, load: float, cluster: Cluster | None = None) -> Meta:
+def circumstances(outcome: Outcome, load: float, cluster: Any = None) -> Meta:
     """The circumstances of a figure: hardware, command, commit and versions. `load`: its average before the run."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

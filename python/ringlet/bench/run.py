@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import repository
-from .cases import LIMIT, MPI_PEERS, STREAM, Config, Sweep, bus_factor_of, uplink_factor
-from .exceptions import BenchError
+from .cases import LIMIT, MPI_PEERS, Config, Sweep, bus_factor_of
 from .jobs import Job, Jobs
 from .ranks.case import Case
 
@@ -57,17 +56,8 @@ def run(sweep: Sweep, watch: Watcher = lambda row, done, total: None) -> Outcome
         with contextlib.ExitStack() as stack:
             hosts = stack.enter_context(repository.module("hosts").Hosts(sweep.hosts)) if sweep.hosts else None
             names = [config.job for config in configs if config.library != LIMIT]
-            jobs = stack.enter_context(
-                Jobs(
-                    names,
-                    world,
-                    sweep.timeout_s,
-                    hosts=hosts,
-                    transport=sweep.transport,
-                    device=sweep.device,
-                    gpu_heap_mib=sweep.gpu_heap_mib,
-                )
-            )
+            on: dict[str, Any] = {"hosts": hosts, "transport": sweep.transport, "device": sweep.device}
+            jobs = stack.enter_context(Jobs(names, world, sweep.timeout_s, gpu_heap_mib=sweep.gpu_heap_mib, **on))
             _describe(outcome, jobs, hosts)
             for turn, (config, case, round_) in enumerate(turns(sweep, world, configs)):
                 row = None
@@ -126,10 +116,12 @@ def _measure(sweep: Sweep, job: Job, config: Config, case: Case, prepared: list[
     samples, batch = plan_samples(sweep, estimate_us)
     before = job.traffic()
     timed = job.ask({"do": "measure", "samples": samples, "batch": batch}, sweep.timeout_s)
-    uplink = busiest_uplink(before, job.traffic())
-    # One batch goes untimed before the samples.
-    uplink = None if uplink is None else round(uplink / (batch * (samples + 1)))
-    _refuse_what_went_around(sweep, config, case, uplink)
+    uplink = None
+    if sweep.hosts:
+        uplinks = repository.module("uplinks")
+        # One batch goes untimed before the samples.
+        uplink = round(uplinks.busiest_uplink(before, job.traffic()) / (batch * (samples + 1)))
+        uplinks.refuse_what_went_around(sweep.hosts, config, case, uplink)
     least, median, high = (max(answer[key] for answer in timed) for key in ("min", "p50", "p99"))
     return _row(config, case, (least, median, high)) | {
         "transport": prepared[0]["transport"],
@@ -174,26 +166,6 @@ def _limit(outcome: Outcome, case: Case, round_: int) -> Row | None:
     outcome.limits.append(found)
     least = machine_limit.least_us(case, found)
     return _row(Config(LIMIT, case.algorithm, case.memory, case.via), case, (least, least, least)) | {"round": round_}
-
-
-def _refuse_what_went_around(sweep: Sweep, config: Config, case: Case, uplink: int | None) -> None:
-    """A library may detect that emulated hosts are one machine, and use its memory instead of the network."""
-    if sweep.hosts is None or uplink is None or sweep.hosts.hosts < 2:
-        return
-    least = case.bytes * (1.0 if config.library == STREAM else uplink_factor(case.collective, sweep.hosts))
-    if uplink < least:
-        raise BenchError(
-            f"{config}: {uplink} bytes a call crossed the busiest uplink, but {case.collective} of {case.bytes} bytes "
-            f"needs {least:.0f}: it does not use the network between the hosts"
-        )
-
-
-def busiest_uplink(before: list[Any], after: list[Any]) -> int | None:
-    """The most bytes that crossed one host's uplink one way between two readings; None without hosts."""
-    return max(
-        (max(now.sent - then.sent, now.received - then.received) for then, now in zip(before, after, strict=True)),
-        default=None,
-    )
 
 
 def _describe(outcome: Outcome, jobs: dict[str, Job], hosts: Any) -> None:

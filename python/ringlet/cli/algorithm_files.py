@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ringlet.cli import values
+from ringlet.cli import options
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Algorithm, load
+from ringlet.schedule import Algorithm, algorithms, load
 from ringlet.schedule.registry import ENDINGS, VARIABLE, load_given
 
+BUILT_IN = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
 FILES = "mine.py, mine.py:name, FILE.json or FILE.xml (MSCCL)"
 
 
@@ -26,44 +27,33 @@ def read(text: str) -> list[Algorithm]:
     made = load(path)
     found = [one for one in made if not name or one.name == name]
     if not found:
-        raise InvalidUsage(f"{values.shown(text)} is none of {_listed(path, made)}")
+        raise InvalidUsage(f"{options.shown(text)} is none of {_listed(path, made)}")
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*_paths(), str(Path(path).absolute())]))
     return found
 
 
-def of_file(text: str) -> list[Algorithm]:
-    """`read` as a type for argparse."""
-    try:
-        return read(text)
-    except InvalidUsage as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+of_file = options.checked(read)
 
 
-def one(known: Sequence[str]) -> Callable[[str], str | Algorithm]:
+@options.checked
+def one(text: str) -> str | Algorithm:
     """A type for argparse: a name, or the only algorithm of a file, or its algorithm of a name."""
-
-    def parse(text: str) -> str | Algorithm:
-        if not is_file(text):
-            try:
-                return values.one_of((*known, *(own.name for own in given())))(text)
-            except InvalidUsage as error:
-                raise argparse.ArgumentTypeError(str(error)) from None
-        found = of_file(text)
-        if len(found) != 1:
-            path = text.partition(":")[0]
-            raise argparse.ArgumentTypeError(f"{values.shown(text)} has several: give one of {_listed(path, found)}")
-        return found[0]
-
-    return parse
+    if not is_file(text):
+        return options.one_of((*BUILT_IN, *(own.name for own in given())))(text)
+    found = of_file(text)
+    if len(found) != 1:
+        several = _listed(text.partition(":")[0], found)
+        raise argparse.ArgumentTypeError(f"{options.shown(text)} has several: give one of {several}")
+    return found[0]
 
 
-def names(known: Sequence[str] = (), *, none: bool = False) -> Callable[[str], tuple[str, ...]]:
-    """A type for argparse: names with commas between them, as values.names has them, and the names in files."""
+def names(*, none: bool = False) -> Callable[[str], tuple[str, ...]]:
+    """A type for argparse: names with commas between them, as options.names has them, and the names in files."""
 
     def parse(text: str) -> tuple[str, ...]:
         found: list[str] = []
         for word in text.split(","):
-            found += [own.name for own in of_file(word)] if is_file(word) else values.names(known, none=none)(word)
+            found += [own.name for own in of_file(word)] if is_file(word) else options.names(none=none)(word)
         return tuple(dict.fromkeys(found))
 
     return parse

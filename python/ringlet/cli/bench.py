@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,143 +15,101 @@ import torch
 
 from ringlet import group
 from ringlet.bench import report, repository, results
-from ringlet.bench.cases import DEVICES, MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
-from ringlet.bench.clusters import read_cluster
+from ringlet.bench.cases import MPI_PEERS, NCCL, OWN_OF_NCCL, PEERS, STREAM, Sweep, format_bytes
 from ringlet.bench.exceptions import BenchError
 from ringlet.bench.plot import FORMATS, plot, require_matplotlib
 from ringlet.bench.ranks.case import CALLS, ITEM_BYTES, LISTS, MEMORIES
 from ringlet.bench.ranks.data import OPS
 from ringlet.bench.run import Row, run
-from ringlet.cli import algorithm_files, outputs, terminal, values
-from ringlet.cli.parser import Elsewhere, add_option
+from ringlet.cli import algorithm_files, options, outputs, terminal
 from ringlet.schedule import algorithms
 from ringlet.schedule.machine_file import read_toml
 from ringlet.supervisor import termination_raises
 
-_EPILOG = """\
-examples:
-  ringlet bench --algorithm ring,butterfly,two_shot -e 16M
-  ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
-  ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
-  ringlet bench --algorithm ring,mine.py -e 16M
-  ringlet bench --cluster 4x1 --algorithm ring,circulant -b 64K -e 16M
-  ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
+_EXAMPLES = """\
+ringlet bench --algorithm ring,butterfly,two_shot -e 16M
+ringlet bench --sweep main --json out/main.jsonl --plot out/main.svg --report benchmarks/results/
+ringlet bench --world 4,8 -b 64K --peers openmpi,mpich,intelmpi
+ringlet bench --algorithm ring,mine.py -e 16M
+ringlet bench --cluster 4x1 --algorithm ring,circulant -b 64K -e 16M
+ringlet bench --from out/main.jsonl --plot out/main.png      draw again, measure nothing
 
 bench measures all libraries in turns, size by size, for --rounds rounds, and compares them within a round.
-A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second.
-"""
+A size is the largest buffer that a rank passes, as in nccl-tests. GB/s are 10^9 bytes a second."""
 _RANK_BYTES = 128 << 20  # the least that a process with torch takes for itself
-TRANSPORTS = tuple(name for name in group.TRANSPORTS if name != "threads")  # ranks are processes
-# nccl-tests' names for things with another name here, and its flags that have no meaning here.
+# nccl-tests' names for things with another name here.
 _DTYPES_OF_NCCL_TESTS = {
     "half": "float16", "float": "float32", "double": "float64", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 _OPS_OF_NCCL_TESTS = {"prod": "product"}
-# nccl-tests' flags that have no meaning here, or another one in all other commands.
-ELSEWHERE = {
-    ("-g", "--ngpus", "-t", "--nthreads"): "ringlet bench starts one process for each rank, on a GPU of its own where "
-    "--device is cuda: give --world N",
-    ("-n",): "give --iters for the timed calls of a measurement, as nccl-tests' other name is, or --world for ranks",
-    ("-o",): "give --op for the operation, or --json, --plot or --report for a file",
-    ("--hosts",): "hosts here are emulated ones with links of a speed: give --cluster",
+# What to give in place of nccl-tests' flags that have no meaning here, or another one in all other commands.
+INSTEAD = dict.fromkeys(
+    ("-g", "--ngpus", "-t", "--nthreads"),
+    "ringlet bench starts one process for each rank, on a GPU of its own where --device is cuda: give --world N",
+) | {
+    "-n": "give --iters for the timed calls of a measurement, as nccl-tests' other name is, or --world for ranks",
+    "-o": "give --op for the operation, or --json, --plot or --report for a file",
+    "--hosts": "hosts here are emulated ones with links of a speed: give --cluster",
 }
 
 
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError(f"{values.shown(text)} is not 0 or 1")
+        raise options.refused(text, "0 or 1")
     return text == "1"
 
 
-# The type of each setting of a sweep, as a flag's word or as a value in a sweep file.
-_TYPES: dict[str, Callable[[str], Any]] = {
-    "hosts": values.name,
-    "device": values.one_of(DEVICES),
-    "transport": values.one_of(TRANSPORTS),
-    "worlds": values.worlds,
-    "collectives": values.names(CALLS),
-    "algorithms": algorithm_files.names(none=True),
-    "begin_bytes": values.size,
-    "end_bytes": values.size,
-    "factor": values.whole(2),
-    "memory": values.names(MEMORIES),
-    "via": values.names(("api", "torch")),
-    "peers": values.names(PEERS, none=True),
-    "dtype": values.one_of(tuple(ITEM_BYTES), _DTYPES_OF_NCCL_TESTS),
-    "op": values.one_of(OPS, _OPS_OF_NCCL_TESTS),
-    "iterations": values.whole(0),
-    "sample_ms": values.number(0, 1e7),
-    "warmup": values.whole(1),
-    "check": _switch,
-    "rounds": values.whole(1),
-    "timeout_s": values.number(0, 1e6),
-}
-
-
-def add_parsers(subparsers: Any) -> None:
-    """Add `bench` to the parsers of `python -m ringlet`; its `run` default is `bench_command`."""
-    parser = subparsers.add_parser(
-        "bench",
+def add_to(commands: Any) -> None:
+    """The dest of an option is the setting of `Sweep`, also in a sweep file, which counts if the option is None."""
+    parser = options.add_command(
+        commands, "bench", bench_command,
         help="measure collectives against gloo and MPI libraries",
         description="Measure a collective over message sizes, against gloo and MPI libraries, interleaved in one run.",
-        epilog=_EPILOG,
-    )
-    parser.set_defaults(run=bench_command)
-    _add_what(parser)
-    _add_how(parser)
-    _add_output(parser)
-
-
-def _add_what(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to measure")
-
-    def add(name: str, setting: str, metavar: str, told: str) -> None:
-        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, without=("-n",))
-
-    group.add_argument("--sweep", type=values.name, metavar="NAME",
+        examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.instead = INSTEAD
+    what, how = parser.add_argument_group("what to measure"), parser.add_argument_group("how")
+    what.add_argument("--sweep", type=options.name, metavar="NAME",
         help="settings from benchmarks/sweeps/NAME.toml, or a file; flags override them")  # fmt: skip
-    add("--cluster", "hosts", "NAME",
-        "run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
-    add("--device", "device", "D", f"of the buffers: {', '.join(DEVICES)} (default cpu; cuda: compare with NCCL)")
-    add("--transport", "transport", "T", f"of ringlet: {', '.join(TRANSPORTS)} (default RINGLET_TRANSPORT, or auto)")
-    add("--world", "worlds", "N,N", "numbers of ranks: 2,4,8-16 (default 2)")
-    add("--collective", "collectives", "C,C", f"{', '.join(CALLS)} (default all_reduce)")
-    add("--algorithm", "algorithms", "A,A",
-        f"algorithms of ringlet, or files: {algorithm_files.FILES} (default auto; none: only the peers)")  # fmt: skip
-    add("-b", "begin_bytes", "BYTES", "smallest size (default 4)")
-    add("-e", "end_bytes", "BYTES", "largest size (default 256M)")
-    add("-f", "factor", "F", "factor from one size to the next (default 4)")
-    add("--memory", "memory", "M,M",
-        f"{', '.join(MEMORIES)}: of ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
-    add("--via", "via", "V,V", "api (ringlet's own interface, the default), torch (torch.distributed)")
-    add("--peers", "peers", "P,P", f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")
-    add("--dtype", "dtype", "D", "also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")
-    add("--op", "op", "O", f"{', '.join(OPS)} (default sum)")
-    for names, instead in ELSEWHERE.items():
-        group.add_argument(*names, dest="elsewhere", action=Elsewhere, instead=instead)
-
-
-def _add_how(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how")
-
-    def add(name: str, setting: str, metavar: str, told: str, **more: Any) -> None:
-        add_option(group, name, dest=setting, type=_TYPES[setting], metavar=metavar, help=told, **more)
-
-    add("--iters", "iterations", "N", "timed calls of a measurement (default 0: fill --ms)")
-    add("--ms", "sample_ms", "MS", "length of a measurement (default 50)")
-    add("-w", "warmup", "N", "warm-up calls of a measurement (default 5; 2 from 16 MiB)")
-    add("-c", "check", "0|1", "check results (default 1)", nargs="?", const=True)
-    add("--rounds", "rounds", "R", "repetitions of everything, interleaved (default 5)")
-    add("--timeout", "timeout_s", "S", "longest wait for any answer (default 120)")
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("output").add_argument
-    add("--json", type=values.file(), metavar="FILE", help="write one object a line, and FILE's .meta.json beside it")
-    add("--plot", type=values.file(*FORMATS), metavar="FILE",
+    options.add(what, "cluster", dest="hosts")
+    options.add(what, "device", default=None,
+        help="of the buffers: KNOWN (default cpu; cuda: compare with NCCL)")  # fmt: skip
+    options.add(what, "transport")
+    options.add(what, "worlds", names=("--world", "--worlds", "--nproc"), help="numbers of ranks: 2,4,8-16 (default 2)")
+    options.add(what, "collectives", known=CALLS, help="KNOWN (default all_reduce)")
+    options.add(what, "algorithms", type=algorithm_files.names(none=True),
+        help=f"of ringlet, or files: {algorithm_files.FILES} (default auto; none: only the peers)")  # fmt: skip
+    options.add(what, "begin", default=None, help="smallest size (default 4)")
+    options.add(what, "end", default=None, help="largest size (default 256M)")
+    options.add(what, "factor", default=None, help="factor from one size to the next (default 4)")
+    what.add_argument("--memory", type=options.names(MEMORIES), metavar="M,M", help=f"{', '.join(MEMORIES)}: of "
+        "ringlet.use_registered_allocator() (default registered,ordinary)")  # fmt: skip
+    what.add_argument("--via", type=options.names(("api", "torch")), metavar="V,V",
+        help="api (ringlet's own interface, the default), torch (torch.distributed)")  # fmt: skip
+    what.add_argument("--peers", type=options.names(PEERS, none=True), metavar="P,P",
+        help=f"{', '.join(PEERS)}, or none; default: gloo and what `make peers` has installed")  # fmt: skip
+    options.add(what, "dtype", type=options.one_of(tuple(ITEM_BYTES), _DTYPES_OF_NCCL_TESTS),
+        help="also -d: of torch, or as nccl-tests names it: float, half, ... (default float32)")  # fmt: skip
+    what.add_argument("--op", type=options.one_of(OPS, _OPS_OF_NCCL_TESTS), metavar="O",
+        help=f"{', '.join(OPS)} (default sum)")  # fmt: skip
+    how.add_argument("--iters", dest="iterations", type=options.whole(0), metavar="N",
+        help="timed calls of a measurement (default 0: fill --ms)")  # fmt: skip
+    options.add(how, "ms", default=None, help="length of a measurement (default 50)")
+    how.add_argument("-w", "--warmup_iters", dest="warmup", type=options.whole(1), metavar="N",
+        help="warm-up calls of a measurement (default 5; 2 from 16 MiB)")  # fmt: skip
+    how.add_argument("-c", "--check", dest="check", type=_switch, nargs="?", const=True, metavar="0|1",
+        help="check results (default 1)")  # fmt: skip
+    options.add(how, "rounds", default=None, help="repetitions of everything, interleaved (default 5)")
+    options.add(how, "timeout", default=None)
+    output = parser.add_argument_group("output")
+    options.add(output, "json", help="write one object a line, and FILE's .meta.json beside it")
+    options.add(output, "plot", type=options.file(*FORMATS),
         help=f"draw time, bus bandwidth and the ratio to the best peer ({', '.join(FORMATS)})")  # fmt: skip
-    add("--report", type=values.file(), metavar="FILE", help="write a page to FILE.md, or DATE-MACHINE.md in a folder")
-    add("--from", dest="source", type=values.file(), metavar="FILE", help="show an earlier --json, measure nothing")
+    output.add_argument("--report", type=options.file(), metavar="FILE",
+        help="write a page to FILE.md, or DATE-MACHINE.md in a folder")  # fmt: skip
+    output.add_argument("--from", dest="source", type=options.file(), metavar="FILE",
+        help="show an earlier --json, measure nothing")  # fmt: skip
+    parser.set_defaults(types={action.dest: action.type for action in parser._actions})
 
 
 def bench_command(args: argparse.Namespace) -> int:
@@ -199,16 +157,18 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 def require_able(sweep: Sweep) -> None:
     """BenchError if this machine or ringlet cannot run the sweep."""
-    require_hosts(sweep)
+    if sweep.hosts and (reason := repository.module("hosts").why_not()):
+        raise BenchError(reason)
     require_device(sweep)
-    require_algorithms(sweep)
-    require_memory(sweep)
+    _require_algorithms(sweep)
+    _require_memory(sweep)
     wish = sweep.transport or group.default_transport()
-    if wish not in TRANSPORTS:
-        raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {", ".join(TRANSPORTS)}')
+    if wish not in options.TRANSPORTS:
+        known = ", ".join(options.TRANSPORTS)
+        raise BenchError(f'RINGLET_TRANSPORT="{wish}": the ranks are processes; set one of {known}')
 
 
-def require_algorithms(sweep: Sweep) -> None:
+def _require_algorithms(sweep: Sweep) -> None:
     """BenchError if one of the algorithms is not one of a collective's."""
     for collective in sweep.collectives if "api" in sweep.via else ():
         known = ["auto", *(name for name, of, _ in algorithms() if of == collective)]
@@ -220,7 +180,7 @@ def require_algorithms(sweep: Sweep) -> None:
                 raise BenchError(f"--algorithm: {name[:60]!r} is not one of {collective}'s: {', '.join(known)}{near}")
 
 
-def require_memory(sweep: Sweep) -> None:
+def _require_memory(sweep: Sweep) -> None:
     """BenchError if the ranks, or their largest buffers, surely need more memory than the machine has."""
     if sweep.device != "cpu":
         return
@@ -237,13 +197,6 @@ def require_memory(sweep: Sweep) -> None:
         )
 
 
-def require_hosts(sweep: Sweep) -> None:
-    """BenchError if the sweep is on emulated hosts, and there can be none here."""
-    reason = repository.module("hosts").why_not() if sweep.hosts else None
-    if reason:
-        raise BenchError(reason)
-
-
 def require_device(sweep: Sweep) -> None:
     """BenchError if the sweep is on GPUs, and torch sees none."""
     if sweep.device != "cpu" and not getattr(torch, sweep.device).is_available():
@@ -252,11 +205,11 @@ def require_device(sweep: Sweep) -> None:
 
 def build_sweep(args: argparse.Namespace) -> Sweep:
     """Takes defaults, then the sweep file, then flags. args.missing_peers: default peers that are not installed."""
-    names = {one.name for one in dataclasses.fields(Sweep)}
-    chosen = _read_sweep(args.sweep, names) if args.sweep else {}
-    chosen |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    types = {one.name: args.types[one.name] for one in dataclasses.fields(Sweep)}
+    chosen = _read_sweep(args.sweep, types) if args.sweep else {}
+    chosen |= {name: getattr(args, name) for name in types if getattr(args, name) is not None}
     if "hosts" in chosen:
-        chosen["hosts"] = read_cluster(named_file("clusters", chosen["hosts"]))
+        chosen["hosts"] = named_cluster(chosen["hosts"])
         chosen["worlds"] = args.worlds or (chosen["hosts"].world,)
     if chosen.get("device", "cpu") != "cpu":
         chosen = {"peers": (NCCL,), "memory": ("ordinary",)} | chosen
@@ -268,27 +221,24 @@ def build_sweep(args: argparse.Namespace) -> Sweep:
     return Sweep(**chosen)
 
 
-def _read_sweep(name: str, known: set[str]) -> dict[str, Any]:
+def _read_sweep(name: str, types: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
     """A sweep file's settings, each checked as its flag would be."""
     path = named_file("sweeps", name)
     found = {}
     for key, value in read_toml(path).items():
-        if key not in known:
-            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(known))}")
+        if key not in types:
+            raise BenchError(f"{path}: {key} is not one of {', '.join(sorted(types))}")
+        word = ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
         try:
-            found[key] = _TYPES[key](_as_word(value))
+            found[key] = types[key](str(int(value)) if isinstance(value, bool) else word)
         except argparse.ArgumentTypeError as error:
             raise BenchError(f"{path}: {key}: {error}") from error
     return found
 
 
-def _as_word(value: Any) -> str:
-    """The value of a file as the word of a flag."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    return str(value)
+def named_cluster(name: str) -> Any:
+    """The Cluster of benchmarks/clusters.py that a name or a file describes. BenchError outside of the repository."""
+    return repository.module("clusters").read_cluster(named_file("clusters", name))
 
 
 def named_file(folder: str, name: str) -> Path:

@@ -24,11 +24,10 @@ import ringlet
 from ringlet import _C, extension
 from ringlet.bench import repository
 from ringlet.bench.cases import MPI_PEERS
-from ringlet.cli import outputs
+from ringlet.cli import options, outputs
 from ringlet.cli.terminal import progress
 from ringlet.cli.topology import topology_command
 from ringlet.cli.tune import calibrates
-from ringlet.cli.values import file
 from ringlet.cli.variables import VARIABLES, problems
 from ringlet.group import congestion_controls
 
@@ -50,22 +49,17 @@ class Finding:
     advice: str = ""
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `doctor`; its `run` returns 1 if something that ringlet needs does not work."""
-    parser = subparsers.add_parser(
-        "doctor",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "doctor", doctor_command,
         help="check what works on this machine, and how to fix the rest",
         description="Try transports, CPU kernels and GPU parts on this machine, and check ringlet's environment "
         "variables. The exit code is 1 if a part that ringlet needs does not work.",
-        epilog="examples:\n  ringlet doctor\n  torchrun --nproc-per-node 4 -m ringlet doctor --topology\n",
-    )
-    parser.add_argument("--json", type=file(), metavar="FILE", help="also write the findings to FILE")
-    parser.add_argument(
-        "--topology",
-        action="store_true",
-        help="under torchrun, mpirun or srun: show which ranks share a host, and the transport between them",
-    )
-    parser.set_defaults(run=doctor_command)
+        examples="ringlet doctor\ntorchrun --nproc-per-node 4 -m ringlet doctor --topology",
+    )  # fmt: skip
+    options.add(parser, "json", help="also write the findings to FILE")
+    parser.add_argument("--topology", action="store_true",
+        help="under torchrun, mpirun or srun: show the hosts of the ranks and the transports between them")  # fmt: skip
 
 
 def doctor_command(args: argparse.Namespace) -> int:

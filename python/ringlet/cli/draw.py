@@ -5,51 +5,39 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli import algorithm_files, options, outputs
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Schedule, algorithms, schedule
-from ringlet.schedule.collectives import COLLECTIVES
+from ringlet.schedule import Schedule, schedule
 from ringlet.schedule.draw import svg, text
 from ringlet.schedule.draw_overview import MOST_BOXES, MOST_BOXES_OF_CHUNKS, boxes, picture
-from ringlet.schedule.hosts import SYNTAX
 from ringlet.schedule.prove import well_formed
 
 FORMATS = (".svg", ".txt", ".json", ".xml")
 MOST_RANKS_DRAWN = 256  # unless forced
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `draw`."""
-    draws = subparsers.add_parser(
-        "draw",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "draw", draw_command,
         help="draw a schedule, as SVG or text",
         description="Draw the steps of every rank in each round. A picture with too many chunks shows ranks instead. "
         "Or write the schedule itself, as JSON or MSCCL-XML, which all commands and ringlet.schedule.load read.",
-        epilog="examples:\n  ringlet draw ring --world 5\n  ringlet draw butterfly --world 8 -o butterfly.svg\n"
-        "  ringlet draw mine.py --world 8 -o mine8.xml\n",
-    )
-    known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    draws.add_argument("algorithm", nargs="?", type=algorithm_files.one(known), metavar="ALGORITHM",
-        help=f"one of {', '.join(known)}, or a file: {algorithm_files.FILES}")  # fmt: skip
-    add_option(draws, "--collective", type=values.one_of(COLLECTIVES), default="all_reduce", metavar="C",
-        help=f"one of {', '.join(COLLECTIVES)} (default all_reduce)")  # fmt: skip
-    size = draws.add_mutually_exclusive_group()
-    add_option(size, "--world", type=values.world, metavar="N", help="number of ranks (default 4)")
-    size.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
-    draws.add_argument(
-        "--root", type=values.whole(0), default=0, metavar="R", help="root rank of a rooted collective (default 0)"
-    )
-    draws.add_argument(
-        "--relative",
-        dest="relative_program",
-        action="store_true",
-        help="show the steps of any rank r, if all ranks take the same steps",
-    )
-    draws.add_argument("-o", "--output", type=values.file(*FORMATS), metavar="FILE",
+        examples="ringlet draw ring --world 5\nringlet draw butterfly --world 8 -o butterfly.svg\n"
+        "ringlet draw mine.py --world 8 -o mine8.xml",
+    )  # fmt: skip
+    known = ", ".join(algorithm_files.BUILT_IN)
+    parser.add_argument("algorithm", nargs="?", type=algorithm_files.one, metavar="ALGORITHM",
+        help=f"one of {known}, or a file: {algorithm_files.FILES}")  # fmt: skip
+    options.add(parser, "collective", default="all_reduce")
+    size = parser.add_mutually_exclusive_group()
+    options.add(size, "world", default=4)
+    options.add(size, "hosts")
+    options.add(parser, "root")
+    parser.add_argument("--relative", dest="relative_program", action="store_true",
+        help="show the steps of any rank r, if all ranks take the same steps")  # fmt: skip
+    options.add(parser, "output", type=options.file(*FORMATS),
         help="write a picture to FILE.svg, its text to FILE.txt, or the schedule to FILE.json or FILE.xml")  # fmt: skip
-    draws.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
-    draws.set_defaults(run=draw_command)
+    parser.add_argument("--force", action="store_true", help="draw every chunk, even if the picture becomes very large")
 
 
 def draw_command(args: argparse.Namespace) -> int:
@@ -57,7 +45,7 @@ def draw_command(args: argparse.Namespace) -> int:
     outputs.check({"-o": args.output})
     if args.algorithm is None:
         raise InvalidUsage("give one algorithm, for example: ringlet draw ring")
-    world = len(args.hosts) if args.hosts else 4 if args.world is None else args.world
+    world = len(args.hosts) if args.hosts else args.world
     if not args.force:
         _require_readable(world <= MOST_RANKS_DRAWN, f"{world} ranks")
     try:

@@ -9,45 +9,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.reveal import panels
 from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import ScheduleError
 from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.draw_trees import Panel
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
 
-WORLDS = "2-16"
 
-
-def add_parsers(subparsers: Any) -> None:
-    """Adds `explore`."""
-    explores = subparsers.add_parser(
-        "explore",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "explore", explore_command,
         help="make a page in which schedules move",
         description="Make one HTML page in which you can play, step and compare schedules, and see their cost on a "
         "machine. The page needs no network. It has all algorithms, and shows the named ones first.",
-        epilog="examples:\n  ringlet explore -o page.html\n  ringlet explore ring butterfly --serve\n"
-        "  ringlet explore ring mine.py -o page.html\n",
-    )
-    explores.add_argument("algorithms", nargs="*", type=algorithm_files.names(), metavar="ALGORITHM",
+        examples="ringlet explore -o page.html\nringlet explore ring butterfly --serve\n"
+        "ringlet explore ring mine.py -o page.html",
+    )  # fmt: skip
+    parser.add_argument("algorithms", nargs="*", type=algorithm_files.names(), metavar="ALGORITHM",
         help=f"show this algorithm first, and a second one beside it; or files: {algorithm_files.FILES}")  # fmt: skip
-    add_option(explores, "--collective", type=values.one_of(COLLECTIVES), metavar="C",
-        help=f"show this collective first: one of {', '.join(COLLECTIVES)}")  # fmt: skip
-    add_option(explores, "--world", dest="worlds", type=values.worlds, default=values.worlds(WORLDS), metavar="N,N",
-        help=f"numbers of ranks in the page, from 2 to {MOST_WORLD} (default {WORLDS})")  # fmt: skip
-    explores.add_argument("--revealed", type=values.file(), metavar="FILE",
+    options.add(parser, "collective", help="show this collective first: one of KNOWN")
+    options.add(parser, "worlds", default="2-16",
+        help=f"numbers of ranks in the page, from 2 to {MOST_WORLD} (default %(default)s)")  # fmt: skip
+    parser.add_argument("--revealed", type=options.file(), metavar="FILE",
         help="show the trees that `ringlet reveal --json FILE` has written beside those of the algorithms")  # fmt: skip
-    explores.add_argument(
-        "-o", "--output", type=values.file(".html"), metavar="FILE", help="write the page to FILE.html"
-    )
-    explores.add_argument("--serve", nargs="?", type=values.whole(0, 65535), const=0, metavar="PORT",
+    options.add(parser, "output", type=options.file(".html"), help="write the page to FILE.html")
+    parser.add_argument("--serve", nargs="?", type=options.whole(0, 65535), const=0, metavar="PORT",
         help="serve the page on 127.0.0.1 until interrupted (default: any free port)")  # fmt: skip
-    explores.set_defaults(run=explore_command)
 
 
 def explore_command(args: argparse.Namespace) -> int:
@@ -65,11 +56,8 @@ def explore_command(args: argparse.Namespace) -> int:
     start = _start(names, args.collective, sources)
     if found and found[0][1] in args.worlds:
         start["ranks"] = found[0][1]
-    try:
-        with progress("executing schedules") as watch:
-            html = page(catalogue(sources, args.worlds, start, watch), [panel for panel, _ in found])
-    except ScheduleError as error:  # an algorithm of a file may be wrong
-        raise InvalidUsage(str(error)) from error
+    with progress("executing schedules") as watch:
+        html = page(catalogue(sources, args.worlds, start, watch), [panel for panel, _ in found])
     if args.output:
         args.output.write_text(html, encoding="utf-8")
         print(f"{args.output}: {len(html.encode()) / 1024:.0f} KiB, all algorithms, worlds {ranges(args.worlds)}")
@@ -101,7 +89,7 @@ def _start(names: Sequence[str], collective: str | None, sources: list[Source]) 
         if name not in known:
             every = ", ".join(dict.fromkeys(known))
             raise InvalidUsage(
-                f"no algorithm is called {values.shown(name)}{did_you_mean(name, known)}; known: {every}"
+                f"no algorithm is called {options.shown(name)}{did_you_mean(name, known)}; known: {every}"
             )
     if not names:
         collective = collective or COLLECTIVES[0]

@@ -16,10 +16,11 @@ import torch
 import ringlet
 from ringlet import _C
 from ringlet.cli import bench, doctor, draw, explore, prove, reveal, run, search, simulate, tune
-from ringlet.cli.parser import Parser
+from ringlet.cli.options import Parser
 from ringlet.cli.terminal import did_you_mean
+from ringlet.schedule import ScheduleError
 
-# Each adds its commands; a command's default `run` takes the parsed arguments and returns the exit code.
+# Each adds its command (options.add_command).
 _PARTS = (run, doctor, prove, draw, explore, reveal, bench, tune, search, simulate)
 
 _EPILOG = """\
@@ -45,7 +46,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command_name", required=True)
     for part in _PARTS:
-        part.add_parsers(commands)
+        part.add_to(commands)
     about = commands.add_parser("version", help="print the versions of ringlet and of the torch that it runs with")
     about.set_defaults(run=lambda args: print(version()) or 0)
     return parser, dict(commands.choices)
@@ -75,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     If the reader of the output leaves (`ringlet draw ring | head`), returns the code that the command had computed, or
     else 141, as a shell reports SIGPIPE.
     """
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it (`>&-`): what a command writes there goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors=_plain.__name__)
     words = sys.argv[1:] if arguments is None else arguments
@@ -87,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         pass
-    except (ringlet.Error, OSError) as error:
+    except (ringlet.Error, ScheduleError, OSError) as error:  # an algorithm of a file may be wrong
         code = 2
         _complain(f"{name}: {error}")
     except KeyboardInterrupt:
@@ -111,13 +114,6 @@ codecs.register_error(_plain.__name__, _plain)
 def _complain(line: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it
         print(line, file=sys.stderr)
-
-
-def _open_closed_streams() -> None:
-    """If the caller closed a stream (`>&-`), what a command writes there goes nowhere."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _give_up_broken_streams() -> None:

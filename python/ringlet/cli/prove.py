@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.terminal import print_table, progress, require_rich
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
-from ringlet.schedule import Algorithm, ScheduleError, algorithms, msccl
+from ringlet.schedule import Algorithm, ScheduleError, msccl
 from ringlet.schedule.closed_forms import CLOSED_FORMS
-from ringlet.schedule.collectives import COLLECTIVES, REDUCTIONS
-from ringlet.schedule.hosts import SYNTAX
+from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.prove import Proof, prove_all
 
 COLUMNS = (
@@ -26,32 +24,22 @@ COLUMNS = (
 )
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `prove`; its `run` is a function of the parsed arguments that returns the exit code."""
-    proves = subparsers.add_parser(
-        "prove",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "prove", prove_command,
         help="prove schedules correct for every world",
         description="Prove by symbolic execution that each schedule computes its collective, and print a table.",
-        epilog="examples:\n  ringlet prove\n  ringlet prove --world 2-9,16 --algorithm ring,butterfly\n"
-        "  ringlet prove mine.py\n",
-    )
-    proves.add_argument(
-        "files",
-        nargs="*",
-        default=[],
-        metavar="FILE",
-        help=f"prove only the algorithms of these files: {algorithm_files.FILES}",
-    )
-    sizes = proves.add_mutually_exclusive_group()
-    add_option(sizes, "--world", dest="worlds", type=values.worlds, default=values.worlds("1-64"), metavar="N,N",
-        help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")  # fmt: skip
-    sizes.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
-    known = tuple(dict.fromkeys(name for name, _, _ in algorithms()))
-    add_option(proves, "--algorithm", type=values.names(known), metavar="A,A", help="only these, e.g. ring,butterfly")
-    add_option(proves, "--collective", type=values.names(COLLECTIVES), metavar="C,C",
-        help=f"only these of {', '.join(COLLECTIVES)}")  # fmt: skip
-    proves.add_argument("--json", type=values.file(), metavar="FILE", help="also write the table to FILE, for programs")
-    proves.set_defaults(run=prove_command)
+        examples="ringlet prove\nringlet prove --world 2-9,16 --algorithm ring,butterfly\nringlet prove mine.py",
+    )  # fmt: skip
+    parser.add_argument("files", nargs="*", default=[], metavar="FILE",
+        help=f"prove only the algorithms of these files: {algorithm_files.FILES}")  # fmt: skip
+    sizes = parser.add_mutually_exclusive_group()
+    options.add(sizes, "worlds", default="1-64", help="numbers of ranks: 5, 1-64 or 2,3,8-16 (default 1-64)")
+    options.add(sizes, "hosts")
+    options.add(parser, "algorithms", type=options.names(algorithm_files.BUILT_IN),
+        help="only these, e.g. ring,butterfly")  # fmt: skip
+    options.add(parser, "collectives")
+    options.add(parser, "json", help="also write the table to FILE, for programs")
 
 
 def prove_command(args: argparse.Namespace) -> int:
@@ -63,27 +51,30 @@ def prove_command(args: argparse.Namespace) -> int:
             worlds = [len(args.hosts)] if args.hosts else args.worlds
             own = list(dict.fromkeys(one for file in args.files for one in algorithm_files.read(file)))
             _require_names_apart(own)
-            names = (*(args.algorithm or ()), *own)
-            collectives = args.collective or tuple(dict.fromkeys(one.collective for one in own))
-            proofs = prove_all(worlds, watch, names, collectives, args.hosts)
+            collectives = args.collectives or tuple(dict.fromkeys(one.collective for one in own))
+            proofs = prove_all(worlds, watch, (*(args.algorithms or ()), *own), collectives, args.hosts)
     except (ScheduleError, InvalidUsage) as error:
         if isinstance(error, InvalidUsage) and not _is_verdict(error):
             raise
-        print(f"not proved: {error}", file=sys.stderr)
-        if args.json:
-            args.json.write_text(json.dumps({"proved": False, "error": _plain_error(error)}) + "\n")
-        return 1
+        return _finish(args, {}, [error])
     except ValueError as error:
         raise InvalidUsage(str(error)) from error
     rows = _rows(proofs)
     print_table(COLUMNS, [list(row.values()) for row in rows], words=range(len(COLUMNS)))
     wrong = [one for file in args.files for one in _wrong_as_written(Path(file.partition(":")[0]))]
+    told = {"rows": rows, "proofs": [{**vars(proof), "sent": str(proof.sent)} for proof in proofs]}
+    return _finish(args, told, wrong)
+
+
+def _finish(args: argparse.Namespace, told: dict[str, Any], wrong: Sequence[ScheduleError | InvalidUsage]) -> int:
+    for error in wrong:
+        print(f"not proved: {error}", file=sys.stderr)
     if args.json:
-        found = {"proved": not wrong, "rows": rows, "proofs": [_plain(p) for p in proofs]}
-        found |= {"error": _plain_error(wrong[0])} if wrong else {}
+        found = {"proved": not wrong} | told
+        if wrong:
+            found["error"] = {key: getattr(wrong[0], key, None) for key in ("schedule", "rank", "round", "chunk")}
+            found["error"]["message"] = getattr(wrong[0], "message", str(wrong[0]))
         args.json.write_text(json.dumps(found) + "\n")
-    for one in wrong:
-        print(f"not proved: {one}", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -103,12 +94,6 @@ def _is_verdict(error: InvalidUsage) -> bool:
     """Whether a file is a program of MSCCL that is wrong or has no schedule, not a file that is no program at all."""
     cause = error.__cause__
     return isinstance(cause, msccl.MscclError) and not isinstance(cause, msccl.NotMscclError)
-
-
-def _plain_error(error: ScheduleError | InvalidUsage) -> dict[str, Any]:
-    if isinstance(error, ScheduleError):
-        return {key: getattr(error, key) for key in ("schedule", "rank", "round", "chunk", "message")}
-    return {"schedule": None, "rank": None, "round": None, "chunk": None, "message": str(error)}
 
 
 def _wrong_as_written(file: Path) -> Iterator[InvalidUsage]:
@@ -151,7 +136,3 @@ def _rows(proofs: list[Proof]) -> list[dict[str, str]]:
 def _span(values: list[Any]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
-
-
-def _plain(proof: Proof) -> dict[str, Any]:
-    return {**vars(proof), "sent": str(proof.sent)}

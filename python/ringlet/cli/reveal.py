@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from ringlet.bench import repository
-from ringlet.bench.cases import DEVICES, MPI_PEERS
+from ringlet.bench.cases import MPI_PEERS
 from ringlet.bench.jobs import Jobs
 from ringlet.bench.ranks.case import MEMORIES, Case
-from ringlet.cli import bench, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli import options, outputs
 from ringlet.cli.terminal import did_you_mean
 from ringlet.errors import InvalidUsage
 from ringlet.schedule import algorithms, draw_trees
@@ -25,47 +25,36 @@ _OWN = "ringlet:"
 _FACTOR = 2
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `reveal`."""
-    parser = subparsers.add_parser(
-        "reveal",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "reveal", reveal_command,
         help="show the order in which a library sums",
         description="Start the ranks of a library, and find out from the results of its all-reduce in which order it "
         "adds every element, and what the order depends on: the element's place, the message's size, the rank, the "
         "calls before, the memory. Two libraries are shown side by side.",
-        epilog="examples:\n  ringlet reveal gloo -n 4\n"
-        "  ringlet reveal openmpi ringlet:ring -n 3 --sizes 1000..64K -o trees.svg\n"
-        "  ringlet reveal my_module:all_reduce -n 4 --dtype bfloat16\n",
-    )
+        examples="ringlet reveal gloo -n 4\n"
+        "ringlet reveal openmpi ringlet:ring -n 3 --sizes 1000..64K -o trees.svg\n"
+        "ringlet reveal my_module:all_reduce -n 4 --dtype bfloat16",
+    )  # fmt: skip
     parser.add_argument("targets", nargs="+", type=_target, metavar="TARGET",
         help=f"one of {', '.join(TARGETS)}, ringlet:ALGORITHM, or MODULE:FUNCTION of a tensor, which sums in place or "
         "gives the sum; its ranks are in the default groups of ringlet, and of torch.distributed on gloo")  # fmt: skip
-    add_option(
-        parser, "--world", type=values.world, default=4, metavar="N", help="also -n: number of ranks (default 4)"
-    )
-    parser.add_argument("--sizes", type=_sizes, default=_sizes("1..1M,999999"), metavar="S,S|S..S",
+    options.add(parser, "world", default=4, help="also -n: number of ranks (default 4)")
+    parser.add_argument("--sizes", type=_sizes, default="1..1M,999999", metavar="S,S|S..S",
         help="elements of the messages; a range goes up by factors of 2 (default 1..1M,999999: an odd number shows "
         "what is done beyond the last whole vector). Between them, the sizes at which the order changes "
         "are searched for")  # fmt: skip
-    parser.add_argument("--calls", type=values.whole(1, 1000), default=2, metavar="K",
+    parser.add_argument("--calls", type=options.whole(1, 1000), default=2, metavar="K",
         help="how often each message is probed, and compared (default 2)")  # fmt: skip
-    add_option(parser, "--dtype", type=values.one_of(tuple(NUMBERS)), default="float32", metavar="D",
-        help=f"one of {', '.join(NUMBERS)} (default float32)")  # fmt: skip
-    add_option(parser, "--collective", type=values.one_of(REVEALED), default="all_reduce", metavar="C",
-        help=f"one of {', '.join(REVEALED)} (default all_reduce)")  # fmt: skip
-    parser.add_argument("--memory", type=values.one_of(MEMORIES), default="ordinary", metavar="M",
+    told = "one of KNOWN (default %(default)s)"
+    options.add(parser, "dtype", type=options.one_of, known=tuple(NUMBERS), default="float32", help=told)
+    options.add(parser, "collective", known=REVEALED, default="all_reduce")
+    parser.add_argument("--memory", type=options.one_of(MEMORIES), default="ordinary", metavar="M",
         help="of ringlet's tensors: registered or ordinary (default ordinary)")  # fmt: skip
-    parser.add_argument("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
-        help=f"ringlet's: one of {', '.join(bench.TRANSPORTS)}")  # fmt: skip
-    parser.add_argument("--device", type=values.one_of(DEVICES), default="cpu", metavar="D",
-        help="of the tensors: cpu or cuda (default cpu)")  # fmt: skip
-    parser.add_argument("--timeout", type=values.number(0, 86400), default=120.0, metavar="SECONDS",
-        help="the most that one probe may take (default 120)")  # fmt: skip
-    parser.add_argument("-o", "--output", type=values.file(".svg"), metavar="FILE", help="draw the trees to FILE.svg")
-    parser.add_argument(
-        "--json", type=values.file(), metavar="FILE", help="also write everything to FILE, for programs"
-    )
-    parser.set_defaults(run=reveal_command)
+    for name in ("transport", "device", "timeout"):
+        options.add(parser, name)
+    options.add(parser, "output", type=options.file(".svg"), help="draw the trees to FILE.svg")
+    options.add(parser, "json")
 
 
 def reveal_command(args: argparse.Namespace) -> int:
@@ -108,13 +97,9 @@ def panels(found: Sequence[dict[str, Any]]) -> list[draw_trees.Panel]:
 
 def _revealed(target: str, args: argparse.Namespace) -> Revealed:
     case, name = _case(target, args), "ringlet/api" if target.startswith(_OWN) else target
-    with Jobs([name], args.world, args.timeout, transport=args.transport or "", device=args.device) as jobs:
-        job = jobs[name]
-
-        def ask(command: dict[str, Any]) -> list[dict[str, Any]]:
-            return job.ask(command, args.timeout)
-
-        return reveal_call(ask, case, args.sizes, target=target, version=job.version, calls=args.calls)
+    with Jobs([name], args.world, args.timeout_s, transport=args.transport or "", device=args.device) as jobs:
+        ask = functools.partial(jobs[name].ask, timeout_s=args.timeout_s)
+        return reveal_call(ask, case, args.sizes, target=target, version=jobs[name].version, calls=args.calls)
 
 
 def _case(target: str, args: argparse.Namespace) -> Case:
@@ -122,7 +107,7 @@ def _case(target: str, args: argparse.Namespace) -> Case:
     known = ["auto", *(name for name, collective, _ in algorithms() if collective == args.collective)]
     if algorithm not in known:
         raise InvalidUsage(
-            f"{target}: {args.collective} has no algorithm {values.shown(algorithm)}{did_you_mean(algorithm, known)}; "
+            f"{target}: {args.collective} has no algorithm {options.shown(algorithm)}{did_you_mean(algorithm, known)}; "
             f"it has {', '.join(known)}"
         )
     return Case(args.collective, algorithm, args.memory, "api", args.world, 0, 0, args.dtype, "sum")
@@ -136,9 +121,7 @@ def _compared(one: Revealed, other: Revealed) -> str:
 
 def _target(text: str) -> str:
     if text not in TARGETS and not re.fullmatch(r"[\w.]+:[\w.]+", text):
-        raise argparse.ArgumentTypeError(
-            f"{values.shown(text)} is not one of {', '.join(TARGETS)}, nor ringlet:ALGORITHM or MODULE:FUNCTION"
-        )
+        raise options.refused(text, f"one of {', '.join(TARGETS)}, nor ringlet:ALGORITHM or MODULE:FUNCTION")
     return text
 
 
@@ -147,9 +130,9 @@ def _sizes(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for word in text.split(","):
         first, dots, last = word.partition("..")
-        low, high = values.size(first), values.size(last if dots else first)
+        low, high = options.size(first), options.size(last if dots else first)
         if low > high:
-            raise argparse.ArgumentTypeError(f"{values.shown(word)}: the first size is larger than the last")
+            raise argparse.ArgumentTypeError(f"{options.shown(word)}: the first size is larger than the last")
         while low < high:
             found.add(low)
             low *= _FACTOR

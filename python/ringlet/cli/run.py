@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from ringlet import interruptible, leaving
-from ringlet.cli import values
-from ringlet.cli.parser import add_option
+from ringlet.cli import options
 from ringlet.errors import InvalidUsage, ResourceError
 from ringlet.store import check_route
 from ringlet.supervisor import End, RankProcesses, end_with_parent, signal_name, termination_raises
@@ -33,21 +32,19 @@ _UNFINISHED_S = 0.1
 """How long the begin of a line waits for its end, before it is shown."""
 
 
-def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "run",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "run", run,
         help="start the ranks of a program on this host",
         description="Start N processes of a Python program on this host, with torchrun's variables set (RANK, "
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each line of output begins with its "
         "rank. If a rank fails, ringlet ends the others and exits with the code of that rank.",
-        epilog="examples:\n  ringlet run -n 4 train.py --epochs 2\n  ringlet run -n 2 -m package.train\n",
-    )
-    add_option(parser, "--world", type=values.world, metavar="N", help="also -n: number of ranks; must be given")
+        examples="ringlet run -n 4 train.py --epochs 2\nringlet run -n 2 -m package.train",
+    )  # fmt: skip
+    options.add(parser, "world", help="also -n: number of ranks; must be given")
     parser.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as after python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

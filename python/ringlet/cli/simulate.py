@@ -12,28 +12,25 @@ from typing import Any
 from ringlet import _C
 from ringlet.bench.cases import format_bytes
 from ringlet.bench.plot import FORMATS, plot_times, require_matplotlib
-from ringlet.cli import algorithm_files, outputs, values
-from ringlet.cli.parser import add_option
+from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.search import MOVING, add_machine_and_sizes, machine_of, sizes_of
 from ringlet.cli.terminal import did_you_mean, print_table, require_rich
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms, schedule
+from ringlet.schedule import Algorithm, Schedule, algorithms, schedule
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.cost import Link, Predictor, Times
-from ringlet.schedule.hosts import SYNTAX, Hosts, described
+from ringlet.schedule.hosts import Hosts, described
 from ringlet.schedule.machine_file import HostsMachine
 from ringlet.schedule.search import composed
 
 MOST_RANKS = 256  # each schedule is executed once, in Python
 
-_EPILOG = """\
-examples:
-  ringlet simulate --hosts 4x2 --machine slow-uplinks
-  ringlet simulate ring mine.py --hosts 4x2 --machine my.machine --sizes 4K,1M,64M --explain 1M
-  ringlet simulate tree chain.8 --collective broadcast --world 8 --machine p5-hosts --plot times.svg --json times.json
+_EXAMPLES = """\
+ringlet simulate --hosts 4x2 --machine slow-uplinks
+ringlet simulate ring mine.py --hosts 4x2 --machine my.machine --sizes 4K,1M,64M --explain 1M
+ringlet simulate tree chain.8 --collective broadcast --world 8 --machine p5-hosts --plot times.svg --json times.json
 
-`ringlet search` looks for the fastest. docs/selection.md describes the model and the file of --machine.
-"""
+`ringlet search` looks for the fastest. docs/selection.md describes the model and the file of --machine."""
 _LEGEND = """\
 The five columns add up to the time. They are of the chain of rounds, each waiting for the one before, that ends last,
 or of the link or the rank that is busy for longer.
@@ -59,38 +56,34 @@ class Simulated:
         return float(self.carried) * size * beta / self.seconds[size] if self.seconds[size] else 0.0
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `simulate`."""
-    parser = subparsers.add_parser(
-        "simulate",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "simulate", simulate_command,
         help="predict the time of schedules on a machine",
         description="Predict how long each schedule takes on hosts that a file describes, at each size, and show its "
         "rounds, its busiest link and what the time is spent on. Nothing is run.",
-        epilog=_EPILOG,
-    )
-    parser.set_defaults(run=simulate_command)
+        examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument("algorithms", nargs="*", type=_names_or_own, metavar="ALGORITHM",
         help="a name, one that `search` shows (two_shot+ring, chain.8), or a file: "
         f"{algorithm_files.FILES} (default: all algorithms of the collective)")  # fmt: skip
-    add_option(parser, "--collective", type=values.one_of(MOVING), metavar="C",
-        help=f"one of {', '.join(MOVING)} (default: that of the first file, or all_reduce)")  # fmt: skip
+    options.add(
+        parser, "collective", known=MOVING, help="one of KNOWN (default: that of the first file, or all_reduce)"
+    )
     place = parser.add_mutually_exclusive_group(required=True)
-    add_option(place, "--world", type=values.world, metavar="N", help="number of ranks, all on one host")
-    place.add_argument("--hosts", type=values.hosts, metavar="HOSTS", help=SYNTAX)
-    parser.add_argument(
-        "--root", type=values.whole(0), default=0, metavar="R", help="root rank of a rooted collective (default 0)"
-    )
+    options.add(place, "world", help="number of ranks, all on one host")
+    options.add(place, "hosts")
+    options.add(parser, "root")
     add_machine_and_sizes(parser)
-    parser.add_argument("--sizes", type=values.sizes, metavar="S,S", help="these sizes, and not those of -b, -e and -f")
-    parser.add_argument("--segments", type=values.whole(1, 1 << 16), metavar="N",
-        help="number of segments of each message (default: as the engine cuts the size)")  # fmt: skip
-    parser.add_argument("--explain", type=values.size, metavar="BYTES",
-        help="the size at which to show what the time is spent on (default: the middle one)")  # fmt: skip
     parser.add_argument(
-        "--json", type=values.file(), metavar="FILE", help="also write everything to FILE, for programs"
+        "--sizes", type=options.sizes, metavar="S,S", help="these sizes, and not those of -b, -e and -f"
     )
-    parser.add_argument("--plot", type=values.file(*FORMATS), metavar="FILE",
-        help=f"also draw time over size ({', '.join(FORMATS)})")  # fmt: skip
+    parser.add_argument("--segments", type=options.whole(1, 1 << 16), metavar="N",
+        help="number of segments of each message (default: as the engine cuts the size)")  # fmt: skip
+    parser.add_argument("--explain", type=options.size, metavar="BYTES",
+        help="the size at which to show what the time is spent on (default: the middle one)")  # fmt: skip
+    options.add(parser, "json")
+    options.add(parser, "plot", type=options.file(*FORMATS), help=f"also draw time over size ({', '.join(FORMATS)})")
 
 
 def simulate_command(args: argparse.Namespace) -> int:
@@ -103,15 +96,11 @@ def simulate_command(args: argparse.Namespace) -> int:
         raise InvalidUsage(f"ringlet simulates 2 to {MOST_RANKS} ranks, got {len(hosts)}")
     machine = machine_of(args)
     outputs.check({"--json": args.json, "--plot": args.plot})
-    try:
-        if args.plot:
-            require_matplotlib()
-        schedules = list(_schedules(args, hosts))
-        segments = {size: args.segments or _C.message_segments(size) for size in {*shown, explained}}
-        detailed = segments if args.json else [explained]
-        found = [_simulated(one, machine, segments, detailed) for one in schedules]
-    except ScheduleError as error:
-        raise InvalidUsage(str(error)) from error
+    if args.plot:
+        require_matplotlib()
+    schedules = list(_schedules(args, hosts))
+    segments = {size: args.segments or _C.message_segments(size) for size in {*shown, explained}}
+    found = [_simulated(one, machine, segments, segments if args.json else [explained]) for one in schedules]
     _show(found, machine, {size: segments[size] for size in shown})
     _explain(found, machine, explained)
     if args.json:
@@ -126,7 +115,7 @@ def _names_or_own(text: str) -> list[str | Algorithm]:
     """A type for argparse: names with commas between them, files, or both."""
     found: list[str | Algorithm] = []
     for word in text.split(","):
-        found += algorithm_files.of_file(word) if algorithm_files.is_file(word) else [values.name(word)]
+        found += algorithm_files.of_file(word) if algorithm_files.is_file(word) else [options.name(word)]
     return found
 
 
@@ -169,7 +158,7 @@ def _named(name: str, built_in: Sequence[str], place: tuple[str, Hosts, int]) ->
     try:
         return composed(name, collective, hosts, root)
     except ValueError as error:
-        raise InvalidUsage(f"{values.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
+        raise InvalidUsage(f"{options.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
 
 
 def _simulated(made: Schedule, machine: HostsMachine, segments: dict[int, int], detailed: Iterable[int]) -> Simulated:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import sys
 import tempfile
@@ -16,74 +15,55 @@ from typing import Any
 
 from ringlet import _C
 from ringlet.bench import results
-from ringlet.bench.cases import DEVICES, OWN_OF_NCCL, Sweep
-from ringlet.bench.clusters import Cluster, read_cluster
+from ringlet.bench.cases import OWN_OF_NCCL, Sweep
 from ringlet.bench.exceptions import BenchError
-from ringlet.bench.rules import MARGIN, Rule, Timing, derive, size_text, table_text
+from ringlet.bench.rules import Rule, Timing, derive, size_text, table_text
 from ringlet.bench.run import Row
 from ringlet.bench.thresholds import Found, calibrate, table_line
-from ringlet.cli import algorithm_files, bench, outputs, values
-from ringlet.cli.parser import Elsewhere, add_option
+from ringlet.cli import algorithm_files, bench, options, outputs
 from ringlet.errors import InvalidUsage
 from ringlet.group import default_transport
 from ringlet.schedule import Algorithm
-from ringlet.schedule.collectives import COLLECTIVES
 
 _LIMIT = "RINGLET_PEER_MEMORY_BYTES"
-_EPILOG = """\
-examples:
-  ringlet tune                            two ranks of this machine; groups use the table from then on
-  ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
-  ringlet tune --cluster 4x2-block --collective all_reduce -b 1K -e 16M
-  ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
-  ringlet tune mine.py -o mine            is your own algorithm faster, and when?
-  ringlet tune --calibrate                2 seconds: only the sizes that suit this processor
-  ringlet tune --show                     the table in force
+_EXAMPLES = """\
+ringlet tune                            two ranks of this machine; groups use the table from then on
+ringlet tune --world 2,4 -e 4M -o four  into a file, for RINGLET_TABLE=four
+ringlet tune --cluster 4x2-block --collective all_reduce -b 1K -e 16M
+ringlet tune --device cuda --world 8    up to which size do calls on GPUs go through peers' memory?
+ringlet tune mine.py -o mine            is your own algorithm faster, and when?
+ringlet tune --calibrate                2 seconds: only the sizes that suit this processor
+ringlet tune --show                     the table in force
 
 Rank 0's table counts for all ranks of a group. RINGLET_TABLE names another file. If it is empty, ringlet
-uses the built-in rules only.
-"""
+uses the built-in rules only."""
 
 
-def add_parsers(subparsers: Any) -> None:
-    """Adds `tune`."""
-    parser = subparsers.add_parser(
-        "tune",
+def add_to(commands: Any) -> None:
+    parser = options.add_command(
+        commands, "tune", tune_command,
         help="measure algorithms, and write the table of rules for `auto`",
         description="Measure all algorithms of each collective over sizes, interleaved, and write a rule for `auto` "
         "for each range of sizes in which another algorithm than the built-in choice is faster. Before that, measure "
         "for 2 seconds at which sizes the engine of one host should change its way on this processor. On GPUs: measure "
         "peers' memory and NCCL, and write a rule for each range in which the other one is faster.",
-        epilog=_EPILOG,
-    )
-    parser.set_defaults(run=tune_command)
-    add = functools.partial(add_option, parser)
-    add("--show", action="store_true", help="print the table in force and its origin, measure nothing")
-    add("--calibrate", action="store_true",
-        help="measure only the sizes of this processor, and keep the rules of the table")  # fmt: skip
-    add("--world", dest="worlds", type=values.worlds, metavar="N,N", help="numbers of ranks: 2,4,8-16 (default 2)")
-    add("--cluster", type=values.name, metavar="NAME",
-        help="run on the emulated hosts of benchmarks/clusters/NAME.toml, or a file (needs root)")  # fmt: skip
-    add("--hosts", dest="elsewhere", action=Elsewhere, instead=bench.ELSEWHERE["--hosts",])
-    add("--transport", type=values.one_of(bench.TRANSPORTS), metavar="T",
-        help=f"transport: {', '.join(bench.TRANSPORTS)} (default: RINGLET_TRANSPORT, or auto)")  # fmt: skip
-    add("--device", type=values.one_of(DEVICES), metavar="D", default="cpu",
-        help=f"of the buffers: {', '.join(DEVICES)} (default cpu)")  # fmt: skip
+        examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.instead = {"--hosts": bench.INSTEAD["--hosts"]}
     parser.add_argument("files", nargs="*", type=algorithm_files.of_file, metavar="FILE",
         help=f"measure the algorithms of these files too: {algorithm_files.FILES}")  # fmt: skip
-    add("--collective", dest="collectives", type=values.names(COLLECTIVES), metavar="C,C",
+    parser.add_argument("--show", action="store_true", help="print the table in force and its origin, measure nothing")
+    parser.add_argument("--calibrate", action="store_true",
+        help="measure only the sizes of this processor, and keep the rules of the table")  # fmt: skip
+    options.add(parser, "worlds", help="numbers of ranks: 2,4,8-16 (default 2)")
+    for name in ("cluster", "transport", "device"):
+        options.add(parser, name)
+    options.add(parser, "collectives",
         help=f"collectives to measure (default {','.join(alternatives())}, or those of the files)")  # fmt: skip
-    add("-b", dest="begin_bytes", type=values.size, default=1 << 10, metavar="BYTES", help="smallest size (default 1K)")
-    add("-e", dest="end_bytes", type=values.size, default=64 << 20, metavar="BYTES", help="largest size (default 64M)")
-    add("-f", dest="factor", type=values.whole(2), default=4, metavar="F",
-        help="factor from one size to the next (default 4)")  # fmt: skip
-    add("--rounds", type=values.whole(1), default=7, metavar="R",
-        help="repetitions of everything, interleaved (default 7)")  # fmt: skip
-    add("--ms", dest="sample_ms", type=values.number(0, 1e7), default=20.0, metavar="MS",
-        help="length of a measurement (default 20)")  # fmt: skip
-    add("--margin", type=values.number(-100, 1e12), default=100 * MARGIN, metavar="PERCENT",
-        help="least gain of a rule over the built-in choice (default 5)")  # fmt: skip
-    add("-o", dest="output", type=values.file(), metavar="FILE",
+    for name, default in (("begin", "1K"), ("end", "64M"), ("factor", 4), ("rounds", 7), ("ms", 20.0)):
+        options.add(parser, name, default=default)
+    options.add(parser, "margin")
+    options.add(parser, "output", type=options.file(),
         help="write the table to FILE (default: the table that groups use)")  # fmt: skip
 
 
@@ -92,7 +72,7 @@ def tune_command(args: argparse.Namespace) -> int:
     if args.show:
         print(in_force(), end="")
         return 0
-    cluster = read_cluster(bench.named_file("clusters", args.cluster)) if args.cluster else None
+    cluster = bench.named_cluster(args.cluster) if args.cluster else None
     sweeps = list(_sweeps(args, cluster) if args.device == "cpu" else _gpu_sweeps(args))
     output = args.output or _usual_place()
     for sweep in sweeps:
@@ -183,7 +163,7 @@ def alternatives(own: Iterable[Algorithm] = ()) -> dict[str, tuple[str, ...]]:
     return {collective: tuple(names) for collective, names in known.items() if len(names) > 1}
 
 
-def timings(rows: Iterable[Row], cluster: Cluster | None, sizes: str = "") -> Iterator[Timing]:
+def timings(rows: Iterable[Row], cluster: Any, sizes: str = "") -> Iterator[Timing]:
     """The measured times of each algorithm, by situation. sizes: the table with which they were measured."""
     found: dict[tuple[str, str, int, int, str], dict[int, float]] = defaultdict(dict)
     for row in rows:
@@ -206,7 +186,7 @@ def small_bytes(world: int, table: str = "") -> int:
     return _C.tuned(table, _C.processor_model())["small_bytes_of_two" if world == 2 else "small_bytes"]
 
 
-def _medium(row: Row, cluster: Cluster | None) -> str:
+def _medium(row: Row, cluster: Any) -> str:
     if row["transport"].startswith("cuda"):
         return "gpus"
     if row["transport"] == "shared_memory":
@@ -214,7 +194,7 @@ def _medium(row: Row, cluster: Cluster | None) -> str:
     return "hosts" if cluster is None or cluster.ranks_per_host > 1 else "apart"
 
 
-def _sweeps(args: argparse.Namespace, cluster: Cluster | None) -> Iterator[Sweep]:
+def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
     """One a collective, since each has algorithms of its own."""
     worlds = args.worlds or ((cluster.world,) if cluster else (2,))
     if min(worlds) < 2:

@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Client
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,13 +157,10 @@ def samples_us(
 def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -> None:
     """Connects to the controller and obeys it until it says stop. Ends at once if the controller is gone."""
     _die_with_parent()
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    stream = connection.makefile("rwb")
+    connection = Client(path, "AF_UNIX")
 
     def answer(message: dict[str, Any]) -> None:
-        stream.write(json.dumps(message).encode() + b"\n")
-        stream.flush()
+        connection.send_bytes(json.dumps(message).encode())  # JSON: a peer's Python and numpy are other ones
 
     answer({"job": job, "rank": rank, "pid": os.getpid(), "host": socket.gethostname()})
     try:
@@ -171,8 +169,8 @@ def serve(job: str, rank: int, path: str, make_library: Callable[[], Library]) -
         worker, prober = Rank(library), Prober(library)
         commands = {"prepare": worker.prepare, "measure": worker.measure}
         commands |= {"constants": prober.constants, "random": prober.random}
-        for line in stream:
-            command = json.loads(line)
+        while True:
+            command = json.loads(connection.recv_bytes())
             if command["do"] == "stop":
                 library.close()
                 return

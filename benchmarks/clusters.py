@@ -1,4 +1,4 @@
-"""A cluster to emulate on one machine, as a small TOML file describes it (benchmarks/clusters/)."""
+"""A cluster to emulate on one machine, as a small TOML file describes it (the folder clusters/)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringlet.bench.exceptions import BenchError
 from ringlet.schedule.machine_file import read_toml
-
-from .exceptions import BenchError
 
 NUMBERINGS = ("block", "cyclic")
 MAX_HOSTS = 64  # processes, interfaces and bridge ports of one machine
