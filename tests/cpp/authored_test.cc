@@ -26,7 +26,7 @@ std::vector<Schedule> schedules_of(const Algorithm& algorithm, int world, int ro
 
 const Algorithm& built_in(Collective collective, const char* name) { return *find_algorithm(collective, name); }
 
-void names_lead_to_the_newest() {
+TEST(names_lead_to_the_newest) {
   const Algorithm& first = add_algorithm(Collective::all_reduce, "mine", "the first");
   CHECK(find_authored(Collective::all_reduce, "mine") == &first);
   CHECK(find_authored(Collective::broadcast, "mine") == nullptr);
@@ -46,7 +46,7 @@ void names_lead_to_the_newest() {
 }
 
 /// Names whose numbers are equal could not be told apart in the ranks' agreement.
-void names_of_the_same_hash_are_refused() {
+TEST(names_of_the_same_hash_are_refused) {
   std::string refused;
   for (int i = 0; refused.empty() && i < 5'000; ++i) {
     try {
@@ -58,7 +58,7 @@ void names_of_the_same_hash_are_refused() {
   CHECK(contains(refused, "have the same hash: rename one of them"));
 }
 
-void what_the_engines_cannot_take_is_refused() {
+TEST(what_the_engines_cannot_take_is_refused) {
   const Algorithm& algorithm = add_algorithm(Collective::all_reduce, "too large", "");
   Schedule wide(kMostAuthoredParts + 1), long_one(1);
   long_one.rounds.resize(static_cast<size_t>(kMostAuthoredRounds) + 1);
@@ -72,7 +72,7 @@ void what_the_engines_cannot_take_is_refused() {
 }
 
 /// What was handed over for a place stays what it was.
-void a_place_keeps_its_schedules() {
+TEST(a_place_keeps_its_schedules) {
   const Algorithm& algorithm = add_algorithm(Collective::broadcast, "placed", "");
   const Algorithm &tree = built_in(Collective::broadcast, "tree"), &star = built_in(Collective::broadcast, "star");
   hand_over(algorithm, {4, 1, {}}, schedules_of(tree, 4, 1));
@@ -86,7 +86,7 @@ void a_place_keeps_its_schedules() {
 }
 
 /// Meanwhile another thread adds algorithms, and each rank hands over what all have.
-void they_run_like_built_in_ones(Between between) {
+TEST_EACH(they_run_like_built_in_ones, Between between, Between::one_memory, Between::stages, Between::tcp) {
   std::atomic<bool> ended{false};
   std::thread adds([&] {
     for (int i = 0; !ended.load() && i < 1000; ++i) {
@@ -121,7 +121,7 @@ void they_run_like_built_in_ones(Between between) {
 
 // ---- rules that name them, and others
 
-void rules_may_name_them() {
+TEST(rules_may_name_them) {
   const Algorithm& algorithm = add_algorithm(Collective::all_reduce, "ruled", "");
   const Selector selector("all_reduce up to 1KiB world 2- staged ruled\nall_reduce gpus above 1MiB nccl\n", "t");
   Situation situation{Collective::all_reduce, 1024, 3, false};
@@ -144,7 +144,7 @@ void rules_may_name_them() {
 }
 
 /// Whatever the bytes, a table is either taken or refused by line.
-void any_text_is_taken_or_refused() {
+TEST(any_text_is_taken_or_refused) {
   static constexpr const char* kWords[] = {
       "all_reduce", "broadcast", "all_to_all", "tuned",  "ring",      "tree",    "nccl",        "peers",
       "gpus",       "up",        "to",         "above",  "world",     "2-4",     "5-",          "-",
@@ -174,16 +174,3 @@ void any_text_is_taken_or_refused() {
 }
 
 }  // namespace
-
-int main() {
-  names_lead_to_the_newest();
-  names_of_the_same_hash_are_refused();
-  what_the_engines_cannot_take_is_refused();
-  a_place_keeps_its_schedules();
-  they_run_like_built_in_ones(Between::one_memory);
-  they_run_like_built_in_ones(Between::stages);
-  they_run_like_built_in_ones(Between::tcp);
-  rules_may_name_them();
-  any_text_is_taken_or_refused();
-  return check_result("authored");
-}

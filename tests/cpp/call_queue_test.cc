@@ -89,7 +89,7 @@ struct Queue {
 
 bool comes(Work& work) { return work.await(Deadline::after(kSoon)); }
 
-void a_call_whose_peers_are_there_is_complete_at_once() {
+TEST(a_call_whose_peers_are_there_is_complete_at_once) {
   Queue q;
   q.engine.peers = 1;
   const auto work = q.give(1);
@@ -98,7 +98,7 @@ void a_call_whose_peers_are_there_is_complete_at_once() {
   CHECK(!q.queue->pending());
 }
 
-void who_gives_a_call_begins_it_and_does_not_wait() {
+TEST(who_gives_a_call_begins_it_and_does_not_wait) {
   Queue q;
   const auto work = q.give(1);
   CHECK(!work->done());
@@ -107,7 +107,7 @@ void who_gives_a_call_begins_it_and_does_not_wait() {
   CHECK(comes(*work));
 }
 
-void nobody_comes_but_the_queues_thread() {
+TEST(nobody_comes_but_the_queues_thread) {
   Queue q;
   const auto first = q.give(1), second = q.give(2);
   q.engine.peers = 2;
@@ -117,7 +117,7 @@ void nobody_comes_but_the_queues_thread() {
   CHECK_EQ(q.engine.begun.size(), size_t{2});
 }
 
-void calls_given_as_one_run_in_order_and_complete_together() {
+TEST(calls_given_as_one_run_in_order_and_complete_together) {
   Queue q;
   const std::vector<Call> later{{.sequence = 2}, {.sequence = 3}};
   q.engine.peers = 2;
@@ -159,7 +159,7 @@ std::optional<bool> is_left_alone_beside_computation() {
 /// The rank computes, and no peer waits for it: the thread would take the processor from the computation. A short loss
 /// of the processor, which the sum over 20 ms does not show, may spoil some attempts, but not all. Beside much other work
 /// few attempts count.
-void a_computing_rank_is_left_alone_until_a_peer_sleeps() {
+TEST(a_computing_rank_is_left_alone_until_a_peer_sleeps) {
   int taken_over = 0;
   for (int attempt = 0; attempt < 20; ++attempt) {
     const auto alone = is_left_alone_beside_computation();
@@ -169,7 +169,7 @@ void a_computing_rank_is_left_alone_until_a_peer_sleeps() {
   CHECK(taken_over < 3);
 }
 
-void calls_run_in_order_and_one_after_the_other() {
+TEST(calls_run_in_order_and_one_after_the_other) {
   Queue q;
   std::vector<std::shared_ptr<Work>> works;
   for (uint64_t i = 1; i <= 50; ++i) {
@@ -183,7 +183,7 @@ void calls_run_in_order_and_one_after_the_other() {
 }
 
 /// Threads that wait for different calls, while the peers come one by one.
-void several_threads_wait() {
+TEST_REPEATED(several_threads_wait, 20) {
   Queue q;
   std::vector<std::shared_ptr<Work>> works;
   for (uint64_t i = 1; i <= 8; ++i) works.push_back(q.give(i));
@@ -197,7 +197,7 @@ void several_threads_wait() {
 }
 
 /// The wait ends in time, and the call goes on.
-void a_wait_has_a_deadline() {
+TEST(a_wait_has_a_deadline) {
   Queue q;
   const auto work = q.give(1);
   CHECK_THROWS(Timeout, work->wait(5ms));
@@ -208,7 +208,7 @@ void a_wait_has_a_deadline() {
 }
 
 /// What is attached to a call never runs inside of a later call that the user makes, or of a question.
-void user_code_does_not_run_in_other_calls() {
+TEST_REPEATED(user_code_does_not_run_in_other_calls, 20) {
   Queue q;
   const auto first = q.give(1);
   std::atomic<bool> noted{false}, told_here{false};
@@ -228,7 +228,7 @@ void user_code_does_not_run_in_other_calls() {
   CHECK(comes(*second));
 }
 
-void what_a_completion_gives_runs_ahead() {
+TEST_REPEATED(what_a_completion_gives_runs_ahead, 20) {
   Queue q;
   const auto first = q.give(1), second = q.give(2);
   std::vector<int> order;
@@ -247,7 +247,7 @@ void what_a_completion_gives_runs_ahead() {
 }
 
 /// A completion waits for the call behind it.
-void a_completion_waits_for_the_next() {
+TEST_REPEATED(a_completion_waits_for_the_next, 20) {
   Queue q;
   const auto first = q.give(1), second = q.give(2);
   std::latch told(1);
@@ -260,7 +260,7 @@ void a_completion_waits_for_the_next() {
   told.wait();
 }
 
-void an_error_ends_its_call_alone() {
+TEST(an_error_ends_its_call_alone) {
   Queue q;
   q.engine.failing = 1;
   const auto first = q.give(1);
@@ -269,7 +269,7 @@ void an_error_ends_its_call_alone() {
   q.give(2)->wait(kSoon);
 }
 
-void what_runs_in_one_go_is_the_threads() {
+TEST(what_runs_in_one_go_is_the_threads) {
   Queue q;
   std::atomic<bool> here{true};
   const auto whole =
@@ -284,7 +284,7 @@ void what_runs_in_one_go_is_the_threads() {
 }
 
 /// Whichever thread runs the completion.
-void a_completion_waits_for_what_runs_in_one_go() {
+TEST_REPEATED(a_completion_waits_for_what_runs_in_one_go, 20) {
   Queue q;
   const auto first = q.give(1);
   bool ran = false;
@@ -300,7 +300,7 @@ void a_completion_waits_for_what_runs_in_one_go() {
   CHECK(ran);
 }
 
-void an_end_lets_waiting_threads_out() {
+TEST_REPEATED(an_end_lets_waiting_threads_out, 20) {
   std::thread waiter;
   {
     Queue q;
@@ -311,7 +311,7 @@ void an_end_lets_waiting_threads_out() {
   waiter.join();
 }
 
-void an_end_waits_for_what_follows_a_completion() {
+TEST_REPEATED(an_end_waits_for_what_follows_a_completion, 20) {
   std::atomic<bool> told{false};
   std::latch began(1);
   std::thread waiter;
@@ -333,25 +333,3 @@ void an_end_waits_for_what_follows_a_completion() {
 }
 
 }  // namespace
-
-int main() {
-  a_call_whose_peers_are_there_is_complete_at_once();
-  who_gives_a_call_begins_it_and_does_not_wait();
-  nobody_comes_but_the_queues_thread();
-  calls_given_as_one_run_in_order_and_complete_together();
-  a_computing_rank_is_left_alone_until_a_peer_sleeps();
-  calls_run_in_order_and_one_after_the_other();
-  for (int i = 0; i < 20; ++i) {
-    several_threads_wait();
-    user_code_does_not_run_in_other_calls();
-    what_a_completion_gives_runs_ahead();
-    a_completion_waits_for_the_next();
-    a_completion_waits_for_what_runs_in_one_go();
-    an_end_lets_waiting_threads_out();
-    an_end_waits_for_what_follows_a_completion();
-  }
-  a_wait_has_a_deadline();
-  an_error_ends_its_call_alone();
-  what_runs_in_one_go_is_the_threads();
-  return check_result("call_queue");
-}

@@ -1,11 +1,17 @@
-// Checks for the C++ tests: each failed CHECK prints its place and values and makes the program exit 1.
+// Tests and checks of the C++ tests. test_main.cc runs the TESTs of a program in the order of its file, or those whose
+// names hold what the command line names. Each failed CHECK prints its place and values and makes the program exit 1.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <sstream>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 // Sanitizers look at what code does, much slower, and need fewer of the numbers that the same tests try without them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -22,12 +28,11 @@ inline bool few_cases() {
 /// Whether a case is one of every `step` that `make test` tries. `number`: how many were asked for; it goes on.
 inline bool is_left_out(int& number, int step) { return few_cases() && number++ % step != 0; }
 
-inline int check_failures = 0;
+inline std::atomic<int> check_failures = 0;
 
 inline void check_report(bool ok, const char* file, int line, const std::string& what) {
   if (ok) return;
-  ++check_failures;
-  if (check_failures <= 20) std::fprintf(stderr, "%s:%d: failed: %s\n", file, line, what.c_str());
+  if (++check_failures <= 20) std::fprintf(stderr, "%s:%d: failed: %s\n", file, line, what.c_str());
 }
 
 #define CHECK(condition) check_report(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
@@ -53,6 +58,46 @@ std::string check_throws(const std::function<void()>& act, const char* file, int
   return "";
 }
 #define CHECK_THROWS(E, act) check_throws<E>([&] { act; }, __FILE__, __LINE__)
+
+struct Test {
+  std::string name;
+  std::function<void()> run;
+};
+inline std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+inline bool add_test(const char* name, void (*run)(), int times = 1) {
+  tests().push_back({name, [=] {
+                       for (int i = 0; i < times; ++i) run();
+                     }});
+  return true;
+}
+template <typename T>
+bool add_tests(const char* name, void (*run)(T), std::initializer_list<std::type_identity_t<std::decay_t<T>>> values) {
+  int number = 0;
+  for (const auto& value : values)
+    tests().push_back({std::string(name) + '/' + std::to_string(number++), [=] { run(value); }});
+  return true;
+}
+
+/// TEST(name) { ... } is a test.
+#define TEST(name)                                                             \
+  static void name();                                                          \
+  [[maybe_unused]] static const bool name##_is_a_test = add_test(#name, name); \
+  static void name()
+
+/// For what depends on how threads happen to run.
+#define TEST_REPEATED(name, times)                                                    \
+  static void name();                                                                 \
+  [[maybe_unused]] static const bool name##_is_a_test = add_test(#name, name, times); \
+  static void name()
+
+/// TEST_EACH(name, parameter, values...) { ... } is a test for each of the values.
+#define TEST_EACH(name, parameter, ...)                                                        \
+  static void name(parameter);                                                                 \
+  [[maybe_unused]] static const bool name##_is_a_test = add_tests(#name, name, {__VA_ARGS__}); \
+  static void name(parameter)
 
 inline int check_result(const char* suite) {
   std::printf("%s: %s\n", suite, check_failures == 0 ? "ok" : "FAILED");

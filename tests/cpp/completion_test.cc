@@ -121,7 +121,7 @@ void closed_by_another_thread(Communicator& group, bool with_messages, std::barr
 }
 
 /// Whoever was about to post when the end came is told, and does not wait for what nobody moves.
-void after_the_end() {
+TEST(after_the_end) {
   const auto engine = make_engine("after the end", 0, 1, Between::stages, {});
   const auto messenger = std::make_shared<Messenger>(engine->p2p());
   messenger->end();
@@ -133,10 +133,7 @@ void well(int world, Between between, const std::function<void(Communicator&)>& 
   for (const std::string& error : run_ranks(world, between, body)) CHECK_EQ(error, std::string());
 }
 
-}  // namespace
-
-int main() {
-  after_the_end();
+TEST(calls_complete_over_every_transport) {
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     well(3, between, messages_wait_for_each_other);
     well(3, between, a_collective_waits_for_the_next);
@@ -146,5 +143,6 @@ int main() {
       well(2, between, [&](Communicator& group) { closed_by_another_thread(group, with_messages, all); });
     }
   }
-  return check_result("completion");
 }
+
+}  // namespace

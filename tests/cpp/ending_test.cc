@@ -132,7 +132,7 @@ void forked(Between between) {
 
 /// Who waits holds its error alone: the completing thread may be the last that knows of the call, and nothing orders
 /// what it drops then after what a waiter reads.
-void own_errors() {
+TEST(own_errors) {
   auto work = std::make_shared<Work>();
   std::atomic<bool> read{false};
   std::thread completing([&read, work]() mutable {
@@ -273,11 +273,9 @@ void at_the_same_time(Between between, Act first, Act second, int turn) {
   rank_1.join();
 }
 
-}  // namespace
+int turn = 0;
 
-int main() {
-  own_errors();
-  int turn = 0;
+TEST(two_acts_at_the_same_time) {
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     for (const Act first : kActs) {
       for (const Act second : kActs) {
@@ -288,10 +286,16 @@ int main() {
       }
     }
   }
+}
+
+TEST(a_forked_child_ends_no_group) {
   // A sanitizer's own locks may be held by a thread that the child lacks.
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
     if (!kSanitized) forked(between);
   }
+}
+
+TEST(ended_groups_leave_no_thread) {
   run(Between::tcp, Last::collective, turn++);  // the process's listener opens, whose thread stays
   int before = 0;
   while (before != threads_of_this_process()) {
@@ -308,5 +312,6 @@ int main() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK(threads_of_this_process() <= before);
-  return check_result("ending");
 }
+
+}  // namespace

@@ -62,7 +62,7 @@ void run_thrice(Group& ranks, const std::string& what) {
 }
 
 /// Some of no length at all, some of many pieces: then others' blocks have long been over.
-void all_lengths() {
+TEST(all_lengths) {
   for (const int world : {1, 2, 3, 5, 9}) {
     for (const size_t unit : {0, 1, 100, 3001}) {
       for (const int registered : {0, 1, 2}) {
@@ -83,7 +83,7 @@ void all_lengths() {
 }
 
 /// With a host thread for each thread of a block.
-void teams() {
+TEST(teams) {
   in_teams = true;
   for (const bool registered : {false, true}) {
     const Regions regions(3, size_t{24} << 10);
@@ -94,7 +94,7 @@ void teams() {
 }
 
 /// Packs meet packs wherever the receiver's block begins: what is staged for it lies as far past a pack's start.
-void unaligned() {
+TEST(unaligned) {
   const Regions regions(2, size_t{256} << 10);
   Group ranks = group_of({Collective::all_to_all, 500}, 2, regions, {false, false});
   std::vector<Values> moved(2);
@@ -123,7 +123,7 @@ void unaligned() {
 }
 
 /// A rank that gets another length than it expects says so; nothing of that call has moved.
-void lengths_that_differ() {
+TEST(lengths_that_differ) {
   for (const bool registered : {false, true}) {
     const Regions regions(2, size_t{24} << 10);
     Group ranks = group_of({Collective::all_to_all, 100}, 2, regions, {registered, registered});
@@ -147,7 +147,7 @@ void lengths_that_differ() {
 }
 
 /// Equal blocks in one tensor on one rank, the same as a list on another: the same call. Another collective is not.
-void what_is_the_same() {
+TEST(what_is_the_same) {
   const Regions regions(2, size_t{24} << 10);
   Group ranks = group_of({Collective::all_to_all, 0}, 2, regions, {false, false});
   for (auto& rank : ranks) {
@@ -183,7 +183,7 @@ void what_is_the_same() {
 }
 
 /// The others end in time, and say for whom they waited.
-void a_missing_rank() {
+TEST(a_missing_rank) {
   const Regions regions(3, size_t{24} << 10);
   Group ranks = group_of({Collective::all_to_all, 100}, 3, regions, {false, false, false});
   for (const size_t q : {size_t{0}, size_t{1}}) {
@@ -196,7 +196,7 @@ void a_missing_rank() {
   CHECK_THROWS(Timeout, ranks[1]->engine.check("a call"));
 }
 
-void refusals() {
+TEST(refusals) {
   const Regions regions(2, 768);
   Group ranks = group_of({Collective::all_to_all, 100}, 2, regions, {false, false});
   const std::string small = CHECK_THROWS(InvalidUsage, ranks[0]->engine.run(ranks[0]->call, nullptr));
@@ -204,14 +204,3 @@ void refusals() {
 }
 
 }  // namespace
-
-int main() {
-  all_lengths();
-  teams();
-  unaligned();
-  lengths_that_differ();
-  what_is_the_same();
-  a_missing_rank();
-  refusals();
-  return check_result("gpu_all_to_all");
-}

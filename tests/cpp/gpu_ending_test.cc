@@ -193,7 +193,7 @@ GpuExecutors::Parts that_do_not_end(NcclApi& api) {
 }
 
 /// Calls, groups and peers end all the same, and the peers hear of it first.
-void a_nccl_that_does_not_end() {
+TEST(a_nccl_that_does_not_end) {
   nccl_may_end = false;
   NcclApi api;
   const GpuExecutors::Parts mine = that_do_not_end(api);
@@ -219,9 +219,7 @@ void a_nccl_that_does_not_end() {
   CHECK(inside == 0);
 }
 
-}  // namespace
-
-int main() {
+TEST(calls_that_are_never_done) {
   for (const auto& mine : {parts(kNever), without_nccl()}) {
     timeouts(mine);
     full_launch_queue(mine);
@@ -229,6 +227,6 @@ int main() {
     ended_beside_calls(mine);
     peers_that_fail(mine);
   }
-  a_nccl_that_does_not_end();
-  return check_result("gpu_ending");
 }
+
+}  // namespace

@@ -15,7 +15,7 @@ using namespace uneven_blocks;
 namespace {
 
 /// Messages given together move together, whatever their order; empty ones do not move at all.
-void exchanges() {
+TEST(exchanges) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     FakeMachine machine;
     std::vector<std::unique_ptr<Rank>> ranks;
@@ -43,7 +43,7 @@ void exchanges() {
 }
 
 /// What NCCL does not take in time ends the communicator, and names the message.
-void late_exchanges() {
+TEST(late_exchanges) {
   FakeMachine machine;
   Rank rank(machine, small_case(), 0);
   machine.connects = false;
@@ -59,7 +59,7 @@ void late_exchanges() {
 }
 
 /// Of an all-to-all each rank knows the lengths of its own blocks alone.
-void blocks_of_all_lengths() {
+TEST(blocks_of_all_lengths) {
   constexpr int kWorld = 3;
   for (const Algorithm& algorithm : algorithms()) {
     const Shape shape{algorithm.collective};
@@ -88,10 +88,3 @@ void blocks_of_all_lengths() {
 }
 
 }  // namespace
-
-int main() {
-  exchanges();
-  late_exchanges();
-  blocks_of_all_lengths();
-  return check_result("gpu_exchange");
-}

@@ -27,7 +27,7 @@ namespace {
 
 /// All algorithms, several calls under way at once on two streams; through NCCL, through peers' memory, and through
 /// both.
-void contract(size_t peer_bytes) {
+TEST_EACH(contract, size_t peer_bytes, GpuExecutors::kPeerBytes, kAlways, kNever) {
   for (const int world : {1, 2, 3, 4, 5}) {
     if (kSanitized && world != 3) continue;
     no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
@@ -60,7 +60,7 @@ void contract(size_t peer_bytes) {
 }
 
 /// NCCL's own collectives, by name and as what `auto` means beyond peers' memory; what NCCL lacks goes by schedules.
-void nccls_own_collectives() {
+TEST(nccls_own_collectives) {
   for (const int world : {1, 3}) {
     no_errors(run_ranks(world, Between::one_memory, [&](Communicator& host) {
       GpuGroup group(host, parts(kNever));
@@ -112,7 +112,7 @@ void nccls_own_collectives() {
 
 /// An all-to-all of blocks that differ in length goes through peers' memory, with and without NCCL, however long; without
 /// peers' memory through NCCL. A length that does not fit is named on all ranks.
-void uneven_all_to_all() {
+TEST(uneven_all_to_all) {
   constexpr int kWorld = 3;
   const auto call_of = [](uneven_blocks::UnevenRank& rank) {
     Call call;
@@ -148,7 +148,7 @@ void uneven_all_to_all() {
 }
 
 /// A rank that lacks something is named on all, and the host's group goes on.
-void lacking() {
+TEST(lacking) {
   std::atomic<int> told{0};
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     const auto refused = [&](const GpuExecutors::Parts& mine, const GpuExecutors::Parts& others, const char* words) {
@@ -174,7 +174,7 @@ void lacking() {
 
 /// Ranks on several hosts are refused at once, although not all of them call, in words that say what serves them. The
 /// host's group goes on.
-void several_hosts() {
+TEST(several_hosts) {
   std::atomic<int> told{0};
   no_errors(run_ranks(4, Between::mixed, [&](Communicator& host) {
     if (host.rank() != 3) {
@@ -195,7 +195,7 @@ void several_hosts() {
 
 /// Told that ranks may share a GPU, NCCL does not serve threads that do. It is not asked to, and peers' memory serves
 /// them; threads with a GPU each it serves.
-void threads_on_a_gpu() {
+TEST(threads_on_a_gpu) {
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   for (const bool apart : {false, true}) {
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -221,7 +221,7 @@ void threads_on_a_gpu() {
 }
 
 /// Ranks that all took the first of several GPUs hear of it, once.
-void one_gpu_of_several() {
+TEST(one_gpu_of_several) {
   struct Seen {
     int devices, number;
     int warnings;
@@ -248,7 +248,7 @@ void one_gpu_of_several() {
 }
 
 /// A group's limit of processors holds for its pull kernels and for NCCL's; ranks that give another one are named.
-void few_processors() {
+TEST(few_processors) {
   for (const int limit : {0, 3}) {
     no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
       GpuExecutors::Parts mine = parts();
@@ -274,7 +274,7 @@ void few_processors() {
 }
 
 /// Words with flags are for devices that store 8 bytes as one.
-void small_all_reduces() {
+TEST(small_all_reduces) {
   for (const int architecture : {90, 61}) {
     emulated_gpu_architecture(architecture);
     const int before = emulated_gpu_low_latencies();
@@ -293,7 +293,7 @@ void small_all_reduces() {
 }
 
 /// What one rank cannot use none does; what is left serves what it can, and says so.
-void either() {
+TEST(either) {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank(), 400000);
     const StreamOwner own;
@@ -329,7 +329,7 @@ void either() {
 }
 
 /// NCCL refuses one rank while the others wait for it: they hear why, and peers' memory serves all.
-void refused_by_nccl() {
+TEST(refused_by_nccl) {
   constexpr auto kTimeout = std::chrono::seconds(5);
   const auto body = [&](Communicator& host) {
     GpuExecutors::Parts mine = parts();
@@ -362,7 +362,7 @@ GpuExecutors::Parts third() {
 }
 
 /// The thread that completes calls is on the group's device, and on no other; so is all that a group does at its end.
-void on_its_device() {
+TEST(on_its_device) {
   emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     std::optional<GpuGroup> group(std::in_place, host, third());
@@ -386,7 +386,7 @@ void on_its_device() {
 }
 
 /// Nor does a thread that is elsewhere touch another device by ending the calls, or come to be on another.
-void aborted_from_elsewhere() {
+TEST(aborted_from_elsewhere) {
   emulated_gpu_touched();
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, third());
@@ -403,7 +403,7 @@ void aborted_from_elsewhere() {
 }
 
 /// Messages of a batch move together, both ways at once; what a GPU's cannot have is refused.
-void messages() {
+TEST(messages) {
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
@@ -434,7 +434,7 @@ void messages() {
 }
 
 /// What becomes part of a graph is complete at once, and waits for no call outside.
-void captured() {
+TEST(captured) {
   no_errors(run_ranks(1, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
     const StreamOwner one, two;
@@ -454,7 +454,7 @@ void captured() {
 }
 
 /// Kernels are loaded when ranks meet, before any runs that another could have to wait for.
-void loaded_at_once() {
+TEST(loaded_at_once) {
   const int before = emulated_gpu_loads();
   no_errors(run_ranks(3, Between::one_memory, [&](Communicator& host) {
     GpuGroup group(host, parts());
@@ -464,7 +464,7 @@ void loaded_at_once() {
 }
 
 /// The host is free while the device waits for a rank that comes later.
-void asynchronous() {
+TEST(asynchronous) {
   std::atomic<bool> came{false};
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank(), 300000);
@@ -482,7 +482,7 @@ void asynchronous() {
 }
 
 /// What runs at a call's completion may make the next one.
-void completions() {
+TEST(completions) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Work all;
     Floats floats(host.rank());
@@ -497,7 +497,7 @@ void completions() {
 }
 
 /// Wrong calls are refused before anything moves, and do not count.
-void refusals() {
+TEST(refusals) {
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
     Floats floats(host.rank());
     GpuGroup group(host, parts());
@@ -519,26 +519,3 @@ void refusals() {
 }
 
 }  // namespace
-
-int main() {
-  for (const size_t peer_bytes : {GpuExecutors::kPeerBytes, kAlways, kNever}) contract(peer_bytes);
-  nccls_own_collectives();
-  uneven_all_to_all();
-  lacking();
-  several_hosts();
-  threads_on_a_gpu();
-  one_gpu_of_several();
-  few_processors();
-  small_all_reduces();
-  either();
-  refused_by_nccl();
-  on_its_device();
-  aborted_from_elsewhere();
-  messages();
-  captured();
-  loaded_at_once();
-  asynchronous();
-  completions();
-  refusals();
-  return check_result("gpu_group");
-}

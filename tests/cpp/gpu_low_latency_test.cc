@@ -60,7 +60,7 @@ void check(const Group& group, const Case& c, const Ranks& ranks, const char* wh
 }
 
 /// All counts, dtypes and offsets, in and out of place.
-void contract() {
+TEST(contract) {
   for (const int world : {1, 2, 3, 5, 8}) {
     Group group(world);
     for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
@@ -83,7 +83,7 @@ void contract() {
 }
 
 /// The order of the sum is one_shot's: the same bits as without.
-void bits() {
+TEST(bits) {
   constexpr int kWorld = 5;
   constexpr size_t kCount = 777;
   std::vector<std::vector<float>> results;
@@ -110,7 +110,7 @@ void bits() {
 }
 
 /// What is under way of one call stays until it is read, whatever comes after it; other kernels come between.
-void one_after_another(bool teams) {
+TEST_EACH(one_after_another, bool teams, false, true) {
   in_teams = teams;
   Group group(3);
   std::vector<Case> cases;
@@ -129,7 +129,7 @@ void one_after_another(bool teams) {
 }
 
 /// Other dtypes, operations, algorithms and sizes go by a plan.
-void what_it_serves() {
+TEST(what_it_serves) {
   Group group(2);
   const auto low = [&](const Case& c) {
     const int before = low_launches;
@@ -147,7 +147,7 @@ void what_it_serves() {
 }
 
 /// Both calls are named on both ranks, and no result is written.
-void other_calls() {
+TEST(other_calls) {
   Group group(2);
   Ranks ranks;
   for (int q = 0; q < 2; ++q) {
@@ -171,7 +171,7 @@ void other_calls() {
 }
 
 /// A rank whose call goes by a plan hears what the other one calls, and names both.
-void a_call_of_another_kind() {
+TEST(a_call_of_another_kind) {
   Group group(2);
   Ranks ranks;
   for (int q = 0; q < 2; ++q) {
@@ -188,7 +188,7 @@ void a_call_of_another_kind() {
   CHECK_THROWS(Timeout, group.engines[0]->check("a call"));
 }
 
-void a_missing_rank() {
+TEST(a_missing_rank) {
   Group group(3);
   for (const size_t q : {size_t{0}, size_t{1}}) {
     const auto tensors = std::make_shared<Tensors>(Case{one_shot(), 3, 1000, DType::float32}, static_cast<int>(q));
@@ -203,15 +203,3 @@ void a_missing_rank() {
 }
 
 }  // namespace
-
-int main() {
-  contract();
-  bits();
-  one_after_another(false);
-  one_after_another(true);
-  what_it_serves();
-  other_calls();
-  a_call_of_another_kind();
-  a_missing_rank();
-  return check_result("gpu_low_latency");
-}

@@ -49,7 +49,7 @@ int run_case(const Case& c, int calls = 1, const char* chosen = nullptr) {
   return machine.overlaps;
 }
 
-void every_algorithm() {
+TEST(every_algorithm) {
   int number = 0;
   for (const Algorithm& algorithm : algorithms()) {
     for (const int world : {1, 2, 3, 4, 5}) {
@@ -71,11 +71,11 @@ void every_algorithm() {
   }
 }
 
-void automatic() {
+TEST(automatic) {
   run_case({find_algorithm(Collective::all_reduce, "two_shot"), 3, 25000}, /*calls=*/1, "(two_shot, ");
 }
 
-void every_dtype_and_operation() {
+TEST(every_dtype_and_operation) {
   for (const char* name : {"ring", "butterfly", "two_shot", "star"}) {
     const Algorithm* algorithm = find_algorithm(Collective::all_reduce, name);
     for (int d = 0; d < kDTypes; ++d) {
@@ -95,7 +95,7 @@ void every_dtype_and_operation() {
 }
 
 /// Orders of events that break what lacks a wait, with one call after another on the same stream.
-void many_orders() {
+TEST(many_orders) {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective == Collective::barrier) continue;
     for (unsigned seed = 0; seed < (kSanitized || few_cases() ? 10 : 40); ++seed) {
@@ -108,7 +108,7 @@ void many_orders() {
 }
 
 /// Values whose sums depend on the order: several at once are added in rank order, as on the host.
-void rank_order() {
+TEST(rank_order) {
   const Case c{find_algorithm(Collective::all_reduce, "two_shot"), 5, 999, DType::float32};
   FakeMachine machine;
   std::mt19937_64 random(5);
@@ -126,7 +126,7 @@ void rank_order() {
   CHECK(wanted != reference(c.dtype, ReduceOp::sum, inputs, {}));
 }
 
-void segments_overlap() {
+TEST(segments_overlap) {
   for (const char* name : {"ring", "halving_doubling", "two_shot"}) {
     Case c{find_algorithm(Collective::all_reduce, name), 4, 12357};
     c.scratch_bytes = size_t{16} << 10;
@@ -159,7 +159,7 @@ Counts enqueued(const char* name, int world, size_t bytes) {
 }
 
 /// The table of docs/gpu.md: what each costs NCCL and the device some microseconds for.
-void groups_and_launches() {
+TEST(groups_and_launches) {
   for (const char* name : {"ring", "two_shot"}) {
     for (const int world : {2, 4, 8}) {
       for (const size_t mib : {1, 16, 64, 256, 1024}) {
@@ -188,7 +188,7 @@ Schedule overwriting(const RankInfo& info) {
   return schedule;
 }
 
-void unusual_schedules() {
+TEST(unusual_schedules) {
   const Algorithm swap{"overwriting", Collective::all_reduce, overwriting, ""};
   const std::string message = CHECK_THROWS(InvalidUsage, make_gpu_plan(swap, {0, 2, 0}, false));
   CHECK(message.find("round 0 rank 0 overwrites a chunk that it reads") != std::string::npos);
@@ -201,7 +201,7 @@ void unusual_schedules() {
 }
 
 /// Refused before anything moves: the engine serves the next call.
-void refusals() {
+TEST(refusals) {
   FakeMachine machine;
   Case c = small_case();
   Rank rank(machine, c, 0);
@@ -221,7 +221,7 @@ void refusals() {
 }
 
 /// Whatever fails on the way: the communicator is aborted once, the error names the call, and later calls say it again.
-void failures() {
+TEST(failures) {
   {
     FakeMachine machine;
     Rank rank(machine, small_case(), 0);
@@ -243,7 +243,7 @@ void failures() {
 }
 
 /// NCCL connects peers within a deadline, or the communicator is ended, once the call that is inside has returned.
-void deadlines() {
+TEST(deadlines) {
   FakeMachine machine;
   Rank rank(machine, small_case(), 0);
   machine.connects = false;
@@ -264,7 +264,7 @@ void deadlines() {
 }
 
 /// The fake itself sees what it should: a test whose fake accepts everything proves nothing.
-void the_fake_sees() {
+TEST(the_fake_sees) {
   FakeMachine machine;
   const NcclApi& nccl = FakeMachine::nccl();
   NcclConfig config;
@@ -287,7 +287,7 @@ void the_fake_sees() {
   CHECK(!machine.execute(1));  // nobody receives
 }
 
-void opening() {
+TEST(opening) {
   setenv("RINGLET_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
   CHECK_EQ(nccl_candidates().size(), size_t{1});
   CHECK(says(CHECK_THROWS(DeviceError, nccl_api()), {"no NCCL", "/nowhere/libnccl.so.2", "RINGLET_NCCL_LIBRARY"}));
@@ -299,20 +299,3 @@ void opening() {
 }
 
 }  // namespace
-
-int main() {
-  opening();
-  the_fake_sees();
-  refusals();
-  failures();
-  deadlines();
-  unusual_schedules();
-  every_algorithm();
-  automatic();
-  every_dtype_and_operation();
-  many_orders();
-  rank_order();
-  segments_overlap();
-  groups_and_launches();
-  return check_result("gpu_message");
-}

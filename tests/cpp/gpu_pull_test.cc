@@ -54,7 +54,7 @@ void run_case(const Case& c, Registered registered, size_t region_bytes, int cal
   check_report(ok, __FILE__, __LINE__, describe_case(c) + kinds[static_cast<int>(registered)]);
 }
 
-void every_algorithm() {
+TEST(every_algorithm) {
   int number = 0;
   for (const Algorithm& algorithm : algorithms()) {
     for (const int world : {1, 2, 3, 4, 5}) {
@@ -76,7 +76,7 @@ void every_algorithm() {
   }
 }
 
-void teams() {
+TEST(teams) {
   in_teams = true;
   for (const Algorithm& algorithm : algorithms()) {
     for (const size_t count : {2, 947}) {
@@ -93,7 +93,7 @@ void teams() {
   in_teams = false;
 }
 
-void every_dtype_and_operation() {
+TEST(every_dtype_and_operation) {
   for (const char* name : {"ring", "two_shot"}) {
     for (int d = 0; d < kDTypes; ++d) {
       for (int o = 0; o < kReduceOps; ++o) {
@@ -110,7 +110,7 @@ void every_dtype_and_operation() {
 
 /// A rank that does not come: the others' blocks end within their time, say who was missing, and later ones end at
 /// once.
-void a_missing_rank() {
+TEST(a_missing_rank) {
   Case c{find_algorithm(Collective::all_reduce, "ring"), 3, 1000};
   const Regions regions(3, size_t{24} << 10);
   Rank zero(c, 0, regions), one(c, 1, regions);
@@ -131,7 +131,7 @@ void a_missing_rank() {
 
 /// The root gives up while a peer reads its tensor, and has it back: the peer's call is no success, though all has
 /// come.
-void a_root_that_gives_up() {
+TEST(a_root_that_gives_up) {
   const Case c{find_algorithm(Collective::broadcast, "tree"), 2, 1000};
   const Regions regions(2, size_t{24} << 10);
   Rank root(c, c.root(), regions, true), peer(c, 1 - c.root(), regions, true);
@@ -151,7 +151,7 @@ void a_root_that_gives_up() {
 }
 
 /// Whole messages are read where they lie if all ranks' can be, and go through staging buffers if one rank's cannot.
-void read_in_place() {
+TEST(read_in_place) {
   const Case c{find_algorithm(Collective::all_reduce, "one_shot"), 3, 1000};
   for (const bool all : {true, false}) {
     const Regions regions(3, size_t{24} << 10);
@@ -164,7 +164,7 @@ void read_in_place() {
 
 /// Tensors that begin anywhere: what is staged lies as far past a pack's start as its rank's tensor, so packs meet packs
 /// where all ranks' tensors lie alike. Where they do not, elements move one by one, and the result is the same.
-void unaligned_tensors() {
+TEST(unaligned_tensors) {
   for (const bool alike : {true, false}) {
     for (const char* name : {"one_shot", "two_shot", "ring"}) {
       Case c{find_algorithm(Collective::all_reduce, name), 3, 4096};
@@ -195,7 +195,7 @@ void unaligned_tensors() {
 }
 
 /// Small messages take few blocks, large ones all that a rank has.
-void blocks_by_size() {
+TEST(blocks_by_size) {
   const Regions regions(2, size_t{8} << 20);
   const auto blocks = [&](size_t count, int most) {
     GpuPullExecutor::Setup setup = regions.setup(0);
@@ -214,7 +214,7 @@ void blocks_by_size() {
 }
 
 /// Calls of all shapes one after another: what one leaves in its staging buffers must stay until its readers are done.
-void one_after_another() {
+TEST(one_after_another) {
   constexpr int kWorld = 3;
   const Regions regions(kWorld, size_t{64} << 10);
   std::vector<std::unique_ptr<GpuPullExecutor>> engines;
@@ -252,7 +252,7 @@ void one_after_another() {
 }
 
 /// Ranks that call different things: both are named on every rank that waits for the other, and nothing is waited out.
-void other_calls() {
+TEST(other_calls) {
   const Case c{find_algorithm(Collective::all_reduce, "ring"), 2, 1000};
   const Case others[] = {{c.algorithm, 2, 1000, DType::int32, ReduceOp::max},
                          {c.algorithm, 2, 999},
@@ -278,7 +278,7 @@ void other_calls() {
 }
 
 /// A message is cut for all blocks to have work, down to what a block's threads take at once.
-void cut_for_all_blocks() {
+TEST(cut_for_all_blocks) {
   const Regions regions(2, size_t{1} << 20);
   const auto pieces = [&](const char* algorithm, size_t count) {
     Rank zero({find_algorithm(Collective::all_reduce, algorithm), 2, count}, 0, regions);
@@ -295,7 +295,7 @@ void cut_for_all_blocks() {
 }
 
 /// `auto` goes by the rules that the group was given.
-void given_rules() {
+TEST(given_rules) {
   const Regions regions(1, size_t{24} << 10);
   Tensors tensors({find_algorithm(Collective::all_reduce, "ring"), 1, 1000}, 0);
   tensors.call.algorithm = nullptr;
@@ -313,7 +313,7 @@ void given_rules() {
 }
 
 /// What was aborted ends, and says why.
-void aborted() {
+TEST(aborted) {
   const Case c{find_algorithm(Collective::all_reduce, "ring"), 2, 1000};
   const Regions regions(2, size_t{24} << 10);
   Rank zero(c, 0, regions);
@@ -324,7 +324,7 @@ void aborted() {
   CHECK_THROWS(PeerLost, zero.engine.run(zero.tensors.call, nullptr));
 }
 
-void refusals() {
+TEST(refusals) {
   Case c{find_algorithm(Collective::all_reduce, "ring"), 3, 1000};
   const Regions regions(3, 1024);
   Rank rank(c, 0, regions);
@@ -340,21 +340,3 @@ void refusals() {
 }
 
 }  // namespace
-
-int main() {
-  refusals();
-  a_missing_rank();
-  a_root_that_gives_up();
-  other_calls();
-  aborted();
-  cut_for_all_blocks();
-  given_rules();
-  read_in_place();
-  unaligned_tensors();
-  blocks_by_size();
-  one_after_another();
-  every_algorithm();
-  teams();
-  every_dtype_and_operation();
-  return check_result("gpu_pull");
-}

@@ -40,7 +40,7 @@ void reduce(DType dtype, ReduceOp op, const ReduceArgs& args, size_t threads) {
   (counted.copies ? find_reduce(DType::uint8, ReduceOp::bor) : find_reduce(dtype, op))(counted.args, threads);
 }
 
-void test_table() {
+TEST(test_table) {
   for (int d = 0; d < kDTypes; ++d) {
     for (int o = 0; o < kReduceOps; ++o) {
       const auto dtype = static_cast<DType>(d);
@@ -142,10 +142,7 @@ void test_rounding(DType dtype, const Format& f) {
   }
 }
 
-}  // namespace
-
-int main() {
-  test_table();
+TEST(every_dtype) {
   std::mt19937_64 random(1);
   for (int d = 0; d < kDTypes; ++d) {
     for (const bool tame : {false, true}) test_reductions(static_cast<DType>(d), tame, random);
@@ -154,5 +151,6 @@ int main() {
   test_rounding<uint16_t>(DType::bfloat16, kBFloat16);
   test_rounding<uint8_t>(DType::float8_e4m3fn, kE4m3fn);
   test_rounding<uint8_t>(DType::float8_e5m2, kE5m2);
-  return check_result("gpu_reduce");
 }
+
+}  // namespace

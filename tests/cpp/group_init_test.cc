@@ -21,6 +21,9 @@ using namespace ringlet;
 
 namespace {
 
+// The built-in rules alone, whatever table this machine's user has.
+[[maybe_unused]] const int no_table = ::setenv("RINGLET_TABLE", "", 1);
+
 constexpr auto kSoon = std::chrono::seconds(60);
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -105,7 +108,7 @@ void all_make_a_group(RewritingStore& store, int world, Carrier carrier, const s
   for (const std::string& error : errors) CHECK_EQ(error, std::string());
 }
 
-void hosts_decide_what_carries_the_bytes() {
+TEST(hosts_decide_what_carries_the_bytes) {
   RewritingStore together;
   all_make_a_group(together, 3, Carrier::automatic, "shared_memory", {0, 0, 0});
   all_make_a_group(together, 2, Carrier::shared_memory, "shared_memory", {0, 0});
@@ -117,7 +120,7 @@ void hosts_decide_what_carries_the_bytes() {
 }
 
 /// With it each rank counts as a host of its own where schedules are chosen, and still shares memory.
-void a_topology_can_be_ignored() {
+TEST(a_topology_can_be_ignored) {
   ::setenv("RINGLET_TOPOLOGY", "ignore", 1);
   RewritingStore apart;
   apart.hosts = {{0, "a"}, {1, "a"}, {2, "b"}, {3, "b"}};
@@ -142,7 +145,7 @@ void what_is_wrong_is_told_to_all(const std::string& variable, const std::string
   ::unsetenv(variable.c_str());
 }
 
-void ranks_of_several_builds_make_no_group() {
+TEST(ranks_of_several_builds_make_no_group) {
   RewritingStore store;
   store.builds = {{2, "another"}};
   for (const Carrier carrier : {Carrier::automatic, Carrier::shared_memory, Carrier::tcp}) {
@@ -154,7 +157,7 @@ void ranks_of_several_builds_make_no_group() {
 }
 
 /// A build that has more of them is refused before; these are numbers of a rank whose memory is damaged.
-void numbers_that_mean_nothing_here_are_not_looked_up() {
+TEST(numbers_that_mean_nothing_here_are_not_looked_up) {
   const CallSignature ours = call_signature({.collective = Collective::all_reduce, .count = 8});
   for (const uint64_t changed : {uint64_t{0xf}, uint64_t{0x1f} << 5, uint64_t{0xf} << 10, uint64_t{0x1ffff} << 14}) {
     CallSignature theirs = ours;
@@ -164,7 +167,7 @@ void numbers_that_mean_nothing_here_are_not_looked_up() {
   }
 }
 
-void ranks_of_several_users_share_no_memory() {
+TEST(ranks_of_several_users_share_no_memory) {
   RewritingStore store;
   store.users = {{2, "12345"}};
   for (const std::string& error : join_all(store, 3, Carrier::automatic, [](Communicator&) { CHECK(false); })) {
@@ -175,7 +178,7 @@ void ranks_of_several_users_share_no_memory() {
   all_make_a_group(store, 3, Carrier::automatic, "shared_memory+tcp", {0, 0, 1});
 }
 
-void a_rank_that_does_not_come_is_named() {
+TEST(a_rank_that_does_not_come_is_named) {
   RewritingStore store;
   const auto two_of_three = [&](int rank) {
     return CHECK_THROWS(Timeout, join(store, "g", {rank, 3}, Carrier::automatic,
@@ -189,7 +192,7 @@ void a_rank_that_does_not_come_is_named() {
 }
 
 /// Ranks of one host count from 0 among themselves, but their errors name the group's ranks.
-void errors_of_a_host_name_its_ranks() {
+TEST(errors_of_a_host_name_its_ranks) {
   RewritingStore store;
   store.hosts = {{0, "a"}, {1, "a"}, {2, "b"}, {3, "b"}};
   store.elsewhere = "/host/1/region/1";
@@ -204,33 +207,23 @@ void errors_of_a_host_name_its_ranks() {
   CHECK(contains(error, "among ranks 2, 3, which share a host and count from 0 there: "));
 }
 
-void carriers_have_names() {
+TEST(carriers_have_names) {
   CHECK(parse_carrier("auto") == Carrier::automatic);
   CHECK(parse_carrier("tcp") == Carrier::tcp);
   CHECK(contains(CHECK_THROWS(InvalidUsage, parse_carrier("udp")), "got \"udp\""));
   for (const char* each : {"auto", "shared_memory", "tcp"}) CHECK_EQ(std::string(name(parse_carrier(each))), each);
 }
 
-}  // namespace
-
-int main() {
+TEST(wrong_settings_are_told_to_all) {
   const auto folder = std::filesystem::temp_directory_path() / ("ringlet-join-" + std::to_string(::getpid()));
   std::filesystem::create_directories(folder);
   const std::string table = (folder / "table").string();
   std::ofstream(table) << "all_reduce ring\nall_reduce wring\n";
-  ::setenv("RINGLET_TABLE", "", 1);
-  hosts_decide_what_carries_the_bytes();
-  a_topology_can_be_ignored();
   what_is_wrong_is_told_to_all("RINGLET_TOPOLOGY", "ring", "RINGLET_TOPOLOGY=\"ring\" is not \"ignore\"");
   what_is_wrong_is_told_to_all("RINGLET_TABLE", table, table + ", line 2: all_reduce: algorithm must be one of");
   what_is_wrong_is_told_to_all("RINGLET_TABLE", table + "s", "RINGLET_TABLE names a table that cannot be read: ");
   ::setenv("RINGLET_TABLE", "", 1);
-  ranks_of_several_users_share_no_memory();
-  ranks_of_several_builds_make_no_group();
-  numbers_that_mean_nothing_here_are_not_looked_up();
-  a_rank_that_does_not_come_is_named();
-  errors_of_a_host_name_its_ranks();
-  carriers_have_names();
   std::filesystem::remove_all(folder);
-  return check_result("join");
 }
+
+}  // namespace

@@ -19,6 +19,7 @@ using namespace ringlet;
 
 namespace {
 
+[[maybe_unused]] const int small_heap = ::setenv("RINGLET_HEAP_MIB", "64", 1);
 constexpr int kCycles = kSanitized ? 60 : 300;
 constexpr auto kSoon = std::chrono::seconds(60);
 
@@ -84,7 +85,7 @@ void cycles(const std::string& name, int count, bool rings,
   for (std::thread& rank : ranks) rank.join();
 }
 
-void closed_groups_make_room(bool rings) {
+TEST_EACH(closed_groups_make_room, bool rings, false, true) {
   const auto& heap = Heap::process();
   size_t early = 0, open_early = 0;
   std::barrier<> both(2);
@@ -104,7 +105,7 @@ void closed_groups_make_room(bool rings) {
 }
 
 /// What a rank that has closed left behind is there while the other may look at it, and goes with that one's end.
-void a_rank_that_stays_keeps_what_it_reads() {
+TEST(a_rank_that_stays_keeps_what_it_reads) {
   const auto& heap = Heap::process();
   const size_t region = RegionLayout(2, Rings::messages).bytes();
   std::unique_ptr<Communicator> groups[2];
@@ -127,7 +128,7 @@ cpu_set_t processors(std::initializer_list<int> numbers) {
   return set;
 }
 
-void who_has_a_processor_of_its_own() {
+TEST(who_has_a_processor_of_its_own) {
   CHECK(one_processor_each({processors({5}), processors({3})}));
   CHECK(!one_processor_each({processors({5}), processors({5})}));
   CHECK(one_processor_each({processors({0, 1}), processors({0})}));
@@ -137,7 +138,7 @@ void who_has_a_processor_of_its_own() {
 }
 
 /// Where staging buffers are depends on whether ranks share processors. Rank 0 may use all, rank 1 only one.
-void ranks_that_may_use_different_processors(bool threads) {
+TEST_EACH(ranks_that_may_use_different_processors, bool threads, false, true) {
   const cpu_set_t all = usable_processors();
   int first = 0;
   while (!CPU_ISSET(first, &all)) ++first;
@@ -174,7 +175,7 @@ void ranks_that_may_use_different_processors(bool threads) {
 }
 
 /// A group that was closed holds nothing, although somebody still holds it; and does nothing to what is there now.
-void closed_groups_that_are_kept() {
+TEST(closed_groups_that_are_kept) {
   std::vector<std::unique_ptr<Communicator>> kept[2];
   cycles("kept-", 30, false, [&](int rank, int, std::unique_ptr<Communicator> group) {
     group->close(kSoon);
@@ -201,15 +202,3 @@ void closed_groups_that_are_kept() {
 }
 
 }  // namespace
-
-int main() {
-  ::setenv("RINGLET_HEAP_MIB", "64", 1);
-  who_has_a_processor_of_its_own();
-  ranks_that_may_use_different_processors(false);
-  ranks_that_may_use_different_processors(true);
-  closed_groups_make_room(false);
-  closed_groups_make_room(true);
-  a_rank_that_stays_keeps_what_it_reads();
-  closed_groups_that_are_kept();
-  return check_result("groups");
-}

@@ -134,7 +134,7 @@ void a_deadline_ends_a_meeting(bool crowded, bool interrupted) {
 }
 
 /// Who has not read a rank's token from the store gets no memory of that rank.
-void a_wrong_token_joins_nobody() {
+TEST(a_wrong_token_joins_nobody) {
   Ranks ranks;
   ranks.told[0] = random_token();
   const Deadline deadline = Deadline::after(200ms);
@@ -154,7 +154,7 @@ bool is_readable(const Descriptor& descriptor) {
 constexpr int kBoth = 2;
 
 /// The connection stays open while its one end is watched, though the other end is not.
-void who_has_no_pidfd_watches_the_connection(int blind) {
+TEST_EACH(who_has_no_pidfd_watches_the_connection, int blind, 0, 1, kBoth) {
   Ranks ranks;
   std::vector<Introduced> joined[2];
   const Deadline deadline = Deadline::after(20s);
@@ -196,9 +196,7 @@ void an_interrupt_ends_a_meeting(int own, bool crowded) {
   CHECK(stopped && !deadline.passed());
 }
 
-}  // namespace
-
-int main() {
+TEST(signals_deadlines_and_interrupts) {
   for (int i = 0; i < 50 && check_failures == 0; ++i) {
     signals_do_not_end_a_meeting(0, false);
     for (const bool crowded : {false, true}) signals_do_not_end_a_meeting(1, crowded);
@@ -208,7 +206,6 @@ int main() {
     an_interrupt_ends_a_meeting(1, crowded);
   }
   an_interrupt_ends_a_meeting(0, false);
-  a_wrong_token_joins_nobody();
-  for (const int blind : {0, 1, kBoth}) who_has_no_pidfd_watches_the_connection(blind);
-  return check_result("handshake");
 }
+
+}  // namespace

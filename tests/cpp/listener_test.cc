@@ -82,7 +82,7 @@ void knock(int kind, Group& group, const Bytes& overheard, std::vector<Unauthent
   }
 }
 
-void a_thousand_unauthenticated_connections_do_no_harm() {
+TEST(a_thousand_unauthenticated_connections_do_no_harm) {
   FalseListener between;
   Group watched(2, through(between.port()));
   const Bytes overheard = overhear(watched, between);
@@ -115,7 +115,7 @@ void a_thousand_unauthenticated_connections_do_no_harm() {
   CHECK(group.rank(0).connections() == 1 && group.rank(1).connections() == 1);
 }
 
-void what_was_overheard_opens_nothing() {
+TEST(what_was_overheard_opens_nothing) {
   FalseListener between;
   Group group(2, through(between.port()));
   const Bytes overheard = overhear(group, between);
@@ -126,7 +126,7 @@ void what_was_overheard_opens_nothing() {
   CHECK_EQ(group.rank(1).connections(), 1);
 }
 
-void silence_is_not_listened_to_for_ever() {
+TEST(silence_is_not_listened_to_for_ever) {
   UnauthenticatedClient silent(own_peer_address().port);
   UnauthenticatedClient slow(own_peer_address().port);
   slow.say("RING", 4);
@@ -134,7 +134,7 @@ void silence_is_not_listened_to_for_ever() {
   CHECK(slow.is_dropped());
 }
 
-void false_listeners_are_detected() {
+TEST(false_listeners_are_detected) {
   const auto refusal = [](const std::function<void(UnauthenticatedClient&)>& play) {
     FalseListener listener;
     Group group(2, through(listener.port()));
@@ -166,7 +166,7 @@ void false_listeners_are_detected() {
             "does not know this group's secret"));
 }
 
-void who_left_says_so() {
+TEST(who_left_says_so) {
   Group group(2, {}, Group::Start::all);
   group.rank(1).close(Deadline::after(0ms));
   const std::string message = CHECK_THROWS(PeerLost, wait_for(group.rank(0), 1, ConnectionKind::collectives));
@@ -174,7 +174,7 @@ void who_left_says_so() {
 }
 
 /// Handshakes with some bytes changed, cut and given in pieces: no proof is taken but the right one.
-void changed_handshakes_prove_nothing() {
+TEST(changed_handshakes_prove_nothing) {
   std::mt19937 random(1);
   const Token key = random_token();
   for (int i = 0; i < 20'000; ++i) {
@@ -206,13 +206,3 @@ void changed_handshakes_prove_nothing() {
 }
 
 }  // namespace
-
-int main() {
-  a_thousand_unauthenticated_connections_do_no_harm();
-  what_was_overheard_opens_nothing();
-  silence_is_not_listened_to_for_ever();
-  false_listeners_are_detected();
-  who_left_says_so();
-  changed_handshakes_prove_nothing();
-  return check_result("listener");
-}

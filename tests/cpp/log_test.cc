@@ -17,9 +17,11 @@ using std::chrono::milliseconds;
 
 namespace {
 
+[[maybe_unused]] const int time_zone = ::setenv("TZ", "UTC", 1);
+
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-void levels_are_read() {
+TEST(levels_are_read) {
   CHECK(parse_log_level("DEBUG") == LogLevel::debug);
   CHECK(parse_log_level("Warning") == LogLevel::warning);
   CHECK(!parse_log_level("loud"));
@@ -37,7 +39,7 @@ void levels_are_read() {
   CHECK(!logging(LogLevel::warning));
 }
 
-void a_line_says_who_and_when() {
+TEST(a_line_says_who_and_when) {
   LogPlace place;
   ::setenv("RINGLET_HOST_ID", "here", 1);
   place.set("info", place.file("%h-%p-%x.log"));
@@ -55,7 +57,7 @@ void a_line_says_who_and_when() {
   ::unsetenv("RINGLET_HOST_ID");
 }
 
-void lines_go_to_the_file_that_was_named_last() {
+TEST(lines_go_to_the_file_that_was_named_last) {
   LogPlace place;
   for (const char* name : {"first", "second", "second"}) {
     place.set("warning", place.file(name));
@@ -71,7 +73,7 @@ void lines_go_to_the_file_that_was_named_last() {
   CHECK(contains(second, "to second") && contains(second, "still there"));
 }
 
-void threads_log_while_it_is_set_up_anew() {
+TEST(threads_log_while_it_is_set_up_anew) {
   constexpr int kThreads = 3, kEvents = 500;
   LogPlace place;
   place.begin("info", "even");
@@ -87,7 +89,7 @@ void threads_log_while_it_is_set_up_anew() {
   CHECK_EQ(std::count(text.begin(), text.end(), '\n'), kThreads * kEvents);
 }
 
-void calls_are_logged_and_named_in_errors() {
+TEST(calls_are_logged_and_named_in_errors) {
   LogPlace place;
   place.begin("debug", "calls");
   CallLog calls;
@@ -123,7 +125,7 @@ void calls_are_logged_and_named_in_errors() {
   CHECK_EQ(calls.calls().front().call.sequence, 100 - CallLog::kKept);
 }
 
-void sizes_and_times_have_units() {
+TEST(sizes_and_times_have_units) {
   CHECK_EQ(in_binary_units(4), std::string("4 B"));
   CHECK_EQ(in_binary_units(1536), std::string("1.5 KiB"));
   CHECK_EQ(in_binary_units(uint64_t{64} << 20), std::string("64 MiB"));
@@ -134,14 +136,3 @@ void sizes_and_times_have_units() {
 }
 
 }  // namespace
-
-int main() {
-  ::setenv("TZ", "UTC", 1);
-  levels_are_read();
-  a_line_says_who_and_when();
-  lines_go_to_the_file_that_was_named_last();
-  threads_log_while_it_is_set_up_anew();
-  calls_are_logged_and_named_in_errors();
-  sizes_and_times_have_units();
-  return check_result("log");
-}

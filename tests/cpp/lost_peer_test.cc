@@ -97,7 +97,7 @@ void signals_end_no_look(const Mesh& mesh, const Pipe& pipe) {
   CHECK(!lost);
 }
 
-void a_killed_process_is_seen(bool one_host) {
+void see_a_killed_process(bool one_host) {
   int ends[2];
   CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
   const Token key = random_token();
@@ -118,20 +118,17 @@ void a_killed_process_is_seen(bool one_host) {
   ::close(ends[1]);
 }
 
-}  // namespace
-
-int main() {
-  // Each in a process of its own: a process that has threads, as the listener's is one, had better not fork.
-  for (const bool one_host : {false, true}) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      ::alarm(120);
-      a_killed_process_is_seen(one_host);
-      ::_exit(check_result(one_host ? "lost_peer, one host" : "lost_peer, TCP"));
-    }
-    int status = 0;
-    CHECK(::waitpid(pid, &status, 0) == pid);
-    CHECK_EQ(status, 0);
+// In a process of its own: a process that has threads, as the listener's is one, had better not fork.
+TEST_EACH(a_killed_process_is_seen, bool one_host, false, true) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(120);
+    see_a_killed_process(one_host);
+    ::_exit(check_result(one_host ? "lost_peer, one host" : "lost_peer, TCP"));
   }
-  return check_result("lost_peer");
+  int status = 0;
+  CHECK(::waitpid(pid, &status, 0) == pid);
+  CHECK_EQ(status, 0);
 }
+
+}  // namespace

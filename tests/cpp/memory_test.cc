@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kHeapBytes = size_t{64} << 20;
 
-void blocks_do_not_overlap() {
+TEST(blocks_do_not_overlap) {
   Heap heap(kHeapBytes);
   std::mt19937 random(7);
   std::vector<std::pair<std::byte*, size_t>> blocks;
@@ -47,7 +47,7 @@ void blocks_do_not_overlap() {
   heap.free(all);
 }
 
-void freed_memory_goes_back() {
+TEST(freed_memory_goes_back) {
   Heap heap(kHeapBytes);
   std::byte* block = heap.allocate(size_t{40} << 20);
   block[0] = std::byte{1};
@@ -55,7 +55,7 @@ void freed_memory_goes_back() {
   CHECK_EQ(static_cast<int>(heap.allocate(size_t{40} << 20)[0]), 0);
 }
 
-void blocks_in_use_are_freed_later() {
+TEST(blocks_in_use_are_freed_later) {
   Heap heap(kHeapBytes);
   bool used = true;
   std::byte* block = heap.allocate(kHeapBytes / 2);
@@ -66,7 +66,7 @@ void blocks_in_use_are_freed_later() {
   CHECK_EQ(heap.allocate(kHeapBytes), block);  // one that is full asks again
 }
 
-void counters_never_repeat() {
+TEST(counters_never_repeat) {
   Heap heap(kHeapBytes);
   std::vector<std::pair<std::atomic<uint64_t>*, uint64_t>> dropped;
   for (int i = 0; i < 2000; ++i) {
@@ -80,7 +80,7 @@ void counters_never_repeat() {
   CHECK(heap.allocated_bytes() < size_t{32} << 10);
 }
 
-void peers_cannot_write() {
+TEST(peers_cannot_write) {
   Heap heap(kHeapBytes);
   heap.allocate(64)[0] = std::byte{42};
   const Descriptor theirs = heap.read_only_descriptor();
@@ -89,7 +89,7 @@ void peers_cannot_write() {
   CHECK_THROWS(ResourceError, Mapping(theirs.get(), kHeapBytes, Mapping::Access::read_write));
 }
 
-void a_forked_child_has_its_own() {
+TEST(a_forked_child_has_its_own) {
   const auto parents = Heap::process();
   std::byte* block = parents->allocate(64);
   block[0] = std::byte{7};
@@ -122,7 +122,7 @@ void a_forked_child_has_its_own() {
   CHECK(parents->allocate(64) != block);
 }
 
-void sizes_from_the_environment() {
+TEST(sizes_from_the_environment) {
   const auto read = [](const char* text) {
     ::setenv("RINGLET_TEST_MIB", text, 1);
     return bytes_from_environment("RINGLET_TEST_MIB", size_t{1} << 20, 16, 5);
@@ -138,14 +138,3 @@ void sizes_from_the_environment() {
 }
 
 }  // namespace
-
-int main() {
-  sizes_from_the_environment();
-  blocks_do_not_overlap();
-  freed_memory_goes_back();
-  blocks_in_use_are_freed_later();
-  counters_never_repeat();
-  peers_cannot_write();
-  a_forked_child_has_its_own();
-  return check_result("memory");
-}

@@ -77,7 +77,7 @@ struct OneSegment {
 };
 
 /// Nothing is copied and nobody is told before all of a round's messages are there and combined.
-void messages_are_read_when_they_are_combined() {
+TEST(messages_are_read_when_they_are_combined) {
   OneSegment one;
   one.arrive(0);
   CHECK(one.told.empty());
@@ -92,7 +92,7 @@ void messages_are_read_when_they_are_combined() {
 }
 
 /// A rank that is about to sleep copies what it was given: the sender need not wait for the rest of the round.
-void fetched_messages_wait_here() {
+TEST(fetched_messages_wait_here) {
   OneSegment one;
   one.arrive(0);
   one.segment.fetch();
@@ -104,7 +104,7 @@ void fetched_messages_wait_here() {
 }
 
 /// What a sender that gave up had given may have changed: the segment never completes, and waits for that sender.
-void what_may_have_changed_is_no_result() {
+TEST(what_may_have_changed_is_no_result) {
   for (const bool while_asleep : {false, true}) {
     OneSegment one;
     one.arrive(0);
@@ -121,7 +121,7 @@ void what_may_have_changed_is_no_result() {
 constexpr size_t kCount = 300'000;  // several segments, whose messages are read in place
 
 /// The rank that is elsewhere is named by all: by its host's ranks, which wait for its words, too.
-void a_rank_that_does_not_come() {
+TEST(a_rank_that_does_not_come) {
   for (const bool registered : {false, true}) {
     const auto errors = run_ranks_but_one(2, 5, Between::mixed, [&](Communicator& group) {
       contract::Numbers tensor(kCount, 1, registered);
@@ -133,7 +133,7 @@ void a_rank_that_does_not_come() {
   }
 }
 
-void calls_that_do_not_match() {
+TEST(calls_that_do_not_match) {
   for (int i = 0; i < 20; ++i) {
     const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
       const size_t count = group.rank() == 2 ? kCount / 2 : kCount;
@@ -146,7 +146,7 @@ void calls_that_do_not_match() {
   }
 }
 
-void a_rank_that_leaves() {
+TEST(a_rank_that_leaves) {
   const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
     contract::Numbers tensor(kCount, 1, true);
     group.run(sum_of(tensor, kCount, "hierarchical"));
@@ -172,7 +172,7 @@ std::vector<std::byte*> fill(Heap& heap) {
 }
 
 /// Ordinary tensors then go through the ring.
-void a_full_heap() {
+TEST(a_full_heap) {
   const std::shared_ptr<Heap> heap = Heap::process();
   const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
     const Call barrier{.collective = Collective::barrier};
@@ -188,20 +188,12 @@ void a_full_heap() {
   for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
-}  // namespace
-
-int main() {
-  messages_are_read_when_they_are_combined();
-  fetched_messages_wait_here();
-  what_may_have_changed_is_no_result();
+TEST(the_contract) {
   for (const bool registered : {false, true}) {
     for (const int world : {2, 4, 7}) contract::every_algorithm(world, Between::mixed, registered);
   }
   contract::scaled_sums_agree(5, Between::mixed);
   contract::asynchronous(Between::mixed);
-  calls_that_do_not_match();
-  a_rank_that_does_not_come();
-  a_rank_that_leaves();
-  a_full_heap();
-  return check_result("message_in_place");
 }
+
+}  // namespace

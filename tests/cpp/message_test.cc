@@ -21,7 +21,7 @@ Call sum_of(std::vector<float>& tensor, const char* algorithm) {
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Who is in another call hears so at once, and everybody who waits, with both calls named.
-void calls_that_do_not_match() {
+TEST_REPEATED(calls_that_do_not_match, 30) {
   // Some ranks fail and leave before others are connected to them: they hear why all the same.
   const auto errors = run_ranks(4, Between::tcp, [&](Communicator& group) {
     std::vector<float> tensor(group.rank() == 2 ? 500 : 1000, 1.0f);
@@ -33,7 +33,7 @@ void calls_that_do_not_match() {
 }
 
 /// The rank that is elsewhere is named by all, not only by those who wait for it directly.
-void a_rank_that_does_not_come() {
+TEST(a_rank_that_does_not_come) {
   const auto errors = run_ranks_but_one(3, 5, Between::tcp, [](Communicator& group) {
     std::vector<float> tensor(100'000, 1.0f);
     group.run(sum_of(tensor, "ring"));
@@ -44,7 +44,7 @@ void a_rank_that_does_not_come() {
 }
 
 /// A rank that leaves early is named, by those who waited for it and by those who waited for them.
-void a_rank_that_leaves() {
+TEST(a_rank_that_leaves) {
   const auto errors = run_ranks(4, Between::tcp, [&](Communicator& group) {
     std::vector<float> tensor(1000, 1.0f);
     group.run(sum_of(tensor, "ring"));
@@ -57,7 +57,7 @@ void a_rank_that_leaves() {
 }
 
 /// 64 ranks on 8 hosts: nobody is connected to more than its algorithm names.
-void many_ranks() {
+TEST(many_ranks) {
   rlimit files{};  // of one process here
   ::getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
@@ -75,16 +75,11 @@ void many_ranks() {
   }
 }
 
-}  // namespace
-
-int main() {
+TEST(the_contract) {
   for (const int world : {2, 3, 5, 8}) contract::every_algorithm(world, Between::tcp);
   for (const int world : {2, 3, 5}) contract::scaled_sums_agree(world, Between::tcp);
   contract::point_to_point(Between::tcp);
   contract::asynchronous(Between::tcp);
-  for (int i = 0; i < 30; ++i) calls_that_do_not_match();
-  a_rank_that_does_not_come();
-  a_rank_that_leaves();
-  many_ranks();
-  return check_result("message");
 }
+
+}  // namespace

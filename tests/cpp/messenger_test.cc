@@ -150,7 +150,8 @@ void waits_of_many_threads(Communicator& group) {
 
 /// Rank 0 has no memory for a message that it did not expect, while another that it sends is half-way. That must not be
 /// completed by the bytes of a later one. Messages are larger than what sockets hold.
-void an_allocation_that_fails_ends_the_group(Between between) {
+TEST_EACH(an_allocation_that_fails_ends_the_group, Between between, Between::one_memory, Between::stages,
+          Between::tcp) {
   std::latch failed(1);
   const auto errors = run_ranks(3, between, [&](Communicator& group) {
     const int rank = group.rank();
@@ -215,7 +216,7 @@ std::string end_of_receive(const FrameHeader& header, size_t count, int64_t tag)
   return told;
 }
 
-void an_address_that_this_rank_cannot_read_is_no_message() {
+TEST(an_address_that_this_rank_cannot_read_is_no_message) {
   FrameHeader header;
   header.kind = FrameKind::message;
   header.signature = static_cast<uint64_t>(DType::uint8);
@@ -224,7 +225,7 @@ void an_address_that_this_rank_cannot_read_is_no_message() {
   CHECK(end_of_receive(header, 5, 0).find("rank 1 sent an address in place of the message") != std::string::npos);
 }
 
-void a_peer_does_not_decide_how_much_memory_is_taken() {
+TEST(a_peer_does_not_decide_how_much_memory_is_taken) {
   FrameHeader header;
   header.kind = FrameKind::message;
   header.signature = static_cast<uint64_t>(DType::uint8);
@@ -237,27 +238,19 @@ void a_peer_does_not_decide_how_much_memory_is_taken() {
         !Envelope::is_possible(static_cast<uint64_t>(DType::int64), UINT64_MAX / 8));
 }
 
-}  // namespace
-
-int main() {
-  a_peer_does_not_decide_how_much_memory_is_taken();
-  an_address_that_this_rank_cannot_read_is_no_message();
+TEST_EACH(messages_arrive, int world, 2, 3, 5) {
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
-    an_allocation_that_fails_ends_the_group(between);
-  }
-  for (const int world : {2, 3, 5}) {
-    for (const Between between : {Between::one_memory, Between::stages, Between::tcp}) {
-      for (uint32_t seed = 1; seed <= 4; ++seed) {
-        const std::vector<Planned> all = traffic(world, 60, seed);
-        const auto errors =
-            run_ranks(world, between, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
-        for (const std::string& error : errors) CHECK_EQ(error, std::string());
-      }
-      for (const auto body : {all_to_all_of_uneven_blocks, waits_of_many_threads}) {
-        const auto errors = run_ranks(world, between, body);
-        for (const std::string& error : errors) CHECK_EQ(error, std::string());
-      }
+    for (uint32_t seed = 1; seed <= 4; ++seed) {
+      const std::vector<Planned> all = traffic(world, 60, seed);
+      const auto errors =
+          run_ranks(world, between, [&](Communicator& group) { play(group, all, seed, seed % 2 == 0); });
+      for (const std::string& error : errors) CHECK_EQ(error, std::string());
+    }
+    for (const auto body : {all_to_all_of_uneven_blocks, waits_of_many_threads}) {
+      const auto errors = run_ranks(world, between, body);
+      for (const std::string& error : errors) CHECK_EQ(error, std::string());
     }
   }
-  return check_result("messenger");
 }
+
+}  // namespace

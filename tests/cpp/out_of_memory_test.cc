@@ -270,9 +270,7 @@ bool try_one(const Case& of, Between between, int world, int n, bool later_too) 
   return refused > 0;
 }
 
-}  // namespace
-
-int main() {
+TEST(every_allocation_may_fail) {
   int number = 0;
   for (const Between between : {Between::one_memory, Between::stages, Between::tcp, Between::mixed}) {
     for (const Case& each : kCases) {
@@ -285,5 +283,6 @@ int main() {
       }
     }
   }
-  return check_result("out_of_memory");
 }
+
+}  // namespace

@@ -17,7 +17,7 @@ using namespace gpu_ranks;
 namespace {
 
 /// Regions of groups that ended well serve the next ones.
-void regions() {
+void try_regions() {
   const auto allocated_by = [](int groups, bool well) {
     const int before = emulated_gpu_allocations();
     for (int i = 0; i < groups; ++i) {
@@ -39,7 +39,7 @@ void regions() {
 }
 
 /// Tensors in a GPU's heap are read in place where all ranks' are; the heap is as large as was said.
-void heaps() {
+void try_heaps() {
   CHECK(GpuHeap::of(device(), 5) == nullptr);
   setenv("RINGLET_GPU_HEAP_MIB", "much", 1);
   CHECK_THROWS(InvalidUsage, GpuHeap::of(device(), 5));
@@ -105,12 +105,14 @@ void other_processes(int each) {
   for (PeerMemory* memory : {&mine, &before_all_left, &again}) memory->give_up();
 }
 
-}  // namespace
-
-int main() {
-  regions();
+TEST(regions) {
+  try_regions();
   other_processes(1);
-  heaps();
-  other_processes(2);
-  return check_result("peer_memory");
 }
+
+TEST(heaps) {  // after the regions: what a process has shared stays
+  try_heaps();
+  other_processes(2);
+}
+
+}  // namespace

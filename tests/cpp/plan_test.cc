@@ -231,7 +231,7 @@ Groups two_copies(Home to, int chunk, Source second) {
 }
 
 /// What one writes the other must not touch; input and output may be the same memory.
-void not_side_by_side() {
+TEST(not_side_by_side) {
   CHECK(two_copies(Home::staging_a, 4, {1, 2, Home::input, true}) == Groups{2});
   CHECK(two_copies(Home::staging_a, 3, {1, 5, Home::input, true}) == (Groups{1, 1}));    // both write there
   CHECK(two_copies(Home::output, 5, {1, 3, Home::staging_a, false}) == (Groups{1, 1}));  // reads what the first wrote
@@ -242,7 +242,7 @@ void not_side_by_side() {
 }
 
 /// What each way through memory costs is paid once for all peers, not once for each.
-void side_by_side() {
+TEST(side_by_side) {
   CHECK(groups("one_shot", false) == (Groups{1, 1, 7, 1, 1}));           // put, publish, wait, add, publish
   CHECK(groups("two_shot", false) == (Groups{7, 1, 7, 1, 1, 7, 7, 1}));  // and wait, fetch, publish
 }
@@ -252,7 +252,7 @@ bool runs_in_place(Collective collective, const char* algorithm, int world) {
 }
 
 /// What copies every result in place as it would copy every input staged is staged.
-void in_place_if_that_saves_copies() {
+TEST(in_place_if_that_saves_copies) {
   for (int world = 2; world <= 9; ++world) {
     CHECK(runs_in_place(Collective::all_reduce, "two_shot", world));
     CHECK(runs_in_place(Collective::all_reduce, "ring", world));
@@ -265,7 +265,7 @@ void in_place_if_that_saves_copies() {
 }
 
 /// Lengths of blocks are looked up by place, so the built-in algorithms take blocks of different sizes.
-void blocks_stay_in_places_of_their_length() {
+TEST(blocks_stay_in_places_of_their_length) {
   for (const Algorithm& algorithm : algorithms()) {
     for (int world = 2; world <= 9; ++world) {
       std::vector<Schedule> ranks;
@@ -290,7 +290,7 @@ Schedule copying_what_it_reduces(const RankInfo& info) {
   return schedule;
 }
 
-void copies_come_first() {
+TEST(copies_come_first) {
   const Algorithm algorithm{"copying", Collective::all_reduce, copying_what_it_reduces, ""};
   for (const bool in_place : {false, true}) {
     const PullPlan plan = make_pull_plan(algorithm, {0, 2, 0}, in_place);
@@ -312,7 +312,7 @@ Schedule swapping(const RankInfo& info) {
 }
 
 /// A message that arrives early waits for the copies of its round.
-void copies_read_before_a_message_arrives() {
+TEST(copies_read_before_a_message_arrives) {
   const Algorithm swaps{"swaps", Collective::all_reduce, &swapping<false>, ""};
   const Algorithm keeps{"keeps", Collective::all_reduce, &swapping<true>, ""};
   CHECK_EQ(lower(Schedules(swaps, {0, 2, 0}), 0, Reach::messages).received.front().free_from, 0);
@@ -329,7 +329,7 @@ size_t bytes_for(Make make) {
 }
 
 /// What making a plan may take grows as the schedules do, and what a plan has as the rank's own.
-void plans_of_many_ranks() {
+TEST(plans_of_many_ranks) {
   const int world = few_cases() || kSanitized ? 256 : 1024;
   std::vector<int> cyclic;
   for (int rank = 0; rank < world; ++rank) cyclic.push_back(rank % (world / 8));
@@ -368,16 +368,7 @@ void plans_of_many_ranks() {
   std::printf("a plan of %d ranks: at most %zu MiB, %.2f s\n", world, most >> 20, longest);
 }
 
-}  // namespace
-
-int main() {
-  plans_of_many_ranks();
-  copies_come_first();
-  copies_read_before_a_message_arrives();
-  in_place_if_that_saves_copies();
-  side_by_side();
-  not_side_by_side();
-  blocks_stay_in_places_of_their_length();
+TEST(every_algorithm_along_every_topology) {
   for (int world = 1; world <= 13; ++world) every_algorithm(Topology(std::vector<int>(world, 0)), "one host");
   for (int world = 2; world <= 12; world += 2) {
     std::vector<int> block, cyclic, uneven;
@@ -390,5 +381,6 @@ int main() {
     every_algorithm(Topology(cyclic), "pairs, cyclic");
     every_algorithm(Topology(uneven), "uneven");
   }
-  return check_result("plan");
 }
+
+}  // namespace

@@ -6,7 +6,7 @@ using namespace ringlet;
 namespace {
 
 /// A rank whose join timed out may try again while others still wait for it.
-void join_again() {
+TEST(join_again) {
   const auto join = [](int rank, std::chrono::milliseconds patience) {
     return join_threads("join-again", rank, 3, Deadline::after(patience));
   };
@@ -18,15 +18,13 @@ void join_again() {
   third.join();
 }
 
-}  // namespace
-
-int main() {
+TEST(the_contract) {
   for (const Between between : {Between::one_memory, Between::stages}) {
     for (const int world : {1, 2, 3, 5, 8}) contract::every_algorithm(world, between);
     contract::point_to_point(between);
   }
   for (const int world : {2, 3, 5}) contract::scaled_sums_agree(world, Between::stages);
-  join_again();
   contract::asynchronous(Between::one_memory);
-  return check_result("pull");
 }
+
+}  // namespace

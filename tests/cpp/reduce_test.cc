@@ -19,6 +19,26 @@ using namespace reduce_reference;
 
 namespace {
 
+/// First: it fixes what this process chooses.
+TEST(test_choice) {
+  const auto& levels = available_levels();
+  CHECK_EQ(std::string(levels.back()->name), "portable");
+  CHECK_EQ(std::string(choose_level(nullptr).name), levels.front()->name);
+  CHECK_EQ(std::string(choose_level("").name), levels.front()->name);
+  for (const Level* level : levels) CHECK(&choose_level(level->name) == level);
+  const std::string message = CHECK_THROWS(InvalidUsage, choose_level("sse9"));
+  CHECK(message.find("RINGLET_CPU_KERNELS=\"sse9\" is not one of") != std::string::npos);
+  CHECK(message.find("portable") != std::string::npos);
+
+  setenv("RINGLET_CPU_KERNELS", "portable", 1);
+  check_cpu_kernels();
+  CHECK_EQ(std::string(cpu_kernels()), "portable");
+  setenv("RINGLET_CPU_KERNELS", "nonsense", 1);
+  CHECK_THROWS(InvalidUsage, check_cpu_kernels());
+  unsetenv("RINGLET_CPU_KERNELS");
+  CHECK_EQ(std::string(cpu_kernels()), "portable");  // chosen once
+}
+
 enum Mode { kInPlace, kSeparate, kSecond, kStreaming, kForPeer, kModes };
 
 struct Case {
@@ -139,7 +159,7 @@ void test_float8_pairs(DType dtype, const Format& f) {
 }
 
 /// Sources that end where memory ends, or begin where it begins: no kernel reads a byte too many.
-void test_page_edges() {
+TEST(test_page_edges) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   auto* area = static_cast<std::byte*>(mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(area != MAP_FAILED && mprotect(area + page, page, PROT_READ | PROT_WRITE) == 0);
@@ -165,7 +185,7 @@ void test_page_edges() {
   munmap(area, 3 * page);
 }
 
-void test_all_kernels() {
+TEST(test_all_kernels) {
   for (int d = 0; d < kDTypes; ++d) {
     const auto dtype = static_cast<DType>(d);
     test_kernels(dtype, {0, 1, 2, 7, 63, 64, 65, 1023, 4099}, {1, 2, 3, 5, 8});
@@ -174,7 +194,7 @@ void test_all_kernels() {
   }
 }
 
-void test_copies() {
+TEST(test_copies) {
   std::mt19937_64 random(2);
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{15}, size_t{64}, size_t{1000}, size_t{4099}, size_t{100003}}) {
     const Bytes from = random_input(DType::uint8, bytes, false, random);
@@ -190,7 +210,7 @@ void test_copies() {
 }
 
 /// a op b and b op a agree to the bit, NaN signs and payloads and zeros' signs included.
-void test_commutes() {
+TEST(test_commutes) {
   std::mt19937_64 random(3);
   for (const Level* level : available_levels()) {
     for (DType dtype : {DType::float64, DType::float32, DType::float16, DType::bfloat16, DType::complex64}) {
@@ -211,26 +231,7 @@ void test_commutes() {
   }
 }
 
-void test_choice() {
-  const auto& levels = available_levels();
-  CHECK_EQ(std::string(levels.back()->name), "portable");
-  CHECK_EQ(std::string(choose_level(nullptr).name), levels.front()->name);
-  CHECK_EQ(std::string(choose_level("").name), levels.front()->name);
-  for (const Level* level : levels) CHECK(&choose_level(level->name) == level);
-  const std::string message = CHECK_THROWS(InvalidUsage, choose_level("sse9"));
-  CHECK(message.find("RINGLET_CPU_KERNELS=\"sse9\" is not one of") != std::string::npos);
-  CHECK(message.find("portable") != std::string::npos);
-
-  setenv("RINGLET_CPU_KERNELS", "portable", 1);
-  check_cpu_kernels();
-  CHECK_EQ(std::string(cpu_kernels()), "portable");
-  setenv("RINGLET_CPU_KERNELS", "nonsense", 1);
-  CHECK_THROWS(InvalidUsage, check_cpu_kernels());
-  unsetenv("RINGLET_CPU_KERNELS");
-  CHECK_EQ(std::string(cpu_kernels()), "portable");  // chosen once
-}
-
-void test_table() {
+TEST(test_table) {
   for (const Level* level : available_levels()) {
     for (int d = 0; d < kDTypes; ++d) {
       for (int o = 0; o < kReduceOps; ++o) {
@@ -243,20 +244,13 @@ void test_table() {
   }
 }
 
-}  // namespace
-
-int main() {
-  test_choice();  // first: it fixes what this process chooses
-  test_table();
-  test_copies();
-  test_page_edges();
-  test_commutes();
+TEST(test_small_types) {
   test_conversions<uint8_t>(DType::float8_e4m3fn, kE4m3fn);
   test_conversions<uint8_t>(DType::float8_e5m2, kE5m2);
   test_conversions<uint16_t>(DType::float16, kFloat16);
   test_conversions<uint16_t>(DType::bfloat16, kBFloat16);
   test_float8_pairs(DType::float8_e4m3fn, kE4m3fn);
   test_float8_pairs(DType::float8_e5m2, kE5m2);
-  test_all_kernels();
-  return check_result("reduce");
 }
+
+}  // namespace

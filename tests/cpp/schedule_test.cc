@@ -73,7 +73,7 @@ void check_world(const Algorithm& algorithm, int world, int root, const Topology
   CHECK(sent == received);
 }
 
-void every_algorithm_builds() {
+TEST(every_algorithm_builds) {
   for (const Algorithm& algorithm : algorithms()) {
     for (int world = 1; world <= 64; ++world) {
       check_world(algorithm, world, 0);
@@ -88,7 +88,7 @@ const std::vector<std::vector<int>> kHosts = {{0, 0, 1, 1, 2, 2, 3, 3}, {0, 1, 2
                                               {7, 7, 7, -2, -2, 7, 4},  {0, 1, 1, 2, 2, 2, 0, 1, 1, 2, 1, 2, 2},
                                               {5, 4, 3, 2, 1},          {1, 1, 1, 1, 1, 0}};
 
-void every_algorithm_builds_along_every_topology() {
+TEST(every_algorithm_builds_along_every_topology) {
   for (const auto& hosts : kHosts) {
     const Topology topology(hosts);
     for (const Algorithm& algorithm : algorithms()) {
@@ -105,7 +105,7 @@ Ranks ranks_on(const Topology& topology, int host) {
   return {ranks.begin(), ranks.end()};
 }
 
-void topology_answers() {
+TEST(topology_answers) {
   const Topology topology(Ranks{7, 7, 7, -2, -2, 7, 4});
   CHECK_EQ(topology.world(), 7);
   CHECK_EQ(topology.hosts(), 3);
@@ -122,14 +122,14 @@ void topology_answers() {
   CHECK(Topology(Ranks{3, 3, 3}).one_host());
 }
 
-void identity_where_ranks_are_in_order() {
+TEST(identity_where_ranks_are_in_order) {
   const Topology block(Ranks{0, 0, 1, 1}), cyclic(Ranks{0, 1, 0, 1}), together(Ranks{0, 0, 0});
   CHECK(block.along().identity && !block.across().identity);
   CHECK(cyclic.across().identity && !cyclic.along().identity);
   CHECK(together.along().identity && together.across().identity);
 }
 
-void golden_relabelled() {
+TEST(golden_relabelled) {
   // Two hosts, cyclic: the ring goes 0 2 1 3. An all-reduce's chunks stay; a reduce-scatter's go with their ranks.
   const Topology cyclic(Ranks{0, 1, 0, 1}), block(Ranks{0, 0, 1, 1});
   const auto of = [](Collective collective, const char* algorithm, int rank, const Topology& topology) {
@@ -151,14 +151,14 @@ void golden_relabelled() {
   CHECK_EQ(text(schedule_of(*find_algorithm(Collective::broadcast, "tree"), child)), "recv 2 [0+1] | ");
 }
 
-void relabelled_blocks_move_with_their_ranks() {
+TEST(relabelled_blocks_move_with_their_ranks) {
   // Rank 1 stands at position 2; of its own block, what it gives is chunk 1 and what it gets chunk 4 + 1.
   const Schedule schedule = pairwise_all_to_all({2, 4});
   CHECK_EQ(text(relabelled(schedule, Collective::all_to_all, Topology(Ranks{0, 0, 1, 1}).across())),
            "send 3 [3+1] send 0 [0+1] send 2 [2+1] recv 3 [7+1] recv 0 [4+1] recv 2 [6+1] copy 5 [1+1] | ");
 }
 
-void golden_halving_doubling() {
+TEST(golden_halving_doubling) {
   CHECK_EQ(text(halving_doubling_near({1, 4})),
            "send 0 [0+2] reduce 0 [2+2] | send 3 [3+1] reduce 3 [2+1] | "
            "send 3 [2+1] recv 3 [3+1] | send 0 [2+2] recv 0 [0+2] | ");
@@ -167,7 +167,7 @@ void golden_halving_doubling() {
            "send 0 [1+1] recv 0 [0+1] | send 3 [0+2] recv 3 [2+2] | ");
 }
 
-void golden_hierarchical() {
+TEST(golden_hierarchical) {
   const Topology block(Ranks{0, 0, 1, 1}), uneven(Ranks{0, 0, 0, 1});
   CHECK_EQ(text(hierarchical_all_reduce({1, 4, 0, &block})),
            "send 0 [0+2] reduce 0 [2+2] | send 3 [3+1] reduce 3 [2+1] | "
@@ -183,7 +183,7 @@ void golden_hierarchical() {
   CHECK_EQ(text(hierarchical_broadcast({1, 4, 3, &block})), "recv 2 [1+1] | send 0 [1+1] recv 0 [0+1] | ");
 }
 
-void hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one() {
+TEST(hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one) {
   const Topology apart(Ranks{0, 1, 2, 3, 4});
   for (int rank = 0; rank < 5; ++rank) {
     CHECK_EQ(text(hierarchical_all_reduce({rank, 5})), text(two_shot_all_reduce({rank, 5})));
@@ -191,7 +191,7 @@ void hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one() {
   }
 }
 
-void registry_finds_by_name() {
+TEST(registry_finds_by_name) {
   for (const Algorithm& algorithm : algorithms()) {
     CHECK(find_algorithm(algorithm.collective, algorithm.name) == &algorithm);
     CHECK(&algorithms()[index_of(algorithm)] == &algorithm);
@@ -206,7 +206,7 @@ void registry_finds_by_name() {
   CHECK(!parse_collective("all-reduce"));
 }
 
-void golden_ring() {
+TEST(golden_ring) {
   CHECK_EQ(text(ring_all_reduce({0, 3})),
            "send 1 [2+1] reduce 2 [1+1] | send 1 [1+1] reduce 2 [0+1] | "
            "send 1 [0+1] recv 2 [2+1] | send 1 [2+1] recv 2 [1+1] | ");
@@ -218,7 +218,7 @@ void golden_ring() {
            "send 0 [2+1] recv 1 [1+1] | send 0 [1+1] recv 1 [0+1] | ");
 }
 
-void golden_circulant() {
+TEST(golden_circulant) {
   // The worked example at the top of circulant.cc.
   CHECK_EQ(text(circulant_reduce_scatter({0, 5})),
            "send 3 [3+2] reduce 2 [0+2] | send 2 [2+1] reduce 3 [0+1] | send 1 [1+1] reduce 4 [0+1] | ");
@@ -232,19 +232,3 @@ void golden_circulant() {
 }
 
 }  // namespace
-
-int main() {
-  every_algorithm_builds();
-  every_algorithm_builds_along_every_topology();
-  topology_answers();
-  identity_where_ranks_are_in_order();
-  golden_relabelled();
-  relabelled_blocks_move_with_their_ranks();
-  golden_halving_doubling();
-  golden_hierarchical();
-  hierarchical_is_two_shot_on_one_host_and_the_circulant_on_hosts_of_one();
-  registry_finds_by_name();
-  golden_ring();
-  golden_circulant();
-  return check_result("schedule");
-}

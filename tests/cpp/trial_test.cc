@@ -38,7 +38,7 @@ int uses(Trial& trial, int count, Trial::Costs costs, int way) {
   return found;
 }
 
-void the_quickest_way_is_kept() {
+TEST(the_quickest_way_is_kept) {
   for (const int quickest : {1, 2, 0}) {
     Trial trial(3, kTerms);
     Trial::Costs costs{5, 5, 5};
@@ -50,7 +50,7 @@ void the_quickest_way_is_kept() {
   }
 }
 
-void a_trial_takes_the_ways_in_turn() {
+TEST(a_trial_takes_the_ways_in_turn) {
   Trial trial(3, kTerms);
   for (int use = 0; use < 16; ++use) CHECK(!trial.times() && trial.way() == 0);
   for (const int way : {0, 1, 2}) {
@@ -66,7 +66,7 @@ void a_trial_takes_the_ways_in_turn() {
 }
 
 /// 2 % of the time: seven uses at three times the cost, and one trial in 700.
-void trials_cost_little() {
+TEST(trials_cost_little) {
   struct Costs {
     Trial::Costs of;
     int pause;
@@ -81,7 +81,7 @@ void trials_cost_little() {
   }
 }
 
-void a_clock_that_stands_still_does_no_harm() {
+TEST(a_clock_that_stands_still_does_no_harm) {
   Trial trial(2, kTerms);
   for (int use = 0; use < 1000; ++use) {
     if (trial.times()) trial.took(0);
@@ -89,7 +89,7 @@ void a_clock_that_stands_still_does_no_harm() {
   CHECK(uses(trial, 1000, {5, 2}, 1) > 500);
 }
 
-void a_way_that_is_hardly_quicker_changes_nothing() {
+TEST(a_way_that_is_hardly_quicker_changes_nothing) {
   Trial trial(2, kTerms);
   for (const int pause : {16, 16, 16}) {
     CHECK_EQ(uses(trial, pause, {5, 4.6F}, 0), pause);
@@ -97,7 +97,7 @@ void a_way_that_is_hardly_quicker_changes_nothing() {
   }
 }
 
-void a_known_way_is_not_tried() {
+TEST(a_known_way_is_not_tried) {
   Trial trial(2, {.samples = 4, .settling = 0, .least_pause = 16, .most_pause = 900, .clearly = 1},
               {Trial::kUnknown, 3, Trial::kUnknown});
   CHECK_EQ(uses(trial, 10 * (16 + 4), {2, 0}, 1), 0);
@@ -110,7 +110,7 @@ void a_known_way_is_not_tried() {
   CHECK_EQ(uses(trial, 16, {2, 0}, 0), 16);
 }
 
-void ranks_decide_alike() {
+TEST(ranks_decide_alike) {
   Trial one(2, kTerms), other(2, kTerms);
   int together = 0;
   for (int use = 0; use < 10'000; ++use) {
@@ -132,7 +132,7 @@ void ranks_decide_alike() {
 }
 
 /// Of one_shot and two_shot one is slow for one rank, and the other for the other rank.
-void ranks_decide_by_each_others_times() {
+TEST(ranks_decide_by_each_others_times) {
   constexpr size_t kCount = size_t{256} << 8;
   constexpr int kCalls = 200, kFirst = 64, kSamples = 4, kTrial = 14;  // AllCallTrials::kTerms
   const auto errors = run_ranks(
@@ -158,7 +158,7 @@ void ranks_decide_by_each_others_times() {
   for (const std::string& error : errors) CHECK_EQ(error, std::string());
 }
 
-void uses_that_were_not_timed_change_nothing() {
+TEST(uses_that_were_not_timed_change_nothing) {
   Trial trial(2, kTerms);
   for (int trials = 0; trials < 3; ++trials) {
     for (int use = 0; use < 16; ++use) CHECK(!trial.times() && trial.way() == 0);
@@ -169,16 +169,3 @@ void uses_that_were_not_timed_change_nothing() {
 }
 
 }  // namespace
-
-int main() {
-  the_quickest_way_is_kept();
-  a_trial_takes_the_ways_in_turn();
-  trials_cost_little();
-  a_clock_that_stands_still_does_no_harm();
-  a_way_that_is_hardly_quicker_changes_nothing();
-  a_known_way_is_not_tried();
-  ranks_decide_alike();
-  ranks_decide_by_each_others_times();
-  uses_that_were_not_timed_change_nothing();
-  return check_result("trial");
-}
