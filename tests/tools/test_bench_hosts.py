@@ -167,4 +167,4 @@ def test_the_command_says_why_hosts_cannot_be(monkeypatch: pytest.MonkeyPatch, c
     assert bench("--cluster", "4x1", "--nproc", "8", "--peers", "gloo") == 2
     assert bench("--cluster", "no-such-cluster", "--peers", "gloo") == 2
     said = capsys.readouterr().err
-    assert "need root" in said and "has 4 ranks" in said and "no-such-cluster.toml" in said
+    assert "need root" in said and "has 4 ranks" in said and "'no-such-cluster' is none of the clusters" in said

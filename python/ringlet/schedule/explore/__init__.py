@@ -18,7 +18,7 @@ from ringlet.schedule.draw_trees import Panel
 
 _ASSETS = Path(__file__).parent
 # In the order of the page's one script: a definition stands before its use.
-SCRIPTS = ("data", "words", "svg", "places", "stage", "tree", "plot", "player", "page")
+SCRIPTS = ("data", "words", "svg", "stage", "tree", "plot", "player", "page")
 
 
 def page(catalogue: dict[str, Any], revealed: Sequence[Panel] = ()) -> str:

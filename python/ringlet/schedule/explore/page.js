@@ -2,9 +2,8 @@
 
 const byId = (id) => document.getElementById(id);
 const SIDES = ["a", "b"];
-const VIEWS = ["circle", "hosts", "torus"];
 const FIRST = {
-  ...{ collective: "all_reduce", a: "", b: "", ranks: 8, hosts: "", root: 0, view: "circle", at: 0, clock: "rounds" },
+  ...{ collective: "all_reduce", a: "", b: "", ranks: 8, hosts: "", root: 0, at: 0, clock: "rounds" },
   ...{ bytes: 2 ** 20, ...data.machine, rank: 0, box: -1, ...data.start },
 };
 
@@ -26,7 +25,8 @@ function fromAddress() {
 function toAddress() {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
-    if (value !== FIRST[name] || ["collective", "a", "ranks"].includes(name)) words.set(name, name === "at" ? Number(value.toFixed(3)) : value);
+    const told = value !== FIRST[name] || ["collective", "a", "ranks"].includes(name);
+    if (told) words.set(name, name === "at" ? Number(value.toFixed(3)) : value);
   }
   if (`#${words}` !== location.hash) history.replaceState(null, "", `#${words}`);
 }
@@ -39,14 +39,15 @@ const named = (collective) => data.algorithms.filter((row) => row.collective ===
 function allowed(wanted) {
   const found = { ...wanted };
   const pick = (name, list, otherwise = list[0]) => (found[name] = list.includes(found[name]) ? found[name] : otherwise);
+  const nearer = (best, world) => (Math.abs(world - found.ranks) < Math.abs(best - found.ranks) ? world : best);
   pick("collective", data.collectives);
   pick("a", named(found.collective));
   pick("b", named(found.collective), "");
   if (found.b === found.a) found.b = "";
-  found.ranks = data.worlds.reduce((best, world) => (Math.abs(world - found.ranks) < Math.abs(best - found.ranks) ? world : best));
+  found.ranks = data.worlds.reduce(nearer);
   pick("hosts", data.hosts[found.ranks].map(([words]) => words));
-  found.root = rooted(found.collective) && found.root >= 0 && found.root < found.ranks ? Math.floor(found.root) : 0;
-  pick("view", VIEWS);
+  const isRoot = rooted(found.collective) && found.root >= 0 && found.root < found.ranks;
+  found.root = isRoot ? Math.floor(found.root) : 0;
   pick("clock", ["rounds", "time"]);
   found.at = Math.max(0, found.at);
   found.bytes = clamp(found.bytes, 1, 2 ** 40);
@@ -57,7 +58,7 @@ function allowed(wanted) {
 const sceneOf = (name) => load(rowOf(name, state.collective), state.ranks, state.hosts, state.root);
 
 /** First the stage, then what stands below it. */
-async function update(changes, { keepPosition = false } = {}) {
+async function update(changes) {
   const mine = ++turn;
   const before = state;
   state = allowed({ ...state, ...changes });
@@ -67,7 +68,7 @@ async function update(changes, { keepPosition = false } = {}) {
   shown = { a, b, all: [] };
   chooseBox(before);
   showStages();
-  loadPlayer(keepPosition ? player.position : state.at);
+  loadPlayer(state.at);
   await new Promise((resolve) => setTimeout(resolve));
   const all = (await Promise.all(named(state.collective).map(sceneOf))).filter(Boolean);
   if (mine !== turn) return;
@@ -106,12 +107,12 @@ function fillChoices() {
   byId("root-choice").hidden = !rooted(state.collective);
   set(byId("ranks"), { min: 0, max: data.worlds.length - 1, "aria-valuetext": plural(state.ranks, "rank") });
   byId("ranks").value = data.worlds.indexOf(state.ranks);
-  for (const radio of document.querySelectorAll("[name=view]")) radio.checked = radio.value === state.view;
   byId("clock").value = state.clock;
   byId("bytes").value = Math.log2(state.bytes);
   for (const name of Object.keys(LIMITS)) byId(name).value = 100 * log10(state[name]);
   const rate = (seconds) => `${significant(1e-9 / seconds)} GB/s`;
-  const told = { ranks: state.ranks, bytes: bytesText(state.bytes), alpha: secondsText(state.alpha), beta: rate(state.beta), gamma: rate(state.gamma) };
+  const rates = { beta: rate(state.beta), gamma: rate(state.gamma) };
+  const told = { ranks: state.ranks, bytes: bytesText(state.bytes), alpha: secondsText(state.alpha), ...rates };
   for (const [name, text] of Object.entries(told)) byId(`${name}-shown`).textContent = text;
 }
 
@@ -124,31 +125,30 @@ function hostsText(words) {
 
 const stages = Object.fromEntries(SIDES.map((side) => [side, new Stage(byId(`stage-${side}`), selectBox)]));
 const treeViews = Object.fromEntries(SIDES.map((side) => [side, new TreeView(byId(`tree-${side}`))]));
-const figureOf = (id) => byId(id).closest("figure");
 
 function showStages() {
   const onHosts = state.hosts ? `, on ${hostsText(state.hosts)} hosts` : "";
-  const titles = SIDES.map((side) => titleOf(state[side])).filter(Boolean);
   document.body.classList.toggle("compares", Boolean(state.b));
   byId("headline").replaceChildren();
-  titles.forEach((title, i) => {
-    if (i) byId("headline").append(" ", add(byId("headline"), "span", { className: "against" }, "beside"), " ");
-    add(byId("headline"), "em", { className: SIDES[i] }, title);
-  });
+  add(byId("headline"), "em", { class: "a" }, titleOf(state.a));
+  if (state.b) {
+    byId("headline").append(" beside ");
+    add(byId("headline"), "em", { class: "b" }, titleOf(state.b));
+  }
   byId("lead").textContent = `${TASKS[state.collective](state.ranks, state.root)}${onHosts}.`;
-  document.title = `${titles.join(" and ")}, ${titleOf(state.collective)} of ${state.ranks} · ringlet`;
+  document.title = `${byId("headline").textContent}, ${titleOf(state.collective)} of ${state.ranks} · ringlet`;
   for (const side of SIDES) {
     const scene = shown[side];
-    const figure = figureOf(`stage-${side}`);
-    figure.classList.toggle("absent", !scene);
+    const missing = `has no schedule for ${plural(state.ranks, "rank")}${onHosts}`;
     byId(`name-${side}`).textContent = titleOf(state[side]);
-    byId(`facts-${side}`).textContent = scene ? factsOf(scene) : `has no schedule for ${plural(state.ranks, "rank")}${onHosts}`;
-    const room = { width: Math.max(300, figure.clientWidth) - 2, height: clamp(innerHeight - 396, 380, 620) };
-    if (scene) stages[side].show(scene, state.view, room);
-    else byId(`stage-${side}`).replaceChildren();
-    byId(`links-${side}`).textContent = scene ? linksText(stages[side]) : "";
+    byId(`facts-${side}`).textContent = scene ? factsOf(scene) : missing;
+    byId(`stage-${side}`).hidden = !scene;
+    const width = Math.max(300, byId(`stage-${side}`).closest("figure").clientWidth) - 2;
+    if (scene) stages[side].show(scene, { width, height: clamp(innerHeight - 396, 380, 620) });
+    byId(`links-${side}`).textContent = scene ? stages[side].told : "";
   }
-  showLegend();
+  const unit = data.divided.includes(state.collective) ? "the buffer of one rank" : "all ranks' blocks together";
+  byId("unit-told").textContent = `S is ${unit}; the best of a column is bold.`;
   showTrees();
 }
 
@@ -157,40 +157,6 @@ function factsOf({ rounds, sent, unit, evenly, barrier, sums, seen }) {
   if (!barrier) facts.push(`${share(sent, unit)} sent per rank${evenly ? "" : " at most"}`);
   if (sums) facts.push(plural(seen, "summation tree"));
   return facts.join(" · ");
-}
-
-function linksText(stage) {
-  const { chunks, links, of } = stage.busiest;
-  const { hosts, sides } = stage.placed;
-  if (!of) return "No message moves.";
-  if (hosts.length > 1 && !stage.scene.barrier) {
-    const most = Math.max(...uplinksOf(stage.scene).flatMap(({ out, into }) => [out, into]));
-    return `The busiest uplink of a host carries ${stage.load(most)} one way, over all rounds.`;
-  }
-  const kind = (count) => `link${count === 1 ? "" : "s"}${sides ? ` of the ${sides.join(" × ")} torus` : ""}`;
-  const load = `${stage.load(chunks)}${links.length > 1 ? " each" : ""}, over all rounds.`;
-  if (links.length === of) return of === 1 ? `The one ${kind(1)} in use carries ${load}` : `All ${of} ${kind(of)} in use carry ${load}`;
-  return `${links.length === 1 ? `Busiest ${kind(1)}` : `Busiest of ${of} ${kind(of)}`}: ${listed(links.map((link) => `${link.source} → ${link.target}`), 3)}, ${load}`;
-}
-
-function showLegend() {
-  byId("legend").replaceChildren();
-  const scenes = SIDES.map((side) => shown[side]).filter(Boolean);
-  const item = (kind, text) => {
-    const made = add(byId("legend"), "span", { className: "legend-item" });
-    add(made, "i", { className: `key ${kind}` });
-    made.append(text);
-  };
-  if (!scenes.length) return;
-  const [{ barrier, sums }] = scenes;
-  if (barrier || scenes.some((scene) => scene.byRank)) item("stripe", barrier ? "a stripe: a rank that is known to have come" : "a stripe: one rank's contribution, in its colour");
-  if (!barrier && scenes.some((scene) => !scene.byRank)) item("box", sums ? "a box: a chunk, filled by its share of contributions" : "a box: a chunk of the buffer");
-  item("pale", "pale: nobody reads it again");
-  item("line", "a grey line: a link, as wide as its load");
-  if (SIDES.some((side) => shown[side] && stages[side].busiest.marked)) item("busy", "the busiest link");
-  item("parcel-key", "a parcel: chunks on their way in this round");
-  const unit = data.divided.includes(state.collective) ? "the buffer of one rank" : "all ranks' blocks together";
-  byId("unit-told").textContent = `S is ${unit}; the best of a column is bold. Rounds, bytes, depth and trees are those of the schedules that the engines run.`;
 }
 
 function selectBox(rank, box) {
@@ -202,28 +168,25 @@ function selectBox(rank, box) {
 
 function showTrees() {
   const scenes = SIDES.map((side) => shown[side]).filter(Boolean);
+  byId("trees").hidden = !scenes.some(({ sums }) => sums);
   if (!scenes.length) return;
-  const [{ sums, barrier, byRank }] = scenes;
-  byId("tree-title").textContent = sums ? "How one sum grows" : barrier ? "How word of one rank spreads" : "The way of one chunk";
-  const told = sums ? "Leaves are the ranks' contributions; each + is one addition and one rounding." : "From the rank that has it first to the ranks that get it.";
-  byId("tree-hint").textContent = `${told} Later parts are pale. Press a box in the picture to choose another one.`;
   options("tree-rank", counted(state.ranks), state.rank);
   options("tree-box", counted(Math.max(...scenes.map(boxesOf))), state.box);
-  byId("tree-box-name").textContent = byRank ? "Contribution" : "Chunk";
   for (const side of SIDES) {
     const scene = shown[side];
-    const figure = figureOf(`tree-${side}`);
+    const figure = byId(`tree-${side}`).closest("figure");
     figure.hidden = !scene;
     if (!scene) continue;
     const box = Math.min(state.box, boxesOf(scene) - 1);
     stages[side].choose(state.rank, box);
-    treeViews[side].show(scene, state.rank, box, Math.min(620, Math.max(280, figure.clientWidth) - 2));
+    if (scene.sums) treeViews[side].show(scene, state.rank, box, Math.max(280, figure.clientWidth) - 2);
   }
 }
 
 // --- time
 
-const player = new Player(Object.fromEntries(["scrub", "play", "first", "back", "next", "last"].map((id) => [id, byId(id)])), showMoment, () => {
+const controls = Object.fromEntries(["scrub", "play", "back", "next"].map((id) => [id, byId(id)]));
+const player = new Player(controls, showMoment, () => {
   state.at = player.position;
   showMoment();
   toAddress();
@@ -236,10 +199,7 @@ function loadPlayer(position) {
   shown.seconds = Math.max(0, ...scenes.map((scene) => scene.at.at(-1))) || 1;
   const inTime = scenes.flatMap((scene) => scene.at.map((at) => (100 * at) / shown.seconds));
   const inRounds = counted(1 + Math.max(0, ...scenes.map((scene) => scene.moments))).map(([round]) => round);
-  const stops = state.clock === "time" ? [...new Set([0, ...inTime])].sort((x, y) => x - y) : inRounds;
-  byId("marks").replaceChildren();
-  for (const stop of stops.length <= 64 ? stops : []) add(byId("marks"), "i").style.left = `${(100 * stop) / (stops.at(-1) || 1)}%`;
-  player.load(stops, position);
+  player.load(state.clock === "time" ? [...new Set([0, ...inTime])].sort((x, y) => x - y) : inRounds, position);
 }
 
 /** The player's time in rounds of a scene. */
@@ -251,7 +211,6 @@ function roundsAt({ at, moments }) {
 }
 
 function showMoment() {
-  const texts = [];
   for (const side of SIDES) {
     const told = byId(`told-${side}`);
     const scene = shown[side];
@@ -260,15 +219,16 @@ function showMoment() {
     const time = roundsAt(scene);
     const moment = Math.floor(time + 1e-9);
     stages[side].at(time);
-    treeViews[side].at(moment);
     told.setAttribute("aria-live", player.playing ? "off" : "polite");
     setText(told, describe(scene, moment));
+    if (!scene.sums) continue;
+    treeViews[side].at(moment);
     setText(byId(`tree-text-${side}`), treeViews[side].text(moment));
-    texts.push(`${moment} of ${scene.moments}`);
   }
-  const where = state.clock === "rounds" ? `${Math.floor(player.position + 1e-9)} of ${plural(player.end, "round")}` : `${texts.join(" | ")} rounds · ${secondsText((player.position / 100) * shown.seconds)}`;
-  setText(byId("where"), where);
-  byId("scrub").setAttribute("aria-valuetext", where);
+  const seconds = secondsText((player.position / 100) * (shown.seconds ?? 0));
+  const rounds = `${Math.floor(player.position + 1e-9)} of ${plural(player.end, "round")}`;
+  setText(byId("where"), state.clock === "rounds" ? rounds : seconds);
+  byId("scrub").setAttribute("aria-valuetext", byId("where").textContent);
 }
 
 function setText(element, text) {
@@ -277,60 +237,45 @@ function setText(element, text) {
 
 // --- prediction and numbers
 
-const plot = new Plot(byId("plot"), changeMachine);
+const plot = new Plot(byId("plot"));
 const sideOf = (name) => SIDES.find((side) => state[side] === name) ?? "";
 const COLUMNS = [
   ["rounds", "of the rank that has most", (scene) => scene.rounds, String],
   ["sent per rank", "at most, in units of S", (scene) => scene.sent / scene.unit, (value, scene) => share(scene.sent, scene.unit)],
-  ["busiest link", "of one pair of ranks, in one direction, over all rounds", (scene) => scene.link / scene.unit, (value, scene) => share(scene.link, scene.unit)],
+  ["busiest link", "of one pair of ranks, in one direction", (scene) => scene.link / scene.unit, (value, scene) => share(scene.link, scene.unit)],
   ["depth", "roundings between an input and the result", (scene) => scene.depth, (value) => value || "–"],
-  ["trees", "different orders of summation; with one, bits do not depend on an element's place", (scene) => scene.seen, (value) => value || "–"],
+  ["trees", "different orders of summation", (scene) => scene.seen, (value) => value || "–"],
   ["time", "predicted for size S", (scene) => predict(scene, state.bytes, state).seconds, secondsText],
 ];
 
 function showPrediction() {
   if (!shown.all?.length) return;
-  const width = Math.max(300, byId("plot").parentElement.clientWidth) - (innerWidth > 860 ? 292 : 0);
-  plot.show(shown.all.map((scene) => ({ name: scene.algorithm, scene, side: sideOf(scene.algorithm) })), state, state.bytes, width);
+  const curves = shown.all.map((scene) => ({ name: scene.algorithm, scene, side: sideOf(scene.algorithm) }));
+  plot.show(curves, state, state.bytes, Math.max(300, byId("plot").parentElement.clientWidth));
   byId("comparison").textContent = plot.comparison();
   byId("numbers").replaceChildren();
   const head = add(add(byId("numbers"), "thead"), "tr");
-  for (const name of ["on stage", "algorithm"]) add(head, "th", { scope: "col" }, name);
-  for (const [name, title] of COLUMNS) add(head, "th", { scope: "col", title, className: "number" }, name === "time" ? `time, ${bytesText(state.bytes)}` : name);
+  add(head, "th", { scope: "col" }, "algorithm");
+  for (const [name, title] of COLUMNS) add(head, "th", { scope: "col", title, class: "number" }, name);
   const body = add(byId("numbers"), "tbody");
   const values = COLUMNS.map(([, , value]) => shown.all.map(value));
   shown.all.forEach((scene, k) => {
-    const side = sideOf(scene.algorithm);
-    const row = add(body, "tr", { className: side });
-    const picks = add(row, "td", { className: "picks" });
-    for (const which of SIDES) {
-      const button = add(picks, "button", { type: "button", className: `pick ${which}` }, which.toUpperCase());
-      set(button, { "aria-pressed": side === which, "aria-label": `${titleOf(scene.algorithm)} as ${which.toUpperCase()}` });
-      button.addEventListener("click", () => put(which, scene.algorithm));
-    }
+    const row = add(body, "tr", { class: sideOf(scene.algorithm) });
     add(row, "th", { scope: "row", title: scene.row.summary }, titleOf(scene.algorithm));
     COLUMNS.forEach(([, , , text], i) => {
       const least = Math.min(...values[i]) * (1 + 1e-9);
       const best = values[i][k] <= least && values[i].some((value) => value > least);
-      add(row, "td", { className: best ? "number best" : "number" }, text(values[i][k], scene));
+      add(row, "td", { class: best ? "number best" : "number" }, text(values[i][k], scene));
     });
   });
 }
 
-/** On stage as A or B; the other one steps aside, and a pressed B leaves. */
-function put(side, name) {
-  const other = side === "a" ? "b" : "a";
-  if (state[side] === name) update(side === "b" ? { b: "" } : {});
-  else if (state[other] === name) update({ a: state.b || state.a, b: state.b ? state.a : "" });
-  else update({ [side]: name });
-}
-
-function changeMachine(changes, done) {
+function changeMachine(changes) {
   state = allowed({ ...state, ...changes });
   fillChoices();
   showPrediction();
   if (state.clock === "time") loadPlayer(player.position);
-  if (done) toAddress();
+  toAddress();
 }
 
 // --- hands and keys
@@ -339,9 +284,10 @@ function listen(ids, event, heard) {
   for (const id of ids) byId(id).addEventListener(event, () => heard(byId(id).value, id));
 }
 
-const next = (list, value) => list[(list.indexOf(value) + 1) % list.length];
-const moreRanks = (step) => update({ ranks: data.worlds[clamp(data.worlds.indexOf(state.ranks) + step, 0, data.worlds.length - 1)], at: 0 });
-
+const moreRanks = (step) => {
+  const place = clamp(data.worlds.indexOf(state.ranks) + step, 0, data.worlds.length - 1);
+  update({ ranks: data.worlds[place], at: 0 });
+};
 const KEYS = {
   " ": () => player.toggle(),
   ArrowRight: () => player.step(1),
@@ -349,13 +295,7 @@ const KEYS = {
   Home: () => player.jump(0),
   End: () => player.jump(player.end),
   "+": () => moreRanks(1),
-  "=": () => moreRanks(1),
   "-": () => moreRanks(-1),
-  a: () => update({ a: next(named(state.collective), state.a), at: 0 }),
-  b: () => update({ b: next(["", ...named(state.collective).filter((name) => name !== state.a)], state.b), at: 0 }),
-  v: () => update({ view: next(VIEWS, state.view) }, { keepPosition: true }),
-  t: nextTheme,
-  "?": toggleKeys,
 };
 
 function onKey(event) {
@@ -367,45 +307,22 @@ function onKey(event) {
   KEYS[event.key]();
 }
 
-function toggleKeys() {
-  byId("keys").hidden = !byId("keys").hidden;
-  byId("help").setAttribute("aria-expanded", !byId("keys").hidden);
-}
-
-function nextTheme() {
-  const theme = next(["system", "light", "dark"], document.documentElement.dataset.theme ?? "system");
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = `Theme: ${theme}`;
-}
-
-async function copyLink() {
-  toAddress();
-  const told = await navigator.clipboard.writeText(location.href).then(() => "Copied", () => "Copy it from the address bar");
-  byId("copy").textContent = told;
-  setTimeout(() => (byId("copy").textContent = "Copy link"), 1800);
-}
-
 listen(["collective", "a", "b", "hosts"], "change", (value, id) => update({ [id]: value, at: 0 }));
 listen(["root"], "change", (value) => update({ root: Number(value), at: 0 }));
 listen(["ranks"], "input", (value) => update({ ranks: data.worlds[value], at: 0 }));
 listen(["clock"], "change", (clock) => update({ clock, at: 0 }));
 listen(["tree-rank", "tree-box"], "change", () => selectBox(Number(byId("tree-rank").value), Number(byId("tree-box").value)));
-listen(["bytes"], "input", (value) => changeMachine({ bytes: 2 ** value }, true));
-listen(Object.keys(LIMITS), "input", (value, id) => changeMachine({ [id]: Number((10 ** (value / 100)).toPrecision(3)) }, true));
-listen(["reset"], "click", () => changeMachine({ ...data.machine, bytes: FIRST.bytes }, true));
-listen(["help"], "click", toggleKeys);
-listen(["theme"], "click", nextTheme);
-listen(["copy"], "click", copyLink);
-byId("views").addEventListener("change", (event) => update({ view: event.target.value }, { keepPosition: true }));
+listen(["bytes"], "input", (value) => changeMachine({ bytes: 2 ** value }));
+listen(Object.keys(LIMITS), "input", (value, id) => changeMachine({ [id]: Number((10 ** (value / 100)).toPrecision(3)) }));
 byId("choices").addEventListener("submit", (event) => event.preventDefault());
 document.addEventListener("keydown", onKey);
 addEventListener("hashchange", () => update(fromAddress()));
 let width = innerWidth;
 addEventListener("resize", () => {
-  if (width !== innerWidth) update({}, { keepPosition: true });
+  if (width !== innerWidth) update({ at: player.position });
   width = innerWidth;
 });
-byId("made").textContent = `Made by ringlet ${data.version}: ${plural(data.algorithms.length, "schedule generator")}, ${data.worlds[0]} to ${data.worlds.at(-1)} ranks. The schedules in this page are those that ringlet's engines run.`;
+byId("made").textContent = `Made by ringlet ${data.version}. The schedules in this page are those that ringlet's engines run.`;
 update(fromAddress());
 // For tests, and for whoever wants the data behind the pictures.
 window.ringlet = { data, load, rowOf, predict, treeText, sumTree, state: () => state, player };

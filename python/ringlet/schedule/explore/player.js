@@ -6,14 +6,12 @@ class Player {
   /** `moved(position)` draws; `rested()` is called when nothing moves any more. */
   constructor(controls, moved, rested) {
     Object.assign(this, { controls, moved, rested, stops: [0], position: 0, playing: false });
-    const { scrub, play, first, back, next, last } = controls;
+    const { scrub, play, back, next } = controls;
     scrub.addEventListener("input", () => this.seek(Number(scrub.value)));
     scrub.addEventListener("change", () => this.rested());
     play.addEventListener("click", () => this.toggle());
-    first.addEventListener("click", () => this.jump(0));
     back.addEventListener("click", () => this.step(-1));
     next.addEventListener("click", () => this.step(1));
-    last.addEventListener("click", () => this.jump(this.end));
   }
 
   get end() {
@@ -58,7 +56,8 @@ class Player {
   }
 
   step(direction) {
-    const stop = direction > 0 ? this.stops.find((found) => found > this.position + 1e-9) : this.stops.findLast((found) => found < this.position - 1e-9);
+    const later = this.stops.find((found) => found > this.position + 1e-9);
+    const stop = direction > 0 ? later : this.stops.findLast((found) => found < this.position - 1e-9);
     this.seek(this.position);
     if (stop === undefined) this.rested();
     else if (this.calm || direction < 0) this.jump(stop);
@@ -81,6 +80,6 @@ class Player {
   show(playing) {
     this.playing = playing;
     this.controls.play.setAttribute("aria-label", playing ? "Pause" : "Play");
-    this.controls.play.classList.toggle("playing", playing);
+    this.controls.play.textContent = playing ? "❚❚" : "▶";
   }
 }

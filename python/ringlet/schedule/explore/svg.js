@@ -2,7 +2,15 @@
 
 /** A new SVG element inside `parent`. */
 function draw(parent, name, attributes = {}, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  return filled(parent, document.createElementNS("http://www.w3.org/2000/svg", name), attributes, text);
+}
+
+/** A new HTML element inside `parent`. */
+function add(parent, name, attributes = {}, text) {
+  return filled(parent, document.createElement(name), attributes, text);
+}
+
+function filled(parent, made, attributes, text) {
   set(made, attributes);
   if (text !== undefined) made.textContent = text;
   parent.append(made);
@@ -13,26 +21,27 @@ function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
 }
 
-/** A new HTML element inside `parent`. */
-function add(parent, name, properties = {}, text) {
-  const made = Object.assign(document.createElement(name), properties);
-  if (text !== undefined) made.textContent = text;
-  parent.append(made);
-  return made;
-}
-
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const round1 = (value) => Math.round(value * 10) / 10;
 const line = (points) => "M" + points.map(([x, y]) => `${round1(x)} ${round1(y)}`).join("L");
 
-/** Points of a path by their share of what lies outside the boxes {x, y, w, h} at its ends. */
-function wayOf(path, source, target) {
+/** A bow to the right of its direction, so that there and back are two lines. */
+function bow(from, to) {
+  const [dx, dy] = [to.x - from.x, to.y - from.y];
+  const length = Math.hypot(dx, dy) || 1;
+  const out = Math.min(0.16 * length, 34) / length;
+  const [x, y] = [(from.x + to.x) / 2 - dy * out, (from.y + to.y) / 2 + dx * out];
+  return `M${round1(from.x)} ${round1(from.y)}Q${round1(x)} ${round1(y)} ${round1(to.x)} ${round1(to.y)}`;
+}
+
+/** Points of a path by their share of what lies outside the cards {w, h} around its ends. */
+function wayOf(path, source, target, { w, h }) {
   const whole = path.getTotalLength();
-  const leave = (box, gap, inner, outer) => {
+  const leave = (node, gap, inner, outer) => {
     for (let i = 0; i < 12; i++) {
       const middle = (inner + outer) / 2;
       const { x, y } = path.getPointAtLength(middle);
-      if (Math.abs(x - box.x) < box.w / 2 + gap && Math.abs(y - box.y) < box.h / 2 + gap) inner = middle;
+      if (Math.abs(x - node.x) < w / 2 + gap && Math.abs(y - node.y) < h / 2 + gap) inner = middle;
       else outer = middle;
     }
     return outer;

@@ -2,7 +2,7 @@
 
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const titleOf = (name) => name.replaceAll("_", " ");
-const listed = (all, most = 4) => all.slice(0, most).join(", ") + (all.length > most ? ` and ${all.length - most} more` : "");
+const listed = (all) => all.slice(0, 4).join(", ") + (all.length > 4 ? ` and ${all.length - 4} more` : "");
 const divisor = (a, b) => (b ? divisor(b, a % b) : a);
 
 /** 7, 4 -> "7/4 S"; of S, the collective's unit of bytes. */
@@ -42,31 +42,29 @@ function movesOf({ world, parts, barrier, messages, copies }, moment) {
   const moving = messages.filter((message) => message.begins === moment);
   if (!moving.length) return copies.some((copy) => copy.begins === moment) ? "ranks copy chunks in their own memory" : "";
   const only = (values) => (new Set(values).size === 1 ? values[0] : undefined);
-  const { source, target, count } = moving[0];
-  const what = barrier ? "word" : plural(count, "chunk");
+  const what = barrier ? "word" : plural(moving[0].count, "chunk");
   const everyone = moving.length === world && new Set(moving.map((message) => message.source)).size === world;
   const step = only(moving.map((message) => (message.target - message.source + world) % world));
-  const offset = (by) => (by === 0 ? "r" : 2 * by <= world ? `r+${by}` : `r−${world - by}`);
   if (everyone && step !== undefined) {
+    const offset = (by) => (by === 0 ? "r" : 2 * by <= world ? `r+${by}` : `r−${world - by}`);
     const first = only(moving.map((message) => (message.first - message.source + parts) % parts));
-    const same = !barrier && parts === world && first !== undefined && only(moving.map((message) => message.count));
-    return `every rank r sends ${!same ? what : count === 1 ? `chunk ${offset(first)}` : `${count} chunks from ${offset(first)} on`} to rank ${offset(step)}`;
+    const one = !barrier && parts === world && first !== undefined && only(moving.map((message) => message.count)) === 1;
+    return `every rank r sends ${one ? `chunk ${offset(first)}` : what} to rank ${offset(step)}`;
   }
   if (everyone && moving.every((a) => moving.some((b) => b.source === a.target && b.target === a.source))) {
     const pairs = moving.filter((message) => message.source < message.target);
     return `ranks swap ${what} in pairs: ${listed(pairs.map((pair) => `${pair.source} and ${pair.target}`))}`;
   }
-  if (moving.length === world * (world - 1)) return `every rank sends ${what} to every other`;
-  if (moving.length > 2 && only(moving.map((message) => message.source)) !== undefined) return `rank ${source} sends ${what} to each of ${moving.length} ranks`;
-  if (moving.length > 2 && only(moving.map((message) => message.target)) !== undefined) return `${plural(moving.length, "rank")} send to rank ${target}`;
-  return `${plural(moving.length, "message")}: ${listed(moving.map((message) => `${message.source} to ${message.target}`))}`;
+  const ways = [...new Set(moving.map((message) => `${message.source} to ${message.target}`))];
+  return `${plural(moving.length, "message")}: ${listed(ways)}`;
 }
 
 /** The state after `moment` rounds and what comes next, as a sentence or two. */
 function describe(scene, moment) {
   const { moments, barrier, world } = scene;
   const verbs = new Set(scene.messages.filter((message) => message.begins === moment).map((message) => message.verb));
-  const effect = barrier || !verbs.size ? "" : verbs.size > 1 ? "; some receivers add it, others keep it" : `; the receiver ${verbs.has(1) ? "adds it to its own" : "keeps it"}`;
+  const kept = verbs.has(1) ? "the receiver adds it to its own" : "the receiver keeps it";
+  const effect = barrier || !verbs.size ? "" : `; ${verbs.size > 1 ? "some receivers add it, others keep it" : kept}`;
   const next = moment < moments ? `Next, round ${moment}: ${movesOf(scene, moment)}${effect}.` : "";
   if (moment === 0) return `${titleOf(scene.algorithm)}, at the start. ${next}`;
   const done = scene.done[moment];
