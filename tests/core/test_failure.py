@@ -314,12 +314,14 @@ def answered_after_a_while(rank, world, store):
     message, others = torch.zeros(10), dist.FileStore(store, world)
     if rank == 0:
         ringlet.recv(message, 1)
+        others.set("received", "")
         others.wait(["timed out"])  # "in other work", while the other's call ends at its deadline
         return ""
-    time.sleep(0.3)
+    time.sleep(0.3)  # in which rank 0 says in what it waits
     ringlet.send(message, 0)
+    others.wait(["received"])
     with pytest.raises(ringlet.Timeout) as caught:
-        ringlet.all_reduce(torch.ones(1000), timeout=0.6)
+        ringlet.all_reduce(torch.ones(1000), timeout=0.3)
     others.set("timed out", "")
     return str(caught.value)
 

@@ -34,6 +34,8 @@ from ringlet import _C
 from ringlet.group_key import Claim, _too_late, rendezvous_key
 from ringlet.store import from_environment
 
+# Seconds that are waited in full: the next one where the machine lets ranks not meet in them.
+LIMITS = (1.0, 4.0, 16.0)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -85,11 +87,12 @@ def test_worlds_that_differ_are_named_on_all_ranks(joined):
     for told in joined({}, {"world": 2}, {}):
         assert told == "InvalidUsage: rank 0 says world 3, rank 1 says world 2; all ranks must agree"
     # The group of two is made; the third is told why nobody answers.
-    *made, late = joined({"world": 2}, {"world": 2}, {"timeout": 1})
-    assert made == ["joined", "joined"]
-    assert (
-        "rank 2 of 3 was not joined by rank(s) 0 in time" in late and "rank 0 says world 2, rank 2 says world 3" in late
-    )
+    for limit in LIMITS:
+        *made, late = joined({"world": 2}, {"world": 2}, {"timeout": limit})
+        assert made == ["joined", "joined"] and "rank 2 of 3 was not joined by rank(s) 0 in time" in late
+        if says := "rank 0 says world 2, rank 2 says world 3" in late:
+            break
+    assert says, late
 
 
 def test_transports_that_differ_are_named(joined):
@@ -113,9 +116,12 @@ def test_versions_that_differ_are_named(pool, tmp_path):
 
 
 def test_names_that_differ_are_named(joined):
-    first, second = joined({"name": "a", "timeout": 1}, {"name": "b", "timeout": 1})
-    assert first.startswith("Timeout: rank 0 of 2 was not joined by rank(s) 1 in time")
-    assert 'name="a"; rank 1 says name="b"' in first and 'name="b"; rank 0 says name="a"' in second
+    for limit in LIMITS:
+        first, second = joined({"name": "a", "timeout": limit}, {"name": "b", "timeout": limit})
+        assert first.startswith("Timeout: rank 0 of 2 was not joined by rank(s) 1 in time")
+        if say := 'name="a"; rank 1 says name="b"' in first and 'name="b"; rank 0 says name="a"' in second:
+            break
+    assert say, (first, second)
 
 
 def test_two_processes_of_one_rank(joined):
@@ -357,7 +363,7 @@ def at_own_store(rank: int, world: int, port: str, limit: float) -> str:
 
 
 def test_a_missing_rank_is_named_where_rank_0_serves_the_store(pool):
-    for limit in (1.0, 4.0, 16.0):  # the two that come must meet in it
+    for limit in LIMITS:  # the two that come must meet in it
         first, second = pool.values(at_own_store, 2, str(free_ports(1)[0]), limit, join="nothing")
         if "rank(s) 2 in time" in first:
             break

@@ -25,6 +25,7 @@ from ranks import on_host
 
 EVERY_S, LATE_S, TIMEOUT_S = 5e-5, 0.03, 60.0
 SECONDS = float(os.environ.get("RINGLET_TEST_STORM_SECONDS", "0.5"))
+SIGNALS = 100  # that each rank hears at the least
 TGKILL = 234  # of x86-64
 
 
@@ -98,14 +99,15 @@ def every_wait(rank: int, world: int, late: int) -> None:
 
 
 def rounds(rank: int, world: int, transport: str, store: dist.Store | None, heard: list[int]) -> tuple[int, int]:
-    """Makes groups, waits in them and closes them, until rank 0 has had its time. Signals heard, groups made."""
+    """Makes groups, waits in them and closes them, until rank 0 has had its time and each rank its signals, which on a
+    busy machine takes longer. Signals heard, groups made."""
     kind = "auto" if transport == "mixed" else transport
     groups, until = 0, time.monotonic() + SECONDS
     while True:
         with on_host(f"host {rank % 2}" if transport == "mixed" else None):
             ringlet.init(rank, world, store, transport=kind, timeout=TIMEOUT_S, name=f"round {groups}")
         every_wait(rank, world, late=groups % world)
-        again = torch.tensor([float(rank == 0 and time.monotonic() < until)])
+        again = torch.tensor([float((rank == 0 and time.monotonic() < until) or heard[0] <= SIGNALS)])
         ringlet.all_reduce(again)
         ringlet.finalize()
         groups += 1
@@ -125,7 +127,7 @@ def test_processes_hear_signals_in_every_wait(pool, tmp_path, transport, world):
     path = str(tmp_path / "store")
     told = pool.values(process_in_a_storm, world, transport, path, join="nothing")
     print(f"{transport} {world}: {sum(heard for heard, _ in told)} handlers ran, {told[0][1]} groups")
-    assert all(heard > 100 for heard, _ in told)
+    assert all(heard > SIGNALS for heard, _ in told)
 
 
 def threads_in_a_storm(_rank: int, _world: int, world: int) -> list[tuple[int, int]]:
@@ -148,7 +150,7 @@ def threads_in_a_storm(_rank: int, _world: int, world: int) -> list[tuple[int, i
 def test_threads_hear_signals_in_every_wait(pool, world):
     told = pool.values(threads_in_a_storm, 1, world, join="nothing")[0]
     print(f"threads {world}: {told[0][0]} handlers ran, {told[0][1]} groups")
-    assert all(one is not None and one[0] > 100 for one in told)
+    assert all(one is not None and one[0] > SIGNALS for one in told)
 
 
 def signals_blocked(rank: int, world: int, path: str) -> None:
