@@ -370,8 +370,8 @@ class Training:
             in_shards = stage == 3 and p.numel() > self.settings["persistence_elements"]
             assert isinstance(p, Released) == in_shards, name
             assert p.grad is None
-        pools = [*zero._gradients.pools.values(), *(zero._residency.pools.values() if zero._residency else ())]
-        assert not any(pool._borrowed for pool in pools[: len(zero._gradients.pools)])
+        pools = [*zero._pools.values(), *(zero._residency.pools.values() if zero._residency else ())]
+        assert not any(pool._borrowed for pool in pools[: len(zero._pools)])
         told = zero.stats()["memory"]
         held = 0
         for flat in zero._flats:
@@ -379,7 +379,7 @@ class Training:
             held += 0 if zero._files[1] and not flat.unit.small else size
         assert told["parameters"] == held and told["total"] == sum(told[k] for k in told if k not in ("total", "file"))
         grads = 0
-        for unit in zero._gradients.units:
+        for unit in zero._units:
             flat, wide = unit.flat.unit, zero.options.sum_dtype(unit.flat.unit.dtype).itemsize
             own = wide if stage == 1 and zero.options.accumulate > 1 else flat.dtype.itemsize
             grads += own * (flat.count if stage == 1 else flat.shard_count)

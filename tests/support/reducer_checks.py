@@ -129,12 +129,12 @@ def gradients_are_views_of_the_buckets_or_stay_where_they_are(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)
     loss_of(model, rank).backward()
-    buckets = reducer._reduction.flat.buckets
+    buckets = reducer._flat.buckets
     assert len(buckets) > 2
     assert all(bucket.has_buffer != in_place(world) for bucket in buckets)
     if in_place(world):
         return
-    for gradient in reducer._reduction.flat.gradients:
+    for gradient in reducer._flat.gradients:
         start = gradient.parameter.grad.data_ptr() - gradient.bucket.buffer.data_ptr()
         assert 0 <= start <= gradient.bucket.nbytes - gradient.parameter.grad.nbytes
     if dist.get_backend() == "ringlet":

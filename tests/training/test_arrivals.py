@@ -103,7 +103,7 @@ def averaged(
 def reduced(model: nn.Module, overlaps: bool, **options: object) -> ringlet.GradientReducer:
     """A reducer that sends buckets during the backward, as where each rank has a processor to spare; or at its end."""
     reducer = ringlet.GradientReducer(model, **options)
-    reducer._reduction.channel.overlaps = lambda _device: overlaps
+    reducer._channel.overlaps = lambda _device: overlaps
     return reducer
 
 

@@ -170,6 +170,36 @@ def test_wrong_hooks_are_refused(rank, world):
 
 
 @on("ranks")
+def test_a_hook_that_failed_once_is_called_again(rank, world):
+    """On all ranks alike: the error is raised once, and the next backward and its window are as if nothing had been."""
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    merge = reducer.accumulate(2)
+    fails = [True]
+
+    def hook(state, bucket):
+        if bucket.is_last() and fails:
+            fails.clear()
+            future = torch.futures.Future()
+            future.set_exception(ArithmeticError("on purpose"))
+            return future
+        return default_hooks.allreduce_hook(state, bucket)
+
+    reducer.register_comm_hook(None, hook)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        loss_of(model, rank, 1).backward()
+    assert merge.seen == 0 and not merge.complete
+    for steps in ((2, 3), (4, 5)):
+        model.zero_grad()
+        for step in steps:
+            loss_of(model, rank, step).backward()
+        assert merge.complete
+        for parameter, gradient in zip(model.parameters(), expected_average(model, world, steps), strict=True):
+            torch.testing.assert_close(parameter.grad, gradient / 2)
+
+
+@on("ranks")
 def test_a_hook_of_nested_collectives(rank, world):
     model = mlp()
     reducer = GradientReducer(model, **SMALL)

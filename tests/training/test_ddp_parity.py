@@ -27,6 +27,7 @@ from reducer_checks import (
     sends_late,
     train,
 )
+from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 
 # --- static graph
@@ -344,6 +345,48 @@ def test_an_optimizer_in_backward_of_merged_and_unused_gradients(rank, world):
             only_b(data(r, step), "b").backward()
     torch.testing.assert_close(model.b.weight, before.b.weight - only_b.b.weight.grad / (2 * world))
     assert len(expected) == 4
+
+
+@on(1, "dist:gloo", "dist:ringlet")  # of several ranks, each has updated other parameters when the error comes
+def test_an_optimizer_in_backward_steps_after_a_backward_that_stopped(rank, world):
+    """What had stepped before the error steps again in the next backward, as all else does."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
+    reducer = GradientReducer(model, optimizer_in_backward=lambda p: torch.optim.SGD(p, lr=1.0), **SMALL)
+    loss_of(model, rank, 0).backward()  # after which buckets are in the order of arrival
+    with pytest.raises(ArithmeticError):
+        model[1](Fails.apply(model[0](data(rank)))).sum().backward()
+    with pytest.raises(InvalidUsage, match="stopped after"):
+        model(data(rank))
+    for step in (1, 2):
+        model.zero_grad()
+        before, expected = copy.deepcopy(model), expected_average(model, world, (step,))
+        loss_of(model, rank, step).backward()
+        for parameter, old, gradient in zip(model.parameters(), before.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.detach(), old.detach() - gradient)
+    assert reducer.optimizers
+
+
+@on("ranks")
+def test_torchs_optimizer_in_backward_stays_where_the_reducer_does_not(rank, world):
+    """A reducer that refuses its options, or is removed, leaves torch's optimizers at work."""
+    model = mlp()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 1.0})
+
+    def steps_alone():
+        before = copy.deepcopy(model)
+        loss_of(before, rank).backward()
+        loss_of(model, rank).backward()
+        for parameter, old in zip(model.parameters(), before.parameters(), strict=True):
+            assert parameter.grad is None
+            torch.testing.assert_close(parameter.detach(), old.detach() - old.grad)
+
+    steps_alone()
+    for options in ({"delay": 1}, {"optimizer_in_backward": lambda p: torch.optim.SGD(p, lr=1.0)}):
+        with pytest.raises(InvalidUsage, match="optimizer_in_backward"):
+            GradientReducer(model, **options)
+        steps_alone()
+    GradientReducer(model, **SMALL).remove()
+    steps_alone()
 
 
 def join_with_another_joinable(rank, world):

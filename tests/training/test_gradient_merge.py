@@ -245,6 +245,29 @@ def test_two_windows_of_a_model_with_buffers(rank, world):
         torch.testing.assert_close(alone[1].running_mean, means[step])
 
 
+class TwoArguments(torch.optim.SGD):
+    """An optimizer whose step takes more than a closure."""
+
+    def step(self, closure=None, scale=None):
+        self.scale = scale
+        return super().step(closure)
+
+
+@on("two")
+def test_a_step_gets_all_its_arguments(rank, world):
+    model = mlp()
+    merge = GradientReducer(model).accumulate(1)
+    optimizer = TwoArguments(model.parameters(), lr=0.0)
+
+    def closure():
+        loss_of(model, rank).backward()
+        return 3.0
+
+    assert optimizer.step(closure, 0.5) == 3.0 and optimizer.scale == 0.5
+    assert optimizer.step(closure=closure, scale=0.25) == 3.0 and optimizer.scale == 0.25
+    assert merge.complete
+
+
 @on("ranks")
 def test_a_forgotten_window_leaves_no_hook(rank, world):
     """And its end does not disturb an optimizer's step, in which it may come."""

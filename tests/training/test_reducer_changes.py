@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from ranks import on
-from reducer_checks import SMALL, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_checks import SMALL, Branches, assert_gradients, data, expected_average, loss_of, mlp
+from reducer_refusal_checks import Fails
 from ringlet import GradientReducer, InvalidUsage
 from ringlet.training import agree
 
@@ -108,6 +109,26 @@ def test_exchanged_in_a_window_and_with_delay(rank, world):
         if step:
             assert_gradients(late, expected_average(late, world, (step - 1,)))
             EXCHANGES["gradients"](late)
+
+
+@on("ranks")
+def test_a_stopped_backward_counts_for_no_gradient(rank, world):
+    """A gradient that arrived in it only is missing from the next backward, and does not keep flush() from its work."""
+    model = Branches()
+    GradientReducer(model)  # one bucket: nothing is sent before the error
+    model(data(rank), "ab").backward()
+    with pytest.raises(ArithmeticError):
+        (Fails.apply(model.b(data(rank))).sum() + model(data(rank), "a")).backward()
+    model.zero_grad(set_to_none=False)
+    with pytest.raises(InvalidUsage, match=r"2 of 4 parameters got no gradient .*: a\.weight, a\.bias"):
+        model(data(rank), "b").backward()
+    late = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    reducer = GradientReducer(late, delay=1)
+    loss_of(late, rank, 0).backward()
+    with pytest.raises(ArithmeticError):
+        late[1](Fails.apply(late[0](data(rank)))).sum().backward()
+    assert reducer.flush()
+    assert_gradients(late, expected_average(late, world))
 
 
 @on("ranks")

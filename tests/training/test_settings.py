@@ -58,7 +58,7 @@ def overlap_comm(rank, world):
 def contiguous_gradients(rank, world):
     zero = zero_from({"gradient_accumulation_steps": 2, **stage_of(1, contiguous_gradients=True)})
     loss_of(zero.module, *batch(0, rank)).backward()
-    storages = {unit.buffer.untyped_storage().data_ptr() for unit in zero._gradients.units}
+    storages = {unit.buffer.untyped_storage().data_ptr() for unit in zero._units}
     assert len(storages) == len(zero.stats()["units"]) < len(list(zero.module.parameters()))
 
 

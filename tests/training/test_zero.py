@@ -106,6 +106,10 @@ def test_a_window_that_ends_early_averages_what_it_has(rank, world):
     model = make()
     for zero, alone in at_each_stage(model, accumulate=4, lr=1e-2):
         assert not zero.step(partial=True)  # nothing to end
+        with pytest.raises(
+            ringlet.InvalidUsage, match=r"partial must be True or False, .*zero\.optimizer\.step\(closure\)"
+        ):
+            zero.step(lambda: None)
         for micro in range(2):
             loss_of(zero.module, *batch(micro, rank)).backward()
             assert not zero.step()

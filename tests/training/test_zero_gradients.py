@@ -9,7 +9,18 @@ from torch import nn
 
 import ringlet
 from ranks import on
-from zero_checks import ROUNDING, STAGES, assert_same, batch, loss_of, make, parameters_of, train_zero, zero_of
+from zero_checks import (
+    ROUNDING,
+    STAGES,
+    assert_same,
+    batch,
+    loss_of,
+    make,
+    parameters_of,
+    train_alone,
+    train_zero,
+    zero_of,
+)
 
 
 def backward_alone(model, world, step=0, micro=1):
@@ -71,6 +82,24 @@ def clipped_by_torch(rank, world, kind):
 @pytest.mark.parametrize("kind", CLIPS)
 def test_torch_clips_as_in_one_process(two, kind):
     two(clipped_by_torch, kind)
+
+
+@on("two")
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_clipped_gradient_stays_clipped(rank, world, reproducible):
+    """Also if another backward adds to it, as one of a second loss does."""
+    for stage in STAGES:
+        alone = make()
+        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5, reproducible=reproducible)
+        backward_of(zero, rank)
+        backward_alone(alone, world)
+        torch.testing.assert_close(zero.clip_grad_norm_(0.05), clip_norm(alone.parameters()), **ROUNDING)
+        if not reproducible:  # whose windows are full
+            backward_of(zero, rank, 5)
+            backward_alone(alone, world, 5)
+        assert zero.step()
+        torch.optim.SGD(alone.parameters(), lr=0.5).step()
+        assert_same(alone, zero, **ROUNDING)
 
 
 @on(4, "dist:ringlet", "dist:gloo")
@@ -368,6 +397,30 @@ def test_hooks_on_the_optimizer_run_once_a_step(rank, world):
         assert calls == ["any before", "before", "after", "any after"] * 2 or calls == [
             "before", "any before", "after", "any after"
         ] * 2, calls  # fmt: skip
+
+
+class CountsInItsGroup(torch.optim.SGD):
+    """The rate falls with the steps, which its group counts, as in fused optimizers of others."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"] / group["step"])
+
+
+@on("two")
+def test_an_update_in_sub_groups_is_one_step(rank, world):
+    model = make()
+    for stage in STAGES:
+        zero = zero_of(model, CountsInItsGroup, stage, lr=0.5, elementwise=True, sub_group_elements=100)
+        alone = copy.deepcopy(model)
+        train_zero(zero, rank, 3)
+        train_alone(alone, world, 3, CountsInItsGroup, lr=0.5)
+        assert_same(alone, zero, **ROUNDING)
+        assert [group["step"] for group in zero.optimizer.param_groups] == [3]
 
 
 @on("two")

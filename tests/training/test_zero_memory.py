@@ -108,7 +108,7 @@ def test_flat_buffers_are_registered_memory(rank, world):
         train_zero(zero, rank, 1)
         for flat in zero._flats:
             assert ringlet.is_registered(flat.whole if flat.whole is not None else flat.shard)
-        for unit in zero._gradients.units:
+        for unit in zero._units:
             assert ringlet.is_registered(unit.shard)
 
 

@@ -12,7 +12,7 @@ import ringlet
 from ranks import on
 from ringlet.training import agree
 from ringlet.training.zero.options import Options
-from zero_checks import batch, loss_of, make, train_zero, zero_of
+from zero_checks import STAGES, batch, loss_of, make, train_zero, zero_of
 
 
 class Rows(torch.optim.Adam):
@@ -255,8 +255,13 @@ def test_a_rank_that_goes_is_an_error_on_the_others(pool):
 def test_parameters_in_one_memory(rank, world):
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight.data = model[0].weight.data.t()
-    with pytest.raises(ringlet.InvalidUsage, match=r"parameters 0\.weight and 1\.weight lie in the same memory"):
+    with pytest.raises(ringlet.InvalidUsage, match=r"0\.weight and 1\.weight lie in the same memory"):
         ringlet.Zero(model, torch.optim.SGD, lr=0.1)
+    seen = nn.Linear(8, 8)  # a buffer that shows a part of a parameter, and would show it no more
+    seen.register_buffer("row", seen.weight.detach()[2])
+    for stage in STAGES:
+        with pytest.raises(ringlet.InvalidUsage, match="weight and row lie in the same memory"):
+            ringlet.Zero(seen, torch.optim.SGD, stage, lr=0.1)
     model.requires_grad_(False)
     model.append(nn.Linear(8, 8))
     flat = torch.zeros(20)  # neighbours

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from ringlet.errors import InvalidUsage
 
 ALIKE_SECONDS = 10.0  # a rank that refuses waits so long for the others to refuse the same
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def check_agreement(lines: list[str], group: dist.ProcessGroup, device: torch.device) -> None:
@@ -69,6 +72,13 @@ def order_of_rank_0(
     order = torch.tensor([*seen, *(number for number in otherwise if number not in known)], device=device)
     dist.broadcast(order, group=group, group_src=0)
     return order.tolist()
+
+
+def number_in(group: dist.ProcessGroup, kind: str) -> int:
+    """How many of that kind the group has had before. Call it where all ranks of the group make one."""
+    made = _made.setdefault(group, Counter())
+    made[kind] += 1
+    return made[kind] - 1
 
 
 def refuse_together(message: str, group: dist.ProcessGroup, device: torch.device) -> NoReturn:

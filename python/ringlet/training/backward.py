@@ -31,11 +31,37 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+class Launches:
+    """The parts of a backward (a reducer's buckets, a Zero's units), which all ranks send in one order, whatever the
+    order in which their gradients arrive: part i of it lacks `waiting[i]` gradients, and the first `sent` are under
+    way."""
+
+    def __init__(self, waiting: list[int]) -> None:
+        self.waiting = waiting
+        self.sent = 0
+
+    def is_full(self, part: int) -> bool:
+        """Whether the part may be sent as far as gradients are concerned: those before it are full, too."""
+        return all(missing <= 0 for missing in self.waiting[: part + 1])
+
+    def next(self) -> int | None:
+        """The part that is to be sent now, if there is one. It counts as sent."""
+        if self.sent == len(self.waiting) or self.waiting[self.sent] > 0:
+            return None
+        self.sent += 1
+        return self.sent - 1
+
+    def fill(self) -> None:
+        """The backward has ended: what has not arrived will not."""
+        self.waiting = [0] * len(self.waiting)
+
+
 class Backward:
     """The record of one backward. Autograd calls `end` when the backward ends. None: it has no backward of autograd's,
-    and whoever made it ends it."""
+    and whoever made it ends it. `reducing`: it ends with gradients that are averages over ranks."""
 
-    def __init__(self, end: Callable[[], None] | None) -> None:
+    def __init__(self, end: Callable[[], None] | None, reducing: bool, waiting: list[int]) -> None:
+        self.reducing, self.launches = reducing, Launches(waiting)
         self._task: weakref.ref[Any] | None = None
         if end is not None:
             task = functools.partial(end)

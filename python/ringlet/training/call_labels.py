@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections import Counter
 
 import torch
-import torch.distributed as dist
 
 from ringlet._C import make_call_labels, set_call_label
 from ringlet.training.optimizer_steps import call_after_steps
 
-__all__ = ["BucketLabels", "make_call_labels", "number_in", "set_call_label"]
+__all__ = ["BucketLabels", "make_call_labels", "set_call_label"]
 
 _STEPS = 16  # the label of a call tells steps modulo this
-_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
-
-
-def number_in(group: dist.ProcessGroup, kind: str) -> int:
-    """How many of that kind the group has had before. Call it where all ranks of the group make one."""
-    made = _made.setdefault(group, Counter())
-    made[kind] += 1
-    return made[kind] - 1
 
 
 class BucketLabels:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from ringlet.backend import backend_of
 
 ALIGNMENT_BYTES = 64
+Item = TypeVar("Item")
 
 
 def alignment(item_bytes: int) -> int:
@@ -26,6 +28,20 @@ def lay_out(counts: Iterable[int], item_bytes: int) -> tuple[list[int], int]:
         starts.append(end)
         end += -(-count // align) * align
     return starts, max(end, align)
+
+
+def packed(items: Iterable[Item], cap: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Consecutive items of at most `cap` elements together; a larger item is alone."""
+    part: list[Item] = []
+    count = 0
+    for item in items:
+        if part and count + size_of(item) > cap:
+            yield part
+            part, count = [], 0
+        part.append(item)
+        count += size_of(item)
+    if part:
+        yield part
 
 
 def allocate(count: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> torch.Tensor:

@@ -28,27 +28,26 @@ class Channel:
     def __init__(self, group: dist.ProcessGroup, algorithm: str | None, labels: BucketLabels) -> None:
         self.group, self.algorithm, self.labels = group, algorithm, labels
         self._hook: tuple[Any, Hook] | None = None
-        self._near: dict[torch.device, bool] = {}
-        self._spare: dict[torch.device, bool] = {}
+        self._known: dict[torch.device, tuple[bool, bool]] = {}
         self._under_way: HookWork | None = None
 
     def in_place(self, device: torch.device) -> bool:
         """Whether every gradient is reduced by itself, where autograd has put it. To copy gradients into a bucket costs
         more than a message does if few ranks read each other's memory."""
-        if device not in self._near:
-            self._near[device] = device.type == "cpu" and self._reads_memory(device)
-        return self._near[device] and not self.hooked
-
-    def _reads_memory(self, device: torch.device) -> bool:
-        transport = getattr(backend_of(self.group, device), "transport", None)
-        return transport in ("shared_memory", "threads") and dist.get_world_size(self.group) <= MOST_RANKS_IN_PLACE
+        return self._traits(device)[0] and not self.hooked
 
     def overlaps(self, device: torch.device) -> bool:
         """Whether a reduction that starts during the backward takes no processor from it. If it does, and each gradient
         is a message of its own, it gains nothing by an early start."""
-        if device not in self._spare:
-            self._spare[device] = bool(getattr(backend_of(self.group, device), "has_spare_processor", True))
-        return self._spare[device]
+        return self._traits(device)[1]
+
+    def _traits(self, device: torch.device) -> tuple[bool, bool]:
+        if device not in self._known:
+            backend = backend_of(self.group, device)
+            near = getattr(backend, "transport", None) in ("shared_memory", "threads")
+            few = device.type == "cpu" and dist.get_world_size(self.group) <= MOST_RANKS_IN_PLACE
+            self._known[device] = near and few, bool(getattr(backend, "has_spare_processor", True))
+        return self._known[device]
 
     @property
     def hooked(self) -> bool:
@@ -117,8 +116,8 @@ class Channel:
                 backend.algorithm = before
 
     def _call_hook(self, state: Any, hook: Hook, bucket: FlatBucket, last: bool) -> HookWork:
-        if self._under_way is not None:
-            self._under_way.wait()
+        if self._under_way is not None and not self._under_way.is_completed():
+            self._under_way.wait()  # whoever waits for its bucket gets the error of one that is over
         views, parameters = [g.view.detach() for g in bucket.members], [g.parameter for g in bucket.members]
         seen = GradBucket(bucket.number, last, bucket.buffer, views, parameters)  # type: ignore[arg-type]
         self._under_way = HookWork(hook(state, seen), bucket.buffer)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat import allocate, part_of
+from ringlet.training.flat import allocate, part_of, same_place
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -107,13 +107,7 @@ class Gradient:
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
-        return (
-            "buffer" in self.bucket.__dict__
-            and tensor.layout is torch.strided
-            and tensor.is_set_to(self.view)
-            and tensor.dtype is self.dtype
-            and not (tensor.is_conj() or tensor.is_neg())
-        )
+        return self.bucket.has_buffer and same_place(tensor, self.view)
 
     def hand_over(self) -> None:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by

@@ -104,7 +104,8 @@ class GradientMerge(Window):
     def begin_finish(self) -> float | None:
         """The factor for the gradients of a window that is not full; None if no rank has one."""
         scale = self._gather(self.seen)
-        counts = self._wait_for_counts()
+        assert self._counts is not None
+        counts = self._counts.wait()
         if not any(counts):
             self._counts = None
             return None
@@ -117,11 +118,15 @@ class GradientMerge(Window):
             )
         return scale
 
-    def end(self) -> None:
-        """The window's reduction is complete. Raises InvalidUsage if ranks had different numbers of micro-batches."""
-        counts = self._wait_for_counts()
-        self._counts, self.seen = None, 0
-        self.refuse_unequal(counts, "These gradients are wrong: drop them")
+    def close(self) -> Numbers:
+        """The window is over. Returns what `closed` takes when its gradients are reduced."""
+        counts, self._counts, self.seen = self._counts, None, 0
+        assert counts is not None
+        return counts
+
+    def closed(self, counts: Numbers) -> None:
+        """Raises InvalidUsage if ranks had different numbers of micro-batches."""
+        self.refuse_unequal(counts.wait(), "These gradients are wrong: drop them")
         self._complete = True
 
     def check_gradients(self) -> None:
@@ -175,8 +180,6 @@ class GradientMerge(Window):
             self.check_closed("the closure of optimizer.step()")
             return loss
 
-        return args[:1], {**kwargs, "closure": checked}
-
-    def _wait_for_counts(self) -> list[int]:
-        assert self._counts is not None
-        return self._counts.wait()
+        return (
+            (args, {**kwargs, "closure": checked}) if "closure" in kwargs else ((args[0], checked, *args[2:]), kwargs)
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import torch
 
 from ringlet.training.backward import Backward
-from ringlet.training.launch import Launches
 
 from .flat_gradients import FlatBucket, FlatGradients, Gradient
-from .timeline import Timeline, now_ns
+from .timeline import BucketTimes, Timeline, now_ns
 
 
 @dataclass(eq=False)
@@ -23,9 +21,8 @@ class BucketState:
 
     bucket: FlatBucket
     in_place: bool
+    times: BucketTimes
     work: Any = None
-    launched_ns: int = 0
-    done_ns: int = 0
     scaled: tuple[list[torch.Tensor], float] | None = None
 
     def wait(self) -> None:
@@ -34,17 +31,18 @@ class BucketState:
             torch._foreach_mul_(*self.scaled)
             self.scaled = None
 
-    def mark_done(self, _future: Any) -> None:
-        self.done_ns = time.perf_counter_ns()
+    def mark_done(self, _future: Any = None) -> None:
+        """Counts once: the backend may report it a moment after the wait for it was over."""
+        self.times.done_ns = self.times.done_ns or now_ns()
 
 
 class ReducerBackward(Backward):
-    """`reducing`: this backward ends with averages. `late`: all buckets are sent at its end. `scale` multiplies this
-    rank's gradients before they are averaged.
+    """`late`: all buckets are sent at its end. `scale` multiplies this rank's gradients before they are averaged.
 
-    Of parameter i: `own[i]`, the tensor that autograd has made, if it is reduced there; `users[i]`, a view of somebody
-    else's buffer that was in `.grad`, to which averages go; `times[i]`, how often its gradient arrived. `filled`: of
-    gradients that did not arrive, what their places held before, if that is to be put back where no rank has one.
+    Of parameter i: `used[i]`, whether its gradient arrived since the last reduction; `own[i]`, the tensor that
+    autograd has made, if it is reduced there; `users[i]`, a view of somebody else's buffer that was in `.grad`, to
+    which averages go; `times[i]`, how often its gradient arrived. `filled`: of gradients that did not arrive, what
+    their places held before, if that is to be put back where no rank has one.
     """
 
     def __init__(
@@ -54,19 +52,20 @@ class ReducerBackward(Backward):
         flat: FlatGradients,
         states: list[BucketState],
         waiting: list[int],
+        used: bytearray,
     ) -> None:
-        super().__init__(end)
+        super().__init__(end, reducing, waiting)
         self.ends = end is not None  # with a backward of autograd's
         count = len(flat.gradients)
-        self.reducing, self.flat, self.states = reducing, flat, states
-        self.launches = Launches(waiting)
-        self.timeline = Timeline(begin_ns=now_ns())
+        self.flat, self.states, self.used = flat, states, used
+        self.timeline = Timeline(now_ns(), buckets=[state.times for state in states])
         self.late, self.scale = False, 1.0
         self.own: list[torch.Tensor | None] = [None] * count
         self.users: list[torch.Tensor | None] = [None] * count
         self.times = [0] * count
         self.filled: dict[int, torch.Tensor | None] = {}
         self.aside: list[tuple[Gradient, torch.Tensor]] = []  # reproducible: what was in `.grad`
+        self.stepped: set[int] = set()  # the parameters that an optimizer in backward has updated
         self.earlier: list[int] = []  # the parameters of which that was not zero when the window closed
 
     @property

@@ -3,19 +3,8 @@
 Gradients are parts of flat buffers, one buffer a bucket; a bucket is all-reduced as one message as soon as its last
 gradient has arrived. Every rank launches its buckets in the same order, whatever the order in which its gradients
 arrive. Calls torch.distributed only, so it runs on any backend. If the backend allocates tensors (`ringlet` does, in
-registered memory), the buffers come from it and are reduced in place. Source: PyTorch DDP (Li et al., VLDB 2020).
-
-The way of a gradient from autograd to `.grad`:
-
-    gradient_arrivals.cc   notes it, if its bucket lacks others; else calls
-    GradientReducer._take  opens the record of the backward, if it is the first (training/backward.py)
-    Reduction.take         puts it into its bucket, or keeps it where autograd has put it; if the bucket is full:
-    Reduction._launch      in launch order
-    Channel.start          the user's hook, or
-    Channel.all_reduce
-    GradientReducer._close at the end of the backward
-    Reduction.close        sends the rest, waits for all
-    ReducerBackward.give   the average, to `.grad`
+registered memory), the buffers come from it and are reduced in place. reduction.py has the way of a gradient. Source:
+PyTorch DDP (Li et al., VLDB 2020).
 """
 
 from __future__ import annotations
@@ -26,28 +15,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Join, JoinHook
 
 from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.renamed import renamed_argument
 from ringlet.training import refusals, replicas
-from ringlet.training.agree import check_agreement, one_rank
-from ringlet.training.backward import Trainer
-from ringlet.training.call_labels import BucketLabels, number_in
-from ringlet.training.module_watch import ModuleWatch
+from ringlet.training.agree import check_agreement, number_in, one_rank
+from ringlet.training.call_labels import BucketLabels
 from ringlet.training.optimizer_steps import call_no_more
 from ringlet.training.reproducible import Checks, algorithm_of, refuse_world
 
 from .channel import Channel
 from .gradient_merge import GradientMerge
 from .options import Options
-from .record import ReducerBackward
 from .reduction import Reduction
-from .stepping import Stepping
+from .stepping import InBackward
 
 
-class GradientReducer(Trainer[ReducerBackward], Joinable):
+class GradientReducer(Reduction):
     """Averages a module's gradients over the ranks of a group, during `loss.backward()`.
 
     Use the module unchanged. After `reducer = GradientReducer(model)`, `loss.backward()` leaves in every
@@ -109,8 +95,6 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
     Not thread-safe: one backward at a time. Higher derivatives do not flow through the averaged gradients.
     """
 
-    _noun = "reducer"
-
     @renamed_argument("process_group", "group")
     def __init__(
         self,
@@ -129,46 +113,41 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         accumulate_dtype: torch.dtype | None = None,
         reproducible: bool = False,
     ) -> None:
-        super().__init__()
-        self._module, self._group = module, refusals.group_of(module, group, "GradientReducer")
+        owner = refusals.group_of(module, group, "GradientReducer")
         refusals.refuse_optimizer(optimizer_in_backward)
-        self._device = refusals.device_of(module)
-        self._options = Options(
+        device = refusals.device_of(module)
+        options = Options(
             bucket_mb, first_bucket_mb, algorithm, find_unused_parameters, static_graph,
             gradient_as_bucket_view, broadcast_buffers, delay, accumulate_dtype, reproducible,
         )  # fmt: skip
-        settings = f"settings {self._options} optimizer_in_backward={optimizer_in_backward is not None}"
-        alike = [settings, *(Checks.lines() if reproducible else []), *replicas.describe(module)]
-        check_agreement(alike, self._group, self._device)
-        title = f"GradientReducer {number_in(self._group, 'GradientReducer')} ({type(module).__name__})"
-        self._options.check()
-        self._named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
-        refusals.refuse_unsupported(module, self._named)
-        parameters = [parameter for _, parameter in self._named]
-        self._channel = Channel(self._group, algorithm, BucketLabels(title, parameters))
-        self._channel.check_algorithm(self._device)
-        self._checks: Checks | None = None
+        settings = f"settings {options} optimizer_in_backward={optimizer_in_backward is not None}"
+        check_agreement(
+            [settings, *(Checks.lines() if reproducible else []), *replicas.describe(module)], owner, device
+        )
+        title = f"GradientReducer {number_in(owner, 'GradientReducer')} ({type(module).__name__})"
+        options.check()
+        named = [(name, p) for name, p in replicas.parameters_of(module) if p.requires_grad]
+        refusals.refuse_unsupported(module, named)
+        parameters = [parameter for _, parameter in named]
+        channel = Channel(owner, algorithm, BucketLabels(title, parameters))
+        channel.check_algorithm(device)
         if reproducible:
-            refuse_world(dist.get_world_size(self._group), "GradientReducer")
-            self._checks = Checks(module, "GradientReducer")
-            self._channel.algorithm = algorithm_of(algorithm, self._group, self._device)
-        stepping = Stepping(self._named, optimizer_in_backward)
-        if stepping.active and delay:
+            refuse_world(dist.get_world_size(owner), "GradientReducer")
+            channel.algorithm = algorithm_of(algorithm, owner, device)
+        optimizers = InBackward(named, optimizer_in_backward)
+        if optimizers and delay:
             raise InvalidUsage("delay=1 returns gradients a backward later: leave out delay= or optimizer_in_backward=")
-        replicas.broadcast_state(module, self._group)
+        super().__init__(module, named, options, channel, optimizers)
+        replicas.broadcast_state(module, owner)
+        world, backend = dist.get_world_size(owner), dist.get_backend(owner)
+        self._place_of_rank = f"rank {dist.get_rank(owner)} of {world} on {backend}"  # a destroyed group tells nothing
+        optimizers.take_over()
+        self._attach(module, parameters, self._noted.hook)
 
-        self.optimizers = stepping.optimizers
-        self._reduction = Reduction(self._named, self._options, self._channel, stepping)
-        world, backend = dist.get_world_size(self._group), dist.get_backend(self._group)
-        self._place = f"rank {dist.get_rank(self._group)} of {world} on {backend}"  # a destroyed group does not tell it
-        self._watch = ModuleWatch(module, "GradientReducer", self._named, self._group)
-        self._checked = False  # since the latest backward
-        self._sync = True
-        self._merge: GradientMerge | None = None
-        self._reduced_before = True  # the latest forward's gradients were to be reduced
-        self._divide_by_initial_world_size = True
-        self._active = world  # ranks that still have inputs
-        self._attach(module, parameters, self._reduction.noted.hook)
+    @property
+    def optimizers(self) -> dict[str, list[torch.optim.Optimizer]]:
+        """The optimizers in backward, by the names of their parameters."""
+        return self._in_backward.optimizers
 
     # -- what a training loop calls --
 
@@ -205,8 +184,8 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         if not self._sync or self._join_config.enable:
             raise InvalidUsage("accumulate() inside no_sync() or join(): each decides when gradients are reduced")
         self._check_stopped()
-        parameters, tree = [parameter for _, parameter in self._named], self._reduction.tree
-        made = GradientMerge(k, average, parameters, self._group, self._finish_window, tree)
+        parameters = [parameter for _, parameter in self._named]
+        made = GradientMerge(k, average, parameters, self._group, self._finish_window, self._tree)
         if self._merge is not None:
             self._merge.check_closed("accumulate()")
             self._merge.remove()
@@ -222,12 +201,12 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         self._check_stopped()
         if self._merge is not None:
             self._merge.check_closed("flush()")
-        if any(self._reduction.used):
+        if any(self._used):
             raise InvalidUsage(
                 "flush() after a backward inside no_sync(): its gradients are not reduced yet: call flush() before it, "
                 "or after the backward that reduces"
             )
-        if self._reduction.flush():  # remove() leaves the last averages to it
+        if self._hand_over_pending():  # remove() leaves the last averages to it
             return True
         self._check_attached("flush()")
         return False
@@ -280,6 +259,7 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
             self._merge.check_closed("remove()")
             self._merge.remove()
         self._detach()
+        self._in_backward.give_back()
         call_no_more(self._channel.labels)
 
     def stats(self) -> dict[str, Any]:
@@ -291,153 +271,36 @@ class GradientReducer(Trainer[ReducerBackward], Joinable):
         `buckets` count from the start of the backward. `merging`: for bucket_mb="measured", alpha_s and beta_s per
         byte, the predicted and measured times of both layouts, and the layout that it kept (None: not decided yet).
         """
-        reduction = self._reduction
-        plan, merging = reduction.flat.plan, reduction.merging
+        plan, merging = self._flat.plan, self._merging
         names = [name for name, _ in self._named]
         return {
             "algorithm": self._options.algorithm,
             "bucket_bytes": [bucket.nbytes for bucket in plan],
             "bucket_parameters": [[names[slot.index] for slot in bucket.slots] for bucket in plan],
-            "rebuilt": not self._options.used_change and not reduction.rebuild_due,
+            "rebuilt": not self._options.used_change and not self._rebuild_due,
             "merging": None if merging is None else merging.describe(),
-            **reduction.totals.describe(names),
+            **self._totals.describe(names),
         }
 
     def __repr__(self) -> str:
-        plan, totals = self._reduction.flat.plan, self._reduction.totals
+        plan, totals = self._flat.plan, self._totals
         told = [
             f"{len(self._named)} parameters",
             f"{len(plan)} buckets of {sum(bucket.nbytes for bucket in plan)} bytes",
-            self._place,
+            self._place_of_rank,
             *(f"{name}={value!r}" for name, value in self._options.chosen.items()),
-            *(["optimizer_in_backward"] if self.optimizers else []),
+            *(["optimizer_in_backward"] if self._in_backward else []),
             *([repr(self._merge)] if self._merge is not None else []),
             f"{totals.backwards} backwards reduced" if self._hooks else "removed",
         ]
         return f"GradientReducer({type(self._module).__name__}: {', '.join(told)})"
 
-    # -- one backward (training/backward.py) --
-
-    def _sees_forward(self) -> bool:
-        return torch.is_grad_enabled()
-
-    def _enter(self) -> None:
-        self._check_module()
-        if self._checks is not None:
-            self._checks.before_forward()
-        if self._merge is not None:
-            self._merge.check_gradients()
-        joining = self._join_config.enable
-        notice = Join.notify_join_context(self)
-        if notice is not None:
-            notice.wait()
-        self._share_buffers(own_are_current=True)
-        reduced = self._sync and (self._merge is None or self._merge.closes)
-        if joining:
-            self._active = self._count_active(reduced)
-        self._reduced_before = reduced
-
-    def _leave(self, has_roots: bool) -> bool:
-        """Whether the forward comes outside of no_sync()."""
-        return self._sync
-
-    def _begin(self, arrived: int | None, context: bool) -> ReducerBackward:
-        if not self._checked:  # no forward of the whole module came before
-            self._check_module()
-        self._channel.labels.begin(self._join_config.enable)
-        reducing = context if self._merge is None else self._merge.closes
-        record = self._reduction.begin(self._on_end, reducing, arrived)
-        if self._join_config.enable and not self._divide_by_initial_world_size:
-            record.scale = dist.get_world_size(self._group) / max(1, self._active)
-        if self._merge is None:  # it has to see the first gradient of a backward
-            self._reduction.arm(record)
-        return record
-
-    def _take(self, index: int) -> None:
-        record = self._record
-        if record is None or record.stopped:
-            record = self._open(index, self._sync)
-        if self._merge is not None and not record.timeline.arrivals:
-            record.scale = self._merge.begin()
-        self._reduction.take(record, index)
-        if not self._reduction.noted.armed:
-            self._reduction.arm(record)
-
-    def _close(self, record: ReducerBackward) -> None:
-        if record.ends and not self._reduction.arrivals(record):
-            return  # torch.autograd.grad, which leaves .grad alone
-        wrong = self._reduction.close(record)
-        record.put_back()
-        if self._merge is not None:
-            if record.reducing:
-                self._merge.end()
-            else:
-                self._merge.seen += 1
-        if wrong:
-            named, rank = [self._named[index] for index in wrong], dist.get_rank(self._group)
-            refusals.refuse_gradients(named, len(self._named), rank, self._options.static_graph)
-        if record.earlier:
-            refusals.refuse_earlier_values([self._named[index][0] for index in record.earlier])
-
-    def _abandon(self, record: ReducerBackward, arrived: int | None) -> None:
-        """Raises InvalidUsage if buckets had been sent."""
-        had_arrived = bool(self._reduction.arrivals(record))
-        self._reduction.drop(record)
-        if record.launches.sent:
-            if self._merge is not None:
-                self._merge.forget()
-            refusals.refuse_stopped(dist.get_rank(self._group), record.launches.sent, len(record.states), "buckets")
-        if self._merge is not None:
-            self._merge.abandon(had_arrived)
-
-    def _idle(self) -> None:
-        super()._idle()
-        self._checked = False
-        self._reduction.noted.disarm()
-
-    def _finish_window(self) -> bool:
-        """GradientMerge.finish(): reduces the gradients of a window that is not full, outside of a backward."""
-        self._check_attached("finish()")
-        self._check_stopped()
-        assert self._merge is not None
-        scale = self._merge.begin_finish()
-        if scale is None:
-            return False
-        self._channel.labels.begin()
-        self._record = self._reduction.begin(None, True, None)
-        self._record.scale = scale
-        self._on_end()
-        return True
-
-    def _check_module(self) -> None:
-        """Refuses a module whose gradients the reducer would not average, or which another owner averages too."""
-        self._watch.refuse_ddp()
-        if not self._watch.same():
-            self._watch.refuse_change()
-            self._watch.take()
-        self._checked = True
-
-    # -- buffers and uneven inputs --
-
-    def _share_buffers(self, own_are_current: bool) -> None:
-        if not self._options.broadcast_buffers or not self._reduced_before or not self._watch.has_buffers:
-            return
-        source = 0
-        if self._join_config.enable:
-            source = one_rank(own_are_current, self._group, self._device)
-        replicas.broadcast_buffers(self._module, self._group, source)
-
-    def _count_active(self, reduced: bool) -> int:
-        """The number of ranks that call this for a forward whose gradients they will reduce. Collective."""
-        count = torch.tensor([int(reduced)], device=self._device)
-        dist.all_reduce(count, group=self._group)
-        return int(count)
+    # -- for torch.distributed.algorithms.join.Join --
 
     def join_hook(self, **options: Any) -> JoinHook:
-        """For torch.distributed.algorithms.join.Join."""
         self._check_attached("join()")
         options_against = self._options.delay or self._options.measured or self._options.reproducible
-        if self._merge is not None or options_against or self.optimizers:
+        if self._merge is not None or options_against or self._in_backward:
             raise InvalidUsage(
                 "join() cannot be combined with accumulate(), delay=1, bucket_mb='measured', reproducible=True or an "
                 "optimizer in backward"
@@ -465,7 +328,7 @@ class _ReducerJoinHook(JoinHook):
         reducer._share_buffers(own_are_current=False)
         reducer._reduced_before = reducer._count_active(False) > 0
         if reducer._reduced_before:
-            reducer._reduction.shadow()
+            reducer._shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copies the parameters and buffers of one of the ranks with the most inputs to all ranks."""

@@ -21,14 +21,14 @@ def ranges(name: str) -> contextlib.AbstractContextManager[object]:
     return torch.profiler.record_function(name) if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
-@dataclass(frozen=True)
+@dataclass
 class BucketTimes:
     """One bucket, which holds the gradients of `indices`: when the backend got it, when it was reduced."""
 
     nbytes: int
     indices: tuple[int, ...]
-    launched_ns: int
-    done_ns: int
+    launched_ns: int = 0
+    done_ns: int = 0
 
 
 @dataclass

@@ -20,9 +20,8 @@ from ringlet.training.module_watch import ModuleWatch
 from ringlet.training.refusals import wrapped
 
 from .gather import Residency
-from .shards import FlatUnit
 from .traffic import Traffic
-from .units import Slot
+from .units import FlatUnit, Slot
 
 _version_of = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _is_contiguous = torch.Tensor.is_contiguous

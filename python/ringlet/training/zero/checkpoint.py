@@ -18,8 +18,7 @@ from torch import nn
 from ringlet.errors import InvalidUsage
 
 from .optimizer import Piece, ShardedOptimizer
-from .shards import FlatUnit
-from .units import Slot
+from .units import FlatUnit, Slot
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex

@@ -27,9 +27,8 @@ from ringlet.training.gradient_hooks import ForwardHook, storage_owners, untrace
 
 from .memory import MappedFiles, Pool, own_tensors, storage_key
 from .released import Released, release, restore
-from .shards import FlatUnit
 from .traffic import Pending, Traffic
-from .units import Slot
+from .units import FlatUnit, Slot
 
 
 @dataclass(eq=False)

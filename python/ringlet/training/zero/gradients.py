@@ -1,9 +1,7 @@
-"""Gradients on their way from autograd into this rank's shards, one reduce-scatter a unit.
+"""The gradient of a unit, and the record of a backward.
 
 Stage 1 keeps whole gradients, in a flat buffer for each unit, and reduces in place in the last backward of a window.
 Stages 2 and 3 borrow a buffer when a unit's first gradient arrives, reduce in every backward, and give the buffer back.
-All ranks launch units in one order, whatever the order in which gradients arrive. At first this is the reverse order of
-the model. After the first reduced backward it is the order in which rank 0's units filled.
 """
 
 from __future__ import annotations
@@ -13,18 +11,14 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ringlet.training.agree import order_of_rank_0
 from ringlet.training.backward import Backward
 from ringlet.training.flat import allocate
-from ringlet.training.launch import Launches
-from ringlet.training.refusals import refuse_again, refuse_layout
+from ringlet.training.refusals import refuse_layout
 from ringlet.training.reproducible import TreeSums
 
 from .memory import Pool
-from .options import Options
-from .shards import FlatUnit
 from .traffic import Pending, Traffic
-from .units import Slot
+from .units import FlatUnit, Slot
 
 
 class UnitGradient:
@@ -170,118 +164,19 @@ class UnitGradient:
 
 
 class ZeroBackward(Backward):
-    """The record of a backward of a Zero. `reducing`: its gradients are reduced. `arrived`: numbers of parameters.
-    `filled`: numbers of the units that have all gradients, in order. `under_way`: reductions, the oldest first."""
+    """The record of a backward of a Zero, which sends units in `order`. `arrived`: numbers of parameters. `filled`:
+    numbers of the units that have all gradients, in order. `under_way`: reductions, the oldest first."""
 
     def __init__(self, end: Callable[[], None] | None, reducing: bool, order: list[UnitGradient]) -> None:
-        super().__init__(end)
-        self.reducing, self.order = reducing, order
-        self.launches = Launches([len(unit.flat.unit.slots) for unit in order])
+        super().__init__(end, reducing, [len(unit.flat.unit.slots) for unit in order])
+        self.order = order
         self.arrived: set[int] = set()
         self.filled: list[int] = []
         self.under_way: list[tuple[UnitGradient, Pending]] = []
 
-
-class Gradients:
-    """All units' gradients, and the order in which they are sent."""
-
-    def __init__(self, flats: list[FlatUnit], options: Options, traffic: Traffic) -> None:
-        self.pools: dict[tuple[torch.dtype, torch.device], Pool] = {}
-        self._traffic = traffic
-        whole = options.stage == 1
-        self._in_flight = len(flats) if whole else 1  # reductions beside the one that is being filled
-        self.units: list[UnitGradient] = []
-        self._places: list[tuple[int, Slot]] = []  # of each parameter
-        for flat in flats:
-            key = (flat.unit.dtype, flat.unit.device)
-            pool = self.pools.setdefault(key, Pool(*key, traffic.group))
-            sum_dtype = options.sum_dtype(flat.unit.dtype)
-            whole_dtype = (sum_dtype if options.accumulate > 1 else flat.unit.dtype) if whole else None
-            tree_of = options.accumulate if options.reproducible else None
-            first = len(self._places)
-            self._places += [(len(self.units), slot) for slot in flat.unit.slots]
-            self.units.append(UnitGradient(flat, first, pool, traffic.group, sum_dtype, whole_dtype, tree_of))
-        numbers = range(len(self.units))
-        self._set_order(sorted(numbers, key=lambda n: (flats[n].unit.small, -flats[n].unit.index)))
-        self._ordered = len(self.units) < 2
-
-    def _set_order(self, order: list[int]) -> None:
-        self._order = order
-        self._part_of = {number: part for part, number in enumerate(order)}
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return [slot.parameter for _, slot in self._places]
-
-    def begin(self, end: Callable[[], None] | None, reducing: bool) -> ZeroBackward:
-        return ZeroBackward(end, reducing, [self.units[number] for number in self._order])
-
-    def take(self, record: ZeroBackward, index: int) -> FlatUnit | None:
-        """A gradient has arrived. Returns its unit, if this was the last that it lacked."""
-        number, slot = self._places[index]
-        part, again = self._part_of[number], index in record.arrived
-        if part < record.launches.sent:
-            refuse_again(slot.name, "unit")
-        self.units[number].take(slot, again)
-        if again:
-            return None
-        record.arrived.add(index)
-        record.launches.waiting[part] -= 1
-        if record.launches.waiting[part]:
-            return None
-        record.filled.append(number)
-        return self.units[number].flat
-
-    def launch(self, record: ZeroBackward) -> None:
-        """Sends what can be sent."""
-        while record.reducing and (part := record.launches.next()) is not None:
-            unit = record.order[part]
-            record.under_way.append((unit, unit.launch(record.arrived, self._traffic)))
-            self._complete(record, self._in_flight)
-
-    def _complete(self, record: ZeroBackward, but: int) -> None:
+    def complete(self, but: int) -> None:
         """Completes the reductions, `but` for the latest ones."""
-        while len(record.under_way) > but:
-            unit, pending = record.under_way[0]
+        while len(self.under_way) > but:
+            unit, pending = self.under_way[0]
             unit.complete(pending)
-            del record.under_way[0]
-
-    def close(self, record: ZeroBackward) -> None:
-        """Ends a backward; if it reduces, the shards are complete then."""
-        if not record.reducing:
-            for unit in self.units:
-                unit.end_micro_batch(record.arrived)
-            return
-        record.launches.fill()
-        self.launch(record)
-        self._complete(record, 0)
-        if not self._ordered:
-            device = self.units[0].flat.unit.device
-            self._set_order(order_of_rank_0(record.filled, self._order, self._traffic.group, device))
-            self._ordered = True
-
-    @torch.no_grad()
-    def reduce_rest(self) -> None:
-        """Reduces what backwards that were not reduced have left, outside of a backward."""
-        record = self.begin(None, True)
-        record.launches.fill()
-        self.launch(record)
-        self._complete(record, 0)
-
-    @torch.no_grad()
-    def drop(self, record: ZeroBackward, late: bool) -> bool:
-        """Drops the gradients of a backward that raised, and returns borrowed buffers. Returns False if they are
-        already added to others. `late`: a gradient of the next backward has arrived."""
-        self._complete(record, 0)
-        for unit in self.units:
-            unit.give_buffer_back()
-        whole = True
-        for index, (number, slot) in enumerate(self._places):
-            if not late:
-                slot.parameter.grad = None
-            whole = whole and not (index in record.arrived and self.units[number].earlier)
-        return whole
-
-    def begin_window(self) -> None:
-        for unit in self.units:
-            unit.begin_window()
+            del self.under_way[0]

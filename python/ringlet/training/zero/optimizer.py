@@ -19,12 +19,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ringlet.errors import InvalidUsage
+from ringlet.training.flat import packed
 from ringlet.training.reproducible import norms_over_ranks
 
 from .gradients import UnitGradient
 from .memory import MappedFiles
 from .options import Offload
-from .shards import FlatUnit
+from .units import FlatUnit
 
 _OPTIM = torch.optim
 ELEMENTWISE = {
@@ -100,7 +101,7 @@ class ShardedOptimizer:
         slots = [slot for flat in flats for slot in flat.unit.slots]
         self.group_names = [sorted(s.name for s in slots if key_of(options[s.parameter]) == key) for key in groups]
         self.lazy = not self.optimizer.state  # states are made by the first step, not with the optimizer
-        self.sub_groups = list(_packed(self.pieces, sub_group_elements))
+        self.sub_groups = list(packed(self.pieces, sub_group_elements, lambda piece: piece.stop - piece.start))
         self.scratch_peak_bytes = 0
         self.update: Callable[[], None] | None = None  # what the optimizer's step does while `step` calls it
         self._settle(self.pieces)
@@ -133,7 +134,12 @@ class ShardedOptimizer:
         for piece in self.pieces:
             waiting[piece.flat] += 1
             piece.tensor.grad = None
+        # What a group itself counts, such as its steps, is counted once: all sub-groups start from the same.
+        started = [dict(group) for group in self.optimizer.param_groups]
         for sub_group in self.sub_groups:
+            for group, before in zip(self.optimizer.param_groups, started, strict=True):
+                group.clear()
+                group.update(before)
             self._step(sub_group, gradients, factor)
             for piece in sub_group:
                 waiting[piece.flat] -= 1
@@ -299,21 +305,6 @@ def _runs(flat: FlatUnit, options_by: OptionsBy) -> Iterator[tuple[dict[str, Any
         if first < last:
             yield options[index], first - shard[0], last - shard[0]
         start = end
-
-
-def _packed(pieces: list[Piece], cap: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces of at most `cap` elements together."""
-    part: list[Piece] = []
-    count = 0
-    for piece in pieces:
-        size = piece.stop - piece.start
-        if part and count + size > cap:
-            yield part
-            part, count = [], 0
-        part.append(piece)
-        count += size
-    if part:
-        yield part
 
 
 @torch.no_grad()

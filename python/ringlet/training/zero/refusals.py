@@ -23,13 +23,13 @@ def refuse_unsupported(module: nn.Module, options: Options) -> None:
         if wrong is not None:
             raise InvalidUsage(f"Zero: parameter {name} {wrong}")
     _refuse_ignored(module, options)
-    wrong = _sharing(named)
-    if wrong is not None:
-        raise InvalidUsage(f"Zero: {wrong}")
     for name, buffer in module.named_buffers():
         wrong = without_values(buffer)
         if wrong is not None:
             raise InvalidUsage(f"Zero: buffer {name} {wrong}")
+    wrong = _sharing(module)
+    if wrong is not None:
+        raise InvalidUsage(f"Zero: {wrong}")
 
 
 def _unfit(p: nn.Parameter) -> str | None:
@@ -57,20 +57,21 @@ def _refuse_ignored(module: nn.Module, options: Options) -> None:
             )
 
 
-def _sharing(named: list[tuple[str, nn.Parameter]]) -> str | None:
-    """The error text if a trained parameter has elements in another's memory, which flat buffers would part."""
+def _sharing(module: nn.Module) -> str | None:
+    """The error text if a trained parameter has elements in the memory of another parameter or of a buffer, which flat
+    buffers would part."""
     ranges = []
-    for name, p in named:
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
         if p.numel() > 0:
             last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
             if last + 1 != p.numel():
-                continue  # with gaps, in which another parameter may lie
+                continue  # with gaps, in which another one may lie
             ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), p.requires_grad, name))
     furthest, trained, other = 0, False, ""
     for begin, end, requires_grad, name in sorted(ranges):
         if begin < furthest and (trained or requires_grad):
             return (
-                f"parameters {other} and {name} lie in the same memory, but are two parameters: make them one "
+                f"{other} and {name} lie in the same memory, but are two tensors, which Zero would part: make them one "
                 "nn.Parameter, which Zero keeps shared, or give each its own memory"
             )
         if end > furthest:

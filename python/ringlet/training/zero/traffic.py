@@ -1,4 +1,4 @@
-"""The collectives of a Zero: asynchronous. Counts their bytes, and the time of waits for them."""
+"""The collectives of a Zero, which are asynchronous: their bytes, the time of waits for them, and that of phases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ringlet.training.call_labels import set_call_label
 from ringlet.training.reproducible import add_blocks
 
+PHASES = ("forward", "backward", "step")
 # torch 2.13 renamed them, and warns of the old names
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -95,3 +96,39 @@ class Traffic:
         if not self.overlap:
             pending.wait()
         return pending
+
+
+class Clock:
+    """Times of the phases of a window, and of the window before."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._current_ns = dict.fromkeys(PHASES, 0)
+        self._latest_ns = dict.fromkeys((*PHASES, "exposed"), 0)
+        self._started_ns: dict[str, int] = {}
+        self._waited_before_ns = 0
+
+    def start(self, phase: str) -> None:
+        self._started_ns[phase] = time.perf_counter_ns()
+
+    def stop(self, phase: str) -> None:
+        started_ns = self._started_ns.pop(phase, None)
+        if started_ns is not None:
+            self._current_ns[phase] += time.perf_counter_ns() - started_ns
+
+    def end_window(self) -> None:
+        waited_ns = self._traffic.waited_ns
+        self._latest_ns = {**self._current_ns, "exposed": waited_ns - self._waited_before_ns}
+        self._current_ns = dict.fromkeys(PHASES, 0)
+        self._waited_before_ns = waited_ns
+
+    def seconds(self) -> dict[str, float]:
+        return {f"{phase}_s": ns * 1e-9 for phase, ns in self._latest_ns.items()}
+
+    def line(self, steps: int, optimizer: torch.optim.Optimizer, times: bool) -> str:
+        """One line for people: the step, its learning rates and, with `times`, the phases of the latest window."""
+        rates: list[Any] = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+        text = f"step {steps}: lr {', '.join(f'{rate:.6g}' for rate in rates)}"
+        if times:
+            text += "".join(f", {phase} {1e-6 * ns:.2f} ms" for phase, ns in self._latest_ns.items())
+        return text

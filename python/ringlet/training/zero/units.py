@@ -1,4 +1,4 @@
-"""Units, as plain data: the parameters that travel together.
+"""Units: the parameters that travel together, and their flat buffers.
 
 A unit is a flat buffer of parameters of one dtype and device, in the order of registration, divided into `world` equal
 shards. Rank r owns shard r. Units depend on the model, the limits and the world, never on the stage. So every stage
@@ -9,14 +9,20 @@ whole on every rank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ringlet.training import flat
 from ringlet.training.call_labels import make_call_labels
+from ringlet.training.flat import allocate, part_of, same_place
+
+from .memory import MappedFiles
+from .options import Offload
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 INDIVISIBLE = (nn.MultiheadAttention,)  # reads its child's parameters without calling it
@@ -93,7 +99,7 @@ def assign(module: nn.Module, limits: Limits, world: int) -> list[Unit]:
     units: list[Unit] = []
     for parameters, is_small in groups:
         for alike in _alike(parameters):
-            for part in _cut(alike, limits.unit):
+            for part in flat.packed(alike, limits.unit, nn.Parameter.numel):
                 placed = [(names[id(p)], p, users[id(p)]) for p in part]
                 units.append(_lay_out(len(units), placed, is_small, world))
     return units
@@ -135,19 +141,6 @@ def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def _cut(parameters: list[nn.Parameter], cap: int) -> Iterator[list[nn.Parameter]]:
-    part: list[nn.Parameter] = []
-    count = 0
-    for parameter in parameters:
-        if part and count + parameter.numel() > cap:
-            yield part
-            part, count = [], 0
-        part.append(parameter)
-        count += parameter.numel()
-    if part:
-        yield part
-
-
 def _lay_out(index: int, named: list[tuple[str, nn.Parameter, nn.Module]], small: bool, world: int) -> Unit:
     first = named[0][1]
     starts, end = flat.lay_out((parameter.numel() for _, parameter, _ in named), first.element_size())
@@ -157,3 +150,63 @@ def _lay_out(index: int, named: list[tuple[str, nn.Parameter, nn.Module]], small
     align = flat.alignment(first.element_size())
     shard = -(-end // (world * align)) * align
     return Unit(index, slots, shard * world, shard, first.dtype, first.device, first.requires_grad, small)
+
+
+def flatten(unit: Unit, values: list[torch.Tensor]) -> torch.Tensor:
+    """The unit as one tensor of a dtype that holds all `values`: its slots' values in order, zeros between them."""
+    dtype = functools.reduce(torch.promote_types, (value.dtype for value in values))
+    whole = torch.zeros(unit.count, dtype=dtype, device=unit.device)
+    for slot, value in zip(unit.slots, values, strict=True):
+        whole[slot.start : slot.stop].copy_(value.reshape(-1))
+    return whole
+
+
+class FlatUnit:
+    """`shard`: this rank's elements. `whole`: all elements, if every rank keeps the whole unit; then `shard` and each
+    parameter are parts of it. Else it is None, and stage 3's Residency gathers the unit."""
+
+    def __init__(self, unit: Unit, values: list[torch.Tensor], whole: bool, group: dist.ProcessGroup) -> None:
+        self.unit = unit
+        rank = dist.get_rank(group)
+        self.start = rank * unit.shard_count
+        self.stop = self.start + unit.shard_count
+        # dropped when masters are made
+        self.initial: torch.Tensor | None = flatten(unit, values)[self.start : self.stop].clone()
+        self.whole: torch.Tensor | None = None
+        self._given: dict[Slot, torch.Tensor] = {}
+        if whole:
+            self.whole = allocate(unit.count, unit.dtype, unit.device, group)
+            self.shard = self.whole[self.start : self.stop]
+            for slot, value in zip(unit.slots, values, strict=True):
+                self.give_part(slot)
+                slot.parameter.data.copy_(value)
+        else:
+            self.shard = allocate(unit.shard_count, unit.dtype, unit.device, group)
+            self.shard.copy_(self.initial)
+
+    def view(self, slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+        """The place of a parameter in `whole`, with the parameter's shape."""
+        return whole[slot.start : slot.stop].view(slot.shape)
+
+    def part(self, slot: Slot, whole: torch.Tensor) -> torch.Tensor:
+        """The same, for a parameter that the program may save."""
+        return part_of(whole, slot.start, slot.shape)
+
+    def give_part(self, slot: Slot) -> None:
+        """Lets the parameter lie in `whole`."""
+        assert self.whole is not None
+        self._given[slot] = slot.parameter.data = self.part(slot, self.whole)
+
+    def is_shared(self, slot: Slot) -> bool:
+        """Whether torch has moved the memory that the parameter was given to share it with processes."""
+        given = self._given.get(slot)
+        return given is not None and self.whole is not None and not same_place(given, self.view(slot, self.whole))
+
+    def offload(self, offload: Offload, files: MappedFiles | None) -> None:
+        """Moves the shard. Only for a unit without `whole`."""
+        if files is not None:
+            self.shard = files.copy_of(self.shard.cpu())
+        elif self.shard.device.type != "cpu":
+            self.shard = self.shard.cpu()
+        if offload.pin_memory:
+            self.shard = self.shard.pin_memory()

@@ -27,10 +27,6 @@ class ZeroWindow(Window):
         self._folded = False
         self.updating = False
 
-    def count(self) -> None:
-        self.seen += 1
-        self.factor = None
-
     @property
     def full(self) -> bool:
         return self.seen >= self.k

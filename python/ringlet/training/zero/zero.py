@@ -1,17 +1,4 @@
-"""ZeRO: the model's states in shards over the ranks of a group (Rajbhandari et al., SC 2020, arXiv 1910.02054).
-
-The way of a gradient from autograd to its shard:
-
-    Zero._take             opens the record of the backward, if it is the first (training/backward.py)
-    Gradients.take         finds its unit
-    UnitGradient.take      puts it into the unit's buffer; if the unit has all:
-    Gradients.launch       in launch order
-    UnitGradient.launch    zeros for what did not arrive
-    Traffic.reduce_scatter
-    Zero._close            at the end of the backward
-    Gradients.close        sends the rest
-    UnitGradient.complete  waits, adds to the window's sum
-"""
+"""ZeRO: the model's states in shards over the ranks of a group (Rajbhandari et al., SC 2020, arXiv 1910.02054)."""
 
 from __future__ import annotations
 
@@ -28,32 +15,24 @@ from ringlet.errors import InvalidUsage
 from ringlet.group import AnyGroup
 from ringlet.renamed import renamed, renamed_argument
 from ringlet.training import replicas
-from ringlet.training.agree import check_agreement, refusing_together
-from ringlet.training.backward import Trainer, in_backward
-from ringlet.training.call_labels import number_in
+from ringlet.training.agree import check_agreement, number_in, refusing_together
 from ringlet.training.optimizer_steps import call_before_steps, call_no_more
-from ringlet.training.refusals import device_of, group_of, refuse_stopped
+from ringlet.training.refusals import device_of, group_of
 from ringlet.training.reproducible import Checks, numbers_of, refuse_world
 
 from . import checkpoint
-from .changes import Changes
-from .gather import Residency
-from .gradients import Gradients, ZeroBackward
-from .memory import MappedFiles
+from .memory import MappedFiles, storage_bytes
 from .optimizer import OptionsBy, OptionsOf, Piece, ShardedOptimizer, global_norm, key_of, refuse_if_not_elementwise
 from .options import Offload, Options, offload_of, refuse_max_norm
+from .reduction import ShardReduction
 from .refusals import options_by_parameter, refuse_unsupported
 from .released import restore
-from .report import Clock, memory
-from .sharded_gradient import ShownGradients
-from .shards import FlatUnit
 from .step_calls import patch_optimizer_step
 from .traffic import Traffic
-from .units import Limits, assign, give_labels
-from .window import ZeroWindow
+from .units import FlatUnit, Limits, assign, give_labels
 
 
-class Zero(Trainer[ZeroBackward]):
+class Zero(ShardReduction):
     """Trains a module with its states divided over the ranks of a group, so that each rank keeps 1/N of them.
 
         zero = ringlet.Zero(model, torch.optim.AdamW, stage=2, dtype=torch.bfloat16, lr=1e-3)
@@ -100,7 +79,6 @@ class Zero(Trainer[ZeroBackward]):
     the same modules in the same order, and make the same calls of `step`.
     """
 
-    _noun = "Zero"
     steps = 0
 
     @renamed_argument("process_group", "group")
@@ -130,94 +108,67 @@ class Zero(Trainer[ZeroBackward]):
         elementwise: bool = False,
         **optimizer_defaults: Any,
     ) -> None:
-        self.module = module
-        self._group = group_of(module, group, "Zero")
+        owner = group_of(module, group, "Zero")
         make = functools.partial(_make_optimizer, optimizer_class, optimizer_defaults)
-        with refusing_together(self._group, device_of(module)):
+        with refusing_together(owner, device_of(module)):
             refuse_if_not_elementwise(optimizer_class, elementwise)
-            self.options = Options(
+            options = Options(
                 stage, dtype, accumulate, average, accumulate_dtype, max_norm, bucket_elements, gather_elements,
                 sub_group_elements, persistence_elements, overlap, offload_of("offload_optimizer", offload_optimizer),
                 offload_of("offload_parameters", offload_parameters), print_every, print_times, reproducible,
                 f"{optimizer_class.__name__} {optimizer_defaults}",
             )  # fmt: skip
-            refuse_unsupported(module, self.options)
+            refuse_unsupported(module, options)
             if reproducible:
-                refuse_world(dist.get_world_size(self._group), "Zero")
-            self._checks = Checks(module, "Zero") if reproducible else None
+                refuse_world(dist.get_world_size(owner), "Zero")
+            checks = Checks(module, "Zero") if reproducible else None
             options_by = options_by_parameter(module, options_of, make)
-        self._traffic = Traffic(self._group, overlap)
-        offloads = (self.options.offload_optimizer, self.options.offload_parameters)
+        traffic = Traffic(owner, overlap)
+        offloads = (options.offload_optimizer, options.offload_parameters)
         # of the optimizer's offloaded tensors, and of the parameters'
         self._files = [MappedFiles(o.path) if o is not None and o.path is not None else None for o in offloads]
-        self._flats = self._make_flats(options_by)
-        trained = [flat for flat in self._flats if flat.unit.trainable]
-        offload = (self.options.offload_optimizer, self._files[0])
-        self._sharded = ShardedOptimizer(trained, make, options_by, sub_group_elements, offload)
-        for flat in self._flats:
+        flats = _make_flats(module, options, traffic, options_by, self._files[1])
+        trained = [flat for flat in flats if flat.unit.trainable]
+        offload = (options.offload_optimizer, self._files[0])
+        sharded = ShardedOptimizer(trained, make, options_by, sub_group_elements, offload)
+        for flat in flats:
             flat.initial = None
-        self._residency: Residency | None = None
-        if stage == 3:
-            self._residency = Residency(self._in_shards, self._traffic, self._files[1], self._open_in_backward)
-        self._gradients = Gradients(trained, self.options, self._traffic)
-        self._window = ZeroWindow(self.options, self._gradients.units, self._traffic)
-        self._shown = ShownGradients(self._gradients.units, self._sharded, self._group, self._window)
+        super().__init__(module, options, traffic, flats, sharded, self._files[1], checks)
         self._placeholders: list[Piece] = []  # whose states were made to load into
-        self._clock = Clock(self._traffic)
-        self._changes = Changes(module, self._flats, self._residency, self._traffic)
-        patch_optimizer_step(self._sharded, self._traffic.rank, self.step, self._zero_grad_after_step)
+        patch_optimizer_step(sharded, traffic.rank, self.step, self._zero_grad_after_step)
         call_before_steps(self._shown)
         residency_hooks = [] if self._residency is None else self._residency.attach(module)
-        self._attach(module, self._gradients.parameters, always_call=True)
+        self._attach(module, self._parameters, always_call=True)
         self._hooks += residency_hooks
-
-    @torch.no_grad()
-    def _make_flats(self, options_by: OptionsBy) -> list[FlatUnit]:
-        """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
-        module, options, group = self.module, self.options, self._group
-        given = [
-            f"options of {name}: {key_of(options_by[p])}" for name, p in module.named_parameters() if p in options_by
-        ]
-        given += Checks.lines() if options.reproducible else []
-        device = next(module.parameters()).device
-        check_agreement([*options.lines(), *replicas.describe(module), *given], group, device)
-        replicas.broadcast_state(module, group)
-        values = {id(p): p.data for p in module.parameters()}
-        if options.dtype is not None:
-            module._apply(lambda tensor: tensor.to(options.dtype) if tensor.is_floating_point() else tensor)
-        limits = Limits(min(options.bucket_elements, options.gather_elements), options.persistence_elements)
-        units = assign(module, limits, self._traffic.world)
-        give_labels(units, number_in(group, "Zero"))
-        flats = []
-        for unit in units:
-            if not unit.trainable and options.stage < 3:
-                continue
-            whole = options.stage < 3 or unit.small
-            flat = FlatUnit(unit, [values.pop(id(slot.parameter)) for slot in unit.slots], whole, group)
-            if options.offload_parameters is not None and not whole:
-                flat.offload(options.offload_parameters, self._files[1])
-            flats.append(flat)
-        return flats
-
-    @property
-    def _in_shards(self) -> list[FlatUnit]:
-        return [flat for flat in self._flats if flat.whole is None]
 
     def __repr__(self) -> str:
         told, options = self._memory(), self.options
-        slots = [slot for unit in self._gradients.units for slot in unit.flat.unit.slots]
+        slots = [slot for unit in self._units for slot in unit.flat.unit.slots]
         held = f"{told['total']} bytes held" + (f" and {told['file']} in files" if told["file"] else "")
         elements = sum(slot.stop - slot.start for slot in slots)
         chosen = {name: value for name, value in options.chosen().items() if name not in ("stage", "optimizer")}
         settings = "".join(f", {name}={value!r}" for name, value in chosen.items())
         return (
             f"Zero(stage={options.stage}, rank {self._traffic.rank} of {self._traffic.world}, {options.optimizer}, "
-            f"{len(slots)} trained parameters of {elements} elements in {len(self._gradients.units)} units, {held}, "
+            f"{len(slots)} trained parameters of {elements} elements in {len(self._units)} units, {held}, "
             f"steps={self.steps}, micro-batch {self._window.seen} of {options.accumulate}{settings})"
         )
 
     def _memory(self) -> dict[str, int]:
-        return memory(self._flats, self._gradients, self._sharded, self._files)
+        """Bytes of the storages of model states, by kind. Storages in files count under "file" only."""
+        kept = [file for file in self._files if file is not None]
+        kinds = {
+            "parameters": [flat.whole if flat.whole is not None else flat.shard for flat in self._flats],
+            "gradients": [tensor for unit in self._units for tensor in unit.tensors()],
+            "master": [piece.tensor for piece in self._sharded.pieces if piece.is_master],
+            "optimizer": [state for piece in self._sharded.pieces for state in self._sharded.states(piece)],
+        }
+        held, in_files = {}, []
+        for kind, tensors in kinds.items():
+            outside = [tensor for tensor in tensors if not any(file.hold(tensor) for file in kept)]
+            in_files += [tensor for tensor in tensors if any(file.hold(tensor) for file in kept)]
+            held[kind] = storage_bytes(outside)
+        return {**held, "total": sum(held.values()), "file": storage_bytes(in_files)}
 
     @property
     def micro_batches(self) -> range:
@@ -248,6 +199,11 @@ class Zero(Trainer[ZeroBackward]):
 
         Raises InvalidUsage after `remove()`, as do `clip_grad_norm_`, `gathered` and `load_state_dict`.
         """
+        if not isinstance(partial, bool):
+            raise InvalidUsage(
+                f"step: partial must be True or False, got {partial!r:.60}: call zero.optimizer.step(closure) with a "
+                "closure"
+            )
         self._check_attached("step()")
         self._changes.refuse_gathered("step()")
         self._check_stopped()
@@ -266,7 +222,8 @@ class Zero(Trainer[ZeroBackward]):
             return False
         self._changes.follow()
         self._changes.refuse_frozen()
-        with self._clock.phase("step"):
+        self._clock.start("step")
+        try:
             self._complete_window()
             if self.options.accumulate > 1:  # each rank scales its own shard by its own number of micro-batches
                 counts = self._window.compare(self._window.seen).wait()
@@ -277,6 +234,8 @@ class Zero(Trainer[ZeroBackward]):
             if self.options.max_norm is not None:
                 self._clip(self.options.max_norm)
             self._update()
+        finally:
+            self._clock.stop("step")
         self.steps += 1
         self._clock.end_window()
         if self.options.print_every and self.steps % self.options.print_every == 0 and self._traffic.rank == 0:
@@ -300,23 +259,6 @@ class Zero(Trainer[ZeroBackward]):
         return self._clip(max_norm)
 
     clip_grad_norm = renamed("Zero.clip_grad_norm", clip_grad_norm_)
-
-    def _zero_grad_after_step(self) -> None:
-        """`zero_grad` for loops that call it after every micro-batch."""
-        if not self._window.stepped:
-            self.zero_grad()
-
-    def zero_grad(self) -> None:
-        """Drops the gradients of the window. Not needed after `step`."""
-        self._begin_window()
-        for unit in self._gradients.units:
-            for slot in unit.flat.unit.slots:
-                slot.parameter.grad = None
-
-    def _begin_window(self) -> None:
-        self._window.begin()
-        self._gradients.begin_window()
-        self._shown.hide()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -348,7 +290,7 @@ class Zero(Trainer[ZeroBackward]):
                 "with these gradients, or zero_grad(), which drops them"
             )
         self._changes.follow()
-        replicas.broadcast_buffers(self.module, self._group)
+        replicas.broadcast_buffers(self.module, self._traffic.group)
         self._sharded.take_written(self._sharded.pieces)
         made = self._sharded.make_states()
         if self.steps == 0:
@@ -438,118 +380,15 @@ class Zero(Trainer[ZeroBackward]):
         return {
             "gather_peak_bytes": sum(pool.peak_bytes for pool in gathers),
             "gather_peak_units": max((pool.peak_live for pool in gathers), default=0),
-            "gradient_peak_bytes": sum(pool.peak_bytes for pool in self._gradients.pools.values()),
+            "gradient_peak_bytes": sum(pool.peak_bytes for pool in self._pools.values()),
             "sub_group_peak_bytes": self._sharded.scratch_peak_bytes,
         }
 
-    # -- a pass: forward, backward (training/backward.py) --
-
-    def _sees_forward(self) -> bool:
-        return not in_backward()
-
-    def _enter(self) -> None:
-        if torch.is_grad_enabled():
-            if self._checks is not None:
-                self._checks.before_forward()
-            self._changes.follow()
-        self._clock.start("forward")
-        if self._residency is not None:
-            self._residency.begin_forward()
-
-    def _leave(self, has_roots: bool) -> None:
-        if self._residency is not None:
-            self._residency.end_forward(keep_last=has_roots)
-        self._clock.stop("forward")
-
-    def _open_in_backward(self) -> None:
-        self._open(None, None)
-
-    def _begin(self, arrived: int | None, context: None) -> ZeroBackward:
-        self._take_exchanged(None if arrived is None else self._gradients.parameters[arrived])
-        reducing = self.options.stage > 1 or self._window.seen + 1 >= self.options.accumulate
-        record = self._gradients.begin(self._on_end, reducing)
-        self._shown.hide()
-        self._clock.start("backward")
-        if self._residency is not None:
-            self._residency.begin_backward()
-        return record
-
-    def _take(self, index: int) -> None:
-        record = self._record
-        if record is None or record.stopped:
-            record = self._open(index, None)
-        full, window = self._window.seen, self.options.accumulate
-        if full >= window and (window > 1 or self._checks is not None):
-            raise InvalidUsage(f"{full + 1} backwards in a window of {window}: call step() after every backward")
-        filled = self._gradients.take(record, index)
-        if filled is not None:
-            if self._residency is not None:
-                self._residency.arrived(filled)
-            self._gradients.launch(record)
-
-    def _close(self, record: ZeroBackward) -> None:
-        try:
-            if self._residency is not None:
-                self._residency.release_all()
-            if record.arrived:  # else torch.autograd.grad, which leaves .grad alone
-                self._gradients.close(record)
-                self._window.count()
-        finally:
-            if self._window.seen:
-                self._shown.show()
-            self._clock.stop("backward")
-
-    def _abandon(self, record: ZeroBackward, arrived: int | None) -> None:
-        """Raises InvalidUsage if units had been sent or, at stage 1, if gradients are in the sums of a window."""
-        late, launched = arrived is not None, record.launches.sent
-        if self._residency is not None:
-            self._residency.release_all()
-        whole = self._gradients.drop(record, late)
-        if whole and not launched:
-            if self._window.seen and not late:
-                self._shown.show()
-            return
-        self.zero_grad()
-        if launched:
-            refuse_stopped(self._traffic.rank, launched, len(record.order), "units")
-        raise InvalidUsage(
-            f"rank {self._traffic.rank}: the previous backward stopped after it had added to the gradients of this "
-            "window, so Zero dropped them: begin the window again; call zero_grad() after a backward that raised"
-        )
-
     # -- a step --
-
-    def _take_exchanged(self, arrived: torch.Tensor | None = None) -> None:
-        """Takes what the program has put into `.grad` since the latest backward. `arrived`: a parameter that has a
-        gradient of a new backward instead."""
-        if self._window.seen == 0:
-            return
-        changed = self._shown.changed()
-        if not changed:
-            return
-        if self._shown.dropped(arrived):
-            self._zero_grad_after_step()
-            if self._window.seen and arrived is None:
-                self._shown.show()
-            return
-        why = self._window.unfinished()
-        if arrived is not None and arrived.grad is not None and arrived in self._shown.exchanged(changed):
-            why = "that autograd has added to what the program had put there: call step() before"
-        if why is not None:
-            raise InvalidUsage(f"the gradient of {self._shown.names(changed)} was exchanged, a gradient {why}")
-        self._window.fold()
-        self._shown.take(changed)
-
-    def _complete_window(self) -> None:
-        """Reduces the rest of a window that ends early."""
-        if any(not unit.holds for unit in self._gradients.units):
-            self._shown.hide()
-            self._gradients.reduce_rest()
-            self._shown.show()
 
     def _clip(self, max_norm: float) -> torch.Tensor:
         multiplier = self._window.multiplier()
-        norm = global_norm(self._gradients.units, multiplier, self._group, self.options.reproducible)
+        norm = global_norm(self._units, multiplier, self._traffic.group, self.options.reproducible)
         before = 1.0 if self._window.factor is None else self._window.factor
         self._window.factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
         return norm
@@ -575,7 +414,7 @@ class Zero(Trainer[ZeroBackward]):
 
         self._window.updating = True
         try:
-            self._sharded.step({u.flat: u for u in self._gradients.units}, self._before_update, gather)
+            self._sharded.step({u.flat: u for u in self._units}, self._before_update, gather)
         finally:
             self._window.updating = False
         for pending in gathers:
@@ -596,3 +435,31 @@ def _make_optimizer(
     optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any], groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
     return optimizer_class(groups, **defaults)
+
+
+@torch.no_grad()
+def _make_flats(
+    module: nn.Module, options: Options, traffic: Traffic, options_by: OptionsBy, files: MappedFiles | None
+) -> list[FlatUnit]:
+    """Copies rank 0's values to all ranks and moves them to flat buffers. Collective."""
+    group = traffic.group
+    given = [f"options of {name}: {key_of(options_by[p])}" for name, p in module.named_parameters() if p in options_by]
+    given += Checks.lines() if options.reproducible else []
+    check_agreement([*options.lines(), *replicas.describe(module), *given], group, next(module.parameters()).device)
+    replicas.broadcast_state(module, group)
+    values = {id(p): p.data for p in module.parameters()}
+    if options.dtype is not None:
+        module._apply(lambda tensor: tensor.to(options.dtype) if tensor.is_floating_point() else tensor)
+    limits = Limits(min(options.bucket_elements, options.gather_elements), options.persistence_elements)
+    units = assign(module, limits, traffic.world)
+    give_labels(units, number_in(group, "Zero"))
+    flats = []
+    for unit in units:
+        if not unit.trainable and options.stage < 3:
+            continue
+        whole = options.stage < 3 or unit.small
+        flat = FlatUnit(unit, [values.pop(id(slot.parameter)) for slot in unit.slots], whole, group)
+        if options.offload_parameters is not None and not whole:
+            flat.offload(options.offload_parameters, files)
+        flats.append(flat)
+    return flats
