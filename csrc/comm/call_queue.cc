@@ -55,9 +55,8 @@ struct CallQueue::Assisting {
   Waits mark;
 };
 
-CallQueue::CallQueue(Engine& engine, Advance advance)
+CallQueue::CallQueue(Engine& engine)
     : engine_(engine),
-      advance_(std::move(advance)),
       grace_(kLeastGrace),
       most_look_(engine.has_spare_processor() ? Clock::duration(kLook) : Clock::duration(kLookInTurns)),
       look_(most_look_) {}
@@ -252,7 +251,7 @@ bool CallQueue::advance_one(Entry& entry, bool spin) {
     }
     for (; entry.next <= entry.job.later.size(); ++entry.next) {
       const Call& call = entry.next == 0 ? entry.job.call : entry.job.later[entry.next - 1];
-      if (!advance_(call, spin)) return false;
+      if (!engine_.advance(call, spin)) return false;
     }
   } catch (...) {
     entry.error = std::current_exception();

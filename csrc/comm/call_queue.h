@@ -38,10 +38,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
     std::shared_ptr<void> keep{};          ///< released when the job has run
     bool large = false;                    ///< worth another thread, if a processor is free
   };
-  /// Carries a call on, and says whether it is complete (Engine::advance).
-  using Advance = std::function<bool(const Call&, bool spin)>;
-
-  CallQueue(Engine& engine, Advance advance);
+  explicit CallQueue(Engine& engine);
   ~CallQueue() { end(); }
   /// Returns when all jobs have run and no thread waits here. No job may be given afterwards.
   void end();
@@ -133,7 +130,6 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   bool is_needed(Entry& job, Clock::time_point now);
 
   Engine& engine_;
-  const Advance advance_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;       // of the turn, of what is pending
   std::condition_variable given_;         // to the queue's own thread

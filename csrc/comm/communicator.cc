@@ -11,8 +11,8 @@
 #include "base/start_thread.h"
 #include "base/system_call.h"
 #include "comm/reentrancy.h"
+#include "engine/call_check.h"
 #include "gpu/gpu_group.h"
-#include "reduce/reduce.h"
 
 namespace ringlet {
 namespace {
@@ -80,41 +80,6 @@ class Leaving {
   std::exception_ptr interrupted_;
 };
 
-bool overlap(const std::byte* a, size_t a_bytes, const std::byte* b, size_t b_bytes) {
-  return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
-}
-
-/// Whether input and output do not overlap, or form an in-place call: the same buffer if they have one length, else the
-/// smaller one is this rank's block of the larger. In any other layout a call would overwrite data before it reads
-/// them.
-bool well_placed(const Call& call, int rank, int world) {
-  if (call.input == call.output && is_divided(call.collective)) return true;
-  const size_t size = element_size(call.dtype);
-  const size_t in = input_elements(call, rank, world) * size, out = output_elements(call, rank, world) * size;
-  if (!overlap(call.input, in, call.output, out)) return true;
-  if (call.collective == Collective::all_to_all) return false;
-  if (in == out) return call.input == call.output;
-  const size_t own = static_cast<size_t>(rank) * std::min(in, out);
-  return in < out ? call.input == call.output + own : call.output == call.input + own;
-}
-
-/// The same for lists: only this rank's own block may be input and output.
-bool blocks_well_placed(const Call& call, int rank) {
-  const Blocks& blocks = *call.blocks;
-  const bool both = call.collective == Collective::all_to_all;  // are lists; otherwise one is a single tensor
-  const size_t own = static_cast<size_t>(rank), size = element_size(call.dtype), sent = blocks.inputs.size();
-  for (size_t i = 0; i < sent; ++i) {
-    const size_t from = both || sent > 1 ? i : own;
-    for (size_t j = 0; j < blocks.outputs.size(); ++j) {
-      const size_t to = both ? sent + j : blocks.outputs.size() > 1 ? j : own;
-      const std::byte *input = blocks.inputs[i], *output = blocks.outputs[j];
-      if (!overlap(input, blocks.counts[from] * size, output, blocks.counts[to] * size)) continue;
-      if (both || from != to || input != output) return false;
-    }
-  }
-  return true;
-}
-
 void tell(const Message& message, const LogSource& source, const char* what) {
   const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
   const std::string tag = message.tag == 0 ? "" : ", tag " + std::to_string(message.tag);
@@ -138,8 +103,7 @@ Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::millisec
       ranks_are_threads_(std::string_view(engine_->transport()) == "threads"),
       owner_(this_process()),
       timeout_(timeout),
-      collectives_(
-          std::make_shared<CallQueue>(*engine_, [this](const Call& call, bool spin) { return advance(call, spin); })),
+      collectives_(std::make_shared<CallQueue>(*engine_)),
       messenger_(std::make_shared<Messenger>(engine_->p2p())) {}
 
 Communicator::~Communicator() {
@@ -165,19 +129,8 @@ void Communicator::check_process() const {
 }
 
 void Communicator::check(const Call& call) const {
-  const auto refuse = [&](const std::string& why) { throw InvalidUsage(std::string(name(call.collective)) + why); };
-  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
-    refuse(std::string(": ") + name(call.op) + " is not defined for " + name(call.dtype));
-  }
-  check_root(call.collective, call.root, world_);
+  check_call(call, rank_, world_);
   if (call.blocks != nullptr && call.blocks->uneven) refuse_moved_blocks(call, call.blocks->longest);
-  if (call.blocks != nullptr ? blocks_well_placed(call, rank_) : well_placed(call, rank_, world_)) return;
-  if (call.collective == Collective::all_to_all) {
-    refuse(": output and input must not overlap: give each its own memory");
-  }
-  refuse(
-      ": input and output partly overlap; for an in-place call pass the same buffer, or pass the smaller one as this " +
-      ("rank's block (" + std::to_string(rank_) + ") of the larger"));
 }
 
 void Communicator::prepare(Call& call) {
@@ -308,13 +261,7 @@ std::shared_ptr<Work> Communicator::give(const Prepare& prepared) {
 /// Whether a call must run to its end at once.
 bool Communicator::runs_to_completion(const Call& call) const {
   if (call.collective == Collective::all_to_all && call.blocks != nullptr) return true;  // two calls
-  return world_ > 1 && !engine_->resumable();
-}
-
-bool Communicator::advance(const Call& call, bool spin) {
-  if (world_ > 1) return engine_->advance(call, spin);
-  run_now(call, true);
-  return true;
+  return !engine_->resumable();
 }
 
 /// The sequence number of the next call.
@@ -359,45 +306,10 @@ void Communicator::run_now(const Call& call, bool background) {
       Call even = call;
       even.blocks = &agreed;
       even.count = agreed.longest;
-      execute(even, background);
+      engine_->run(even, background);
     });
   } else {
-    execute(call, background);
-  }
-}
-
-void Communicator::execute(const Call& call, bool background) {
-  if (world_ > 1) return engine_->run(call, background);
-  engine_->calls().begin(call_signature(call), call.sequence);
-  run_alone(call);
-  engine_->calls().end();
-}
-
-/// A world of one: at most a copy, scaled for premul_sum.
-void Communicator::run_alone(const Call& call) const {
-  if (call.blocks != nullptr) {
-    Call block = call;
-    block.input = call.blocks->inputs.at(0);
-    block.output = call.blocks->outputs.at(0);
-    block.count = call.blocks->counts.at(0);
-    block.blocks = nullptr;
-    run_alone(block);
-    return;
-  }
-  const size_t bytes = call.count * element_size(call.dtype);
-  if (bytes == 0 || call.output == nullptr) return;
-  if (is_reduction(call.collective) && call.op == ReduceOp::premul_sum) {
-    ReduceArgs args{};
-    args.dst = call.output;
-    args.srcs = &call.input;
-    args.n = 1;
-    args.count = call.count;
-    args.scaled_source = 0;
-    args.scale = call.scale;
-    args.divisor = 1;
-    reduce_kernel(call.dtype, call.op)(args);
-  } else if (call.input != call.output) {
-    copy_bytes(call.output, call.input, bytes);
+    engine_->run(call, background);
   }
 }
 

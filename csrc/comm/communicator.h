@@ -138,14 +138,11 @@ class Communicator final : public HostGroup {
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
-  bool advance(const Call& call, bool spin);
   bool runs_to_completion(const Call& call) const;
   void run_now(const Call& call, bool background);
   void run_now(const Job& job, uint64_t sequence, bool background);
   void refuse_moved_blocks(const Call& call, size_t longest) const;
   void agree_on_blocks(const Call& call, Blocks& blocks, bool background);
-  void execute(const Call& call, bool background);
-  void run_alone(const Call& call) const;
   void tell_end() const;
 
   std::unique_ptr<Engine> engine_;

@@ -136,17 +136,6 @@ void GpuMessageExecutor::release() noexcept {
   if (scratch_ != nullptr) device_.release(scratch_);
 }
 
-void GpuMessageExecutor::check_call(const Call& call) const {
-  const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
-  if (call.root < 0 || call.root >= world_) refuse("no rank " + std::to_string(call.root) + " to be the root");
-  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
-    refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
-  }
-  if (call.blocks != nullptr) return;
-  if (input_elements(call, rank_, world_) != 0 && call.input == nullptr) refuse("this rank needs an input");
-  if (output_elements(call, rank_, world_) != 0 && call.output == nullptr) refuse("this rank needs an output");
-}
-
 const Algorithm& GpuMessageExecutor::algorithm_for(const Call& call, bool nccls_own) const {
   if (call.algorithm != nullptr) return *call.algorithm;
   const size_t whole = buffer_bytes(call, world_);
@@ -211,7 +200,6 @@ void GpuMessageExecutor::cut(Bound& bound, size_t longest) const {
 
 void GpuMessageExecutor::run(const Call& call, NcclStream stream) {
   communicator_.check();
-  check_call(call);
   const Algorithm& algorithm = algorithm_for(call);
   const Bound bound = bind(call, plan_for(algorithm, call), stream);
   last_ = describe(call, &algorithm);

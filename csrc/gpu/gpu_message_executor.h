@@ -63,7 +63,6 @@ class GpuMessageExecutor {
   struct Turn;
   struct Bound;
 
-  void check_call(const Call& call) const;
   RankInfo place(int root) const { return {rank_, world_, root}; }
   const GpuPlan& plan_for(const Algorithm& algorithm, const Call& call);
   Bound bind(const Call& call, const GpuPlan& plan, NcclStream stream) const;

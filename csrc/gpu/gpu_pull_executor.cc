@@ -118,22 +118,6 @@ bool GpuPullExecutor::exchanges(const Call& call) noexcept {
   return call.algorithm == nullptr || std::string_view(call.algorithm->name) == kPairwise;
 }
 
-void GpuPullExecutor::check_call(const Call& call) const {
-  const auto refuse = [&](const std::string& why) { throw InvalidUsage(describe(call) + " on a GPU: " + why); };
-  if (call.blocks != nullptr && !exchanges(call)) {
-    refuse("lists of tensors and uneven blocks are not served; pack them into one tensor");
-  }
-  if (call.root < 0 || call.root >= setup_.world) refuse("no rank " + std::to_string(call.root) + " to be the root");
-  if (is_reduction(call.collective) && !supports(call.dtype, call.op)) {
-    refuse(std::string(name(call.op)) + " is not defined on " + name(call.dtype));
-  }
-  if (call.blocks != nullptr) return;
-  if (input_elements(call, setup_.rank, setup_.world) != 0 && call.input == nullptr) refuse("this rank needs an input");
-  if (output_elements(call, setup_.rank, setup_.world) != 0 && call.output == nullptr) {
-    refuse("this rank needs an output");
-  }
-}
-
 PullLayout GpuPullExecutor::layout() const {
   PullLayout layout{setup_.blocks, setup_.world, 0, 0};
   const size_t areas = static_cast<size_t>(setup_.blocks) * 2;
@@ -219,7 +203,6 @@ void GpuPullExecutor::place(const CallLayout& layout, bool in_heap, PullArgs& ar
 
 void GpuPullExecutor::run(const Call& call, void* stream) {
   if (failure_.failed()) failure_.raise("");
-  check_call(call);
   if (exchanges(call)) {
     exchange(call, stream);
   } else {

@@ -83,8 +83,7 @@ struct Queue {
     return work;
   }
   ScriptedEngine engine;
-  std::shared_ptr<CallQueue> queue =
-      std::make_shared<CallQueue>(engine, [this](const Call& call, bool spin) { return engine.advance(call, spin); });
+  std::shared_ptr<CallQueue> queue = std::make_shared<CallQueue>(engine);
 };
 
 bool comes(Work& work) { return work.await(Deadline::after(kSoon)); }

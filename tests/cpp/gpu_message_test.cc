@@ -205,13 +205,6 @@ TEST(refusals) {
   FakeMachine machine;
   Case c = small_case();
   Rank rank(machine, c, 0);
-  Call call = rank.call;
-  call.op = ReduceOp::band;
-  call.dtype = DType::float32;
-  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"band", "float32", "on a GPU"}));
-  call = rank.call;
-  call.input = nullptr;
-  CHECK(says(CHECK_THROWS(InvalidUsage, rank.engine->run(call, rank.stream)), {"needs an input"}));
   machine.rank = 1;
   GpuMessageExecutor tiny(*rank.communicator, FakeMachine::device(), {256, 512, 512});
   CHECK(says(CHECK_THROWS(InvalidUsage, tiny.run(rank.call, rank.stream)), {"bytes of scratch", "budget is 256"}));
