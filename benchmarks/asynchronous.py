@@ -1,6 +1,7 @@
 """All-reduce with `async_op=True`, against the synchronous call: alone, and with computation before the wait.
 
     python benchmarks/asynchronous.py --worlds 2,4 --report benchmarks/results/
+    python benchmarks/asynchronous.py --apart      # each rank counts as a host: through TCP
 
 Through the API and through torch.distributed, size by size. In each round the ranks do, in an order drawn anew: the
 call; the call posted and waited for; some computation alone; the computation, then the call; the call posted, the
@@ -35,9 +36,9 @@ from ringlet.cli import outputs
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 HEAD = ("through", "ranks", "size", "synchronous (us)", "async (us)", "async / sync", "allowed", "behind", "not hidden")
 LONG_US = 2.0  # an asynchronous call may take 1.3 of the synchronous one's time, and this
-PAGE = """All-reduce of float32 in ordinary memory with `auto`. Times are medians over {rounds} rounds, ratios are
-within a round: median (range of the middle half). `allowed`: at most 1.3 of the synchronous call plus {long:g} us.
-The last two columns are parts of the synchronous call's time: what a call adds to a computation of twice its time,
+PAGE = """All-reduce of float32 in ordinary memory with `auto`{through}. Times are medians over {rounds} rounds,
+ratios are within a round: median (range of the middle half). `allowed`: at most 1.3 of the synchronous call plus
+{long:g} us. The last two columns are parts of the synchronous call's time: what a call adds to a computation of twice its time,
 made behind it, or posted before it and waited for after it. They include that the ranks do not compute equally long.
 With as many ranks as cores, or more, no core is free to go on with a call while the ranks compute.
 """
@@ -88,6 +89,8 @@ def of_size(through: str, size: int, options: argparse.Namespace, shuffler: rand
 
 def measure(rank: int, world: int, folder: str, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
+    if options.apart:
+        os.environ["RINGLET_HOST_ID"] = str(rank)
     ringlet.init(rank, world, dist.FileStore(f"{folder}/api", world))
     dist.init_process_group("ringlet", rank=rank, world_size=world, store=dist.FileStore(f"{folder}/torch", world))
     shuffler = random.Random(0)  # the same on all ranks
@@ -117,8 +120,13 @@ def write(folder: Path, lines: list[str], load: float, options: argparse.Namespa
     meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
     name = meta["machine"]["name"]
     text = [f"# Asynchronous calls against synchronous ones on {name}, {str(meta['date'])[:10]}", ""]
-    text += [*report.facts(meta), "", PAGE.format(rounds=options.rounds, long=LONG_US), *lines]
-    path = folder / f"{date.today()}-{name}-asynchronous.md"
+    text += [
+        *report.facts(meta),
+        "",
+        PAGE.format(rounds=options.rounds, long=LONG_US, through=", through TCP on loopback" if options.apart else ""),
+        *lines,
+    ]
+    path = folder / f"{date.today()}-{name}-asynchronous{'-tcp' if options.apart else ''}.md"
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     print(f"wrote {path}")
 
@@ -126,6 +134,7 @@ def write(folder: Path, lines: list[str], load: float, options: argparse.Namespa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=lambda text: [int(n) for n in text.split(",")], default=[2])
+    parser.add_argument("--apart", action="store_true", help="each rank counts as a host of its own")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--ms", type=float, default=10.0)
     parser.add_argument("--report", type=Path, help="write a page to this folder")

@@ -90,7 +90,7 @@ LIMITS = [
     ("kYields", "engine/pull/wait.h", "yields before a wait sleeps"),
     ("kMostGrace", "comm/call_queue.cc", "the longest that an asynchronous call is left to threads that may come"),
     ("kLook", "comm/call_queue.cc", "how often the queue's thread looks for such calls, while calls are given"),
-    ("kSleepNanoseconds", "engine/pull/wait.cc", "the longest sleep at a stretch"),
+    ("kSleep", "engine/pull/wait.cc", "the longest sleep at a stretch"),
     (
         "kProcessCheckEvery",
         "engine/pull/wait.h",
@@ -110,12 +110,12 @@ LIMITS = [
     ("kMostStaged", "engine/message/message_in_place.cc", "such blocks that a peer has not read yet"),
     (
         "kGlances",
-        "engine/message/message_engine.cc",
+        "engine/message/message_wait.cc",
         "looks, of a call that is one segment, at the pipes of its round only",
     ),
     (
         "kLooks",
-        "engine/message/message_wait.cc",
+        "engine/message/message_engine.h",
         "looks at all pipes, each with a yield, before a wait on pipes sleeps",
     ),
     ("kFinalErrorTime", "engine/message/message_wait.cc", "what a failed rank gives its pipes to take the error"),

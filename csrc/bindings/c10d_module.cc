@@ -68,8 +68,7 @@ void bind_c10d(py::module_& m) {
           "tell_made", [](const C10dBackend& backend, double seconds) { backend.group().tell_made(seconds); },
           py::arg("seconds"))
       .def_property_readonly("transport", [](const C10dBackend& backend) { return backend.group().transport(); })
-      .def_property_readonly("has_spare_processor",
-                             [](const C10dBackend& backend) { return backend.group().has_spare_processor(); })
+      .def_property_readonly("overlaps", [](const C10dBackend& backend) { return backend.group().overlaps(); })
       .def_property_readonly("hosts", [](const C10dBackend& backend) { return backend.group().host_of_rank(); })
       .def(
           "get_error", [](C10dBackend& backend) { return static_cast<int>(backend.getError()); },

@@ -25,7 +25,7 @@ constexpr auto kMostGrace = 1ms;
 constexpr auto kLook = 1ms;
 constexpr auto kLookInTurns = 16ms;
 constexpr int kLooksBeforeSleep = 20;
-// The longest sleep without a check for failures.
+// The longest sleep without a look whether it is needed.
 constexpr auto kSleep = 1ms;
 constexpr int kSpinsForTurn = 2000;
 // After this time the thread takes a call over even if that takes the processor from the rank's own computation,
@@ -58,7 +58,7 @@ struct CallQueue::Assisting {
 CallQueue::CallQueue(Engine& engine)
     : engine_(engine),
       grace_(kLeastGrace),
-      most_look_(engine.has_spare_processor() ? Clock::duration(kLook) : Clock::duration(kLookInTurns)),
+      most_look_(engine.overlaps() ? Clock::duration(kLook) : Clock::duration(kLookInTurns)),
       look_(most_look_) {}
 
 void CallQueue::end() {
@@ -163,7 +163,7 @@ void CallQueue::progress(bool given) {
   {
     const std::lock_guard lock(mutex_);
     if (entries_.empty()) return;
-    if (given && entries_.back().job.large && engine_.has_spare_processor()) {
+    if (given && entries_.back().job.large && engine_.overlaps()) {
       given_.notify_one();  // it runs beside the caller's own computation
       return;
     }
@@ -182,19 +182,20 @@ void CallQueue::hurry() {
 
 void CallQueue::await(const Work& work, const Deadline& deadline) {
   std::optional<Assisting> assisting;  // from before the turn is left: end() must not return while the engine is used
+  Awaited awaited;
   while (!work.done() && !deadline.passed()) {
-    std::optional<Awaited> awaited;
+    bool held_up = false;
     if (take_turn()) {
       const Turn turn{*this};
-      advance_all({.spin = true, .until = &work});
+      advance_all({.spin = true, .until = &work, .awaited = &awaited});
       if (work.done()) return;
       if (!assisting) assisting.emplace(*this);
-      if (begun_) awaited = engine_.held_up_at();
+      held_up = begun_;
     } else if (!assisting) {
       assisting.emplace(*this);
     }
-    if (awaited) {
-      engine_.sleep(*awaited, std::min<std::chrono::nanoseconds>(kSleep, deadline.left()));
+    if (held_up) {
+      engine_.sleep(awaited, std::min<std::chrono::nanoseconds>(kInterruptCheckEvery, deadline.left()));
     } else {
       await_turn(work, deadline);
     }
@@ -230,7 +231,7 @@ bool CallQueue::advance_all(const Effort& effort) {
   while (effort.until == nullptr || !effort.until->done()) {
     Entry* const entry = first_.load(std::memory_order_acquire);
     if (entry == nullptr) return true;
-    if (!entry->carried_out && !advance_one(*entry, effort.spin)) return false;
+    if (!entry->carried_out && !advance_one(*entry, effort)) return false;
     entry->carried_out = true;
     begun_ = false;
     if (!effort.run_callbacks && entry->work->exposed()) return false;
@@ -239,9 +240,9 @@ bool CallQueue::advance_all(const Effort& effort) {
   return false;
 }
 
-bool CallQueue::advance_one(Entry& entry, bool spin) {
+bool CallQueue::advance_one(Entry& entry, const Effort& effort) {
   const bool own = std::this_thread::get_id() == thread_id_.load(std::memory_order_relaxed);
-  const bool in_callback = spin && depth_ > 1;  // which waits for the job, and holds the turn meanwhile
+  const bool in_callback = effort.spin && depth_ > 1;  // which waits for the job, and holds the turn meanwhile
   if (entry.job.whole && !own && !in_callback) return false;
   begun_ = true;
   try {
@@ -251,7 +252,7 @@ bool CallQueue::advance_one(Entry& entry, bool spin) {
     }
     for (; entry.next <= entry.job.later.size(); ++entry.next) {
       const Call& call = entry.next == 0 ? entry.job.call : entry.job.later[entry.next - 1];
-      if (!engine_.advance(call, spin)) return false;
+      if (!engine_.advance(call, effort.spin, effort.awaited)) return false;
     }
   } catch (...) {
     entry.error = std::current_exception();
@@ -287,6 +288,7 @@ void CallQueue::tell_settled() {
 
 void CallQueue::loop() {
   ::pthread_setname_np(::pthread_self(), "ringlet");
+  Awaited awaited;
   std::unique_lock lock(mutex_);
   thread_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   while (true) {
@@ -300,13 +302,13 @@ void CallQueue::loop() {
       continue;
     }
     lock.unlock();
-    std::optional<Awaited> awaited;
+    bool held_up = false;
     if (take_turn()) {
       const Turn turn{*this};
-      if (!advance_all({}) && begun_) awaited = engine_.held_up_at();
+      held_up = !advance_all({.awaited = &awaited}) && begun_;
       look_ = grace_;  // the thread was needed, and may be needed again soon
     }
-    if (awaited) engine_.sleep(*awaited, kSleep);
+    if (held_up) engine_.sleep(awaited, kInterruptCheckEvery);
     lock.lock();
   }
 }
@@ -317,7 +319,7 @@ CallQueue::Clock::duration CallQueue::too_early() {
   if (owner_.load(std::memory_order_relaxed) != std::thread::id{}) return kSleep;
   if (assistants_ > 0 && !stop_ && !first.job.whole) return kSleep;
   if (stop_ || hurry_ || first.job.whole) return {};
-  if (first.job.large && engine_.has_spare_processor()) return {};
+  if (first.job.large && engine_.overlaps()) return {};
   const auto now = Clock::now();
   const auto next = first.look ? first.look->next : first.given + grace_;
   if (now < next) return next - now;
@@ -330,7 +332,7 @@ CallQueue::Clock::duration CallQueue::too_early() {
 /// Whether to take over the first job, if no thread has come for it. Without a free processor this thread and the one
 /// that gave the job would take turns on one processor: no gain for this rank, and many switches.
 bool CallQueue::is_needed(Entry& job, Clock::time_point now) {
-  if (engine_.has_spare_processor() || engine_.is_awaited() || now - job.given >= kMostPatience) return true;
+  if (engine_.overlaps() || engine_.is_awaited() || now - job.given >= kMostPatience) return true;
   const auto used = processor_time(job.giver);
   const auto before = std::exchange(job.look, Look{.at = now, .processor_time = used});
   return before && used - before->processor_time < (now - before->at) / 2;

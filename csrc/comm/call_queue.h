@@ -107,6 +107,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
     bool spin = false;            ///< waits for peers a moment
     bool run_callbacks = true;    ///< runs what follows a completion
     const Work* until = nullptr;  ///< null: all
+    Awaited* awaited = nullptr;   ///< what the thread sleeps on next, if a call waits for a peer
   };
   /// Counts a thread that waits in here, for as long as it lives.
   struct Assisting;
@@ -115,7 +116,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void await(const Work& work, const Deadline& deadline);
   void await_turn(const Work& work, const Deadline& deadline);
   bool advance_all(const Effort& effort);
-  bool advance_one(Entry& entry, bool spin);
+  bool advance_one(Entry& entry, const Effort& effort);
   void finish();
   void hurry();
   void complete(Work& work, std::shared_ptr<void> keep, const std::exception_ptr& error);

@@ -80,6 +80,9 @@ class Leaving {
   std::exception_ptr interrupted_;
 };
 
+/// Whether ranks compare the lengths of the blocks first.
+bool is_several_calls(const Call& call) { return call.collective == Collective::all_to_all && call.blocks != nullptr; }
+
 void tell(const Message& message, const LogSource& source, const char* what) {
   const std::string peer = message.peer == kAnySource ? "any rank" : "rank " + std::to_string(message.peer);
   const std::string tag = message.tag == 0 ? "" : ", tag " + std::to_string(message.tag);
@@ -162,7 +165,7 @@ std::shared_ptr<Work> Communicator::start(Call call, std::shared_ptr<void> keep)
   return give([&]() -> CallQueue::Job {
     prepare(call);
     CallQueue::Job job{.call = call, .large = buffer_bytes(call, world_) > kLargeBytes};
-    if (runs_to_completion(call)) job.whole = [this, call] { run_now(call, true); };
+    if (is_several_calls(call)) job.whole = [this, call] { run_now(call, true); };
     job.title = [signature = call_signature(call), sequence = call.sequence] { return describe(signature, sequence); };
     job.keep = std::move(keep);
     return job;
@@ -214,7 +217,7 @@ std::shared_ptr<Work> Communicator::start(std::vector<Call> calls, std::shared_p
       if (call.timeout.count() <= 0) call.timeout = timeout_;
       call.sequence = sequence;
       bytes += buffer_bytes(call, world_);
-      piecewise = piecewise && !runs_to_completion(call);
+      piecewise = piecewise && !is_several_calls(call);
     }
     const bool large = bytes > kLargeBytes;
     if (piecewise) {
@@ -258,12 +261,6 @@ std::shared_ptr<Work> Communicator::give(const Prepare& prepared) {
   return work;
 }
 
-/// Whether a call must run to its end at once.
-bool Communicator::runs_to_completion(const Call& call) const {
-  if (call.collective == Collective::all_to_all && call.blocks != nullptr) return true;  // two calls
-  return !engine_->resumable();
-}
-
 /// The sequence number of the next call.
 uint64_t Communicator::number() {
   health().raise_if_failed();
@@ -299,7 +296,7 @@ void Communicator::run_now(const Job& job, uint64_t sequence, bool background) {
 }
 
 void Communicator::run_now(const Call& call, bool background) {
-  if (call.collective == Collective::all_to_all && call.blocks != nullptr) {
+  if (is_several_calls(call)) {
     or_fail([&] {
       Blocks agreed = *call.blocks;
       agree_on_blocks(call, agreed, background);

@@ -42,8 +42,8 @@ class Communicator final : public HostGroup {
   int rank() const override { return rank_; }
   int world() const override { return world_; }
   const char* transport() const { return engine_->transport(); }
-  /// Whether each rank has a processor for its calls beside the one on which it computes.
-  bool has_spare_processor() const { return engine_->has_spare_processor(); }
+  /// Whether calls in the background take no processor from this rank's computation.
+  bool overlaps() const { return engine_->overlaps(); }
   bool ranks_are_threads() const { return ranks_are_threads_; }
   uint64_t sequence() const { return sequence_; }
   std::chrono::milliseconds timeout() const override { return timeout_; }
@@ -138,7 +138,6 @@ class Communicator final : public HostGroup {
   uint64_t number();
   void prepare(Call& call);
   void prepare(Message& message);
-  bool runs_to_completion(const Call& call) const;
   void run_now(const Call& call, bool background);
   void run_now(const Job& job, uint64_t sequence, bool background);
   void refuse_moved_blocks(const Call& call, size_t longest) const;

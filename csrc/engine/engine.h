@@ -19,10 +19,11 @@ namespace ringlet {
 class Selector;
 class Topology;
 
-/// What a call that advance() has not completed waits for: a peer's counter, and the value that it must reach.
+/// What a call that advance() has not completed waits for.
 struct Awaited {
-  int peer = -1;
+  int peer = -1;  ///< whose counter must reach the target; negative: bytes on one of the pipes
   uint64_t target = 0;
+  std::vector<Mesh::Watch> pipes{};
 };
 
 class Engine {
@@ -41,17 +42,15 @@ class Engine {
   /// `background`: this is a progress thread, which must not take the processor from the rank's own computation.
   virtual void run(const Call& call, bool background) = 0;
 
-  /// Whether the engine has advance(), which runs a call in pieces. The five functions below are for such engines.
-  virtual bool resumable() const noexcept { return false; }
   /// Continues a call until it is complete (true) or this rank must wait for a peer (false). `spin`: before it returns
-  /// false, it spins as long as run() does before it sleeps. The first call of advance() begins the call. The caller
-  /// keeps the Call in place until advance() returns true or throws, as run() does, and makes no other call meanwhile.
-  virtual bool advance(const Call&, bool) { return false; }
-  virtual Awaited held_up_at() const { return {}; }
-  /// Sleeps until the peer's counter reaches the value, or the time is over. Any threads may call it during advance().
-  virtual void sleep(const Awaited&, std::chrono::nanoseconds) noexcept {}
-  /// Whether this host has a processor for a second thread of each of its ranks.
-  virtual bool has_spare_processor() const noexcept { return false; }
+  /// false, it looks as often as run() does before it sleeps. `awaited`: the caller sleeps next, until what this is set
+  /// to. The first call of advance() begins the call. The caller keeps the Call in place until advance() returns true or
+  /// throws, as run() does, and makes no other call meanwhile.
+  virtual bool advance(const Call& call, bool spin, Awaited* awaited) = 0;
+  /// Sleeps until that has come, or the time is over. Any threads may call it during advance().
+  virtual void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept = 0;
+  /// Whether a progress thread takes no processor from the rank's own computation.
+  virtual bool overlaps() const noexcept = 0;
   /// Whether a peer sleeps until this rank makes progress. From any thread.
   virtual bool is_awaited() const noexcept { return false; }
 

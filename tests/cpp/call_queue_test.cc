@@ -34,8 +34,7 @@ class ScriptedEngine final : public Engine, private Health::Carrier {
   bool send(const Health::Report&) noexcept override { return true; }
   void poll(Health::Look) override {}
 
-  bool resumable() const noexcept override { return true; }
-  bool advance(const Call& call, bool) override {
+  bool advance(const Call& call, bool, Awaited* awaits) override {
     CHECK_EQ(inside.exchange(true), false);  // one thread at a time
     if (current != &call) {
       CHECK(current == nullptr);  // one call at a time
@@ -44,12 +43,13 @@ class ScriptedEngine final : public Engine, private Health::Carrier {
       began_on = std::this_thread::get_id();
     }
     const bool complete = peers >= call.sequence;
+    if (!complete && awaits != nullptr) *awaits = {.peer = 1, .target = call.sequence};
     if (complete || failing == call.sequence) current = nullptr;
     inside = false;
     if (failing == call.sequence) throw PeerLost("scripted");
     return complete;
   }
-  Awaited held_up_at() const override { return {1, current->sequence}; }
+  bool overlaps() const noexcept override { return false; }
   void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override {
     ++sleeps;
     if (peers < awaited.target) std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(most, 1ms));

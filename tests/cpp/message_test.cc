@@ -1,6 +1,8 @@
 // The message engine: the contract over TCP, calls that do not match, and ranks that go or do not come.
 #include <sys/resource.h>
 
+#include <barrier>
+
 #include "contract.h"
 
 using namespace ringlet;
@@ -54,6 +56,28 @@ TEST(a_rank_that_leaves) {
     if (rank != 1) CHECK(has(errors[rank], "PeerLost: ") && has(errors[rank], "rank 1 left the group"));
   }
   CHECK_EQ(errors[1], "");
+}
+
+/// Whoever gives a call sends what it can without a wait.
+TEST(who_gives_a_call_begins_it) {
+  constexpr int kCalls = 20;
+  std::barrier begun(2);
+  const auto errors = run_ranks(2, Between::tcp, [&](Communicator& group) {
+    std::vector<float> tensor(10, 1.0f);
+    group.run(sum_of(tensor, "butterfly"));  // connects them
+    for (int i = 0; i < kCalls; ++i) {
+      const uint64_t before = group.bytes_sent();
+      if (group.rank() == 1) begun.arrive_and_wait();
+      const auto work = group.start(sum_of(tensor, "butterfly"), nullptr);
+      if (group.rank() == 0) {
+        CHECK(group.bytes_sent() > before && !work->done());
+        begun.arrive_and_wait();
+      }
+      work->wait(std::chrono::seconds(60));
+    }
+    CHECK(tensor == std::vector<float>(tensor.size(), static_cast<float>(2 << kCalls)));
+  });
+  for (const std::string& error : errors) CHECK_EQ(error, "");
 }
 
 /// 64 ranks on 8 hosts: nobody is connected to more than its algorithm names.

@@ -14,9 +14,6 @@ constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kSegmentsWanted = 4;
 constexpr size_t kMostSegmentsUnderWay = 64;
-// To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
-constexpr int kGlances = 8;
-
 /// Where peers on this host can read this rank's messages; null if no peer can.
 std::shared_ptr<Heap> heap_for(const Mesh& mesh) {
   for (int peer = 0; peer < mesh.world(); ++peer) {
@@ -66,29 +63,53 @@ const MessagePlan& MessageEngine::plan_for(const Algorithm& algorithm, int root)
 
 void MessageEngine::run(const Call& call, bool background) {
   const Hold hold{*this};
-  health().enter_call();
-  const CallSignature signature = publish_signature(call);
+  begin(call);
+  or_fail([&] { work_through(background); });
+}
+
+bool MessageEngine::advance(const Call& call, bool spin, Awaited* awaited) {
+  const Hold hold{*this};
+  if (!run_) begin(call);
+  bool complete = false;
+  or_fail([&] { complete = carry_on({.looks = spin ? kLooks : 1}, awaited); });
+  return complete;
+}
+
+/// Peers count the call from its signature on, so each later error fails the group.
+template <typename Act>
+void MessageEngine::or_fail(const Act& act) {
   try {
-    run_published(call, signature, background);
-  } catch (...) {  // also before anything moved: peers count this call
-    health().poison_in_flight([] { return "a call"; });
+    act();
+  } catch (...) {
+    health().poison_in_flight([] { return "a call"; });  // while frames can still be completed
+    if (run_) abandon();
     throw;
   }
 }
 
-void MessageEngine::run_published(const Call& call, const CallSignature& signature, bool background) {
+void MessageEngine::begin(const Call& call) {
+  health().enter_call();
+  const CallSignature signature = publish_signature(call);
+  or_fail([&] { begin_published(call, signature); });
+}
+
+void MessageEngine::begin_published(const Call& call, const CallSignature& signature) {
   const size_t size = element_size(call.dtype);
   const size_t whole = buffer_bytes(call, world_);
   const Algorithm& algorithm =
       call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
   const MessagePlan& plan = plan_for(algorithm, call.root);
   const size_t limit = segment_bytes(whole);
-  MessageCall shared{call, plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr, world_, 0,
-                     {},   {}};
+  MessageCall shared{call,   plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr,
+                     world_, 0};
   if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
   shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
   const size_t segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
   if (segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
+  shared.outbox = [this](size_t segment, int message) {
+    link(run_->shared.plan.sent[message].peer).queue.push_back({segment, message});
+  };
+  shared.read_in_place = [this](size_t segment, int message) { return tell_taken(segment, message); };
   const size_t longest = shared.width * size * static_cast<size_t>(std::max(1, plan.most_chunks));
   scratch_.resize(longest);
   staging_.resize(longest);
@@ -97,50 +118,26 @@ void MessageEngine::run_published(const Call& call, const CallSignature& signatu
   const size_t of_segment = shared.width * size * static_cast<size_t>(plan.most_held);
   const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_segment), 2, kMostSegmentsUnderWay);
   if (segments_.size() < window) segments_.resize(window);
-  Run run(call, shared, signature, segments, window);
-  run.background = background;
+  auto run = std::make_unique<Run>(call, std::move(shared), signature, segments, window);
   made_before_ = std::exchange(made_, {signature, call.sequence});
-  run.header.signature = signature.signature;
-  run.header.count = signature.count;
-  run.header.call = calls_;
-  run.header.sequence = call.sequence;
+  run->header.signature = signature.signature;
+  run->header.count = signature.count;
+  run->header.call = calls_;
+  run->header.sequence = call.sequence;
   note(call, {&algorithm, "in messages", segments, whole, limit});
-  attach_to_links(shared);
-  run_ = &run;
-  run.waiting.timeout = call.timeout;
-  run.waiting.awaits = [this](int peer) { return awaits(peer); };
-  run.waiting.straggler = [this] { return health().straggler(awaited()); };
-  run.waiting.context = [this] { return context(); };
+  run->waiting.timeout = call.timeout;
+  run->waiting.awaits = [this](int peer) { return awaits(peer); };
+  run->waiting.straggler = [this] { return health().straggler(awaited()); };
+  run->waiting.context = [this] { return context(); };
+  run_ = std::move(run);
   health().begin_call(calls_);
-  try {
-    work_through();
-    if (run.slept.count() > 0) calls().waited(-1, run.slept);
-    health().end_call();
-  } catch (...) {
-    health().poison_in_flight([] { return "a call"; });  // while frames can still be completed
-    abandon();
-    throw;
-  }
-  run_ = nullptr;
+}
+
+void MessageEngine::complete() {
+  if (run_->slept.count() > 0) calls().waited(-1, run_->slept);
+  health().end_call();
+  run_.reset();
   calls().end();
-}
-
-void MessageEngine::attach_to_links(MessageCall& shared) {
-  shared.outbox = [&](size_t segment, int message) {
-    link(shared.plan.sent[message].peer).queue.push_back({segment, message});
-  };
-  shared.read_in_place = [&](size_t segment, int message) { return tell_taken(segment, message); };
-}
-
-void MessageEngine::work_through() {
-  Run& run = *run_;
-  const bool one_segment = run.segments == 1 && !run.background;
-  int idle = 0;
-  for (size_t done = 0; run.done < run.segments; done = run.done) {
-    progress(one_segment && idle < kGlances) ? void(idle = 0) : wait(idle);
-    if (run.done != done && run.done < run.segments)
-      health().check_interrupts([this] { return context(); });  // a long call may never sleep
-  }
 }
 
 /// Forgets the call in progress, which has failed.
@@ -152,7 +149,7 @@ void MessageEngine::abandon() noexcept {
     if (each) each->drop();
   }
   health().abandon_call();
-  run_ = nullptr;
+  run_.reset();
 }
 
 CallSignature MessageEngine::publish_signature(const Call& call) {

@@ -26,6 +26,7 @@ namespace ringlet {
 class MessageEngine final : public Engine, private Health::Carrier {
  public:
   static constexpr size_t kScratchBytes = size_t{64} << 20;
+  static constexpr int kLooks = 120;  ///< at the pipes before a sleep
 
   /// Into how many segments it cuts a message of so many bytes.
   static size_t segments_of(size_t bytes);
@@ -38,6 +39,9 @@ class MessageEngine final : public Engine, private Health::Carrier {
 
   const char* transport() const noexcept override { return transport_; }
   void run(const Call& call, bool background) override;
+  bool advance(const Call& call, bool spin, Awaited* awaited) override;
+  void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override;
+  bool overlaps() const noexcept override { return true; }  // its thread sleeps while bytes are on their way
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool) const override;
   const Selector& selector() const noexcept override { return selector_; }
   const Topology* topology() const noexcept override { return &topology_; }
@@ -58,6 +62,10 @@ class MessageEngine final : public Engine, private Health::Carrier {
   struct Words;
   struct Run;
   struct Departing;
+  struct Effort {
+    int looks;           ///< in vain, before the call has to wait
+    bool alone = false;  ///< no other thread carries the call on
+  };
   struct Made {
     CallSignature signature;
     uint64_t sequence = 0;
@@ -74,12 +82,16 @@ class MessageEngine final : public Engine, private Health::Carrier {
 
   Situation situation(Collective collective, size_t bytes) const;
   CallSignature publish_signature(const Call& call);
-  void run_published(const Call& call, const CallSignature& signature, bool background);
+  void begin(const Call& call);
+  void begin_published(const Call& call, const CallSignature& signature);
+  template <typename Act>
+  void or_fail(const Act& act);
   void note(const Call& call, const Choice& choice);
   const MessagePlan& plan_for(const Algorithm& algorithm, int root);
   Link& link(int peer);
-  void attach_to_links(MessageCall& shared);
-  void work_through();
+  void work_through(bool background);
+  bool carry_on(const Effort& effort, Awaited* awaited);
+  void complete();
   void abandon() noexcept;
   bool progress(bool only_round);
   bool reach(Link& link);
@@ -103,8 +115,8 @@ class MessageEngine final : public Engine, private Health::Carrier {
   bool expect(Link& link, const FrameHeader& header);
   bool on_report(Link& link, const FrameHeader& header);
   bool has_left() const { return health().state() == Health::State::left; }
-  void wait(int& idle);
-  void sleep();
+  void examine(bool closely);
+  void watch(std::vector<Mesh::Watch>& pipes) const;
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
   void say(const Health::Report& report);
@@ -145,7 +157,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   uint64_t history_ = 0;
   std::shared_ptr<const Words> final_error_;  // for peers that connect later; guarded by pipes_
   Made made_, made_before_;                   // the calls calls_ and calls_ - 1
-  Run* run_ = nullptr;                        // the call in progress
+  std::unique_ptr<Run> run_;                  // the call in progress
   std::mutex reports_;
   // What all peers are told at the end. Made ahead, so that it needs no memory then.
   const std::shared_ptr<Words> error_, goodbye_;

@@ -114,21 +114,25 @@ struct MessageEngine::Link {
 };
 
 struct MessageEngine::Run {
-  Run(const Call& call, const MessageCall& shared, const CallSignature& signature, size_t segments, size_t window)
-      : call(call), shared(shared), signature(signature), segments(segments), window(window), finished(window, 0) {}
+  Run(const Call& call, MessageCall shared, const CallSignature& signature, size_t segments, size_t window)
+      : call(call),
+        shared(std::move(shared)),
+        signature(signature),
+        segments(segments),
+        window(window),
+        finished(window, 0) {}
 
   const Call& call;
-  const MessageCall& shared;
+  const MessageCall shared;
   const CallSignature signature;
   const size_t segments, window;
   FrameHeader header{};  // of all its messages
-  bool background = false;
   Deadline::Clock::duration slept{};
+  std::optional<Deadline::Clock::time_point> asleep_since{};  // while nothing has moved
+  Deadline::Clock::time_point examined{};
   size_t first = 0, next = 0;  // segments [first, next) are under way
   size_t done = 0;
   std::vector<uint8_t> finished;  // by segment modulo window
-  std::optional<OutsideRuntime> outside{};
-  std::vector<Mesh::Watch> watches{};
   Waiting waiting{};
 };
 

@@ -11,12 +11,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Looks at the pipes before a sleep, with a yield after each. Peers on other machines usually answer within them, and a
-// rank that shares this processor can run at each yield.
-constexpr int kLooks = 120;
+// A background thread sleeps soon: a rank may compute on its processor.
 constexpr int kLooksInBackground = 2;
-constexpr int64_t kSleepNanoseconds = 20'000'000;
-constexpr auto kFinalErrorTime = 250ms;  // to send the final error, before the peers detect the end of the connection
+// To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
+constexpr int kGlances = 8;
+constexpr auto kSleep = 20ms;             // the longest of a thread that makes a call
+constexpr auto kSleepBesideOthers = 4ms;  // of one beside which others carry the call on, and which may miss its end
+constexpr auto kExamineEvery = 20ms;      // how often such a thread looks for peers that are gone
+constexpr auto kFinalErrorTime = 250ms;   // to send the final error, before the peers detect the end of the connection
 
 std::vector<std::byte> packed(const FrameHeader& header, const std::string& text) {
   std::vector<std::byte> frame(sizeof header + text.size());
@@ -27,35 +29,72 @@ std::vector<std::byte> packed(const FrameHeader& header, const std::string& text
 
 }  // namespace
 
-void MessageEngine::wait(int& idle) {
-  const int looks = run_->background ? kLooksInBackground : kLooks;
-  if (++idle < looks) {
-    ::sched_yield();
-  } else if (idle == looks) {
-    if (!run_->outside) run_->outside.emplace();
+void MessageEngine::work_through(bool background) {
+  std::optional<OutsideRuntime> outside;
+  Awaited awaited;
+  while (!carry_on({.looks = background ? kLooksInBackground : kLooks, .alone = true}, &awaited)) {
+    if (!outside) outside.emplace();
     health().check_interrupts([this] { return context(); });
-    fetch();
-    health().examine(run_->waiting,
-                     Health::Look::ends);  // before the last look: a header that it reads wakes no sleeper
-    mesh_->about_to_sleep(ConnectionKind::collectives);  // the caller then looks once more
-  } else {
-    sleep();
-    idle = looks - 1;
+    mesh_->sleep(ConnectionKind::collectives, awaited.pipes, std::chrono::nanoseconds(kSleep).count());
   }
 }
 
-void MessageEngine::sleep() {
-  std::vector<Mesh::Watch>& watches = run_->watches;
-  watches.clear();
+void MessageEngine::sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept {
+  const auto time = std::min<std::chrono::nanoseconds>(most, kSleepBesideOthers);
+  mesh_->sleep(ConnectionKind::collectives, awaited.pipes, time.count());
+}
+
+/// Moves the call's bytes, until it is complete (true), or nothing has moved for so many looks, with a yield after each:
+/// peers on other machines usually answer within them, and a rank that shares this processor can run at each yield.
+/// After a sleep in vain one look is enough.
+bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
+  Run& run = *run_;
+  const bool one_segment = run.segments == 1 && effort.looks > kGlances;
+  int idle = run.asleep_since ? effort.looks - 1 : 0;
+  while (run.done < run.segments) {
+    const size_t done = run.done;
+    if (progress(one_segment && idle < kGlances)) {
+      idle = 0;
+      if (const auto since = std::exchange(run.asleep_since, {})) run.slept += Deadline::Clock::now() - *since;
+      // A long call may never sleep.
+      if (effort.alone && run.done != done) health().check_interrupts([this] { return context(); });
+      continue;
+    }
+    if (++idle < effort.looks) {
+      ::sched_yield();
+      continue;
+    }
+    fetch();
+    examine(effort.alone);  // before the last look: a header that it reads wakes no sleeper
+    if (awaited == nullptr) return false;
+    mesh_->about_to_sleep(ConnectionKind::collectives);
+    if (progress(false)) {
+      idle = 0;
+      continue;
+    }
+    if (!run.asleep_since) run.asleep_since = Deadline::Clock::now();
+    watch(awaited->pipes);
+    return false;
+  }
+  complete();
+  return true;
+}
+
+void MessageEngine::examine(bool closely) {
+  const auto now = Deadline::Clock::now();
+  closely = closely || now - run_->examined >= kExamineEvery;
+  if (closely) run_->examined = now;
+  health().examine(run_->waiting, closely ? Health::Look::ends : Health::Look::reports, now);
+}
+
+void MessageEngine::watch(std::vector<Mesh::Watch>& pipes) const {
+  pipes.clear();
   for (const auto& each : links_) {
     if (!each || each->pipe == nullptr) continue;
     // Not watched for reading, if its next frame is not taken now: its bytes would end every sleep at once.
     const Mesh::Watch watch{each->pipe, !each->reader->waits() || each->receiving >= 0, !each->queue.empty()};
-    if (watch.reading || watch.writing) watches.push_back(watch);
+    if (watch.reading || watch.writing) pipes.push_back(watch);
   }
-  const auto began = Deadline::Clock::now();
-  mesh_->sleep(ConnectionKind::collectives, watches, kSleepNanoseconds);
-  run_->slept += Deadline::Clock::now() - began;
 }
 
 bool MessageEngine::awaits(int peer) const {

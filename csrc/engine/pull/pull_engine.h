@@ -57,13 +57,11 @@ class PullEngine final : public Engine {
 
   const char* transport() const noexcept override { return transport_->name(); }
   void run(const Call& call, bool background) override { pull_.run(call, background); }
-  bool resumable() const noexcept override { return true; }
-  bool advance(const Call& call, bool spin) override { return pull_.advance(call, spin); }
-  Awaited held_up_at() const override { return pull_.held_up_at(); }
+  bool advance(const Call& call, bool spin, Awaited* awaited) override { return pull_.advance(call, spin, awaited); }
   void sleep(const Awaited& awaited, std::chrono::nanoseconds most) noexcept override {
-    waiter_.sleep_on_peer(awaited.peer, awaited.target, most.count());
+    waiter_.sleep_on_peer(awaited.peer, awaited.target, most);
   }
-  bool has_spare_processor() const noexcept override { return transport_->has_spare_processor(); }
+  bool overlaps() const noexcept override { return transport_->has_spare_processor(); }
   bool is_awaited() const noexcept override { return waiter_.is_awaited(); }
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const override {
     return pull_.algorithm_for(collective, bytes, registered);

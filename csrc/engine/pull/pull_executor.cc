@@ -58,10 +58,12 @@ void PullExecutor::run(const Call& call, bool background) {
   advance_all(call, /*first=*/true);
 }
 
-bool PullExecutor::advance(const Call& call, bool spin) {
+bool PullExecutor::advance(const Call& call, bool spin, Awaited* awaited) {
   patience_ = spin ? Patience::spin : Patience::none;
   background_ = false;
-  return advance_all(call, call_ != &call);
+  if (advance_all(call, call_ != &call)) return true;
+  if (awaited != nullptr) *awaited = awaited_;
+  return false;
 }
 
 bool PullExecutor::advance_all(const Call& call, bool first) {
@@ -506,7 +508,7 @@ bool PullExecutor::pause(int peer, uint64_t target) {
 void PullExecutor::note_held_up(int peer, uint64_t target) {
   if (!held_up_ || awaited_.peer != peer || awaited_.target != target) {
     end_hold_up();
-    awaited_ = {peer, target};
+    awaited_ = {.peer = peer, .target = target};
     held_up_ = looked_ = Deadline::Clock::now();
   } else {
     Waiting waiting = waiting_for(peer, target);

@@ -34,9 +34,7 @@ class PullExecutor {
   void run(const Call& call, bool background);
 
   /// Engine::advance.
-  bool advance(const Call& call, bool spin);
-  /// What the call waits for when advance() has returned false.
-  Awaited held_up_at() const { return awaited_; }
+  bool advance(const Call& call, bool spin, Awaited* awaited);
 
   const Algorithm& algorithm_for(Collective collective, size_t bytes, bool registered) const {
     return selector_.choose(situation(collective, bytes, registered));

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 // The longest single sleep, after which a thread checks for failures. It also bounds the delay by a missed wake-up. A
 // wake-up can be missed if the publishing path has no fence (PullExecutor::publish) and its store is still in the store
 // buffer.
-constexpr int64_t kSleepNanoseconds = 1'000'000;
+constexpr std::chrono::nanoseconds kSleep = 1ms;
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void Waiter::wait(const Waiting& waiting, uint64_t target, bool background) {
   while (!waiting.reached()) {
     health_.check_interrupts(waiting.context);
     look(waiting, looked);
-    sleep_on_peer(waiting.peer, target, kSleepNanoseconds);
+    sleep_on_peer(waiting.peer, target, kSleep);
   }
   health_.end_call();
 }
@@ -36,12 +36,12 @@ void Waiter::look(const Waiting& waiting, Deadline::Clock::time_point& looked) {
   health_.examine(waiting, closely ? Health::Look::ends : Health::Look::reports, now);
 }
 
-void Waiter::sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept {
+void Waiter::sleep_on_peer(int peer, uint64_t target, std::chrono::nanoseconds most) noexcept {
   const std::atomic<uint64_t>& progress = transport_.control(peer).progress;
   sleepers_.fetch_add(1, std::memory_order_relaxed);
   transport_.control().sleeping_on.store(1 + static_cast<uint32_t>(peer), std::memory_order_seq_cst);
   const uint64_t value = progress.load(std::memory_order_acquire);
-  if (value < target) sleep_on(progress, value, nanoseconds);
+  if (value < target) sleep_on(progress, value, std::min(most, kSleep).count());
   if (sleepers_.fetch_sub(1, std::memory_order_relaxed) == 1) {
     transport_.control().sleeping_on.store(0, std::memory_order_relaxed);
   }

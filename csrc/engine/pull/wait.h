@@ -69,8 +69,8 @@ class Waiter final : public Health::Carrier {
     return false;
   }
 
-  /// Sleeps until the peer's counter is at `target`, at most `nanoseconds`. Several threads may sleep at once.
-  void sleep_on_peer(int peer, uint64_t target, int64_t nanoseconds) noexcept;
+  /// Sleeps a moment, at most until the peer's counter is at `target`. Several threads may sleep at once.
+  void sleep_on_peer(int peer, uint64_t target, std::chrono::nanoseconds most) noexcept;
   /// Whether a peer sleeps until this rank makes progress.
   bool is_awaited() const noexcept;
 

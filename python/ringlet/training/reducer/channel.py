@@ -46,7 +46,7 @@ class Channel:
             backend = backend_of(self.group, device)
             near = getattr(backend, "transport", None) in ("shared_memory", "threads")
             few = device.type == "cpu" and dist.get_world_size(self.group) <= MOST_RANKS_IN_PLACE
-            self._known[device] = near and few, bool(getattr(backend, "has_spare_processor", True))
+            self._known[device] = near and few, bool(getattr(backend, "overlaps", True))
         return self._known[device]
 
     @property
