@@ -38,9 +38,9 @@ HEAD = ("through", "ranks", "size", "synchronous (us)", "async (us)", "async / s
 LONG_US = 2.0  # an asynchronous call may take 1.3 of the synchronous one's time, and this
 PAGE = """All-reduce of float32 in ordinary memory with `auto`{through}. Times are medians over {rounds} rounds,
 ratios are within a round: median (range of the middle half). `allowed`: at most 1.3 of the synchronous call plus
-{long:g} us. The last two columns are parts of the synchronous call's time: what a call adds to a computation of twice its time,
-made behind it, or posted before it and waited for after it. They include that the ranks do not compute equally long.
-With as many ranks as cores, or more, no core is free to go on with a call while the ranks compute.
+{long:g} us. The last two columns are parts of the synchronous call's time: what a call adds to a computation of twice
+its time, made behind it, or posted before it and waited for after it. They include that the ranks do not compute
+equally long. With as many ranks as cores, or more, no core is free to go on with a call while the ranks compute.
 """
 
 
