@@ -48,7 +48,7 @@ def agree(group: Any, slot: int, root: int) -> None:
     made = _made(algorithm, group, root)
     digests = _gathered(group, made.digest)
     if len(set(digests)) > 1 or made.schedule is None:
-        raise InvalidUsage(_difference(algorithm, digests, _texts(group, made.words)))
+        raise InvalidUsage(_difference(algorithm, digests, all_gather_texts(group, made.words[:4096])))
     verdict = _told(group, _verdict(made) if group.rank == 0 else "")
     if verdict:
         raise InvalidUsage(f"{_title(algorithm)} is wrong: {verdict}")
@@ -107,9 +107,9 @@ def _gathered(group: Any, mine: bytes) -> list[bytes]:
     return [data[i : i + len(mine)] for i in range(0, len(data), len(mine))]
 
 
-def _texts(group: Any, mine: str) -> list[str]:
-    """Every rank's text."""
-    data = mine.encode(errors="replace")[:4096]
+def all_gather_texts(group: Any, mine: str) -> list[str]:
+    """Every rank's text. group: the core's. Collective."""
+    data = mine.encode(errors="replace")
     lengths = [int.from_bytes(length, "little") for length in _gathered(group, len(data).to_bytes(4, "little"))]
     padded = _gathered(group, data.ljust(max(1, *lengths), b"\0"))
     return [text[:length].decode(errors="replace") for text, length in zip(padded, lengths, strict=True)]

@@ -243,7 +243,7 @@ USUAL = _C.tuned("", "")
 
 def test_built_in_sizes_without_a_limit_can_be_written():
     text = "".join(thresholds.table_line(name, value, "A-1") for name, value in thresholds.writable(USUAL).items())
-    most = max(one.below for one in thresholds.THRESHOLDS)
+    most = max(max(one.ways) for one in thresholds.SIZES if one.ways)
     assert _C.tuned(text, "A-1") == {name: min(value, most) for name, value in USUAL.items()}
 
 
@@ -266,12 +266,14 @@ def test_a_size_is_chosen_where_it_is_clearly_faster():
 
 
 def test_a_threshold_moves_while_the_other_way_is_faster():
-    (small,) = (one for one in thresholds.THRESHOLDS if one.name == "small_bytes_of_two")
-    assert calibrated({small.name: {small.above: 1.2}}) == {small.name: min(small.sizes) // 2}
-    assert calibrated({small.name: {small.below: 1.2}}) == {small.name: max(small.sizes)}
-    (stream,) = (one for one in thresholds.THRESHOLDS if one.name == "streaming_bytes")
-    assert calibrated({stream.name: {stream.above: 1.2}}) == {stream.name: min(stream.sizes)}
-    assert calibrated({stream.name: {stream.below: 1.2}}) == {stream.name: 2 * max(stream.sizes)}
+    known = {one.name: one for one in thresholds.SIZES}
+    small, stream = known["small_bytes_of_two"], known["streaming_bytes"]
+    (below, above) = small.ways
+    assert calibrated({small.name: {above: 1.2}}) == {small.name: min(small.sizes) // 2}
+    assert calibrated({small.name: {below: 1.2}}) == {small.name: max(small.sizes)}
+    (below, above) = stream.ways
+    assert calibrated({stream.name: {above: 1.2}}) == {stream.name: min(stream.sizes)}
+    assert calibrated({stream.name: {below: 1.2}}) == {stream.name: 2 * max(stream.sizes)}
 
 
 def test_a_size_that_is_slower_anywhere_is_not_chosen():

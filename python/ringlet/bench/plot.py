@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,25 @@ def require_matplotlib() -> None:
         raise BenchError("--plot needs matplotlib: pip install 'ringlet[cli]'")
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """A row of panels per call that moves data. The ending of `path` chooses the format: .svg, .png,
-    .pdf."""
+@contextlib.contextmanager
+def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, which is written at the end. The ending of `path` chooses the format: .svg, .png, .pdf."""
     require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    with plt.rc_context(_LOOK):
+        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        yield figure, axes
+        # No date, no version: the same rows give the same bytes.
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        plt.close(figure)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """A row of panels per call that moves data."""
     rows = [row for row in rows if row["bytes"] > 0]
     calls = list(dict.fromkeys(map(call_of, rows)))
     if not calls:
@@ -52,37 +63,23 @@ def plot(rows: list[Row], path: Path) -> None:
     styles = _styles([config_of(row) for row in median_rows(rows)])
     fastest = compare(rows, {"best peer": [peer for peer in PEERS if peer not in (STREAM, LIMIT)]})
     panels = 3 if fastest else 2
-    with plt.rc_context(_LOOK):
-        figure, axes = plt.subplots(
-            len(calls), panels, figsize=(6.2 * panels, 4.8 * len(calls) + 0.8), squeeze=False, layout="constrained"
-        )
+    with _figure(path, len(calls), panels, (6.2 * panels, 4.8 * len(calls) + 0.8)) as (figure, axes):
         for line, call in zip(axes, calls, strict=True):
             here = [row for row in rows if call_of(row) == call]
             _draw_measured(line, median_rows(here), styles)
             if fastest:
-                ratios = [one for one in fastest if one.call == call]
-                _draw_ratios(line[2], ratios, styles, here)
+                _draw_ratios(line[2], [one for one in fastest if one.call == call], styles, here)
         found = {
             label: handle
             for axis in axes[:, 0]
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-        # No date, no version: the same rows give the same bytes.
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        plt.close(figure)
 
 
 def plot_times(times: Mapping[str, Mapping[int, float]], path: Path, title: str) -> None:
-    """One panel: times[name] is a line, by size in bytes, in microseconds. `path` as in `plot`."""
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context(_LOOK):
-        figure, axis = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
+    """One panel: times[name] is a line, by size in bytes, in microseconds."""
+    with _figure(path, 1, 1, (9.2, 5.6)) as (figure, ((axis,),)):
         for place, (name, by_size) in enumerate(times.items()):
             look: dict[str, Any] = {
                 "color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5,
@@ -92,8 +89,6 @@ def plot_times(times: Mapping[str, Mapping[int, float]], path: Path, title: str)
         _dress(axis, title, "time (less is better)", [{"bytes": size} for one in times.values() for size in one])
         _spread_ticks(axis, _duration)
         figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-        plt.close(figure)
 
 
 def _draw_measured(axes: Sequence[Any], merged: list[Row], styles: Styles) -> None:
@@ -179,13 +174,8 @@ def _spread_ticks(axis: Any, tell: Callable[[float], str]) -> None:
 
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    steps = (
-        (1.0,)
-        if high / low >= 200
-        else (1.0, 2.0, 5.0)
-        if high / low >= 8
-        else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0)
-    )
+    few, some, many = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0)
+    steps = few if high / low >= 200 else some if high / low >= 8 else many
     axis.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tell(value)))

@@ -31,43 +31,16 @@ from .cases import MPI_PEERS, NCCL, PEERS, Config, bus_factor_of, format_bytes
 from .exceptions import BenchError
 from .run import Outcome, Row
 
-Check = Callable[[Any], bool]
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _number(value: Any, least: float = 0) -> bool:
-    """Good for medians and ratios."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= 1 << 63
-
-
-def _whole(value: Any, least: float = 0) -> bool:
-    return isinstance(value, int) and _number(value, least)
-
-
-def _whole_or_none(value: Any) -> bool:
-    """None: not checked, or not on emulated hosts."""
-    return value is None or _whole(value)
-
-
-def _world(value: Any) -> bool:
-    return _whole(value, 1)
-
-
-def _time(value: Any) -> bool:
-    return _number(value, 1e-6)
-
-
-# The keys of a row, in their order, and what they may be.
-_ROW: dict[str, Check] = {
-    "library": _text, "collective": _text, "algorithm": _text, "transport": _text, "memory": _text, "via": _text,
-    "world": _world, "bytes": _whole, "count": _whole, "dtype": _text, "op": _text,
-    "time_us_min": _time, "time_us_p50": _time, "time_us_p99": _time, "algbw_gbps": _number, "busbw_gbps": _number,
-    "wrong": _whole_or_none, "uplink_bytes": _whole_or_none, "round": _whole,
+# The keys of a row, in their order: text, or a kind of number and the least that is good for medians and ratios.
+_TIME, _RATE, _WHOLE = (float, 1e-6), (float, 0), (int, 0)
+_ROW: dict[str, Any] = {
+    "library": str, "collective": str, "algorithm": str, "transport": str, "memory": str, "via": str,
+    "world": (int, 1), "bytes": _WHOLE, "count": _WHOLE, "dtype": str, "op": str,
+    "time_us_min": _TIME, "time_us_p50": _TIME, "time_us_p99": _TIME, "algbw_gbps": _RATE, "busbw_gbps": _RATE,
+    "wrong": _WHOLE, "uplink_bytes": _WHOLE, "round": _WHOLE,
 }  # fmt: skip
 KEYS = tuple(_ROW)
+_OPTIONAL = ("wrong", "uplink_bytes")  # None: not checked; not on emulated hosts
 _LIMIT_FACTS = ("line_round_trip_us", "read_written_gbps", "memory_bytes", "copy_gbps", "add_gbps")
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
@@ -257,13 +230,24 @@ def read(path: Path) -> tuple[list[Row], Meta]:
     except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"--from: cannot read {path}: {error}") from error
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not all(right(row.get(key)) for key, right in _ROW.items()):
+        if not isinstance(row, dict) or not all(_fits(key, row.get(key)) for key in KEYS):
             raise BenchError(f"--from: line {number} of {path} holds no results of `ringlet bench --json`")
     if not rows:
         raise BenchError(f"--from: {path} holds no results of `ringlet bench --json`")
     if part := _wrong_part(meta):
         raise BenchError(f"--from: {beside}: {part} is not as `ringlet bench --json` writes it")
     return rows, meta
+
+
+def _fits(key: str, value: Any) -> bool:
+    if _ROW[key] is str:
+        return isinstance(value, str)
+    return _is_number(value, *_ROW[key]) or (value is None and key in _OPTIONAL)
+
+
+def _is_number(value: Any, kind: type = float, least: float = 0) -> bool:
+    kinds = (int, float) if kind is float else (int,)
+    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= 1 << 63
 
 
 def _wrong_part(meta: Any) -> str | None:
@@ -273,9 +257,9 @@ def _wrong_part(meta: Any) -> str | None:
     for part in ("machine", "cluster", "versions", "settings", "refused", "limit"):
         if not isinstance(meta.get(part, {}), dict):
             return f"`{part}`"
-    if not _number(meta.get("machine", {}).get("cores", 0)):
+    if not _is_number(meta.get("machine", {}).get("cores", 0)):
         return "`cores` of `machine`"
-    if meta.get("limit") and not all(_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
+    if meta.get("limit") and not all(_is_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
         return "`limit`"
     try:
         if meta.get("cluster"):

@@ -39,38 +39,41 @@ Memory = str  # "registered" or "ordinary"
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """A size up to which one way is taken, and another above. below, above: values that take either way always.
+class Size:
+    """A size of the engine. memory, sizes: of the messages to try it on.
 
-    first: the value is the first size above, not the last size below.
+    ways: of a size up to which one way is taken, and another above: values that take either way always, so that two
+    calls tell what each candidate does. None: of another size, whose candidates are all tried. first: the value is the
+    first size above, not the last size below.
     """
 
     name: str
     memory: tuple[Memory, ...]
     sizes: tuple[int, ...]
-    below: int
-    above: int
+    candidates: tuple[int, ...]
+    ways: tuple[int, int] | None = None
     first: bool = False
 
-
-@dataclass(frozen=True)
-class Choice:
-    """A size that is the same for all messages: the candidates, and messages to try them on."""
-
-    name: str
-    memory: tuple[Memory, ...]
-    sizes: tuple[int, ...]
-    candidates: tuple[int, ...]
+    def way(self, value: int, size: int, values: Sequence[int]) -> int:
+        """The place among `values`, those of a point of this size, of what `value` does with a message of `size`."""
+        if self.ways is None:
+            return values.index(value)
+        return int(size >= value if self.first else size > value)
 
 
-THRESHOLDS = (
-    Threshold("small_bytes_of_two", ("registered", "ordinary"), tuple(128 * _K << i for i in range(6)), _EVER, 0),
-    Threshold("streaming_bytes", ("registered", "ordinary"), (2 * _M, 4 * _M, 8 * _M, 16 * _M), _EVER, 1, first=True),
-    Threshold("hand_over_bytes", ("registered",), (_K, 8 * _K, 64 * _K, 512 * _K, 4 * _M, 16 * _M), _EVER, 0),
-)
-CHOICES = (
-    Choice("staged_segment_bytes", ("ordinary",), (2 * _M, 4 * _M, 16 * _M), tuple(64 * _K << i for i in range(5))),
-    Choice("in_place_segment_bytes", ("registered",), (8 * _M, 16 * _M), tuple(_M << i for i in range(5))),
+def _threshold(name: str, memory: tuple[Memory, ...], sizes: tuple[int, ...], first: bool = False) -> Size:
+    """A threshold, of which the sizes that it is tried on are candidates, and one beyond them."""
+    candidates = (*sizes, 2 * sizes[-1]) if first else (sizes[0] // 2, *sizes)
+    return Size(name, memory, sizes, candidates, (_EVER, int(first)), first)
+
+
+_BOTH = ("registered", "ordinary")
+SIZES = (
+    _threshold("small_bytes_of_two", _BOTH, tuple(128 * _K << i for i in range(6))),
+    _threshold("streaming_bytes", _BOTH, (2 * _M, 4 * _M, 8 * _M, 16 * _M), first=True),
+    _threshold("hand_over_bytes", ("registered",), (_K, 8 * _K, 64 * _K, 512 * _K, 4 * _M, 16 * _M)),
+    Size("staged_segment_bytes", ("ordinary",), (2 * _M, 4 * _M, 16 * _M), tuple(64 * _K << i for i in range(5))),
+    Size("in_place_segment_bytes", ("registered",), (8 * _M, 16 * _M), tuple(_M << i for i in range(5))),
 )
 
 
@@ -136,7 +139,7 @@ class Bench:
 
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder, self._shuffler = rank, folder, random.Random(0)
-        most = max(size for one in (*THRESHOLDS, *CHOICES) for size in one.sizes)
+        most = max(size for one in SIZES for size in one.sizes)
         self._tensors = {"registered": ringlet.empty(most // 4), "ordinary": torch.empty(most // 4)}
         for tensor in self._tensors.values():
             tensor.fill_(1.0)
@@ -217,13 +220,10 @@ def agreed(mine: Sequence[float]) -> list[float]:
 
 def points(built_in: Values) -> list[Point]:
     """What the first pass measures; the built-in value, or the way that it takes, is among the values."""
-    found = []
-    for one in THRESHOLDS:
-        found += [Point(one.name, memory, size, (one.below, one.above)) for memory in one.memory for size in one.sizes]
-    for other in CHOICES:
-        values = tuple(sorted({*other.candidates, built_in[other.name]}))
-        found += [Point(other.name, memory, size, values) for memory in other.memory for size in other.sizes]
-    return found
+    return [
+        Point(one.name, memory, size, one.ways or tuple(sorted({*one.candidates, built_in[one.name]})))
+        for one in SIZES for memory in one.memory for size in one.sizes
+    ]  # fmt: skip
 
 
 def gains(times: Sequence[Sequence[float]], usual: int, other: int) -> list[float]:
@@ -249,14 +249,16 @@ def better(all_ratios: Iterable[Sequence[float]]) -> bool:
 
 def choose(times: Times, built_in: Values) -> dict[str, int]:
     """The best value of each size; the built-in one where no other is clearly better."""
-    found = {one.name: _threshold(one, times, built_in[one.name]) for one in THRESHOLDS}
-    for one in CHOICES:
-        here = [point for point in times if point.name == one.name]
-        values = here[0].values
-        usual = values.index(built_in[one.name])
-        ratios = {place: [gains(times[point], usual, place) for point in here] for place in range(len(values))}
-        good = [place for place in ratios if place != usual and better(ratios[place])]
-        found[one.name] = values[max(good, key=lambda place: _mean(ratios[place]), default=usual)]
+    found = {}
+    for one in SIZES:
+        usual = built_in[one.name]
+        ratios: dict[int, list[list[float]]] = {value: [] for value in one.candidates}
+        for point in (point for point in times if point.name == one.name):
+            now = one.way(usual, point.bytes, point.values)
+            for value in one.candidates:
+                ratios[value].append(gains(times[point], now, one.way(value, point.bytes, point.values)))
+        good = [value for value in one.candidates if value != usual and better(ratios[value])]
+        found[one.name] = max(good, key=lambda value: _mean(ratios[value]), default=usual)
     return found
 
 
@@ -264,40 +266,14 @@ def _mean(all_ratios: Iterable[Sequence[float]]) -> float:
     return statistics.geometric_mean(statistics.median(ratios) for ratios in all_ratios)
 
 
-def _threshold(one: Threshold, times: Times, usual: int) -> int:
-    """From the built-in value down while the way above is faster at the size next to it, or up while the one below."""
-    last = usual - 1 if one.first else usual  # the way below is taken up to here
-
-    def other_is_better(size: int, now: int) -> bool:
-        return better(gains(times[Point(one.name, m, size, (one.below, one.above))], now, 1 - now) for m in one.memory)
-
-    lower = [size for size in one.sizes if size <= last]
-    kept = len(lower)
-    while kept > 0 and other_is_better(lower[kept - 1], 0):
-        kept -= 1
-    if kept < len(lower):
-        below = lower[kept - 1] if kept else lower[0] // 2
-        return lower[kept] if one.first else below
-    moved = [size for size in one.sizes if size > last]
-    gone = 0
-    while gone < len(moved) and other_is_better(moved[gone], 1):
-        gone += 1
-    if gone == 0:
-        return usual
-    return 2 * moved[gone - 1] if one.first else moved[gone - 1]
-
-
 def differing(chosen: Values, built_in: Values) -> list[Point]:
     """What the second pass measures: each chosen value against the built-in one, wherever they differ."""
     found = []
-    for one in (*THRESHOLDS, *CHOICES):
-        if one.name not in chosen:
-            continue
-        pair = (built_in[one.name], chosen[one.name])
-        low, high = (min(pair), max(pair)) if isinstance(one, Threshold) else (0, _EVER)
-        edge = 1 if isinstance(one, Threshold) and one.first else 0  # sizes from low on, or above low
-        sizes = [size for size in one.sizes if low < size + edge <= high]
-        found += [Point(one.name, memory, size, pair) for memory in one.memory for size in sizes]
+    for one in SIZES:
+        if one.name in chosen:
+            pair = (built_in[one.name], chosen[one.name])
+            sizes = [size for size in one.sizes if len({one.way(value, size, pair) for value in pair}) > 1]
+            found += [Point(one.name, memory, size, pair) for memory in one.memory for size in sizes]
     return found
 
 

@@ -135,9 +135,22 @@ def _calibration() -> Finding:
 
 
 def _transports(wrong: list[str]) -> Iterator[Finding]:
-    yield _transport("threads", _try_threads, wrong)
-    yield _transport("shared_memory", _try_processes, wrong)
-    yield _transport("tcp", _try_connections, wrong)
+    """wrong: the variables with wrong values; the user must correct these first."""
+    for name, told, advice in (
+        ("threads", "threads is right", "see the message; if it names an undefined symbol, build ringlet again"),
+        ("shared_memory", f'processes is right, also through torch.distributed ("{ringlet.backend.NAME}")',
+         "see the host findings above"),
+        ("tcp", "processes over loopback is right",
+         "a sandbox or firewall may forbid listening and connecting on loopback"),
+    ):  # fmt: skip
+        with progress(f"trying {name} on {WORLD} ranks"):
+            try:
+                _try(name)
+            except Exception as error:  # whatever a rank raised, of any library, is the finding
+                first = f"first correct the variables that fail above: {', '.join(wrong)}"
+                yield Finding("transport", name, "fails", _reason(error), first if wrong else advice)
+            else:
+                yield Finding("transport", name, "ok", f"all_reduce on {WORLD} {told}")
     yield _congestion()
 
 
@@ -173,16 +186,14 @@ def _host_call(name: str, otherwise: str, attempt: Callable[[], int], advice: st
 
 
 def _huge_pages() -> Finding:
-    name = "huge pages"
     try:
         chosen = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
     except OSError:
-        return Finding("host", name, "absent", f"no {HUGE_PAGES}")
-    told = f"shmem_enabled = {chosen}"
+        return Finding("host", "huge pages", "absent", f"no {HUGE_PAGES}")
     if chosen in ("advise", "always", "within_size", "force"):
-        return Finding("host", name, "ok", told)
+        return Finding("host", "huge pages", "ok", f"shmem_enabled = {chosen}")
     advice = f"for fewer TLB misses in large buffers, as root: echo advise > {HUGE_PAGES}"
-    return Finding("host", name, "poor", told, advice)
+    return Finding("host", "huge pages", "poor", f"shmem_enabled = {chosen}", advice)
 
 
 def _kernels() -> Iterator[Finding]:
@@ -195,43 +206,17 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("kernels", "CPU", "ok", told)
 
 
-def _transport(name: str, attempt: Callable[[], str], wrong: list[str]) -> Finding:
-    """wrong: the variables with wrong values; the user must correct these first."""
-    with progress(f"trying {name} on {WORLD} ranks"):
-        try:
-            return Finding("transport", name, "ok", attempt())
-        except Exception as error:  # whatever a rank raised, of any library, is the finding
-            reason = _reason(error)
-    if wrong:
-        return Finding(
-            "transport", name, "fails", reason, f"first correct the variables that fail above: {', '.join(wrong)}"
-        )
-    advice = {
-        "shared_memory": "see the host findings above",
-        "tcp": "a sandbox or firewall may forbid listening and connecting on loopback",
-    }.get(name, "see the message; if it names an undefined symbol, build ringlet again")
-    return Finding("transport", name, "fails", reason, advice)
-
-
 def _reason(error: Exception) -> str:
     """The last line of the error: in a rank's traceback, the exception."""
     return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
-def _try_threads() -> str:
-    ringlet.spawn(_add_up, WORLD, transport="threads", timeout=TIMEOUT_S)
-    return f"all_reduce on {WORLD} threads is right"
-
-
-def _try_processes() -> str:
+def _try(name: str) -> None:
+    """An all-reduce on ranks of that transport; on processes that share memory through torch.distributed, too."""
     with tempfile.TemporaryDirectory(prefix="ringlet-doctor-") as folder:
-        ringlet.spawn(_add_up_both_ways, WORLD, (folder,), timeout=TIMEOUT_S)
-    return f'all_reduce on {WORLD} processes is right, also through torch.distributed ("{ringlet.backend.NAME}")'
-
-
-def _try_connections() -> str:
-    ringlet.spawn(_add_up, WORLD, transport="tcp", timeout=TIMEOUT_S)
-    return f"all_reduce on {WORLD} processes over loopback is right"
+        by_default = name == "shared_memory"
+        chosen = {} if by_default else {"transport": name}
+        ringlet.spawn(_add_up, WORLD, (folder if by_default else "",), timeout=TIMEOUT_S, **chosen)
 
 
 def _congestion() -> Finding:
@@ -239,30 +224,24 @@ def _congestion() -> Finding:
         machines, used = congestion_controls()
     except ringlet.Error as error:
         return Finding("transport", "tcp congestion", "fails", str(error), "set another name, or unset it")
-    if machines == used:
-        return Finding("transport", "tcp congestion", "ok", used)
-    return Finding(
-        "transport", "tcp congestion", "ok", f"{used}; this machine's {machines} would be slower for collectives"
-    )
+    slower = "" if machines == used else f"; this machine's {machines} would be slower for collectives"
+    return Finding("transport", "tcp congestion", "ok", used + slower)
 
 
-def _add_up(rank: int) -> None:
-    """Sums 1, 2, ... over the ranks, in registered and in ordinary memory."""
+def _add_up(rank: int, folder: str) -> None:
+    """Sums 1, 2, ... over the ranks, in registered and in ordinary memory. folder: of a store; empty: not through
+    torch."""
     for values in (ringlet.empty(1 << 16), torch.empty(1 << 16)):
         values.fill_(rank + 1)
         ringlet.all_reduce(values)
         _check(values)
-
-
-def _add_up_both_ways(rank: int, folder: str) -> None:
-    _add_up(rank)
-    dist.init_process_group(
-        ringlet.backend.NAME, store=dist.FileStore(f"{folder}/store", WORLD), rank=rank, world_size=WORLD
-    )
-    values = torch.full((1 << 16,), rank + 1.0)
-    dist.all_reduce(values)
-    dist.destroy_process_group()
-    _check(values)
+    if folder:
+        store = dist.FileStore(f"{folder}/store", WORLD)
+        dist.init_process_group(ringlet.backend.NAME, store=store, rank=rank, world_size=WORLD)
+        values = torch.full((1 << 16,), rank + 1.0)
+        dist.all_reduce(values)
+        dist.destroy_process_group()
+        _check(values)
 
 
 def _check(values: torch.Tensor) -> None:
@@ -291,14 +270,14 @@ def _gpu() -> Iterator[Finding]:
 def _peers() -> Iterator[Finding]:
     gloo = dist.is_gloo_available()
     yield Finding("peers", "gloo", "ok" if gloo else "absent", "part of this torch" if gloo else "not in this torch")
-    there = repository.installed()
+    there, where = repository.installed(), repository.root() or "ringlet's repository"
     for name in MPI_PEERS:
         if name in there:
             yield Finding("peers", name, "ok", "installed, for `ringlet bench --peers`")
         else:
-            where = repository.root() or "ringlet's repository"
-            advice = f"only to compare with: run `make peers` in {where}"
-            yield Finding("peers", name, "absent", "not installed", advice)
+            yield Finding(
+                "peers", name, "absent", "not installed", f"only to compare with: run `make peers` in {where}"
+            )
 
 
 def _line(finding: Finding) -> str:

@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
         help=f"one of {known}, or a file: {algorithm_files.FILES}")  # fmt: skip
     options.add(parser, "collective", default="all_reduce")
     size = parser.add_mutually_exclusive_group()
-    options.add(size, "world", default=4)
+    options.add(size, "world", default="4")  # text: argparse then sees that 4 was given, beside --hosts
     options.add(size, "hosts")
     options.add(parser, "root")
     parser.add_argument("--relative", dest="relative_program", action="store_true",

@@ -9,14 +9,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-
 import ringlet
 from ringlet import _C, environment
+from ringlet.agreement import all_gather_texts
 from ringlet.group import Group
 from ringlet.schedule.hosts import ranks_by_host
 
-_MOST_BYTES = 4096  # of one rank's text: names of 64 letters, an identity cut short, at most 16 addresses
 _IDENTITY_LETTERS = 200
 _LAUNCHES = ("torchrun --nproc-per-node 4 -m ringlet doctor --topology", "srun ringlet doctor --topology")
 
@@ -64,10 +62,7 @@ def own_host_address() -> HostAddress:
 
 def gathered(own: HostAddress, group: Group) -> list[HostAddress]:
     """The addresses by rank, gathered over the group itself. So this also tries the group."""
-    text = json.dumps(asdict(own)).encode().ljust(_MOST_BYTES)
-    texts = torch.empty(group.world * _MOST_BYTES, dtype=torch.uint8)
-    ringlet.all_gather(texts, torch.frombuffer(bytearray(text), dtype=torch.uint8), group=group)
-    told = (json.loads(bytes(text.tolist())) for text in texts.view(group.world, _MOST_BYTES))
+    told = (json.loads(text) for text in all_gather_texts(group.handle, json.dumps(asdict(own))))
     return [HostAddress(one["name"], one["identity"], tuple(one["addresses"])) for one in told]
 
 

@@ -210,8 +210,7 @@ def _sweeps(args: argparse.Namespace, cluster: Any) -> Iterator[Sweep]:
             raise BenchError(f"--collective: {collective} has only one algorithm; give one of {', '.join(known)}")
         yield Sweep(
             worlds=worlds, collectives=(collective,), algorithms=known[collective], memory=memory, hosts=cluster,
-            begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor, rounds=args.rounds,
-            sample_ms=args.sample_ms, transport=transport,
+            transport=transport, **_sizes_and_rounds(args),
         )  # fmt: skip
 
 
@@ -230,9 +229,12 @@ def _gpu_sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
             raise BenchError("--world 1: a single rank has no peers: give 2 or more")
         yield Sweep(
             worlds=(world,), collectives=args.collectives or OWN_OF_NCCL, algorithms=("auto", "nccl"),
-            memory=("ordinary",), begin_bytes=args.begin_bytes, end_bytes=args.end_bytes, factor=args.factor,
-            rounds=args.rounds, sample_ms=args.sample_ms, device=args.device,
+            memory=("ordinary",), device=args.device, **_sizes_and_rounds(args),
         )  # fmt: skip
+
+
+def _sizes_and_rounds(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("begin_bytes", "end_bytes", "factor", "rounds", "sample_ms")}
 
 
 def _measure(sweeps: Iterable[Sweep], sizes: str, variables: dict[str, str]) -> tuple[list[Row], dict[str, Any]]:

@@ -6,6 +6,7 @@ torch, is bench/ranks/probe.py.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringlet.agreement import all_gather_texts
 from ringlet.bench.ranks.case import Case
 from ringlet.bench.ranks.probe import Prober
 from ringlet.bench.ranks.torch_ranks import Function
-from ringlet.collectives import AnyGroup, all_gather
+from ringlet.collectives import AnyGroup
 from ringlet.errors import InvalidUsage
 from ringlet.group import current, has_default
 from ringlet.summation.probe import Layout, Order, Seen
@@ -116,16 +118,4 @@ def _members(group: AnyGroup | None) -> tuple[int, int, Callable[[str], list[str
 
         return dist.get_rank(group), world, gather
     ours = group or current()
-
-    def gather_bytes(text: str) -> list[str]:
-        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = torch.empty(ours.world, dtype=torch.int64)
-        all_gather(lengths, torch.tensor([len(mine)]), group=ours)
-        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        every = torch.empty(len(padded) * ours.world, dtype=torch.uint8)
-        all_gather(every, padded, group=ours)
-        parts = every.chunk(ours.world)
-        return [bytes(part[:length].tolist()).decode() for part, length in zip(parts, lengths, strict=True)]
-
-    return ours.rank, ours.world, gather_bytes
+    return ours.rank, ours.world, functools.partial(all_gather_texts, ours.handle)
