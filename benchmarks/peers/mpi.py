@@ -6,7 +6,9 @@ defaults, except for the settings here, which the results file repeats.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,3 +99,24 @@ def describe(peer: str, world: int, hosts: Hosts | None = None) -> str:
     if hosts is None:  # the arguments on hosts say where the ranks are, which the cluster tells
         told += _arguments(peer, world, None)
     return " ".join(told) or "defaults"
+
+
+def shared_files(pids: Iterable[int]) -> set[Path]:
+    """The files under /dev/shm that processes have mapped; none of those that have ended."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and _is_ours(line)}
+    return found
+
+
+def _is_ours(line: str) -> bool:
+    """Whether a line of /proc/PID/maps is of a file that has this name here: an emulated host has its own /dev/shm."""
+    _, _, _, device, inode, name = line.split(maxsplit=5)
+    major, minor = (int(part, 16) for part in device.split(":"))
+    try:
+        found = os.stat(name)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (os.makedev(major, minor), int(inode))

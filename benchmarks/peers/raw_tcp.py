@@ -87,6 +87,15 @@ class Stream:
         self._socket.sendall(b"1")
 
 
+def ends(hosts: Any) -> list[str]:
+    """The rank that rank 0 streams to, the first on another host, and its address. hosts: a `Hosts`, or None."""
+    if hosts is None:
+        return ["1", "127.0.0.1"]
+    cluster = hosts.cluster
+    away = [rank for rank in range(cluster.world) if cluster.host_of(rank) != cluster.host_of(0)]
+    return [str(away[0]), hosts.addresses[cluster.host_of(away[0])]] if away else ["1", "127.0.0.1"]
+
+
 def main(arguments: list[str]) -> None:
     """job, rank, world, the controller's socket, the store's file, the other rank and its address."""
     job, rank, world, path, store, other, address = arguments

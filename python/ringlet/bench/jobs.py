@@ -67,8 +67,7 @@ class Job:
     def await_ready(self, timeout_s: float) -> None:
         ready = self._answers(timeout_s, "start")
         self.version, self.transport = ready[0]["version"], ready[0]["transport"]
-        # A killed MPI cannot remove these files any more.
-        self._shared_files = {file for pid in self._pids.values() for file in _shared_files(pid)}
+        self._note_shared_files()
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Give all ranks a command, return their answers in rank order."""
@@ -97,8 +96,7 @@ class Job:
     def kill(self) -> None:
         """Ends the rest: first mpiexec, in order, so that it removes its files, then everything."""
         running = [process for process in self._processes if process.poll() is None]
-        # A killed MPI cannot remove these files any more.
-        self._shared_files = {file for pid in self._pids.values() for file in _shared_files(pid)}
+        self._note_shared_files()
         for process in running:
             process.terminate()
         until = time.monotonic() + _STOP_S / 5
@@ -116,6 +114,11 @@ class Job:
                     os.kill(self._pids[rank], signal.SIGKILL)
         for file in self._shared_files:
             file.unlink(missing_ok=True)
+
+    def _note_shared_files(self) -> None:
+        """Of an MPI library, which cannot remove them any more once it is killed."""
+        if self.name.partition("/")[0] in MPI_PEERS:
+            self._shared_files |= repository.module("peers.mpi").shared_files(self._pids.values())
 
     def _answers(self, timeout_s: float, doing: str) -> list[dict[str, Any]]:
         until, answers = time.monotonic() + timeout_s, {}
@@ -140,25 +143,6 @@ class Job:
     def _died(self, what: str) -> BenchError:
         said = self._log.read_text(errors="replace").strip().splitlines()[-15:]
         return BenchError(f"{self.name}, {self.world} ranks: {what}" + "".join(f"\n  | {line}" for line in said))
-
-
-def _shared_files(pid: int) -> set[Path]:
-    """The files under /dev/shm that a rank has mapped; none once it has ended."""
-    with contextlib.suppress(OSError):
-        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return {Path(line.split()[-1]) for line in maps if "/dev/shm/" in line and _is_ours(line)}
-    return set()
-
-
-def _is_ours(line: str) -> bool:
-    """Whether a line of /proc/PID/maps is of a file that has this name here: an emulated host has its own /dev/shm."""
-    _, _, _, device, inode, name = line.split(maxsplit=5)
-    major, minor = (int(part, 16) for part in device.split(":"))
-    try:
-        found = os.stat(name)
-    except OSError:
-        return False
-    return (found.st_dev, found.st_ino) == (os.makedev(major, minor), int(inode))
 
 
 class Jobs:
@@ -253,7 +237,7 @@ class Jobs:
         store = str(self._folder / (name.replace("/", "-") + ".store"))
         module, last = "ringlet.bench.ranks.torch_ranks", [self._transport, self._device]
         if library == STREAM:
-            module, last = "benchmarks.peers.raw_tcp", self._stream_ends()
+            module, last = "benchmarks.peers.raw_tcp", repository.module("peers.raw_tcp").ends(self._hosts)
             env["PYTHONPATH"] = os.pathsep.join((str(repository.root()), env["PYTHONPATH"]))
         start = [sys.executable, "-m", module, name]
         commands = [[*start, str(rank), str(self._world), socket_path, store, *last] for rank in range(self._world)]
@@ -261,14 +245,6 @@ class Jobs:
             places = map(self._hosts.cluster.host_of, range(self._world))
             commands = [self._hosts.command(host, line) for host, line in zip(places, commands, strict=True)]
         return commands, env
-
-    def _stream_ends(self) -> list[str]:
-        """The rank that rank 0 streams to, the first on another host, and its address."""
-        if self._hosts is None:
-            return ["1", "127.0.0.1"]
-        cluster = self._hosts.cluster
-        away = [rank for rank in range(cluster.world) if cluster.host_of(rank) != cluster.host_of(0)]
-        return [str(away[0]), self._hosts.addresses[cluster.host_of(away[0])]] if away else ["1", "127.0.0.1"]
 
     def _kill(self) -> None:
         for job in self._jobs.values():

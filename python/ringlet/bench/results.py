@@ -142,23 +142,11 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
     """Per size and round (fastest rival's p50 / ringlet's p50), for each set of rivals; `without_wrong`."""
     rows = without_wrong(rows)
     found = []
-    ours: dict[tuple[Call, Config], dict[tuple[int, int], float]] = defaultdict(dict)
-    for row in rows:
-        if row["library"] == "ringlet":
-            ours[(call_of(row), config_of(row))][(row["bytes"], row["round"])] = row["time_us_p50"]
     for rivals, names in rivals_of.items():
-        best: dict[tuple[Call, int, int], float] = {}
-        for row in rows:
-            if row["library"] in names:
-                key = (call_of(row), row["bytes"], row["round"])
-                best[key] = min(row["time_us_p50"], best.get(key, math.inf))
-        for (call, config), times in ours.items():
-            pairs: dict[int, list[float]] = defaultdict(list)
-            for (size, round_), time in times.items():
-                if (call, size, round_) in best:
-                    pairs[size].append(best[(call, size, round_)] / time)
-            if pairs:
-                found.append(Comparison(call, config, rivals, dict(pairs)))
+        for (call, config), sizes in _pairs(rows, names).items():
+            if config.library == "ringlet":
+                ratios = {size: [theirs / ours for ours, theirs in pairs] for size, pairs in sizes.items()}
+                found.append(Comparison(call, config, rivals, ratios))
     order = list(dict.fromkeys(row["collective"] for row in rows))
     return sorted(found, key=lambda one: (one.world, order.index(one.collective), _place(one.config)))
 
@@ -166,15 +154,26 @@ def compare(rows: Iterable[Row], rivals_of: Mapping[str, Sequence[str]] = RIVALS
 def relative_to(library: str, rows: Iterable[Row]) -> dict[tuple[Call, int, Config], float]:
     """(call, bytes, configuration) -> its p50 over that of `library`: medians over rounds of ratios within a round, of
     configurations without wrong elements. Empty if the library was not measured."""
-    rows = without_wrong(rows)
-    base = {(call_of(row), row["bytes"], row["round"]): row["time_us_p50"] for row in rows if row["library"] == library}
-    found: dict[tuple[Call, int, Config], list[float]] = defaultdict(list)
+    return {
+        (call, size, config): statistics.median(own / base for own, base in pairs)
+        for (call, config), sizes in _pairs(without_wrong(rows), (library,)).items() if config.library != library
+        for size, pairs in sizes.items()
+    }  # fmt: skip
+
+
+def _pairs(rows: list[Row], others: Sequence[str]) -> dict[tuple[Call, Config], dict[int, list[tuple[float, float]]]]:
+    """By call, configuration and size: its p50 and that of the fastest of other libraries, of each round."""
+    fastest: dict[tuple[Call, int, int], float] = {}
+    for row in rows:
+        if row["library"] in others:
+            key = (call_of(row), row["bytes"], row["round"])
+            fastest[key] = min(row["time_us_p50"], fastest.get(key, math.inf))
+    found: dict[tuple[Call, Config], dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         call, size = call_of(row), row["bytes"]
-        time = base.get((call, size, row["round"]))
-        if row["library"] != library and time is not None:
-            found[call, size, config_of(row)].append(row["time_us_p50"] / time)
-    return {key: statistics.median(ratios) for key, ratios in found.items()}
+        if (call, size, row["round"]) in fastest:
+            found[call, config_of(row)][size].append((row["time_us_p50"], fastest[call, size, row["round"]]))
+    return found
 
 
 def wrong_elements(rows: Iterable[Row]) -> int:

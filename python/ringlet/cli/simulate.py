@@ -16,7 +16,7 @@ from ringlet.cli import algorithm_files, options, outputs
 from ringlet.cli.search import MOVING, add_machine_and_sizes, machine_of, sizes_of
 from ringlet.cli.terminal import did_you_mean, print_table, require_rich
 from ringlet.errors import InvalidUsage
-from ringlet.schedule import Algorithm, Schedule, algorithms, schedule
+from ringlet.schedule import Algorithm, Schedule, ScheduleError, algorithms
 from ringlet.schedule.collectives import ROOTED
 from ringlet.schedule.cost import Link, Predictor, Times
 from ringlet.schedule.hosts import Hosts, described
@@ -130,35 +130,23 @@ def _schedules(args: argparse.Namespace, hosts: Hosts) -> Iterator[Schedule]:
     given = [one for one in algorithm_files.given() if one.collective == collective]
     built_in = [name for name, of, _ in algorithms() if of == collective]
     for one in wanted or [*built_in, *given]:
-        if isinstance(one, str):
-            one = next((mine for mine in given if mine.name == one), one)
-        if isinstance(one, Algorithm):
-            try:
-                yield _proved(one, collective, hosts, args.root)
-            except NotImplementedError as error:  # it does not cover this world
-                if wanted:
-                    raise InvalidUsage(f"{one.name}: {error}") from error
-        else:
-            yield _named(one, built_in, place=(collective, hosts, args.root))
-
-
-def _proved(one: Algorithm, collective: str, hosts: Hosts, root: int) -> Schedule:
-    if one.collective != collective:
-        raise InvalidUsage(f"{one.name} is an algorithm of {one.collective}, not of {collective}: leave it out")
-    made = one.schedule(len(hosts), root, hosts)
-    made.prove()
-    return made
-
-
-def _named(name: str, built_in: Sequence[str], place: tuple[str, Hosts, int]) -> Schedule:
-    """A built-in algorithm, or what `search` makes of some."""
-    collective, hosts, root = place
-    if name in built_in:
-        return schedule(name, collective, hosts=hosts, root=root)
-    try:
-        return composed(name, collective, hosts, root)
-    except ValueError as error:
-        raise InvalidUsage(f"{options.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
+        name = one if isinstance(one, str) else one.name
+        mine = one if isinstance(one, Algorithm) else next((made for made in given if made.name == name), None)
+        if mine and mine.collective != collective:
+            raise InvalidUsage(f"{mine.name} is an algorithm of {mine.collective}, not of {collective}: leave it out")
+        try:
+            made = mine.schedule(len(hosts), args.root, hosts) if mine else composed(name, collective, hosts, args.root)
+        except NotImplementedError as error:  # it does not cover this world
+            if wanted:
+                raise InvalidUsage(f"{name}: {error}") from error
+            continue
+        except ScheduleError:
+            raise
+        except ValueError as error:
+            raise InvalidUsage(f"{options.shown(name)}: {error}{did_you_mean(name, built_in)}") from error
+        if mine:
+            made.prove()
+        yield made
 
 
 def _simulated(made: Schedule, machine: HostsMachine, segments: dict[int, int], detailed: Iterable[int]) -> Simulated:

@@ -42,10 +42,6 @@ class HostsMachine:
     message: float
     gamma: float
 
-    @property
-    def uplink_mbit(self) -> float:
-        return 8 / self.uplink_beta / 1e6
-
 
 def _micro(value: float) -> float:
     return value * 1e-6

@@ -20,6 +20,7 @@ LISTS = {"all_gather_list": "all_gather", "reduce_scatter_list": "reduce_scatter
 CALLS = (*COLLECTIVES, *LISTS, "send_recv", "barrier")
 MEMORIES = ("registered", "ordinary", "allocator")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_list")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 ROOT = 0
 # A buffer from this size on is given back after its measurement, so that the libraries do not all hold one.
 KEEP_BYTES = 32 << 20

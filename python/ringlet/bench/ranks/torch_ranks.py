@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import data
-from .case import LISTS, NUMPY_DTYPES, ROOT, Case
+from .case import IN_PLACE, LISTS, NUMPY_DTYPES, REDUCING, ROOT, ROOTED, Case
 from .loop import serve
 
 _TIMEOUT_S = 120
@@ -46,7 +46,8 @@ class _Torch:
             self.version += f" on {gpus.get_device_name(self.device.index)}"
 
     def refusal(self, case: Case) -> str | None:
-        return None
+        odd = case.collective == "send_recv" and case.world % 2
+        return "send_recv pairs ranks: their number must be even" if odd else None
 
     def allocate(self, elements: int, case: Case) -> torch.Tensor:
         dtype = getattr(torch, case.dtype)
@@ -96,17 +97,12 @@ class TorchDistributed(_Torch):
             self.transport = getattr(group._get_backend(torch.device("cpu")), "transport", "shared_memory")
 
     def refusal(self, case: Case) -> str | None:
-        if case.collective == "send_recv" and case.world % 2:
-            return "send_recv pairs ranks: their number must be even"
         if self._backend == "nccl" and case.dtype == "int16":
             return "NCCL has no int16"
-        if self._backend != "gloo":
-            return None
-        if case.op == "avg":
+        if self._backend == "gloo" and case.op == "avg":
             return "gloo has no average"
-        if case.dtype in _NOT_IN_GLOO or (case.dtype.startswith("complex") and case.op != "sum"):
-            return f"gloo has no {case.op} of {case.dtype}"
-        return None
+        lacks = case.dtype in _NOT_IN_GLOO or (case.dtype.startswith("complex") and case.op != "sum")
+        return f"gloo has no {case.op} of {case.dtype}" if self._backend == "gloo" and lacks else super().refusal(case)
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
         blocks = None if output is None else list(output.chunk(case.world))
@@ -155,30 +151,20 @@ class Ringlet(_Torch):
             self.version = f"ringlet {ringlet.__version__} through {ringlet.current().gpu_transport(self.device)}"
 
     def refusal(self, case: Case) -> str | None:
-        if case.collective in LISTS:
-            return "lists of tensors are for torch.distributed"
-        if case.collective == "send_recv" and case.world % 2:
-            return "send_recv pairs ranks: their number must be even"
-        return None
+        return "lists of tensors are for torch.distributed" if case.collective in LISTS else super().refusal(case)
 
     def bind(self, case: Case, source: Any, output: Any) -> Callable[[], object]:
-        ringlet = self._ringlet
+        if case.collective == "barrier":
+            return self._ringlet.barrier
+        if case.collective == "send_recv":
+            return functools.partial(_there_and_back, self._ringlet, self.rank, source, output)
         # `auto` is the default: not passing it measures what a user types.
-        chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
-        into = {"output": output} if case.collective == "all_reduce" and output is not None else {}
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": functools.partial(ringlet.all_reduce, source, op=case.op, **chosen, **into),
-            "broadcast": functools.partial(ringlet.broadcast, source, root=ROOT, **chosen),
-            "reduce": functools.partial(ringlet.reduce, source, root=ROOT, op=case.op, **chosen),
-            "reduce_scatter": functools.partial(ringlet.reduce_scatter, output, source, op=case.op, **chosen),
-            "all_gather": functools.partial(ringlet.all_gather, output, source, **chosen),
-            "gather": functools.partial(ringlet.gather, output, source, root=ROOT, **chosen),
-            "scatter": functools.partial(ringlet.scatter, output, source, root=ROOT, **chosen),
-            "all_to_all": functools.partial(ringlet.all_to_all, output, source, **chosen),
-            "send_recv": functools.partial(_there_and_back, ringlet, self.rank, source, output),
-            "barrier": ringlet.barrier,
-        }
-        return calls[case.collective]
+        named: dict[str, Any] = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
+        named |= {"op": case.op} if case.collective in REDUCING else {}
+        named |= {"root": ROOT} if case.collective in ROOTED else {}
+        named |= {"output": output} if case.collective == "all_reduce" and output is not None else {}
+        buffers = (source,) if case.collective in IN_PLACE else (output, source)
+        return functools.partial(getattr(self._ringlet, case.collective), *buffers, **named)
 
     def barrier(self) -> None:
         self._ringlet.barrier()
@@ -252,12 +238,8 @@ def _name(tensor: torch.Tensor) -> str:
 
 def main(arguments: list[str]) -> None:
     """job, rank, world, the controller's socket, the store's file, ringlet's transport, the buffers' device."""
-    job, rank, world, path, store, transport, device = (
-        arguments[0],
-        int(arguments[1]),
-        int(arguments[2]),
-        *arguments[3:],
-    )
+    job, place, ranks, path, store, transport, device = arguments
+    rank, world = int(place), int(ranks)
     torch.set_num_threads(1)
     library, _, via = job.partition("/")
 

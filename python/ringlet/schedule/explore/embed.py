@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -173,7 +173,7 @@ def scene(made: Schedule) -> dict[str, Any]:
         "sent": max(sent.values(), default=0), "evenly": len({sent[rank] for rank in range(made.world)}) == 1,
         "link": max(links.values(), default=0),
         "depth": max((execution.trees.depth[tree] for tree in results), default=0), "trees": len(results),
-        **_results(made, frames, sorted(values)),
+        **_results(made, frames),
     }  # fmt: skip
 
 
@@ -193,21 +193,17 @@ def _with_ends(values: list[tuple[int, ...]], frames: Frames) -> list[tuple[int,
     return found[::-1]
 
 
-def _results(made: Schedule, frames: Frames, values: list[tuple[int, ...]]) -> dict[str, Any]:
+def _results(made: Schedule, frames: Frames) -> dict[str, Any]:
     """Who has the result when, and the first result that is not the rank's own from the start."""
-    writes: dict[tuple[int, int], list[tuple[int, ...]]] = defaultdict(list)
-    for moment, rank, box, *value in values:
-        writes[rank, box].append((moment, *value))
-    barrier = made.collective == "barrier"
-    outputs = [(0,) if barrier else range(first, first + count) for first, count in made.outputs]
-
-    def holds(moment: int, rank: int, box: int) -> bool:
-        found = [value for when, *value in writes[rank, box] if when <= moment]
-        return bool(found) and found[-1] == list(writes[rank, box][-1][1:])
-
-    done = [sum(all(holds(moment, rank, box) for box in boxes) for rank, boxes in enumerate(outputs))
-            for moment in range(len(frames.frames))]  # fmt: skip
-    last = frames.frames[-1]
-    made_here = ((rank, box) for rank, boxes in enumerate(outputs) for box in boxes
-                 if not holds(0, rank, box) and (last[rank][box] or (0, 0))[1] != 1 << rank)  # fmt: skip
+    outputs = [(0, 1)] * made.world if made.collective == "barrier" else made.outputs
+    begin, end = frames.frames[0], frames.frames[-1]
+    done = [
+        sum(frame[rank][first : first + count] == end[rank][first : first + count]
+            for rank, (first, count) in enumerate(outputs))
+        for frame in frames.frames
+    ]  # fmt: skip
+    made_here = (
+        (rank, box) for rank, (first, count) in enumerate(outputs) for box in range(first, first + count)
+        if begin[rank][box] != end[rank][box] and (end[rank][box] or (0, 0))[1] != 1 << rank
+    )  # fmt: skip
     return {"done": done, "first": next(made_here, (0, 0))}
