@@ -100,12 +100,12 @@ void MessageEngine::begin_published(const Call& call, const CallSignature& signa
       call.algorithm != nullptr ? *call.algorithm : algorithm_for(call.collective, whole, false);
   const MessagePlan& plan = plan_for(algorithm, call.root);
   const size_t limit = segment_bytes(whole);
-  MessageCall shared{call,   plan, CallLayout(call, {rank_, world_, call.root}, plan.parts), scratch_, nullptr,
-                     world_, 0};
+  auto run = std::make_unique<Run>(call, plan, scratch_, RankInfo{rank_, world_, call.root}, signature);
+  MessageCall& shared = run->shared;
   if (is_reduction(call.collective)) shared.kernel = reduce_kernel(call.dtype, call.op);
   shared.width = std::max<size_t>(1, limit / (size * static_cast<size_t>(plan.parts)));
-  const size_t segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
-  if (segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
+  run->segments = std::max<size_t>(1, ceil_div(shared.layout.longest_chunk(), shared.width));
+  if (run->segments == 1) shared.width = std::max<size_t>(1, shared.layout.longest_chunk());
   shared.outbox = [this](size_t segment, int message) {
     link(run_->shared.plan.sent[message].peer).queue.push_back({segment, message});
   };
@@ -116,15 +116,15 @@ void MessageEngine::begin_published(const Call& call, const CallSignature& signa
   // The number of segments under way is the same on every rank. Otherwise a segment that only one rank of a pair has
   // begun would block the messages of earlier segments.
   const size_t of_segment = shared.width * size * static_cast<size_t>(plan.most_held);
-  const size_t window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_segment), 2, kMostSegmentsUnderWay);
-  if (segments_.size() < window) segments_.resize(window);
-  auto run = std::make_unique<Run>(call, std::move(shared), signature, segments, window);
+  run->window = std::clamp<size_t>(kScratchBytes / std::max<size_t>(1, of_segment), 2, kMostSegmentsUnderWay);
+  run->finished.resize(run->window);
+  if (segments_.size() < run->window) segments_.resize(run->window);
   made_before_ = std::exchange(made_, {signature, call.sequence});
   run->header.signature = signature.signature;
   run->header.count = signature.count;
   run->header.call = calls_;
   run->header.sequence = call.sequence;
-  note(call, {&algorithm, "in messages", segments, whole, limit});
+  note(call, {&algorithm, "in messages", run->segments, whole, limit});
   run->waiting.timeout = call.timeout;
   run->waiting.awaits = [this](int peer) { return awaits(peer); };
   run->waiting.straggler = [this] { return health().straggler(awaited()); };

@@ -114,18 +114,15 @@ struct MessageEngine::Link {
 };
 
 struct MessageEngine::Run {
-  Run(const Call& call, MessageCall shared, const CallSignature& signature, size_t segments, size_t window)
+  Run(const Call& call, const MessagePlan& plan, Scratch& scratch, const RankInfo& info, const CallSignature& signature)
       : call(call),
-        shared(std::move(shared)),
         signature(signature),
-        segments(segments),
-        window(window),
-        finished(window, 0) {}
+        shared{call, plan, CallLayout(call, info, plan.parts), scratch, nullptr, info.world, 0} {}
 
   const Call& call;
-  const MessageCall shared;
   const CallSignature signature;
-  const size_t segments, window;
+  MessageCall shared;
+  size_t segments = 1, window = 1;
   FrameHeader header{};  // of all its messages
   Deadline::Clock::duration slept{};
   std::optional<Deadline::Clock::time_point> asleep_since{};  // while nothing has moved

@@ -56,8 +56,8 @@ bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
     if (progress(one_segment && idle < kGlances)) {
       idle = 0;
       if (const auto since = std::exchange(run.asleep_since, {})) run.slept += Deadline::Clock::now() - *since;
-      // A long call may never sleep.
-      if (effort.alone && run.done != done) health().check_interrupts([this] { return context(); });
+      const bool goes_on = run.done != done && run.done < run.segments;  // a long call may never sleep
+      if (effort.alone && goes_on) health().check_interrupts([this] { return context(); });
       continue;
     }
     if (++idle < effort.looks) {
