@@ -29,7 +29,6 @@ import torch.distributed as dist
 import ringlet
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.run import Outcome
 from ringlet.bench.thresholds import agreed
 from ringlet.cli import outputs
 
@@ -117,7 +116,7 @@ def middle(found: list[float]) -> str:
 
 
 def write(folder: Path, lines: list[str], load: float, options: argparse.Namespace) -> None:
-    meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
+    meta = results.circumstances(load)
     name = meta["machine"]["name"]
     text = [f"# Asynchronous calls against synchronous ones on {name}, {str(meta['date'])[:10]}", ""]
     text += [

@@ -23,7 +23,6 @@ import torch
 import ringlet
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.run import Outcome
 from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call
 from ringlet.cli import outputs
 from ringlet.cli.tune import calibration
@@ -89,7 +88,7 @@ def ratio(found: list[float]) -> str:
 
 
 def write(folder: Path, table: str, lines: list[str], load: float, rounds: int) -> None:
-    meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
+    meta = results.circumstances(load)
     name = meta["machine"]["name"]
     text = [f"# Calibrated sizes against the built-in ones on {name}, {str(meta['date'])[:10]}", ""]
     text += ["Written by `benchmarks/calibrated.py`.", "", *report.facts(meta), "", "The table:", "", "```"]

@@ -97,7 +97,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def report(rows: list[dict[str, Any]], outcome: Outcome, load: float) -> str:
-    meta = circumstances(outcome, load)
+    meta = circumstances(load, outcome)
     text = [f"# Contention on uplinks, {meta['date'][:10]}", ""]
     text += ["Written by `benchmarks/contention.py`, which says what the columns mean. Uplinks of 200 Mbit/s.", ""]
     text += [*facts(meta), ""]

@@ -29,7 +29,6 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.run import Outcome
 from ringlet.bench.thresholds import agreed, in_turns, seconds_a_call, table_line
 from ringlet.cli import outputs
 
@@ -126,7 +125,7 @@ def distance(rank: int) -> float:
 
 
 def write(folder: Path, lines: list[str], load: float, rounds: int) -> None:
-    meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
+    meta = results.circumstances(load)
     name = meta["machine"]["name"]
     text = [f"# Slow copies past the caches on {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
     text += [

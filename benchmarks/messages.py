@@ -29,7 +29,6 @@ import ringlet
 from ringlet import _C
 from ringlet.bench import report, results
 from ringlet.bench.cases import format_bytes
-from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
 SIZES = (8, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -124,7 +123,7 @@ def distance(rank: int) -> float:
 
 
 def write(folder: Path, lines: list[str], load: float) -> None:
-    meta = results.circumstances(Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__}), load)
+    meta = results.circumstances(load)
     name = meta["machine"]["name"]
     text = [f"# Messages between two ranks of {name}, {str(meta['date'])[:10]}", "", *report.facts(meta), ""]
     text += [

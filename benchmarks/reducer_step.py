@@ -30,15 +30,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
-from hosts import Hosts
 from ringlet.bench.report import facts
 from ringlet.bench.results import circumstances
-from ringlet.bench.run import Outcome
 from ringlet.cli import outputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.clusters import Cluster, read_cluster
+from benchmarks.hosts import Hosts
 
 from char_transformer import CharTransformer, Size, Text, loss_of
 
@@ -285,7 +284,7 @@ def main() -> None:
         else:
             torch.multiprocessing.spawn(measure, (options.ranks, options, folder), nprocs=options.ranks)
         found = json.loads(Path(folder, "rows.json").read_text())
-    meta = circumstances(Outcome(versions={"torch": torch.__version__, "ringlet": ringlet.__version__}), load)
+    meta = circumstances(load)
     show(found)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

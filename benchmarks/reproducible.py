@@ -352,7 +352,7 @@ def main() -> int:
     options = parser.parse_args()
     outputs.check({"--json": options.json, "--report": options.report})
     versions = {"torch": torch.__version__, "ringlet": ringlet.__version__}
-    meta = circumstances(Outcome(versions=versions), os.getloadavg()[0])
+    meta = circumstances(os.getloadavg()[0], Outcome(versions=versions))
     found: dict[str, list[dict[str, Any]]] = {"digests": [], "costs": []}
     with tempfile.TemporaryDirectory() as folder:
         for world in WORLDS if "digests" in options.parts else (4, 2):

@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringlet
 from ringlet.bench.results import circumstances
-from ringlet.bench.run import Outcome
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from char_transformer import CharTransformer, Size, Text, loss_of
@@ -293,7 +292,7 @@ def main() -> None:
     if absent:
         print(f"\nleft out, because their library is not installed: {', '.join(absent)}")
     if options.json:
-        load_free = circumstances(Outcome(versions={"torch": torch.__version__, "ringlet": ringlet.__version__}), 0.0)
+        load_free = circumstances(0.0)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
         options.json.with_suffix(".meta.json").write_text(json.dumps(load_free, indent=2) + "\n")

@@ -123,7 +123,7 @@ def megabytes(nbytes: int) -> str:
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace, load: float) -> str:
     outcome = Outcome(versions={"ringlet": f"ringlet {ringlet.__version__}, torch {torch.__version__}"})
-    meta = circumstances(outcome, load)
+    meta = circumstances(load, outcome)
     model = (
         f"transformer of width {options.width} and {options.layers} layers, {rows[0]['parameters']:,} parameters, "
         f"bfloat16, Adam, backend {options.backend}"

@@ -200,7 +200,7 @@ def test_files_that_hold_no_results(text, idle, capsys):
     assert "--from: " in refusal(capsys, "bench", "--from", "rows.jsonl", "--plot", "x.svg")
     (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
     (idle / "rows.meta.json").write_text('{"machine": 5}')
-    assert "rows.meta.json: `machine` is not as" in refusal(capsys, "bench", "--from", "rows.jsonl")
+    assert "rows.meta.json is not as `ringlet bench" in refusal(capsys, "bench", "--from", "rows.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -222,22 +222,21 @@ def test_a_row_with_a_number_that_cannot_be(change, idle, capsys):
 
 
 @pytest.mark.parametrize(
-    ("meta", "part"),
+    "meta",
     [
-        ('{"cluster": {"hosts": 2, "bogus": 1}}', "`cluster` (Cluster"),
-        ('{"cluster": {"hosts": "2"}}', "hosts = '2' is not a whole number"),
-        ('{"cluster": {"numbering": "block"}}', "`cluster` ("),
-        ('{"limit": {"memory_bytes": 1}}', "`limit` is"),
-        ('{"limit": 5}', "`limit` is"),
-        ('{"machine": {"cores": "two"}}', "`cores` of `machine` is"),
-        ("[]", "the file is"),
+        '{"cluster": {"hosts": 2, "bogus": 1}}',
+        '{"cluster": {"hosts": "2"}}',
+        '{"cluster": {"numbering": "block"}}',
+        '{"limit": {"memory_bytes": 1}}',
+        '{"limit": 5}',
+        '{"machine": {"cores": "two"}}',
+        "[]",
     ],
 )
-def test_circumstances_that_cannot_be(meta, part, idle, capsys):
+def test_circumstances_that_cannot_be(meta, idle, capsys):
     (idle / "rows.jsonl").write_text(ROW.replace("P50", "2"))
     (idle / "rows.meta.json").write_text(meta)
-    told = refusal(capsys, "bench", "--from", "rows.jsonl")
-    assert "--from: rows.meta.json: " in told and part in told
+    assert "--from: rows.meta.json is not as " in refusal(capsys, "bench", "--from", "rows.jsonl", "--report", "x.md")
 
 
 @pytest.mark.parametrize("order", [("0", "7", "null"), ("null", "7", "0"), ("7", "null", "0")])

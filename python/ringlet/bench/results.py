@@ -24,6 +24,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+import ringlet
 from ringlet.group import congestion_controls
 
 from . import repository
@@ -41,7 +44,6 @@ _ROW: dict[str, Any] = {
 }  # fmt: skip
 KEYS = tuple(_ROW)
 _OPTIONAL = ("wrong", "uplink_bytes")  # None: not checked; not on emulated hosts
-_LIMIT_FACTS = ("line_round_trip_us", "read_written_gbps", "memory_bytes", "copy_gbps", "add_gbps")
 RIVALS = {"best MPI": MPI_PEERS, "gloo": ("gloo",), "NCCL": (NCCL,)}
 
 Meta = dict[str, Any]
@@ -233,43 +235,21 @@ def read(path: Path) -> tuple[list[Row], Meta]:
             raise BenchError(f"--from: line {number} of {path} holds no results of `ringlet bench --json`")
     if not rows:
         raise BenchError(f"--from: {path} holds no results of `ringlet bench --json`")
-    if part := _wrong_part(meta):
-        raise BenchError(f"--from: {beside}: {part} is not as `ringlet bench --json` writes it")
     return rows, meta
 
 
 def _fits(key: str, value: Any) -> bool:
     if _ROW[key] is str:
         return isinstance(value, str)
-    return _is_number(value, *_ROW[key]) or (value is None and key in _OPTIONAL)
+    kind, least = _ROW[key]
+    right = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    return least <= value <= 1 << 63 if right else value is None and key in _OPTIONAL
 
 
-def _is_number(value: Any, kind: type = float, least: float = 0) -> bool:
-    kinds = (int, float) if kind is float else (int,)
-    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= 1 << 63
-
-
-def _wrong_part(meta: Any) -> str | None:
-    """The part of the circumstances that is not as `circumstances` makes it; None: all are."""
-    if not isinstance(meta, dict):
-        return "the file"
-    for part in ("machine", "cluster", "versions", "settings", "refused", "limit"):
-        if not isinstance(meta.get(part, {}), dict):
-            return f"`{part}`"
-    if not _is_number(meta.get("machine", {}).get("cores", 0)):
-        return "`cores` of `machine`"
-    if meta.get("limit") and not all(_is_number(meta["limit"].get(name)) for name in _LIMIT_FACTS):
-        return "`limit`"
-    try:
-        if meta.get("cluster"):
-            repository.module("clusters").Cluster(**meta["cluster"])
-    except (BenchError, TypeError) as error:  # a wrong value; a name that is unknown or missing
-        return f"`cluster` ({error})"
-    return None
-
-
-def circumstances(outcome: Outcome, load: float, cluster: Any = None) -> Meta:
-    """The circumstances of a figure: hardware, command, commit and versions. `load`: its average before the run."""
+def circumstances(load: float, outcome: Outcome | None = None, cluster: Any = None) -> Meta:
+    """The circumstances of a figure: hardware, command, commit and versions. load: its average before the run. outcome:
+    of a sweep; None: of a program with ringlet and torch."""
+    outcome = outcome or Outcome(versions={"ringlet": ringlet.__version__, "torch": torch.__version__})
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),

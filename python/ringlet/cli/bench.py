@@ -121,7 +121,7 @@ def bench_command(args: argparse.Namespace) -> int:
         require_able(sweep)
     elif args.json:
         raise BenchError("--json and --from: --from only reads results and measures nothing: leave one of them out")
-    earlier = results.read(args.source) if args.source else ([], {})
+    earlier = _earlier(args.source) if args.source else ([], {})
     _check_outputs(args)
     if missing := getattr(args, "missing_peers", ()):
         where = "" if repository.root() else " in ringlet's repository"
@@ -135,6 +135,17 @@ def bench_command(args: argparse.Namespace) -> int:
     if args.report:
         _write_report(args.report, rows, meta)
     return 1 if results.wrong_elements(rows) else 0
+
+
+def _earlier(path: Path) -> tuple[list[Row], results.Meta]:
+    """What an earlier run has written. BenchError if it is not that, before any file is written."""
+    rows, meta = results.read(path)
+    try:
+        report.markdown(rows, meta)
+    except (BenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        beside = results.meta_file(path)
+        raise BenchError(f"--from: {beside} is not as `ringlet bench --json` writes it ({error})") from error
+    return rows, meta
 
 
 def machine_bytes() -> int:
@@ -277,7 +288,7 @@ def measure(sweep: Sweep, path: Path | None = None) -> tuple[list[Row], results.
         outcome = run(sweep, seen)
     for name, reason in outcome.refused.items():
         print(f"{name} was not measured: {reason}", file=sys.stderr)
-    meta = results.circumstances(outcome, load, sweep.hosts)
+    meta = results.circumstances(load, outcome, sweep.hosts)
     if path:
         results.write_meta(path, meta)
     return outcome.rows, meta
