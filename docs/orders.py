@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringlet.cli.reveal import panels
 from ringlet.schedule import algorithms, draw_trees, schedule
 from ringlet.schedule.collectives import REDUCTIONS
 from ringlet.schedule.execution import execute
+from ringlet.summation.report import panels
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "baselines" / "2026-11-27-summation-orders.jsonl"
 BESIDE = ("ringlet reveal gloo -n 4", "ringlet reveal openmpi -n 4")  # the picture's

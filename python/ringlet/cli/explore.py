@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ringlet.cli import algorithm_files, options, outputs
-from ringlet.cli.reveal import panels
 from ringlet.cli.terminal import did_you_mean, progress
 from ringlet.errors import InvalidUsage
 from ringlet.log import ranges
@@ -18,6 +17,7 @@ from ringlet.schedule.collectives import COLLECTIVES
 from ringlet.schedule.draw_trees import Panel
 from ringlet.schedule.explore import page
 from ringlet.schedule.explore.embed import MOST_WORLD, Source, catalogue, known_sources
+from ringlet.summation.report import panels
 
 
 def add_to(commands: Any) -> None:

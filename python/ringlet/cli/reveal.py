@@ -6,7 +6,6 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ringlet.bench import repository
@@ -19,6 +18,7 @@ from ringlet.errors import InvalidUsage
 from ringlet.schedule import algorithms, draw_trees
 from ringlet.summation import Revealed, reveal_call
 from ringlet.summation.probe import NUMBERS, REVEALED, numbers_of
+from ringlet.summation.report import panels
 
 TARGETS = ("gloo", "nccl", *MPI_PEERS)
 _OWN = "ringlet:"
@@ -73,26 +73,6 @@ def reveal_command(args: argparse.Namespace) -> int:
     if args.output:
         args.output.write_text(draw_trees.svg(panels([one.plain() for one in found])), encoding="utf-8")
     return 0
-
-
-def panels(found: Sequence[dict[str, Any]]) -> list[draw_trees.Panel]:
-    """The pictures of what `--json` writes: of each library, the largest message with the most orders."""
-    drawn = []
-    for one in found:
-        seen = max(one["messages"], key=lambda seen: (len(set(seen["layouts"][0]["orders"])), seen["elements"]))
-        layout = seen["layouts"][0]
-        used = list(dict.fromkeys(layout["orders"]))
-        drawn.append(
-            draw_trees.Panel(
-                title=f"{one['target']}, {one['world']} ranks",
-                subtitle=f"{one['version']}: {one['collective']} of {seen['elements']:,} {one['dtype']}",
-                elements=seen["elements"] * (one["world"] if one["collective"] == "reduce_scatter" else 1),
-                starts=layout["starts"],
-                trees=[used.index(order) for order in layout["orders"]],
-                texts=[one["orders"][order]["text"] for order in used],
-            )
-        )
-    return drawn
 
 
 def _revealed(target: str, args: argparse.Namespace) -> Revealed:

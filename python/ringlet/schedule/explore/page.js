@@ -60,13 +60,12 @@ const sceneOf = (name) => load(rowOf(name, state.collective), state.ranks, state
 /** First the stage, then what stands below it. */
 async function update(changes) {
   const mine = ++turn;
-  const before = state;
   state = allowed({ ...state, ...changes });
   fillChoices();
   const [a, b] = await Promise.all(SIDES.map((side) => (state[side] ? sceneOf(state[side]) : null)));
   if (mine !== turn) return;
   shown = { a, b, all: [] };
-  chooseBox(before);
+  chooseBox();
   showStages();
   loadPlayer(state.at);
   await new Promise((resolve) => setTimeout(resolve));
@@ -79,12 +78,10 @@ async function update(changes) {
 }
 
 /** Chooses a chunk whose making is worth a look, where none is chosen or the old one is gone. */
-function chooseBox(before) {
+function chooseBox() {
   const scene = shown.a ?? shown.b;
-  if (!scene) return;
-  const moved = ["collective", "ranks", "root"].some((name) => before[name] !== state[name]) && before.box === state.box;
-  const there = state.rank >= 0 && state.rank < state.ranks && state.box >= 0 && state.box < boxesOf(scene);
-  if (moved || !there) [state.rank, state.box] = scene.byRank ? [0, 0] : scene.first;
+  const there = scene && state.rank >= 0 && state.rank < state.ranks && state.box >= 0 && state.box < boxesOf(scene);
+  if (scene && !there) [state.rank, state.box] = scene.byRank ? [0, 0] : scene.first;
 }
 
 function options(id, pairs, value) {

@@ -12,7 +12,7 @@ class Plot {
 
   /** `curves`: [{name, scene, side}], side "a", "b" or "". */
   show(curves, machine, bytes, width) {
-    Object.assign(this, { curves, width, height: width < 440 ? 280 : 320 });
+    Object.assign(this, { curves, machine, bytes, width, height: width < 440 ? 280 : 320 });
     for (const curve of curves) curve.seconds = SIZES.map((size) => predict(curve.scene, size, machine).seconds);
     const all = curves.flatMap((curve) => curve.seconds).filter((value) => value > 0);
     [this.low, this.high] = [log10(Math.min(...all)) - 0.1, log10(Math.max(...all)) + 0.1];
@@ -60,20 +60,13 @@ class Plot {
     if (side) this.text(`curve-name ${side}`, x - 8, clamp(y - 8, EDGE.top + 10, this.height), "end", titleOf(name));
   }
 
-  /** Which of the two on stage is faster at which of the sizes, in words. */
+  /** Which of the two on stage is faster at the chosen size, in words. */
   comparison() {
     const [a, b] = ["a", "b"].map((side) => this.curves.find((curve) => curve.side === side));
     if (!a || !b) return "";
-    const fastest = SIZES.map((_, i) => {
-      const ratio = a.seconds[i] / b.seconds[i];
-      if (Math.abs(ratio - 1) < 1e-6) return "both take the same time";
-      return `${titleOf(ratio < 1 ? a.name : b.name)} is faster`;
-    });
-    const ends = SIZES.map((_, i) => i).filter((i) => fastest[i] !== fastest[i + 1]);
-    const spans = ends.map((i) => {
-      const where = ends.length === 1 ? "at every size" : i === ends.at(-1) ? "above" : `up to ${bytesText(SIZES[i])}`;
-      return `${fastest[i]} ${where}`;
-    });
-    return `Predicted: ${spans.join(", ")}.`;
+    const [mine, other] = [a, b].map(({ scene }) => predict(scene, this.bytes, this.machine).seconds);
+    const ratio = significant(Math.max(mine, other) / Math.min(mine, other));
+    if (ratio === "1") return `Predicted: both take the same time at ${bytesText(this.bytes)}.`;
+    return `Predicted: ${titleOf((mine < other ? a : b).name)} is ${ratio} times as fast at ${bytesText(this.bytes)}.`;
   }
 }
