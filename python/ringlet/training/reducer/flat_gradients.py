@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ringlet.training.flat import allocate, part_of, same_place
+from ringlet.training.flat import allocate, part_of
 from ringlet.training.gradient_hooks import has_own_memory
 
 from . import buckets
@@ -45,7 +45,7 @@ class FlatBucket:
 
     def zeros(self) -> FlatBucket:
         """A bucket of the same layout that holds zeros: what a rank without inputs contributes."""
-        made = FlatBucket(self.number, lambda: self.make_buffer().zero_(), self.nbytes, self.device)
+        made = FlatBucket(self.number, self.make_buffer, self.nbytes, self.device)  # a new buffer holds zeros
         made.members = [dataclasses.replace(gradient, bucket=made, _view=None) for gradient in self.members]
         return made
 
@@ -107,7 +107,13 @@ class Gradient:
 
     def is_at(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` has this gradient's memory, element for element."""
-        return self.bucket.has_buffer and same_place(tensor, self.view)
+        return (
+            "buffer" in self.bucket.__dict__
+            and tensor.layout is torch.strided
+            and tensor.is_set_to(self.view)
+            and tensor.dtype is self.dtype
+            and not (tensor.is_conj() or tensor.is_neg())
+        )
 
     def hand_over(self) -> None:
         """Makes the parameter's `.grad` an alias of `view`. If the parameter's layout has changed since, as by

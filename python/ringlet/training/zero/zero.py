@@ -215,8 +215,8 @@ class Zero(ShardReduction):
             return False
         if self._checks is not None and not self._window.full and self._window.seen:
             raise InvalidUsage(
-                f"step(partial=True) after {self._window.seen} of {self.options.accumulate} micro-batches: "
-                "with reproducible=True every window is full: call zero_grad(), which drops it"
+                f"step(partial=True) {self._window.told()}: with reproducible=True every window is full: call "
+                "zero_grad(), which drops it"
             )
         if self._window.seen == 0 and self.options.accumulate == 1:
             return False
@@ -253,8 +253,8 @@ class Zero(ShardReduction):
         self._take_exchanged()
         if not self._window.full:
             raise InvalidUsage(
-                f"clip_grad_norm_ after {self._window.seen} of {self.options.accumulate} micro-batches: the "
-                "gradients are not complete: pass max_norm= to Zero, which clips complete gradients"
+                f"clip_grad_norm_ {self._window.told()}: the gradients are not complete: pass max_norm= to Zero, which "
+                "clips complete gradients"
             )
         return self._clip(max_norm)
 
@@ -285,9 +285,8 @@ class Zero(ShardReduction):
         self._changes.refuse_gathered("state_dict()")
         if self._window.seen:
             raise InvalidUsage(
-                f"state_dict() after {self._window.seen} of {self.options.accumulate} micro-batches: a "
-                "checkpoint has no gradients: save after a step() that updated, call step(partial=True), which updates "
-                "with these gradients, or zero_grad(), which drops them"
+                f"state_dict() {self._window.told()}: a checkpoint has no gradients: save after a step() that updated, "
+                "call step(partial=True), which updates with these gradients, or zero_grad(), which drops them"
             )
         self._changes.follow()
         replicas.broadcast_buffers(self.module, self._traffic.group)
