@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
+from ringlet.claim import Claim
 from ringlet.errors import InvalidUsage
 from ringlet.group import as_timedelta, default_transport, read_given
-from ringlet.group_key import Claim, rendezvous_key
+from ringlet.group_key import rendezvous_key
 
 NAME = "ringlet"
 

@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from ringlet import _C, environment, leaving, log
+from ringlet.claim import Claim, peek
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.group_key import Claim, Intruders, peek, rendezvous_key
+from ringlet.group_key import rendezvous_key
+from ringlet.intruders import Intruders
 from ringlet.schedule.registry import load_given
 from ringlet.store import asked, from_environment, serves
 
@@ -73,7 +75,7 @@ class Group:
         self._closed = False
         self._process_group: dist.ProcessGroup | None = None
         self._owns_torch = False
-        self._intruders: Intruders | None = None
+        self._when_ended: Callable[[], None] | None = None
 
     @classmethod
     def of(cls, process_group: dist.ProcessGroup) -> Group:
@@ -126,17 +128,8 @@ class Group:
 
     def _end(self) -> None:
         self._closed = True
-        if self._intruders is not None:
-            self._intruders.end()
-
-    def _watch_intruders(self) -> None:
-        """Until `close`, fails this group when a process of another job may be in it (group_key.py)."""
-        assert self.store is not None
-        try:
-            self._intruders = Intruders(self.store, f"ringlet/{self.name}", self.abort)
-        except BaseException:  # no thread, say: the other ranks hear that this one has left
-            self.close(0)
-            raise
+        if self._when_ended is not None:
+            self._when_ended()
 
     def abort(self, reason: str) -> None:
         """Ends this rank's pending and later calls with PeerLost; the other ranks see that it left."""
@@ -358,7 +351,11 @@ def init(
     handle.max_ctas = max_ctas
     group = Group(handle, name, store, range(world), transport)
     if nameless:
-        group._watch_intruders()
+        try:
+            group._when_ended = Intruders(store, f"ringlet/{name}", group.abort).end
+        except BaseException:  # no thread, say: the other ranks hear that this one has left
+            group.close(0)
+            raise
     _of_process = group
     _C.set_default(handle, False)
     return group

@@ -13,28 +13,22 @@ An old number gets an answer that no rank reads. The old processes must be gone,
 another process overwrites a rank's hello, the rank knows that two processes claim the same rank.
 
 Two jobs can use one port. If the launcher does not name the jobs (`Claim.job`, `nameless`), only a rank too many tells.
-Rank 0 waits a second for it before the first group is made. Later it is refused. If it looks as much like one of rank
-0's job as the rank in its place does, the group fails too (`Intruders`).
+Rank 0 waits a second for it before the first group is made. Later it is refused (intruders.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import secrets
-import socket
-import sys
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ringlet.claim import Claim, claim_from, peek
 from ringlet.errors import InvalidUsage, Timeout
-from ringlet.interruptible import start, wait_for_key
-from ringlet.store import SECOND_RANK_0, asked, this_process
+from ringlet.interruptible import wait_for_key
+from ringlet.intruders import APART, LATE_S, too_late
+from ringlet.store import SECOND_RANK_0, asked
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -43,40 +37,7 @@ _LEAST_PAUSE_S, _LARGEST_PAUSE_S = 2e-4, 5e-3
 _LOOK_EVERY_S = 0.1  # at whether another process has taken this rank
 _REFUSED_S = 2.0  # after a refusal, for the other ranks to come and hear of it
 _SETTLE_S = 1.0  # before the first group of a job that nothing names, for ranks of another job to come
-_LATE_S = 2.0  # after which a process whose rank another one has in an open group is refused
 _KEY, _REFUSAL = "=", "!"  # what an answer begins with
-_APART = ": if two jobs use one MASTER_PORT, set another port for one of them"
-
-
-def _version() -> str:
-    import ringlet
-
-    return ringlet.__version__
-
-
-def _origin() -> list[str]:
-    """What ranks of a job often share, and ranks of two jobs often do not."""
-    here = socket.gethostname()
-    return [here, f"{os.getsid(0)} on {here}", f"{os.getppid()} on {here}", os.getcwd(), " ".join(sys.argv)]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A rank's claim about itself and its group. Claims may differ in rank and process only; job: None if unknown.
-    nameless: of a rank 0 that serves the store of a job that nothing names."""
-
-    rank: int
-    world: int
-    transport: str
-    job: str | None = None
-    nameless: bool = False
-    version: str = field(default_factory=_version)
-    process: str = field(default_factory=this_process)
-    number: str = field(default_factory=lambda: secrets.token_hex(16))
-    origin: list[str] = field(default_factory=lambda: _origin())
-
-    def text(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) -> str:
@@ -94,19 +55,11 @@ def rendezvous_key(store: Store, name: str, claim: Claim, timeout: timedelta) ->
         return _Lead(store, name, claim).key(until) if claim.rank == 0 else _follow(store, name, claim, until)
 
 
-def peek(store: Store, key: str) -> str | None:
-    """What is there now; None: nothing.
-
-    A get() waits for a key that has gone since the check. So a key at which others look is emptied, not deleted.
-    """
-    return store.get(key).decode() or None if store.check([key]) else None
-
-
 def _follow(store: Store, name: str, claim: Claim, until: float) -> str:
     store.set(f"{name}/hello/{claim.rank}", claim.text())
     answer = _awaited(store, name, claim, f"{name}/answer/{claim.number}", until)
     if answer is None:
-        lead = _read(peek(store, f"{name}/hello/0"))
+        lead = claim_from(peek(store, f"{name}/hello/0"))
         differs = _difference(lead, claim) if lead is not None else ""
         raise Timeout(_missed(claim, "0") + (f" ({differs})" if differs else ""))
     told = answer[1:]
@@ -133,7 +86,7 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
             raise InvalidUsage(twice)
         if refusal := _refused(store, name):
             raise InvalidUsage(refusal)
-        if time.monotonic() > began + _LATE_S and (twice := _too_late(store, name, claim)):
+        if time.monotonic() > began + LATE_S and (twice := too_late(store, name, claim)):
             raise InvalidUsage(twice)
         if time.monotonic() > until:
             return None
@@ -142,13 +95,13 @@ def _awaited(store: Store, name: str, claim: Claim, key: str, until: float) -> s
 
 def _taken(store: Store, name: str, claim: Claim) -> str:
     """An error text if another process says that it is this rank; tells that process and rank 0 too."""
-    other = _read(peek(store, f"{name}/hello/{claim.rank}"))
+    other = claim_from(peek(store, f"{name}/hello/{claim.rank}"))
     if other is not None and other.number == claim.number:
         return ""
     # If it is gone, the other process has joined the group in place of this one.
     where = f": {claim.process} and {other.process}" if other is not None else f", {claim.process} and another"
-    text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}" + _APART
-    for concerned in (other, _read(peek(store, f"{name}/hello/0"))):
+    text = f"two processes say that they are rank {claim.rank} of {claim.world}{where}" + APART
+    for concerned in (other, claim_from(peek(store, f"{name}/hello/0"))):
         if concerned is not None:
             store.set(f"{name}/answer/{concerned.number}", _REFUSAL + text)
     return text
@@ -156,71 +109,8 @@ def _taken(store: Store, name: str, claim: Claim) -> str:
 
 def _refused(store: Store, name: str) -> str:
     """Why the present rank 0 has refused the group: it answers nobody any more. Empty: it has not."""
-    lead = _read(peek(store, f"{name}/hello/0"))
+    lead = claim_from(peek(store, f"{name}/hello/0"))
     return (peek(store, f"{name}/refused/{lead.number}") or "") if lead is not None else ""
-
-
-def _too_late(store: Store, name: str, claim: Claim) -> str:
-    """An error text if another process has this rank in an open group of a job that nothing names."""
-    if claim.job is not None:
-        return ""
-    read = [_read(text) for text in json.loads(peek(store, f"{name}/members") or "[]")]
-    members = [member for member in read if member is not None]  # all or none: they are of one version
-    if claim.rank >= len(members) or any(member.process == claim.process for member in members):
-        return ""  # a member has left the group already, and joins the next one
-    member, here = members[claim.rank], socket.gethostname()
-    if member.origin[0] == here and not _is_there(int(member.process.split()[1])):
-        return ""  # its rank is free
-    text = (
-        f"two processes say that they are rank {claim.rank} of {claim.world}: {member.process}, which is in a group, "
-        f"and {claim.process}" + _APART
-    )
-    if _alike(claim, members[0]) >= _alike(member, members[0]):
-        store.set(f"{name}/mixed", text)
-    return text
-
-
-def _alike(claim: Claim, other: Claim) -> int:
-    return sum(a == b for a, b in zip(claim.origin, other.origin, strict=False))
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-class Intruders:
-    """Rank 0's watch over the open group of a job that nothing names. It calls `fail(reason)` when a process comes that
-    may be of this job, and then a rank of the group may not be."""
-
-    def __init__(self, store: Store, name: str, fail: Callable[[str], None]) -> None:
-        self._store, self._name, self._fail = store, name, fail
-        self._process = os.getpid()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ringlet-intruders", daemon=True)
-        start(self._thread, "the watch over the group's ranks")
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_LATE_S / 2):
-            with contextlib.suppress(RuntimeError):
-                if text := peek(self._store, f"{self._name}/mixed"):
-                    self._fail(f"this group may have ranks of two jobs: {text}")
-                    return
-
-    def end(self) -> None:
-        """The group is closed: processes that come may join the next one."""
-        if self._process != os.getpid() or self._ended.is_set():
-            return
-        self._ended.set()
-        self._thread.join(_LATE_S)  # a look at the store that this process serves takes no longer
-        with contextlib.suppress(RuntimeError):
-            for key in ("members", "mixed"):  # not deleted, because another process may be about to read it
-                self._store.set(f"{self._name}/{key}", "")
 
 
 class _Lead:
@@ -273,7 +163,7 @@ class _Lead:
         text = peek(store, f"{name}/hello/{rank}")
         if text is None:
             return
-        theirs = _read(text)
+        theirs = claim_from(text)
         number = text if theirs is None else theirs.number
         if number != self._answered.get(rank):
             differs = self._refusal or _difference(self._claim, theirs)
@@ -302,7 +192,7 @@ class _Lead:
             time.sleep(_LARGEST_PAUSE_S)
             self._look_for_others()
             if (second := peek(self._store, SECOND_RANK_0)) is not None and not self._refusal:
-                self._refusal = f"two processes say that they are rank 0: {self._claim.process} and {second}" + _APART
+                self._refusal = f"two processes say that they are rank 0: {self._claim.process} and {second}" + APART
         self._store.set("settled", "")
 
     def _look_for_others(self) -> None:
@@ -311,14 +201,6 @@ class _Lead:
             return
         told = peek(self._store, f"{self._name}/answer/{self._claim.number}") or ""
         self._refusal = told[1:] or _taken(self._store, self._name, self._claim)
-
-
-def _read(text: str | None) -> Claim | None:
-    """None if there is no text, or if another version has written it."""
-    try:
-        return None if text is None else Claim(**json.loads(text))
-    except (ValueError, TypeError):
-        return None
 
 
 def _difference(lead: Claim, theirs: Claim | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import io
 import multiprocessing.connection
 import os
 import pickle
@@ -17,8 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import reduction
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from ringlet import group as groups
 from ringlet import log
 from ringlet.errors import InvalidUsage, ResourceError
+from ringlet.rank_arguments import ByValue, MemoryFile, main_is_a_file
 from ringlet.supervisor import GRACE_S, End, RankProcesses, Terminated, end_with_parent, signal_name, termination_raises
 
 _MOST_RANKS = 1024  # as of `ringlet run`; more processes are a mistake that a machine may not survive
@@ -71,90 +70,13 @@ def spawn(
         _spawn_processes(main, nprocs, args, (transport, timeout))
 
 
-class _Memory:
-    """A file without a name that a child process gets with its arguments. It ends with the last process."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
-
-    @classmethod
-    def make(cls) -> _Memory:
-        made = cls(os.memfd_create("ringlet-store"))
-        if not os.path.exists(made.path()):  # a FileStore would wait for it
-            made.close()
-            raise ResourceError(f'spawn: there is no {made.path()}: mount /proc, or pass transport="threads"')
-        return made
-
-    def path(self) -> str:
-        """The path of the file in this process."""
-        return f"/proc/self/fd/{self._descriptor}"
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Memory._from_parent, (reduction.DupFd(self._descriptor),)
-
-    @staticmethod
-    def _from_parent(descriptor: Any) -> _Memory:
-        return _Memory(descriptor.detach())
-
-
-class _Pickler(reduction.ForkingPickler):
-    """Pickles tensors by value. torch's own way moves them to memory that all processes share, for all ranks the
-    same."""
-
-    def reducer_override(self, value: Any) -> Any:
-        # The public method of a TypedStorage warns.
-        shared = getattr(value, "_is_shared" if isinstance(value, torch.TypedStorage) else "is_shared", None)
-        if isinstance(value, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)) and shared and not shared():
-            return value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__" and not _main_is_a_file():
-            raise InvalidUsage(
-                f"spawn: {value.__qualname__} is of a program that is no file (a prompt, a notebook, python - or -c), "
-                'which other processes cannot import: put it into a module, or pass transport="threads"'
-            )
-        return NotImplemented
-
-
-def _main_is_a_file() -> bool:
-    """Whether multiprocessing can run the program's file again in another process. Raises InvalidUsage if it would try
-    in vain."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    if getattr(main, "__spec__", None) is not None or (file is not None and os.path.exists(file)):
-        return True
-    if file is None:
-        return False
-    raise InvalidUsage(
-        f"spawn: the program is no file ({file}), so other processes cannot run it: put it into one, or pass "
-        'transport="threads"'
-    )
-
-
-class _ByValue:
-    """What each rank gets a copy of."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        data = io.BytesIO()
-        _Pickler(data, pickle.DEFAULT_PROTOCOL).dump(self.value)
-        return _ByValue._copied, (data.getvalue(),)
-
-    @staticmethod
-    def _copied(data: bytes) -> _ByValue:
-        return _ByValue(pickle.loads(data))
-
-
 @dataclass(frozen=True)
 class _Job:
     """The arguments of every rank's process."""
 
-    call: _ByValue  # main and args
+    call: ByValue  # main and args
     world: int
-    store: _Memory
+    store: MemoryFile
     membership: tuple[str, timedelta | float]  # transport and timeout
     parent: int
 
@@ -170,9 +92,9 @@ class _Report:
 def _spawn_processes(
     main: Callable[..., Any], world: int, args: tuple[Any, ...], membership: tuple[str, timedelta | float]
 ) -> None:
-    _main_is_a_file()
-    with contextlib.closing(_Memory.make()) as store, termination_raises():
-        ranks = _Ranks(_Job(_ByValue((main, args)), world, store, membership, os.getpid()))
+    main_is_a_file()
+    with contextlib.closing(MemoryFile.make()) as store, termination_raises():
+        ranks = _Ranks(_Job(ByValue((main, args)), world, store, membership, os.getpid()))
         try:
             ranks.start()
             failed = ranks.watch()

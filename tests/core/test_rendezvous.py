@@ -31,7 +31,9 @@ import ringlet
 from error_samples import Broken
 from ranks import free_ports, leave_torch, on
 from ringlet import _C
-from ringlet.group_key import Claim, _too_late, rendezvous_key
+from ringlet.claim import Claim
+from ringlet.group_key import rendezvous_key
+from ringlet.intruders import too_late
 from ringlet.store import from_environment
 
 # Seconds that are waited in full: the next one where the machine lets ranks not meet in them.
@@ -562,7 +564,7 @@ def of_two_jobs(rank: int, world: int, port: int, late: tuple[int, ...], folder:
     while rank in late and not begun.exists():
         time.sleep(0.01)
     with (
-        mock.patch.object(ringlet.group_key, "_origin", lambda: origin),
+        mock.patch.object(ringlet.claim, "_origin", lambda: origin),
         variables(**{name: str(value) for name, value in place.items()}),
     ):
         try:
@@ -610,7 +612,7 @@ def without_a_watch(rank: int, world: int, port: int) -> str:
     place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     refusal = ringlet.ResourceError("no thread for it")
     with (
-        mock.patch.object(ringlet.group_key, "start", mock.Mock(side_effect=refusal)),
+        mock.patch.object(ringlet.intruders, "start", mock.Mock(side_effect=refusal)),
         variables(**{name: str(value) for name, value in place.items()}),
     ):
         try:
@@ -638,11 +640,11 @@ def test_who_comes_late_for_a_rank(monkeypatch):
     for process, refused in ((f"process {ended}", False), (f"process {os.getppid()}", True)):
         claims = [Claim(r, 2, "auto", process=f"{process} on {socket.gethostname()}") for r in range(2)]
         store.set("name/members", json.dumps([claim.text() for claim in claims]))
-        assert bool(_too_late(store, "name", Claim(1, 2, "auto"))) == refused
-        assert not _too_late(store, "name", Claim(2, 3, "auto"))
-        assert not _too_late(store, "name", claims[1])
+        assert bool(too_late(store, "name", Claim(1, 2, "auto"))) == refused
+        assert not too_late(store, "name", Claim(2, 3, "auto"))
+        assert not too_late(store, "name", claims[1])
     store.set("name/members", "")
-    assert not _too_late(store, "name", Claim(1, 2, "auto"))
+    assert not too_late(store, "name", Claim(1, 2, "auto"))
 
 
 def many_rounds(rank: int, world: int, port: int, rounds: int) -> int:
