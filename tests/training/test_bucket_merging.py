@@ -67,8 +67,6 @@ def test_cuts_at_the_ends_of_the_scale():
     slow = cut(ready_s, nbytes, Cost(0.0, 1.0))  # starts are free, the wire is the limit: begin at once
     assert slow[0] == [0] and end_of(slow, ready_s, nbytes, Cost(0.0, 1.0)) == pytest.approx(0.1 + 400)
     assert cut([], [], Cost(1, 1)) == []
-    with pytest.raises(InvalidUsage, match="in the order in which they become ready"):
-        cut([0.2, 0.1], [1, 1], Cost(1, 1))
 
 
 def test_fewer_cuts_end_nearly_as_early():
@@ -95,9 +93,6 @@ def test_the_line_is_found_again():
     assert fit(sizes, [4e-3, 3e-3, 2e-3, 1e-3]).beta_s == 0.0
     through_zero = fit(sizes, [1e-9 * n**1.2 for n in sizes])
     assert through_zero.alpha_s == 0.0 and through_zero.beta_s > 0
-    for bad in ([], [1e-3], [1e-3, 0.0]):
-        with pytest.raises(InvalidUsage, match="positive times of at least two sizes"):
-            fit(sizes[: len(bad)], bad)
 
 
 def layouts_change_and_gradients_do_not(rank, world):

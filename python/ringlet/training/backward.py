@@ -69,6 +69,10 @@ class Backward:
             torch.autograd.Variable._execution_engine.queue_callback(task)
 
     @property
+    def of_autograd(self) -> bool:
+        return self._task is not None
+
+    @property
     def stopped(self) -> bool:
         """Whether the backward raised before its end. The next one must not take its gradients for its own."""
         return self._task is not None and (torch._C._current_graph_task_id() == -1 or self._task() is None)

@@ -13,12 +13,9 @@ dynamic programming: the earliest end of the first j gradients is a minimum over
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from ringlet.errors import InvalidUsage
 
 LATER = 1.05  # how much later than the earliest cut one with fewer groups may end
 
@@ -35,12 +32,8 @@ class Cost:
 
 
 def fit(nbytes: Sequence[int], seconds: Sequence[float]) -> Cost:
-    """The line through measured times with the least squared relative error. It is never negative.
-
-    Raises InvalidUsage for fewer than two sizes or times that are not positive.
-    """
-    if len(set(nbytes)) < 2 or min(seconds, default=0) <= 0:
-        raise InvalidUsage(f"fit: pass positive times of at least two sizes, got {list(nbytes)} and {list(seconds)}")
+    """The line through positive times of two sizes or more with the least squared relative error. It is never
+    negative."""
     weights = [1 / t**2 for t in seconds]
     total = sum(weights)
     mean_n = sum(w * n for w, n in zip(weights, nbytes, strict=True)) / total
@@ -69,8 +62,6 @@ def cut(ready_s: Sequence[float], nbytes: Sequence[int], cost: Cost) -> list[lis
     Of equally early cuts, returns the one with the larger last buckets. At worst quadratic in the number of gradients.
     Skips cuts whose last bucket alone takes too long.
     """
-    if any(later < earlier for earlier, later in itertools.pairwise(ready_s)):
-        raise InvalidUsage("cut: pass gradients in the order in which they become ready")
     count = len(ready_s)
     end, start = [0.0] * (count + 1), [0] * (count + 1)
     for j in range(1, count + 1):

@@ -55,7 +55,6 @@ class ReducerBackward(Backward):
         used: bytearray,
     ) -> None:
         super().__init__(end, reducing, waiting)
-        self.ends = end is not None  # with a backward of autograd's
         count = len(flat.gradients)
         self.flat, self.states, self.used = flat, states, used
         self.timeline = Timeline(now_ns(), buckets=[state.times for state in states])

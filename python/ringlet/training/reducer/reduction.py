@@ -330,7 +330,7 @@ class Reduction(Trainer[ReducerBackward], Joinable):
         timeline, merge, tree = record.timeline, self._merge, self._tree
         timeline.ended_ns = now_ns()
         arrived = self._arrivals(record)
-        if record.ends and not arrived:
+        if record.of_autograd and not arrived:
             return  # torch.autograd.grad, which leaves .grad alone
         self._sums.end()
         if arrived:
