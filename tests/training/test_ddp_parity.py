@@ -220,6 +220,20 @@ def test_join_can_end_early(rank, world):
 
 
 @on("ranks")
+def test_an_error_inside_join_ends_it(rank, world):
+    model = mlp()
+    reducer = GradientReducer(model, **SMALL)
+    with pytest.raises(KeyError), reducer.join():
+        loss_of(model, rank, 0).backward()
+        raise KeyError
+    model.zero_grad()
+    merge = reducer.accumulate(1)  # which excludes join()
+    loss_of(model, rank, 1).backward()
+    assert merge.complete
+    assert_gradients(model, expected_average(model, world, (1,)))
+
+
+@on("ranks")
 def test_join_refuses_what_it_cannot_do(rank, world):
     merging = GradientReducer(mlp())
     merging.accumulate(2)

@@ -251,7 +251,7 @@ class GradientReducer(Reduction):
                 `remove()`.
         """
         options = {"divide_by_initial_world_size": divide_by_initial_world_size}
-        return Join([self], enable, throw_on_early_termination, **options)
+        return _Joining([self], enable, throw_on_early_termination, **options)
 
     def remove(self) -> None:
         """Takes the reducer off the module: later backwards are local. Gradients do not move."""
@@ -308,6 +308,9 @@ class GradientReducer(Reduction):
         self._divide_by_initial_world_size = options.get("divide_by_initial_world_size", True)
         return _ReducerJoinHook(self)
 
+    def _leave_join(self) -> None:
+        self._join_config = type(self._join_config).construct_disabled_join_config()
+
     @property
     def join_device(self) -> torch.device:
         return self._device
@@ -315,6 +318,18 @@ class GradientReducer(Reduction):
     @property
     def join_process_group(self) -> dist.ProcessGroup:
         return self._group
+
+
+class _Joining(Join):
+    """torch's own, which leaves its joinables joining if something is raised inside."""
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        finally:
+            for joinable in self._joinables:
+                if isinstance(joinable, GradientReducer):
+                    joinable._leave_join()
 
 
 class _ReducerJoinHook(JoinHook):
@@ -336,4 +351,4 @@ class _ReducerJoinHook(JoinHook):
         source = one_rank(is_last_joiner, reducer._group, reducer._device)
         replicas.broadcast_state(reducer._module, reducer._group, source)
         reducer._channel.labels.restart()
-        reducer._join_config = type(reducer._join_config).construct_disabled_join_config()
+        reducer._leave_join()
