@@ -88,7 +88,8 @@ LIMITS = [
     ("kSpins", "engine/pull/wait.h", "looks before a wait yields"),
     ("kSpinsWhenShared", "engine/pull/wait.h", "the same if ranks outnumber processors, and on progress threads"),
     ("kYields", "engine/pull/wait.h", "yields before a wait sleeps"),
-    ("kMostGrace", "comm/call_queue.cc", "the longest that an asynchronous call is left to threads that may come"),
+    ("kGrace", "comm/call_queue.cc", "how long an asynchronous call is left to threads that may come"),
+    ("kPatience", "comm/call_queue.cc", "the same where the thread would compute in turns with its rank"),
     ("kLook", "comm/call_queue.cc", "how often the queue's thread looks for such calls, while calls are given"),
     ("kSleep", "engine/pull/wait.cc", "the longest sleep at a stretch"),
     (
@@ -254,8 +255,8 @@ def _source(path: str) -> str:
 def _amount(name: str, expression: str) -> str:
     """`size_t{256} << 10` of something called ...Bytes -> "256 KiB"."""
     expression = re.sub(r"std::chrono::milliseconds\((\d+)\)", r"\1ms", expression)
-    if duration := re.fullmatch(r"(\d+)(ms|s)", expression):
-        return f"{duration[1]} {duration[2]}"
+    if duration := re.fullmatch(r"(\d+)(us|ms|s)", expression):
+        return f"{duration[1]} {duration[2].replace('u', 'µ')}"
     number, _, shift = re.sub(r"size_t\{(\d+)\}|'", r"\1", expression).partition("<<")
     value = int(number) << int(shift or 0)
     if name.endswith("Nanoseconds"):

@@ -14,30 +14,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The queue's thread takes a call over if no other thread has come for kWakesOfGrace times its wake-up time, which it
-// measures. An earlier takeover would cost more than to leave the call to a thread that comes.
-constexpr int kWakesOfGrace = 4;
-constexpr auto kLeastGrace = 50us;
-constexpr auto kMostGrace = 1ms;
-// While calls are given, the thread checks at least this often whether a call was left alone, so that no thread need
-// wake it. Without a free processor a check interrupts the rank's computation, and rarely finds that the thread is
-// needed.
+// The thread leaves a call to others for this long: to wake it costs about as much.
+constexpr auto kGrace = 200us;
+// The same where it would take the processor from the rank's own computation, and no peer sleeps until this rank goes on.
+// A peer may ask again and again whether its call is complete, and this rank may wait for something else.
+constexpr auto kPatience = 5ms;
+// While calls are given, the thread checks this often whether one was left alone, so that nobody need wake it. Without a
+// free processor each check interrupts the rank's computation.
 constexpr auto kLook = 1ms;
 constexpr auto kLookInTurns = 16ms;
 constexpr int kLooksBeforeSleep = 20;
 // The longest sleep without a look whether it is needed.
 constexpr auto kSleep = 1ms;
 constexpr int kSpinsForTurn = 2000;
-// After this time the thread takes a call over even if that takes the processor from the rank's own computation,
-// because a peer may test again and again whether its call is complete.
-constexpr auto kMostPatience = 50ms;
-
-std::chrono::nanoseconds processor_time(clockid_t clock) {
-  timespec used{};
-  ::clock_gettime(clock, &used);  // stays 0 for a thread that has ended, which computes no more
-  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
-}
-
 }  // namespace
 
 struct CallQueue::Assisting {
@@ -55,11 +44,7 @@ struct CallQueue::Assisting {
   Waits mark;
 };
 
-CallQueue::CallQueue(Engine& engine)
-    : engine_(engine),
-      grace_(kLeastGrace),
-      most_look_(engine.overlaps() ? Clock::duration(kLook) : Clock::duration(kLookInTurns)),
-      look_(most_look_) {}
+CallQueue::CallQueue(Engine& engine) : engine_(engine) {}
 
 void CallQueue::end() {
   {
@@ -83,18 +68,11 @@ std::shared_ptr<Work> CallQueue::submit(Job job) {
   const bool whole = static_cast<bool>(job.whole);
   const std::lock_guard lock(mutex_);
   const bool first = entries_.empty();
-  const auto now = Clock::now();
-  clockid_t giver{};
-  ::pthread_getcpuclockid(::pthread_self(), &giver);
-  entries_.push_back({std::move(job), work, now, giver});
+  entries_.push_back({std::move(job), work, Clock::now()});
   pending_.fetch_add(1, std::memory_order_acq_rel);
   if (first) first_.store(&entries_.front(), std::memory_order_release);
   ++submitted_;
-  if (asleep_ || (whole && first)) {
-    woken_ = asleep_ ? now : Clock::time_point{};
-    asleep_ = false;
-    given_.notify_one();
-  }
+  if (std::exchange(asleep_, false) || (whole && first)) given_.notify_one();
   return work;
 }
 
@@ -306,53 +284,35 @@ void CallQueue::loop() {
     if (take_turn()) {
       const Turn turn{*this};
       held_up = !advance_all({.awaited = &awaited}) && begun_;
-      look_ = grace_;  // the thread was needed, and may be needed again soon
     }
     if (held_up) engine_.sleep(awaited, kInterruptCheckEvery);
     lock.lock();
   }
 }
 
-/// How long the thread leaves the first job to others.
-CallQueue::Clock::duration CallQueue::too_early() {
-  Entry& first = entries_.front();
+/// How long the thread leaves the first job to others; it looks again when the job is twice as old.
+CallQueue::Clock::duration CallQueue::too_early() const {
+  const Entry& first = entries_.front();
   if (owner_.load(std::memory_order_relaxed) != std::thread::id{}) return kSleep;
   if (assistants_ > 0 && !stop_ && !first.job.whole) return kSleep;
-  if (stop_ || hurry_ || first.job.whole) return {};
-  if (first.job.large && engine_.overlaps()) return {};
-  const auto now = Clock::now();
-  const auto next = first.look ? first.look->next : first.given + grace_;
-  if (now < next) return next - now;
-  const auto pause = first.look ? std::min(2 * (now - first.look->at), most_look_) : grace_;
-  if (is_needed(first, now)) return {};
-  first.look->next = now + pause;
-  return pause;
+  if (stop_ || hurry_ || first.job.whole || (first.job.large && engine_.overlaps())) return {};
+  const auto age = Clock::now() - first.given;
+  const Clock::duration left = (engine_.overlaps() || engine_.is_awaited() ? kGrace : kPatience) - age;
+  return std::min(left, std::max<Clock::duration>(age, kGrace));
 }
 
-/// Whether to take over the first job, if no thread has come for it. Without a free processor this thread and the one
-/// that gave the job would take turns on one processor: no gain for this rank, and many switches.
-bool CallQueue::is_needed(Entry& job, Clock::time_point now) {
-  if (engine_.overlaps() || engine_.is_awaited() || now - job.given >= kMostPatience) return true;
-  const auto used = processor_time(job.giver);
-  const auto before = std::exchange(job.look, Look{.at = now, .processor_time = used});
-  return before && used - before->processor_time < (now - before->at) / 2;
-}
-
-/// Without a job to take over: checks now and then while calls are given, then sleeps.
+/// Without a job: checks now and then while calls are given, then sleeps.
 void CallQueue::rest(std::unique_lock<std::mutex>& lock) {
-  uint64_t seen = submitted_;
+  const Clock::duration look = engine_.overlaps() ? kLook : kLookInTurns;
   for (int looks = 0; looks < kLooksBeforeSleep; ++looks) {
-    given_.wait_for(lock, look_);
+    const uint64_t seen = submitted_;
+    given_.wait_for(lock, look);
     if (stop_ || !entries_.empty()) return;
-    look_ = std::min(2 * look_, most_look_);
-    if (std::exchange(seen, submitted_) != submitted_) looks = 0;
+    if (seen != submitted_) looks = 0;
   }
   asleep_ = true;
-  given_.wait(lock, [&] { return stop_ || !entries_.empty() || !asleep_; });
+  given_.wait(lock, [&] { return stop_ || !asleep_; });
   asleep_ = false;
-  if (const auto woken = std::exchange(woken_, {}); woken != Clock::time_point{}) {
-    grace_ = std::clamp<Clock::duration>(kWakesOfGrace * (Clock::now() - woken), kLeastGrace, kMostGrace);
-  }
 }
 
 }  // namespace ringlet

@@ -2,9 +2,10 @@
 //
 // Contract: the threads that use the queue carry its calls on (decision 0044). The thread that gives a call carries it
 // on as far as it goes without a wait, and so does every thread that gives a later call or tests one. A thread that
-// waits for a call carries it on to its end. The queue's own thread takes over in three cases: if no thread has come
-// for a while and a processor is free, if a peer sleeps until this rank goes on, or if a thread may wait by other
-// means. One thread at a time holds the *turn*. Only this thread carries calls on and runs callbacks; a thread that
+// waits for a call carries it on to its end. The queue's own thread takes a call over at once if a thread may wait for
+// it by other means, or if the call is large and the thread takes no processor from the rank's computation. Otherwise it
+// leaves the call to the threads that come: for 200 us; for 5 ms if it would take that processor, and no peer sleeps until
+// this rank goes on. One thread at a time holds the *turn*. Only this thread carries calls on and runs callbacks; a thread that
 // gives or tests a call leaves callbacks to others (Work::exposed). A callback may give calls, which run at once,
 // before the calls in the queue, and it may wait for any call. A thread that sleeps until a peer is ready does not hold
 // the turn.
@@ -13,7 +14,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <ctime>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -87,17 +87,10 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
    private:
     const std::weak_ptr<CallQueue> queue_;
   };
-  /// What the queue's own thread found when it last looked at a job, and when it will look again.
-  struct Look {
-    Clock::time_point next{}, at{};
-    std::chrono::nanoseconds processor_time{};  // of the thread that gave the job
-  };
   struct Entry {
     Job job;
     std::shared_ptr<Work> work;
     Clock::time_point given;
-    clockid_t giver{};  // the processor time of the thread that gave it
-    std::optional<Look> look{};
     size_t next = 0;           // of its calls
     bool carried_out = false;  // what follows is left to another thread
     std::exception_ptr error{};
@@ -127,8 +120,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void tell_settled();
   void loop();
   void rest(std::unique_lock<std::mutex>& lock);
-  Clock::duration too_early();
-  bool is_needed(Entry& job, Clock::time_point now);
+  Clock::duration too_early() const;
 
   Engine& engine_;
   mutable std::mutex mutex_;
@@ -145,10 +137,6 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   bool asleep_ = false;     // the thread must be woken
   bool hurry_ = false;      // it is not to wait for others
   uint64_t submitted_ = 0;  // ever
-  Clock::time_point woken_{};
-  Clock::duration grace_;  // that a call is left to the threads that may come
-  const Clock::duration most_look_;
-  Clock::duration look_;  // how often the thread looks whether it is needed
   std::atomic<int> pending_{0};
   std::atomic<std::thread::id> thread_id_{};
   std::thread thread_;  // made when first needed
