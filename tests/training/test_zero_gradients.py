@@ -399,6 +399,40 @@ def test_hooks_on_the_optimizer_run_once_a_step(rank, world):
         ] * 2, calls  # fmt: skip
 
 
+@on("two")
+def test_an_update_after_which_a_hook_raises_is_over(rank, world):
+    """And an update that a hook before it refuses has not begun: its gradients are still there."""
+
+    def refuse(*_):
+        raise KeyError
+
+    for stage in STAGES:
+        alone = make()
+        zero = zero_of(alone, torch.optim.SGD, stage, lr=0.5, weight_decay=0.1, sub_group_elements=100)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.5, weight_decay=0.1)
+        for step, register in enumerate(
+            (zero.optimizer.register_step_pre_hook, zero.optimizer.register_step_post_hook)
+        ):
+            handle = register(refuse)
+            backward_of(zero, rank, step)
+            with pytest.raises(KeyError):
+                zero.step()
+            handle.remove()
+            if step == 0:
+                assert zero.step()
+            with pytest.raises(ringlet.InvalidUsage, match=r"step\(\) without a backward"):
+                zero.step()
+            backward_alone(alone, world, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert_same(alone, zero, **ROUNDING)
+        backward_of(zero, rank, 2)
+        zero.step()
+        backward_alone(alone, world, 2)
+        optimizer.step()
+        assert_same(alone, zero, **ROUNDING)
+
+
 class CountsInItsGroup(torch.optim.SGD):
     """The rate falls with the steps, which its group counts, as in fused optimizers of others."""
 

@@ -236,7 +236,6 @@ class Zero(ShardReduction):
             self._update()
         finally:
             self._clock.stop("step")
-        self.steps += 1
         self._clock.end_window()
         if self.options.print_every and self.steps % self.options.print_every == 0 and self._traffic.rank == 0:
             print(self._clock.line(self.steps, self.optimizer, self.options.print_times), flush=True)
@@ -392,12 +391,6 @@ class Zero(ShardReduction):
         self._window.factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) * before
         return norm
 
-    def _before_update(self) -> float | torch.Tensor | None:
-        """Takes what hooks on the optimizer have done. Returns the factor of the shards' values."""
-        self._take_exchanged()
-        multiplier = self._window.multiplier()
-        return multiplier if isinstance(multiplier, torch.Tensor) or multiplier != 1.0 else None
-
     @torch.no_grad()
     def _update(self) -> None:
         if self._residency is not None:
@@ -406,6 +399,15 @@ class Zero(ShardReduction):
             self._sharded.drop_states(self._placeholders)
         self._placeholders = []
         gathers = []
+        begun = False
+
+        def prepare() -> float | torch.Tensor | None:
+            """Takes what hooks on the optimizer have done. Returns the factor of the shards' values."""
+            nonlocal begun
+            self._take_exchanged()
+            begun = True
+            multiplier = self._window.multiplier()
+            return multiplier if isinstance(multiplier, torch.Tensor) or multiplier != 1.0 else None
 
         def gather(flat: FlatUnit) -> None:
             if flat.whole is not None:
@@ -413,13 +415,15 @@ class Zero(ShardReduction):
 
         self._window.updating = True
         try:
-            self._sharded.step({u.flat: u for u in self._units}, self._before_update, gather)
+            self._sharded.step({u.flat: u for u in self._units}, prepare, gather)
         finally:
             self._window.updating = False
-        for pending in gathers:
-            pending.wait()
-        self._mark_changed()
-        self._begin_window()
+            if begun:  # whatever a hook raised since: the gradients are used up
+                self.steps += 1
+                for pending in gathers:
+                    pending.wait()
+                self._mark_changed()
+                self._begin_window()
 
     def _mark_changed(self) -> None:
         """Makes autograd refuse a backward through old values. (The flat buffers have counters of their own.)"""
