@@ -46,6 +46,13 @@ inline void check_report(bool ok, const char* file, int line, const std::string&
     check_report(check_a == check_b, __FILE__, __LINE__, check_text.str()); \
   } while (false)
 
+/// The text has each of the parts.
+inline void check_has(const std::string& text, std::initializer_list<std::string> parts, const char* file, int line) {
+  for (const std::string& part : parts)
+    check_report(text.find(part) != std::string::npos, file, line, '"' + part + "\" in \"" + text + '"');
+}
+#define CHECK_HAS(text, ...) check_has(text, {__VA_ARGS__}, __FILE__, __LINE__)
+
 /// The message of the exception of type E that `act` throws; a failed check and "" where it throws none.
 template <typename E>
 std::string check_throws(const std::function<void()>& act, const char* file, int line) {

@@ -224,6 +224,7 @@ bool MessageEngine::write(Link& link) {
     if (!link.send()) return moved || link.writer->done() != before;
     moved = true;
     link.queue.pop_front();
+    if (!next.report) link.said = nullptr;  // the peer takes it that this rank waits no longer
     if (next.taken) {
       in_segment(next.segment, [](MessageSegment& segment) { segment.told(); });
     } else if (!next.report) {

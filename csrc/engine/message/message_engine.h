@@ -120,6 +120,7 @@ class MessageEngine final : public Engine, private Health::Carrier {
   void compare(const Link& link, const FrameHeader& header);
   void finish_segment(size_t index);
   void say(const Health::Report& report);
+  void say_again() noexcept;
   void say(const std::shared_ptr<const Words>& words);
   bool say_message(const Health::Report& report);
   void flush() noexcept;

@@ -90,6 +90,7 @@ struct MessageEngine::Link {
   std::optional<FrameWriter> writer{};
   std::optional<FrameReader> reader{};
   std::deque<Queued> queue{};
+  std::shared_ptr<const Words> said{};     // the last report of a wait
   FrameHeader header{};                    // of the message being sent
   std::vector<iovec> sending{};            // its payload
   std::vector<uint64_t> sent_places{};     // the payload, if the peer is to read its chunks here
@@ -131,6 +132,7 @@ struct MessageEngine::Run {
   size_t done = 0;
   std::vector<uint8_t> finished;  // by segment modulo window
   Waiting waiting{};
+  std::shared_ptr<const Words> said{};  // for whom this rank waits
 };
 
 /// Does something that may complete a segment.

@@ -13,6 +13,9 @@ using namespace std::chrono_literals;
 
 // A background thread sleeps soon: a rank may compute on its processor.
 constexpr int kLooksInBackground = 2;
+// Where other programs fill the processors, a yield may take a time slice of each. Who waits for so long sleeps, which
+// ends as soon as bytes arrive, and says for whom it waits.
+constexpr auto kLongestLooking = 5ms;
 // To look at a link costs a system call. In a call of one segment, this many looks are at the links of its round only.
 constexpr int kGlances = 8;
 constexpr auto kSleep = 20ms;             // the longest of a thread that makes a call
@@ -51,6 +54,7 @@ bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
   Run& run = *run_;
   const bool one_segment = run.segments == 1 && effort.looks > kGlances;
   int idle = run.asleep_since ? effort.looks - 1 : 0;
+  Deadline::Clock::time_point idle_since{};
   while (run.done < run.segments) {
     const size_t done = run.done;
     if (progress(one_segment && idle < kGlances)) {
@@ -61,7 +65,9 @@ bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
       continue;
     }
     if (++idle < effort.looks) {
+      if (idle == 1) idle_since = Deadline::Clock::now();
       ::sched_yield();
+      if (Deadline::Clock::now() - idle_since > kLongestLooking) idle = effort.looks - 1;
       continue;
     }
     fetch();
@@ -85,6 +91,7 @@ void MessageEngine::examine(bool closely) {
   closely = closely || now - run_->examined >= kExamineEvery;
   if (closely) run_->examined = now;
   health().examine(run_->waiting, closely ? Health::Look::ends : Health::Look::reports, now);
+  say_again();
 }
 
 void MessageEngine::watch(std::vector<Mesh::Watch>& pipes) const {
@@ -243,6 +250,7 @@ void MessageEngine::say(const Health::Report& report) {
   words->header.kind = FrameKind::waiting;
   words->header.detail = report.suspect.rank;
   words->header.index = report.suspect.in_call ? 1 : 0;
+  run_->said = words;
   say(words);
 }
 
@@ -260,10 +268,17 @@ bool MessageEngine::say_message(const Health::Report& report) {
   return true;
 }
 
-/// To all peers that are connected, beside the data.
+/// Tells the peers that have connected, or got data, since this rank said for whom it waits.
+void MessageEngine::say_again() noexcept try {
+  if (run_->said) say(run_->said);
+} catch (const std::bad_alloc&) {  // they are not told
+}
+
+/// To all peers that are connected and have not been told, beside the data.
 void MessageEngine::say(const std::shared_ptr<const Words>& words) {
   for (const auto& each : links_) {
-    if (!each || each->pipe == nullptr || each->mute || health().has_left(each->peer)) continue;
+    if (!each || each->pipe == nullptr || each->mute || each->said == words || health().has_left(each->peer)) continue;
+    each->said = words;
     each->say(words);
     while (!each->queue.empty() && each->queue.front().report && each->send()) each->queue.pop_front();
   }
