@@ -49,11 +49,4 @@ struct Rank {
 
 inline Case small_case() { return {find_algorithm(Collective::all_reduce, "ring"), 2, 1000}; }
 
-inline bool says(const std::string& message, std::initializer_list<const char*> words) {
-  const bool all = std::all_of(words.begin(), words.end(),
-                               [&](const char* word) { return message.find(word) != std::string::npos; });
-  if (!all) std::fprintf(stderr, "said: %s\n", message.c_str());
-  return all;
-}
-
 }  // namespace fake_rank

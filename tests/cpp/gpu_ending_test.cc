@@ -25,8 +25,7 @@ void timeouts(const GpuExecutors::Parts& mine) {
     floats.call.timeout = std::chrono::milliseconds(50);
     const auto first = group.run(floats.call, own.stream), second = group.run(floats.call, own.stream);
     const std::string message = CHECK_THROWS(Timeout, first->wait(kLong));
-    CHECK(message.find("rank 0 of 2") != std::string::npos);
-    CHECK(message.find("all_reduce #") != std::string::npos);
+    CHECK_HAS(message, "rank 0 of 2", "all_reduce #");
     // Whichever came first: the kernel's own look at the clock says for whom it waited.
     CHECK(message.find("was not done at the deadline") != std::string::npos ||
           (mine.nccl == nullptr && message.find("waited too long for rank 1") != std::string::npos));
@@ -82,7 +81,7 @@ void full_launch_queue(GpuExecutors::Parts mine) {
       const std::string message =
           CHECK_THROWS(Timeout, for (int i = 0; i < 100; ++i) { given.push_back(group.run(floats.call, own.stream)); });
       CHECK(std::chrono::steady_clock::now() - start < kSoon);
-      CHECK(message.find("all_reduce #0 ") != std::string::npos);
+      CHECK_HAS(message, "all_reduce #0 ");
       for (const auto& work : given) CHECK_THROWS(Timeout, work->wait(kLong));
     }));
   }
@@ -100,8 +99,7 @@ void endings(const GpuExecutors::Parts& mine) {
       if (host.rank() == 0) work = group.run(floats.call, own.stream);
     }
     if (host.rank() == 0) {
-      const std::string message = CHECK_THROWS(InvalidUsage, work->wait(kLong));
-      CHECK(message.find("closed before") != std::string::npos);
+      CHECK_HAS(CHECK_THROWS(InvalidUsage, work->wait(kLong)), "closed before");
     }
   }));
   no_errors(run_ranks(2, Between::one_memory, [&](Communicator& host) {
@@ -111,8 +109,7 @@ void endings(const GpuExecutors::Parts& mine) {
     if (host.rank() == 1) return;
     const auto work = group.run(floats.call, own.stream);
     group.abort("enough");
-    const std::string message = CHECK_THROWS(PeerLost, work->wait(kLong));
-    CHECK(message.find("enough") != std::string::npos);
+    CHECK_HAS(CHECK_THROWS(PeerLost, work->wait(kLong)), "enough");
     CHECK_THROWS(PeerLost, group.run(floats.call, own.stream));
   }));
 }

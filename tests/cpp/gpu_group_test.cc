@@ -213,8 +213,7 @@ TEST(threads_on_a_gpu) {
       CHECK_EQ(floats.values[999], 3.0f);
       if (apart) return;
       const GpuExecutors::Parts neither = parts(kNever);
-      const std::string message = CHECK_THROWS(DeviceError, GpuGroup(host, neither));
-      CHECK(message.find("start each rank as a process") != std::string::npos);
+      CHECK_HAS(CHECK_THROWS(DeviceError, GpuGroup(host, neither)), "start each rank as a process");
     }));
   }
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -345,7 +344,7 @@ TEST(refused_by_nccl) {
     GpuGroup group(host, mine);
     CHECK(group.describe().find("peer memory; no NCCL; rank 0: ncclCommInitRankConfig of rank 0 of 3 was not done") ==
           0);
-    CHECK(group.describe().find("; rank 1: ncclCommInitRankConfig of rank 1 of 3: ") != std::string::npos);
+    CHECK_HAS(group.describe(), "; rank 1: ncclCommInitRankConfig of rank 1 of 3: ");
     Floats floats(host.rank());
     group.run(floats.call, nullptr)->wait(kLong);
     CHECK_EQ(floats.values[0], 6.0f);

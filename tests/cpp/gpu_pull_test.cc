@@ -121,7 +121,7 @@ TEST(a_missing_rank) {
   execute();
   const std::string message = CHECK_THROWS(Timeout, zero.engine.check(zero.engine.last_call()));
   const char* call = "rank 0 of 3 in or before all_reduce #0 (ring, sum, int32, 1000 elements)";
-  CHECK(message.find(call) != std::string::npos && message.find("for rank 2") != std::string::npos);
+  CHECK_HAS(message, call, "for rank 2");
   CHECK_THROWS(Timeout, one.engine.check("a call"));
   zero.tensors.call.timeout = std::chrono::hours(24);
   zero.engine.run(zero.tensors.call, nullptr);
@@ -146,8 +146,8 @@ TEST(a_root_that_gives_up) {
   execute();
   before_split = nullptr;
   CHECK_THROWS(Timeout, root.engine.check("a call"));
-  const std::string message = CHECK_THROWS(Timeout, peer.engine.check("a call"));
-  CHECK(message.find("rank " + std::to_string(c.root()) + " gave its call up") != std::string::npos);
+  CHECK_HAS(CHECK_THROWS(Timeout, peer.engine.check("a call")),
+            "rank " + std::to_string(c.root()) + " gave its call up");
 }
 
 /// Whole messages are read where they lie if all ranks' can be, and go through staging buffers if one rank's cannot.
@@ -268,10 +268,8 @@ TEST(other_calls) {
       }
       execute();
       for (Rank* rank : {&zero, &one}) {
-        const std::string message = CHECK_THROWS(InvalidUsage, rank->engine.check("a call"));
-        CHECK(message.find("calls do not match") != std::string::npos);
-        CHECK(message.find("all_reduce #7 (ring, sum, int32, 1000 elements)") != std::string::npos);
-        CHECK(message.find(describe(one.tensors.call)) != std::string::npos);
+        CHECK_HAS(CHECK_THROWS(InvalidUsage, rank->engine.check("a call")), "calls do not match",
+                  "all_reduce #7 (ring, sum, int32, 1000 elements)", describe(one.tensors.call));
       }
     }
   }
@@ -307,9 +305,9 @@ TEST(given_rules) {
     launches.clear();
     return engine.last_call();
   };
-  CHECK(chosen("").find("(one_shot, ") != std::string::npos);
-  CHECK(chosen("all_reduce nccl ring\nall_reduce staged ring").find("(one_shot, ") != std::string::npos);
-  CHECK(chosen("all_reduce peers butterfly").find("(butterfly, ") != std::string::npos);
+  CHECK_HAS(chosen(""), "(one_shot, ");
+  CHECK_HAS(chosen("all_reduce nccl ring\nall_reduce staged ring"), "(one_shot, ");
+  CHECK_HAS(chosen("all_reduce peers butterfly"), "(butterfly, ");
 }
 
 /// What was aborted ends, and says why.
@@ -328,8 +326,7 @@ TEST(refusals) {
   Case c{find_algorithm(Collective::all_reduce, "ring"), 3, 1000};
   const Regions regions(3, 1024);
   Rank rank(c, 0, regions);
-  const std::string message = CHECK_THROWS(InvalidUsage, rank.engine.run(rank.tensors.call, nullptr));
-  CHECK(message.find("regions of at least") != std::string::npos);
+  CHECK_HAS(CHECK_THROWS(InvalidUsage, rank.engine.run(rank.tensors.call, nullptr)), "regions of at least");
   GpuPullExecutor::Setup crowded = regions.setup(0);
   crowded.world = cuda::kMostRanks + 1;
   CHECK_THROWS(InvalidUsage, GpuPullExecutor(host_device(), crowded));
