@@ -89,6 +89,55 @@ inline void try_call(Communicator& group, Call call, bool in_place, bool registe
   }
 }
 
+inline Call sum_of(Numbers& tensor, size_t count, const char* algorithm) {
+  Call call;
+  call.collective = Collective::all_reduce;
+  call.algorithm = find_algorithm(Collective::all_reduce, algorithm);
+  call.dtype = DType::int32;
+  call.count = count;
+  call.input = reinterpret_cast<const std::byte*>(tensor.data());
+  call.output = reinterpret_cast<std::byte*>(tensor.data());
+  return call;
+}
+
+/// Who is in another call hears so at once, and everybody who waits, with both calls named: also ranks to which others
+/// were not connected when they failed and left.
+inline void calls_that_do_not_match(Between between, const char* algorithm, size_t count, bool registered) {
+  const auto errors = run_ranks(4, between, [&](Communicator& group) {
+    const size_t own = group.rank() == 2 ? count / 2 : count;
+    Numbers tensor(own, 1, registered);
+    group.run(sum_of(tensor, own, algorithm));
+  });
+  for (const std::string& error : errors)
+    CHECK_HAS(error, "InvalidUsage: ", std::to_string(count / 2) + " elements", std::to_string(count) + " elements");
+}
+
+/// The rank that is elsewhere is named by all, not only by those who wait for it directly.
+inline void a_rank_that_does_not_come(int stuck, Between between, const char* algorithm, size_t count,
+                                      bool registered) {
+  const auto errors = run_ranks_but_one(stuck, 5, between, [&](Communicator& group) {
+    Numbers tensor(count, 1, registered);
+    group.run(sum_of(tensor, count, algorithm));
+  });
+  for (int rank = 0; rank < 5; ++rank) {
+    if (rank != stuck) CHECK_HAS(errors[rank], "Timeout: ", "for rank " + std::to_string(stuck));
+  }
+}
+
+/// A rank that leaves early is named, by those who waited for it and by those who waited for them.
+inline void a_rank_that_leaves(Between between, const char* algorithm, size_t count, bool registered) {
+  const auto errors = run_ranks(4, between, [&](Communicator& group) {
+    Numbers tensor(count, 1, registered);
+    group.run(sum_of(tensor, count, algorithm));
+    CHECK(tensor.values() == std::vector<int>(count, 4));
+    if (group.rank() != 1) group.run(sum_of(tensor, count, algorithm));
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank != 1) CHECK_HAS(errors[rank], "PeerLost: ", "rank 1 left the group");
+  }
+  CHECK_EQ(errors[1], "");
+}
+
 inline void every_algorithm(int world, Between between, bool registered = false) {
   if (kSanitized && world % 2 == 0) return;  // odd worlds take all ways
   const auto errors = run_ranks(world, between, [&](Communicator& group) {

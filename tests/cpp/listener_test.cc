@@ -153,7 +153,6 @@ TEST(false_listeners_are_detected) {
     player.join();
     return message;
   };
-  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   CHECK_HAS(refusal([](UnauthenticatedClient& s) { s.say(bytes_of(Answer{.version = 2})); }),
             "speaks version 2 of ringlet's protocol");
   CHECK_HAS(refusal([](UnauthenticatedClient& s) { s.say("HTTP/1.1 400 Bad Request\r\n\r\n", 28); }),

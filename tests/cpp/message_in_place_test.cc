@@ -7,17 +7,6 @@ using namespace ringlet;
 
 namespace {
 
-Call sum_of(contract::Numbers& tensor, size_t count, const char* algorithm) {
-  Call call;
-  call.collective = Collective::all_reduce;
-  call.algorithm = find_algorithm(Collective::all_reduce, algorithm);
-  call.dtype = DType::int32;
-  call.count = count;
-  call.input = reinterpret_cast<const std::byte*>(tensor.data());
-  call.output = reinterpret_cast<std::byte*>(tensor.data());
-  return call;
-}
-
 /// One segment of an all-reduce of rank 0 of 3, which combines both peers' tensors, here 1 and 2 everywhere, with its
 /// own 4.
 struct OneSegment {
@@ -118,44 +107,15 @@ TEST(what_may_have_changed_is_no_result) {
 
 constexpr size_t kCount = 300'000;  // several segments, whose messages are read in place
 
-/// The rank that is elsewhere is named by all: by its host's ranks, which wait for its words, too.
-TEST(a_rank_that_does_not_come) {
-  for (const bool registered : {false, true}) {
-    const auto errors = run_ranks_but_one(2, 5, Between::mixed, [&](Communicator& group) {
-      contract::Numbers tensor(kCount, 1, registered);
-      group.run(sum_of(tensor, kCount, "hierarchical"));
-    });
-    for (int rank = 0; rank < 5; ++rank) {
-      if (rank != 2) CHECK_HAS(errors[rank], "Timeout: ", "for rank 2");
-    }
-  }
+TEST_EACH(a_rank_that_does_not_come, bool registered, false, true) {
+  contract::a_rank_that_does_not_come(2, Between::mixed, "hierarchical", kCount, registered);
 }
 
 TEST(calls_that_do_not_match) {
-  for (int i = 0; i < 20; ++i) {
-    const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
-      const size_t count = group.rank() == 2 ? kCount / 2 : kCount;
-      contract::Numbers tensor(count, 1, i % 2 == 0);
-      group.run(sum_of(tensor, count, "hierarchical"));
-    });
-    for (const std::string& error : errors) {
-      CHECK_HAS(error, "InvalidUsage: ", "150000 elements", "300000 elements");
-    }
-  }
+  for (int i = 0; i < 20; ++i) contract::calls_that_do_not_match(Between::mixed, "hierarchical", kCount, i % 2 == 0);
 }
 
-TEST(a_rank_that_leaves) {
-  const auto errors = run_ranks(4, Between::mixed, [&](Communicator& group) {
-    contract::Numbers tensor(kCount, 1, true);
-    group.run(sum_of(tensor, kCount, "hierarchical"));
-    CHECK(tensor.values() == std::vector<int>(kCount, 4));
-    if (group.rank() != 1) group.run(sum_of(tensor, kCount, "hierarchical"));
-  });
-  for (int rank = 0; rank < 4; ++rank) {
-    if (rank != 1) CHECK_HAS(errors[rank], "PeerLost: ", "rank 1 left the group");
-  }
-  CHECK_EQ(errors[1], "");
-}
+TEST(a_rank_that_leaves) { contract::a_rank_that_leaves(Between::mixed, "hierarchical", kCount, true); }
 
 std::vector<std::byte*> fill(Heap& heap) {
   std::vector<std::byte*> taken;
@@ -179,7 +139,7 @@ TEST(a_full_heap) {
     if (group.rank() == 0) taken = fill(*heap);
     group.run(barrier);
     contract::Numbers tensor(kCount, 1, false);
-    group.run(sum_of(tensor, kCount, "hierarchical"));
+    group.run(contract::sum_of(tensor, kCount, "hierarchical"));
     CHECK(tensor.values() == std::vector<int>(kCount, 4));
     for (std::byte* const each : taken) heap->free(each);
   });
