@@ -23,7 +23,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 INSIDE := PATH="$(BIN):$$PATH" MAX_JOBS=$(JOBS) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_FILES := python tests examples benchmarks docs csrc/bindings setup.py
-CPP_FILES = $(shell find csrc tests -name '*.cc' -o -name '*.h' -o -name '*.cu')
+CPP_FILES = $(shell find csrc tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 # setup.py's.
 BUILD = build/$$($(BIN)/python -c "import sys; print(sys.implementation.cache_tag)")
 PYTEST := python -m pytest --maxfail=10 --durations=10 --durations-min=2

@@ -1,22 +1,26 @@
 """The least time of a collective on one host, from what two cores of this machine can do without any library.
 
-docs/performance.md#the-limit has the model. csrc/bindings/limit.cc measures, on two threads, each on a processor of its
-own. The measurements take turns with the libraries as a peer does, so the machine's drift is theirs too.
+docs/performance.md#the-limit has the model. machine_limit.cc measures, on two threads, each on a processor of its own;
+it is compiled at first use. The measurements take turns with the libraries as a peer does, so the machine's drift is
+theirs too.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringlet import _C
 from ringlet.bench.cases import bus_factor, format_bytes
+from ringlet.bench.exceptions import BenchError
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 
+_SOURCE = Path(__file__).resolve().with_suffix(".cc")
 # Blocks that one core writes and the other reads: the highest rate counts, because an engine may cut a message so.
 _BLOCKS = tuple(16 << 10 << shift for shift in (0, 2, 4, 6, 8))
 _LINE_ROUNDS, _MOST_ROUNDS, _ROUND_BYTES = 9, 15, 64 << 20
@@ -56,14 +60,39 @@ def _siblings(processor: int) -> set[int]:
 
 
 def measure(size: int) -> Cores:
-    """What the cores do now; memory within `size` bytes a core. ringlet.InvalidUsage if there is one processor only."""
+    """What the cores do now; memory within `size` bytes a core. ringlet.InvalidUsage if there is one processor only,
+    BenchError if nothing can be compiled or measured."""
     pair = processors()
     if pair is None:
         raise InvalidUsage("measuring two cores needs two processors, and this process may use one only")
     rounds = max(2, min(_MOST_ROUNDS, _ROUND_BYTES // max(size, 1)))
-    foreign = max(_C.read_written_gbps(pair, block, max(3, min(_MOST_ROUNDS, (4 << 20) // block))) for block in _BLOCKS)
-    memory = _C.memory_gbps(pair, max(size, 1), rounds)
-    return Cores(size, _C.line_round_trip_ns(pair, _LINE_ROUNDS) / 1000, foreign, *memory)
+    wanted: list[object] = ["line", _LINE_ROUNDS, "memory", max(size, 1), rounds]
+    for block in _BLOCKS:
+        wanted += ["written", block, max(3, min(_MOST_ROUNDS, (4 << 20) // block))]
+    line, (copied, added), *written = ([float(one) for one in row.split()] for row in _run(_program(), *pair, *wanted))
+    return Cores(size, line[0] / 1000, max(one[0] for one in written), copied, added)
+
+
+def _program() -> Path:
+    """machine_limit.cc, compiled for this machine."""
+    made = _SOURCE.parents[1] / "build" / "machine_limit"
+    if not made.exists() or made.stat().st_mtime < _SOURCE.stat().st_mtime:
+        made.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            fresh = Path(folder, made.name)
+            _run(os.environ.get("CXX", "c++"), "-std=c++20", "-O3", "-pthread", _SOURCE, "-o", fresh)
+            fresh.replace(made)
+    return made
+
+
+def _run(*words: object) -> list[str]:
+    try:
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    except OSError as error:
+        raise BenchError(f"the limit cannot be measured: {error}") from None
+    if done.returncode != 0:
+        raise BenchError(f"the limit cannot be measured: {done.stderr.strip()}")
+    return done.stdout.splitlines()
 
 
 def refusal(world: int) -> str | None:

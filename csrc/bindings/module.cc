@@ -31,6 +31,5 @@ PYBIND11_MODULE(_C, m) {
   ringlet::bind_gradients(m);
   ringlet::bind_doctor(m);
   ringlet::bind_selector(m);
-  ringlet::bind_limit(m);
   ringlet::bind_log(m);
 }

@@ -14,7 +14,6 @@ void bind_collectives(pybind11::module_& m);  // collectives.cc: the calls thems
 void bind_c10d(pybind11::module_& m);         // c10d_module.cc: torch.distributed
 void bind_gradients(pybind11::module_& m);    // gradient_arrivals.cc: the gradient reducer's hooks
 void bind_doctor(pybind11::module_& m);       // doctor.cc: what was built and what works here
-void bind_limit(pybind11::module_& m);        // limit.cc: what two cores can do
 void bind_log(pybind11::module_& m);          // log.cc: the log, the last calls
 void bind_selector(pybind11::module_& m);     // selector.cc: what `auto` means
 

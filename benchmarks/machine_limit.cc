@@ -1,42 +1,39 @@
 // What two cores of this machine can do without any library, for `ringlet bench --peers limit`: the time of a cache
 // line there and back, the rate at which one core reads what the other has just written, the rate of memory.
 //
+//     machine_limit PROCESSOR PROCESSOR line ROUNDS | written BYTES ROUNDS | memory BYTES ROUNDS ...
+//
+// prints a line for each: nanoseconds; 10^9 bytes a second; the same in a copy, and in the sum of two blocks into a third.
 // Two threads, one on each of two processors, run the same loop between barriers. A result is the median over rounds of
 // the slower thread's time, in the faster of the ways in which the loop is written.
 #include <pthread.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 #include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <limits>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/start_thread.h"
-#include "bindings/module.h"
-
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
-// The loops in the widest vectors of the machine; sanitizers cannot run what chooses them.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// The loops in the widest vectors of the machine.
+#if defined(__x86_64__) && defined(__GNUC__)
 #define RINGLET_WIDEST __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define RINGLET_WIDEST
 #endif
 
-namespace py = pybind11;
-
-namespace ringlet {
 namespace {
 
 using Processors = std::pair<int, int>;
@@ -48,6 +45,11 @@ constexpr size_t kLeastTimed = 256 << 10;  // bytes copied between two readings 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSideBySide = 4;  // parts of a block that one loop reads in turns
 constexpr size_t kSkew = 17;       // lines: a load and a store at one place of two pages hold each other up
+
+[[noreturn]] void give_up(const std::string& why) {
+  std::fprintf(stderr, "machine_limit: %s\n", why.c_str());
+  std::_Exit(1);
+}
 
 /// A counter alone on its lines: a processor may fetch lines in pairs.
 struct alignas(128) Counter {
@@ -73,7 +75,7 @@ class Block {
  public:
   explicit Block(size_t bytes) : bytes_((bytes + kHugePage - 1) / kHugePage * kHugePage) {
     void* base = ::mmap(nullptr, bytes_ + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) throw_errno("mmap of " + std::to_string(bytes_) + " bytes", "measure smaller sizes (-e)");
+    if (base == MAP_FAILED) give_up("mmap of " + std::to_string(bytes_) + " bytes: " + std::strerror(errno));
     base_ = static_cast<std::byte*>(base);
     const auto start = (reinterpret_cast<uintptr_t>(base) + kHugePage - 1) / kHugePage * kHugePage;
     data_ = reinterpret_cast<std::byte*>(start);
@@ -94,38 +96,19 @@ class Block {
 /// Runs body(0) and body(1) on threads of their own, each kept on its processor.
 template <typename Body>
 void on_two(const Processors& processors, const Body& body) {
-  const py::gil_scoped_release unlocked;
-  std::atomic<int> state{0};  // 1: go, -1: give up
-  const auto run = [&](int self) {
-    while (state.load(std::memory_order_acquire) == 0) std::this_thread::yield();
-    if (state.load(std::memory_order_acquire) > 0) body(self);
-  };
-  std::thread first = start_thread("a measurement", [&] { run(0); });
-  std::thread second;
-  int refused = 0;
-  const auto keep = [&](std::thread& thread, int processor) {
+  const auto run = [&](int self, int processor) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(processor, &set);
-    const int error = ::pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
-    if (error != 0 && refused == 0) refused = error;
+    if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set)) {
+      give_up("cannot run on processor " + std::to_string(processor) + ": " + std::strerror(error));
+    }
+    body(self);
   };
-  try {
-    second = start_thread("a measurement", [&] { run(1); });
-    keep(first, processors.first);
-    keep(second, processors.second);
-  } catch (...) {
-    state.store(-1, std::memory_order_release);
-    first.join();
-    throw;
-  }
-  state.store(refused == 0 ? 1 : -1, std::memory_order_release);
+  std::thread second([&] { run(1, processors.second); });
+  std::thread first([&] { run(0, processors.first); });
   first.join();
   second.join();
-  if (refused != 0) {
-    throw ResourceError("cannot run on processors " + std::to_string(processors.first) + " and " +
-                        std::to_string(processors.second) + ": " + std::strerror(refused));
-  }
 }
 
 double nanoseconds_since(Clock::time_point start) {
@@ -141,14 +124,8 @@ double slower(const std::array<std::vector<double>, 2>& spent) {
   return *middle;
 }
 
-void check(const Processors& processors, size_t bytes, int rounds) {
-  if (processors.first == processors.second) throw InvalidUsage("a limit needs two different processors");
-  if (bytes == 0 || rounds < 1) throw InvalidUsage("a limit needs at least 1 byte and 1 round");
-}
-
 /// Each core writes a counter on a line of its own that the other one waits for, as ranks that publish progress do.
 double line_round_trip_ns(const Processors& processors, int rounds) {
-  check(processors, 1, rounds);
   std::array<Counter, 2> lines;
   std::array<std::vector<double>, 2> spent;
   on_two(processors, [&](int self) {
@@ -187,8 +164,6 @@ RINGLET_WIDEST uint64_t read_all(const std::byte* block, size_t bytes, bool side
 
 /// Both cores write a block each, then both read the other's. `bytes` of a block: a multiple of 256.
 double read_written_gbps(const Processors& processors, size_t bytes, int rounds) {
-  check(processors, bytes, rounds);
-  if (bytes % (sizeof(Line) * kSideBySide) != 0) throw InvalidUsage("a block must be a multiple of 256 bytes");
   const std::array<Block, 2> blocks{Block(bytes), Block(bytes)};
   std::array<std::array<std::vector<double>, 2>, 2> spent;  // by way, by thread
   std::atomic<uint64_t> sink{0};
@@ -232,7 +207,6 @@ void stream(Line* to, const Line* a, const Line* b, size_t lines) {
 
 /// (copy, read + read + write): both cores at once, each in `bytes` of its own, of which half or a third is written.
 std::pair<double, double> memory_gbps(const Processors& processors, size_t bytes, int rounds) {
-  check(processors, bytes, rounds);
   const size_t lines = std::max<size_t>(6, bytes / sizeof(Line)), skew = lines > 8 * kSkew ? kSkew : 0;
   const size_t half = (lines - skew) / 2, third = (lines - 2 * skew) / 3;
   const size_t repeats = std::max<size_t>(1, kLeastTimed / (lines * sizeof(Line)));
@@ -263,14 +237,36 @@ std::pair<double, double> memory_gbps(const Processors& processors, size_t bytes
 
 }  // namespace
 
-void bind_limit(py::module_& m) {
-  m.def("line_round_trip_ns", &line_round_trip_ns, py::arg("processors"), py::arg("rounds"),
-        "Nanoseconds of a cache line from one processor to the other and back.");
-  m.def("read_written_gbps", &read_written_gbps, py::arg("processors"), py::arg("bytes"), py::arg("rounds"),
-        "10^9 bytes a second at which a processor reads a block that the other has just written.");
-  m.def("memory_gbps", &memory_gbps, py::arg("processors"), py::arg("bytes"), py::arg("rounds"),
-        "10^9 bytes a second that each of two processors at once reads and writes within `bytes` of its own: (in a "
-        "copy, in the sum of two blocks into a third).");
+int main(int argc, char** argv) {
+  int at = 1;
+  const auto number = [&] {
+    if (at >= argc) give_up("a number is missing");
+    char* end = nullptr;
+    const long long found = std::strtoll(argv[at], &end, 10);
+    if (*end != '\0' || found < 0) give_up(std::string(argv[at]) + " is no number");
+    ++at;
+    return found;
+  };
+  const auto processor = [&] { return static_cast<int>(number()); };
+  const int first = processor();
+  const Processors processors{first, processor()};
+  if (processors.first == processors.second) give_up("a limit needs two different processors");
+  while (at < argc) {
+    const std::string what = argv[at++];
+    const auto bytes = what == "line" ? size_t{256} : static_cast<size_t>(number());
+    const int rounds = static_cast<int>(number());
+    if (bytes == 0 || rounds < 1) give_up("a limit needs at least 1 byte and 1 round");
+    if (what == "line") {
+      std::printf("%.17g\n", line_round_trip_ns(processors, rounds));
+    } else if (what == "written") {
+      if (bytes % (sizeof(Line) * kSideBySide) != 0) give_up("a block must be a multiple of 256 bytes");
+      std::printf("%.17g\n", read_written_gbps(processors, bytes, rounds));
+    } else if (what == "memory") {
+      const auto [copy, sum] = memory_gbps(processors, bytes, rounds);
+      std::printf("%.17g %.17g\n", copy, sum);
+    } else {
+      give_up(what + " is no measurement");
+    }
+  }
+  return 0;
 }
-
-}  // namespace ringlet
