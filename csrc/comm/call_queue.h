@@ -3,12 +3,12 @@
 // Contract: the threads that use the queue carry its calls on (decision 0044). The thread that gives a call carries it
 // on as far as it goes without a wait, and so does every thread that gives a later call or tests one. A thread that
 // waits for a call carries it on to its end. The queue's own thread takes a call over at once if a thread may wait for
-// it by other means, or if the call is large and the thread takes no processor from the rank's computation. Otherwise it
-// leaves the call to the threads that come: for 200 us; for 5 ms if it would take that processor, and no peer sleeps until
-// this rank goes on. One thread at a time holds the *turn*. Only this thread carries calls on and runs callbacks; a thread that
-// gives or tests a call leaves callbacks to others (Work::exposed). A callback may give calls, which run at once,
-// before the calls in the queue, and it may wait for any call. A thread that sleeps until a peer is ready does not hold
-// the turn.
+// it by other means, or if the call is large and the thread takes no processor from the rank's computation. Otherwise
+// it leaves the call to the threads that come: for 200 us; for 5 ms if it would take that processor, and no peer sleeps
+// until this rank goes on. One thread at a time holds the *turn*. Only this thread carries calls on and runs callbacks;
+// a thread that gives or tests a call leaves callbacks to others (Work::exposed). A callback may give calls, which run
+// at once, before the calls in the queue, and it may wait for any call. A thread that sleeps until a peer is ready does
+// not hold the turn.
 // Ownership: the engine outlives the queue. Thread safety: all calls from any thread.
 #pragma once
 
