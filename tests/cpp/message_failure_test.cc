@@ -153,7 +153,7 @@ struct Chain {
     zero = std::thread([this, count, slept] {
       sleeps_in_vain = 0;
       after_sleep = slept;
-      CHECK_THROWS(Timeout, run(*ranks[0], count, 60s));
+      CHECK_THROWS(Timeout, run(*ranks[0], count, 20s));
       after_sleep = nullptr;
     });
   }
@@ -190,7 +190,7 @@ TEST(a_suspicion_is_repeated_after_data) {
   std::thread two([&] {
     before_send = [&] { sends.acquire(); };
     try {
-      Chain::run(*chain.ranks[2], kCount, 60s);
+      Chain::run(*chain.ranks[2], kCount, 20s);
     } catch (const Timeout&) {  // or all is written
     }
     before_send = nullptr;
