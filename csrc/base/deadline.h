@@ -1,6 +1,8 @@
 // A point in time by which a wait must end. Absolute, so that it can be handed down through calls unchanged.
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -22,6 +24,13 @@ class Deadline {
 
   static Deadline after(std::chrono::milliseconds timeout) {
     return Deadline(Clock::now() + std::clamp(timeout, -kLongestTimeout, kLongestTimeout));
+  }
+
+  /// The time of the system's last tick, some milliseconds ago: a fifth of the cost of Clock::now().
+  static Clock::time_point last_tick() {
+    timespec at{};
+    ::clock_gettime(CLOCK_MONOTONIC_COARSE, &at);
+    return Clock::time_point(std::chrono::seconds(at.tv_sec) + std::chrono::nanoseconds(at.tv_nsec));
   }
 
   bool passed() const { return Clock::now() >= at_; }

@@ -65,9 +65,9 @@ bool MessageEngine::carry_on(const Effort& effort, Awaited* awaited) {
       continue;
     }
     if (++idle < effort.looks) {
-      if (idle == 1) idle_since = Deadline::Clock::now();
+      if (idle == 1) idle_since = Deadline::last_tick();
       ::sched_yield();
-      if (Deadline::Clock::now() - idle_since > kLongestLooking) idle = effort.looks - 1;
+      if (Deadline::last_tick() - idle_since > kLongestLooking) idle = effort.looks - 1;
       continue;
     }
     fetch();
