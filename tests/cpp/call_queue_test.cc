@@ -140,6 +140,7 @@ std::chrono::nanoseconds used_by_this_thread() {
 /// processor from this thread meanwhile: then it did not compute, and the call may be taken over.
 std::optional<bool> is_left_alone_beside_computation() {
   Queue q;
+  std::this_thread::sleep_for(400ms);  // the queue's thread sleeps now, so that the call wakes it
   const auto work = q.give(1);
   q.engine.peers = 1;
   const auto began = std::chrono::steady_clock::now();
@@ -156,16 +157,15 @@ std::optional<bool> is_left_alone_beside_computation() {
 }
 
 /// The rank computes, and no peer waits for it: the thread would take the processor from the computation. A short loss
-/// of the processor, which the sum over 3 ms does not show, may spoil some attempts, but not all. Beside much other work
-/// few attempts count.
+/// of the processor, which the sum over 3 ms does not show, may spoil some attempts. Beside much other work few count.
 TEST(a_computing_rank_is_left_alone_until_a_peer_sleeps) {
-  int taken_over = 0;
-  for (int attempt = 0; attempt < 20; ++attempt) {
+  int left_alone = 0, taken_over = 0;
+  for (int attempt = 0; attempt < 8; ++attempt) {
     const auto alone = is_left_alone_beside_computation();
-    if (alone == true) return;
+    left_alone += alone == true;
     taken_over += alone == false;
   }
-  CHECK(taken_over < 3);
+  CHECK(left_alone >= taken_over);
 }
 
 TEST(calls_run_in_order_and_one_after_the_other) {
