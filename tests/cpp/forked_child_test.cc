@@ -65,7 +65,8 @@ void fork_beside(const char* what, const std::function<void(int thread)>& act) {
 }
 
 void look_at_algorithms(int) {
-  static const Algorithm& algorithm = add_algorithm(Collective::barrier, "forked", "");
+  // Of each thread: a child cannot pass the guard of a static that another thread of its parent was making.
+  thread_local const Algorithm& algorithm = add_algorithm(Collective::barrier, "forked", "");
   hand_over(algorithm, {.world = 1, .root = 0, .hosts = {0}},
             {schedule_of(*find_algorithm(Collective::barrier, "dissemination"), {0, 1, 0})});
   schedule_of(algorithm, {0, 1, 0});
