@@ -170,7 +170,6 @@ def processor_model() -> str: ...
 
 # --- what two cores can do without a library
 
-
 # --- the process, its logs and its signals
 
 def build_info() -> dict[str, str]: ...
