@@ -20,6 +20,7 @@ from ringlet.bench.exceptions import BenchError
 from ringlet.bench.ranks.case import Case
 from ringlet.errors import InvalidUsage
 
+_LONGEST_S = 300  # of a compiler or a measurement, which take seconds
 _SOURCE = Path(__file__).resolve().with_suffix(".cc")
 # Blocks that one core writes and the other reads: the highest rate counts, because an engine may cut a message so.
 _BLOCKS = tuple(16 << 10 << shift for shift in (0, 2, 4, 6, 8))
@@ -87,8 +88,8 @@ def _program() -> Path:
 
 def _run(*words: object) -> list[str]:
     try:
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    except OSError as error:
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=_LONGEST_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise BenchError(f"the limit cannot be measured: {error}") from None
     if done.returncode != 0:
         raise BenchError(f"the limit cannot be measured: {done.stderr.strip()}")

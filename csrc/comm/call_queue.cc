@@ -27,6 +27,7 @@ constexpr int kLooksBeforeSleep = 20;
 // The longest sleep without a look whether it is needed.
 constexpr auto kSleep = 1ms;
 constexpr int kSpinsForTurn = 2000;
+
 }  // namespace
 
 struct CallQueue::Assisting {
@@ -37,7 +38,6 @@ struct CallQueue::Assisting {
   ~Assisting() {
     const std::lock_guard lock(queue.mutex_);
     if (--queue.assistants_ > 0) return;
-    if (!queue.entries_.empty() && queue.asleep_) queue.given_.notify_one();
     if (queue.stop_) queue.changed_.notify_all();
   }
   CallQueue& queue;

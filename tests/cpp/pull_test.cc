@@ -1,5 +1,6 @@
 // The pull engine: the contract, staged and in place, and how threads join.
 #include "contract.h"
+#include "engine/call_check.h"
 
 using namespace ringlet;
 
@@ -25,6 +26,26 @@ TEST(the_contract) {
   }
   for (const int world : {2, 3, 5}) contract::scaled_sums_agree(world, Between::stages);
   contract::asynchronous(Between::one_memory);
+}
+
+/// Before anything moves, and whatever the engine.
+TEST(a_call_that_lacks_a_tensor_is_refused) {
+  float value = 1;
+  auto* const there = reinterpret_cast<std::byte*>(&value);
+  const Call whole{
+      .collective = Collective::all_reduce, .dtype = DType::float32, .count = 1, .input = there, .output = there};
+  check_call(whole, 0, 2);
+  Call call = whole;
+  call.input = nullptr;
+  CHECK_HAS(CHECK_THROWS(InvalidUsage, check_call(call, 0, 2)), "all_reduce: this rank needs an input");
+  call = whole;
+  call.output = nullptr;
+  CHECK_HAS(CHECK_THROWS(InvalidUsage, check_call(call, 0, 2)), "all_reduce: this rank needs an output");
+  call.count = 0;
+  check_call(call, 0, 2);
+  call = {.collective = Collective::reduce, .dtype = DType::float32, .root = 1, .count = 1, .input = there};
+  check_call(call, 0, 2);  // only the root has an output
+  CHECK_HAS(CHECK_THROWS(InvalidUsage, check_call(call, 1, 2)), "reduce: this rank needs an output");
 }
 
 }  // namespace
