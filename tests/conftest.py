@@ -58,7 +58,6 @@ SLOW = {
     "tools/test_site.py": "builds the site",
     "tools/test_wheel.py": "builds a wheel, and installs it into an empty environment",
     "tools/test_tune.py": "measures algorithms",
-    "torch/test_backend_failure.py::test_a_rank_that_stalls*-2]": "waits for a timeout; so do three ranks",
     "torch/test_compiled.py": "compiles models",
     "torch/test_random_backend_calls.py::*[[][13]-*": "the same in other worlds",
     "torch/test_torch_stack.py": "compiles, and trains with FSDP and tensor parallelism",

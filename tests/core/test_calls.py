@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import ringlet
 from cases import ALGORITHMS, MEMORIES, Checks, placed
-from exact_data import BITWISE, input_of
-from ranks import TRANSPORTS, WORLDS, on
+from exact_data import input_of
+from ranks import TRANSPORTS, on
 
 
 @on("everyone")
@@ -121,7 +121,8 @@ def test_many_asynchronous_calls_in_order(rank: int, world: int) -> None:
     assert last.tolist() == [world - 1.0] * 4
 
 
-def messages(rank: int, world: int) -> None:
+@on((2, 3), *TRANSPORTS)
+def test_messages(rank: int, world: int) -> None:
     """Around the ring, all sizes: none, less than a segment (128 KiB less its header), just one, several."""
     segment = (128 << 10) - 64
     sizes = [(size, torch.uint8) for size in (0, 1, 7, segment - 1, segment, segment + 1, 2 * segment, 1_000_003)]
@@ -147,28 +148,6 @@ def messages(rank: int, world: int) -> None:
         checks.equal(("in flight", i), tensor, torch.full((100 + i,), float(i + left)))
     checks.equal("beside", total, torch.full((5,), float(world)))
     checks.conclude()
-
-
-def to_and_fro(rank: int, world: int) -> None:
-    """Synchronous messages of every pair, both ways."""
-    for low, high in itertools.combinations(range(world), 2):
-        value = torch.full((50_000,), float(rank))
-        if rank == low:
-            ringlet.send(value, high)
-            ringlet.recv(value, high)
-            assert value.unique().tolist() == [high]
-        elif rank == high:
-            other = torch.zeros(50_000)
-            ringlet.recv(other, low)
-            ringlet.send(value, low)
-            assert other.unique().tolist() == [low]
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("world", WORLDS[1:])
-def test_messages(pool, transport, world):
-    pool.values(messages, world, join=transport)
-    pool.values(to_and_fro, world, join=transport)
 
 
 @on("everyone")
@@ -225,20 +204,6 @@ def test_shapes_and_offsets(rank: int, world: int) -> None:
     assert ringlet.all_reduce(columns).tolist() == [4.0 * world, 5.0 * world, 6.0 * world, 7.0 * world]
     odd = torch.ones(4 * 999 + 1, dtype=torch.uint8)[1:].view(torch.uint8)  # not aligned to anything
     assert ringlet.all_reduce(odd).unique().item() == world
-
-
-def bitwise_on_numbers_below_zero(rank: int, world: int) -> list[int]:
-    return [ringlet.all_reduce(torch.tensor([-1 - rank], dtype=torch.int16), op).item() for op in BITWISE]
-
-
-def test_bitwise_operations_keep_signs(everyone):
-    results = everyone(bitwise_on_numbers_below_zero)
-    world = len(results)
-    numbers = [-1 - rank for rank in range(world)]
-    wanted = [numbers[0], numbers[0], numbers[0]]
-    for number in numbers[1:]:
-        wanted = [wanted[0] & number, wanted[1] | number, wanted[2] ^ number]
-    assert results == [wanted] * world
 
 
 @on(3, "threads")

@@ -117,36 +117,6 @@ def test_all_ranks_get_the_same_bits(everyone):
         assert [case for case in first if first[case] != other[case]] == [], f"rank {rank} differs from rank 0"
 
 
-def half_precision(rank: int, world: int) -> list[float]:
-    value = torch.tensor([2048.0 if rank == 0 else 1.0], dtype=torch.float16)
-    return [ringlet.all_reduce(value.clone(), algorithm=name).item() for name in ("one_shot", "two_shot", "star")]
-
-
-def test_n_ary_sums_of_half_precision_round_once(everyone):
-    """2048 + 1 is 2048 in float16: a sum that rounded at every step would stay there."""
-    results = everyone(half_precision)
-    exact = torch.tensor(2048.0 + len(results) - 1).to(torch.float16).item()
-    assert results == [[exact] * 3] * len(results)
-
-
-def not_a_number(rank: int, world: int) -> list[bool]:
-    seen = []
-    for dtype in [dtype for dtype in DTYPES if dtype.is_floating_point]:
-        for op, algorithm in itertools.product(("min", "max"), ALGORITHMS["all_reduce"]):
-            values = torch.full((67,), float(rank), dtype=torch.float64)
-            values[world - 1 - rank :: 13] = float("nan")
-            result = ringlet.all_reduce(values.to(dtype), op, algorithm=algorithm).to(torch.float64)
-            places = torch.zeros(67, dtype=torch.bool)
-            for q in range(world):
-                places[q::13] = True
-            seen.append(torch.equal(result.isnan(), places))
-    return seen
-
-
-def test_not_a_number_in_any_input_of_min_and_max_gives_it(everyone):
-    assert all(all(seen) for seen in everyone(not_a_number))
-
-
 @on("everyone")
 def test_unsupported_pairs_are_refused_before_anything_moves(rank: int, world: int) -> None:
     refused = 0

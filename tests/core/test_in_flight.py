@@ -163,3 +163,53 @@ def test_memory_that_is_gone_is_told_at_once(pool, collective):
     assert [outcome.kind for outcome in outcomes] == [None, None], "\n".join(map(str, outcomes))
     assert "the memory of this call's tensor is gone" in outcomes[0].value
     assert "rank 0" in outcomes[1].value
+
+
+def failing(call: Callable[[], object]) -> str:
+    """The name of the error; the error itself would keep the tensor, which is in its traceback."""
+    try:
+        call()
+    except ringlet.Error as error:
+        return type(error).__name__
+    return "none"
+
+
+@on(2, "threads")
+def test_a_thread_does_not_read_what_another_has_freed(rank: int, world: int, path: str) -> None:
+    """Rank 0 gives up and frees its tensor; rank 1 comes late, and would read it."""
+    store = dist.FileStore(path, world)
+    held = [torch.ones(16 << 20)]  # so large that free() unmaps it
+    if rank == 1:
+        store.wait(["freed"])
+    found = failing(lambda: ringlet.all_reduce(held[0], timeout=0.3 if rank == 0 else LIMIT_SECONDS))
+    held.clear()
+    if rank == 0:
+        store.set("freed", "")
+        store.wait(["read"])
+    else:
+        store.set("read", "")
+    assert found == "Timeout"
+
+
+def aborted_reader(rank: int, world: int, call: str) -> str:
+    """Rank 0 aborts, and frees its tensor, while rank 1 reads it."""
+    held = [torch.ones(24 << 20)]
+    if rank == 0:
+        threading.Timer(0.05, ringlet.current().abort, ("enough",)).start()
+
+    def transfer() -> None:
+        while True:
+            if call == "all_reduce":
+                ringlet.all_reduce(held[0])
+            else:
+                (ringlet.send if rank == 0 else ringlet.recv)(held[0], 1 - rank)
+
+    found = failing(transfer)
+    held.clear()
+    return found
+
+
+@pytest.mark.parametrize("call", ("all_reduce", "send"))
+def test_a_thread_does_not_free_what_another_reads(pool, call):
+    for _ in range(3):
+        assert pool.values(aborted_reader, 2, call, join="threads") == ["PeerLost", "PeerLost"]

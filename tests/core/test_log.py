@@ -67,53 +67,20 @@ def texts(lines, level="info"):
 # --- levels
 
 
-@pytest.fixture
-def alone():
-    """Makes a group of one rank in this process, and ends it."""
-
-    @contextlib.contextmanager
-    def made(name):
-        ringlet.init(0, 1, transport="threads", name=name)
-        try:
-            yield
-        finally:
+def test_lines_go_to_standard_error_where_they_are_asked_for(capfd):
+    told = {}
+    for level in ("info", "off"):
+        with environment(RINGLET_LOG=level):
+            ringlet.init(0, 1, transport="threads", name=level)
+            ringlet.all_reduce(torch.ones(3))
             ringlet.finalize()
-
-    yield made
-    os.environ.pop("RINGLET_LOG", None)
-    with made("quiet again"):
-        pass
-
-
-def test_nothing_is_told_unless_asked(alone, capfd):
-    with alone("off"):
-        ringlet.all_reduce(torch.ones(3))
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("level", ["info", "INFO"])
-def test_lines_go_to_standard_error(alone, monkeypatch, capfd, level):
-    monkeypatch.setenv("RINGLET_LOG", level)
-    with alone("spoken"):
-        ringlet.all_reduce(torch.ones(3))
-    out, err = capfd.readouterr()
+        told[level] = capfd.readouterr()
+    assert told["off"] == ("", "")
+    out, err = told["info"]
     found = [LINE.fullmatch(line) for line in err.splitlines()]
     assert out == "" and found and all(found), err
     assert {match["level"] for match in found} == {"info"} and {match["rank"] for match in found} == {"0"}
     assert found[-1]["text"].startswith("group closed: 1 calls")
-
-
-def test_a_level_that_is_none_is_refused(alone, monkeypatch):
-    monkeypatch.setenv("RINGLET_LOG", "loud")
-    with pytest.raises(ringlet.InvalidUsage, match='RINGLET_LOG="loud" is not one of off, warning, info, debug'):
-        ringlet.init(0, 1, transport="threads", name="loud")
-
-
-def test_a_file_that_cannot_be_written_is_named(alone, monkeypatch, tmp_path):
-    monkeypatch.setenv("RINGLET_LOG", "info")
-    monkeypatch.setenv("RINGLET_LOG_FILE", str(tmp_path / "absent" / "log"))
-    with pytest.raises(ringlet.ResourceError, match=r"RINGLET_LOG_FILE=.*absent/log: No such file"):
-        ringlet.init(0, 1, transport="threads", name="nowhere")
 
 
 # --- what is told
@@ -206,8 +173,7 @@ def fail_after_calls(rank, world, what, stamp):
     return str(caught.value), ringlet.current().calls()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "threads", "tcp"])
-@pytest.mark.parametrize("what", ["left", "stuck"])
+@pytest.mark.parametrize(("what", "transport"), [("left", "shared_memory"), ("stuck", "tcp")])
 def test_errors_end_with_the_last_calls(pool, tmp_path, transport, what):
     (text, calls), _ = pool.values(fail_after_calls, 2, what, str(tmp_path / "stamp"), join=transport)
     ended = text[text.index("; last calls: ") :]
@@ -220,18 +186,6 @@ def test_errors_end_with_the_last_calls(pool, tmp_path, transport, what):
     assert [call["done"] for call in calls] == 6 * [True] + [False]
     assert calls[0]["op"] == "sum" and calls[0]["algorithm"] is not None and calls[0]["named"] is None
     assert calls[6]["root"] == 1 and calls[6]["op"] is None and calls[6]["count"] == 7
-
-
-def many_calls(rank, world):
-    for count in range(1, 31):
-        ringlet.all_reduce(torch.ones(count))
-    return ringlet.current().calls()
-
-
-def test_sixteen_calls_are_kept(everyone):
-    for calls in everyone(many_calls):
-        assert [call["sequence"] for call in calls] == list(range(14, 30))
-        assert [call["count"] for call in calls] == list(range(15, 31))
 
 
 # --- torch.profiler

@@ -59,19 +59,6 @@ def test_freed_blocks_are_used_again(registered):
     assert _C.registered_allocator_cache_bytes() >= 4 << 20
 
 
-def test_blocks_do_not_overlap(registered):
-    """Many sizes at once, freed in another order: every tensor keeps its value."""
-    generator = torch.Generator().manual_seed(1)
-    alive: dict[int, torch.Tensor] = {}
-    for step in range(600):
-        count = int(torch.randint(8000, 200_000, (1,), generator=generator))
-        alive[step] = torch.full((count,), float(step))
-        if len(alive) > 40:
-            victim = sorted(alive)[int(torch.randint(0, 40, (1,), generator=generator))]
-            assert (alive.pop(victim) == victim).all()
-    assert all((tensor == step).all() for step, tensor in alive.items())
-
-
 def in_child(tensor: torch.Tensor, report) -> None:
     torch.set_num_threads(1)  # as a DataLoader does: the threads of the parent are not here
     own = torch.full((100_000,), 2.0)

@@ -110,25 +110,6 @@ def refused(rank: int, world: int, path: str) -> str:
 # ---- in groups
 
 
-def sums(rank: int, world: int) -> None:
-    for name in ("from_json", "from_xml"):
-        for count in (1, 1000, 123_567):
-            torch.manual_seed(rank)
-            mine = torch.randn(count)
-            expected = mine.clone()
-            ringlet.all_reduce(expected, algorithm="two_shot")
-            ringlet.all_reduce(mine, algorithm=name)
-            torch.testing.assert_close(mine, expected)
-            assert ringlet.current().calls()[-1]["algorithm"] == name
-
-
-@on(4, "shared_memory", "threads", "tcp", "mixed")
-def test_schedules_of_files_run_on_every_transport(rank: int, world: int, files: list[str]) -> None:
-    for file in files:
-        load(file)
-    sums(rank, world)
-
-
 @pytest.fixture
 def files(tmp_path):
     """Its algorithms are from_json and from_xml."""
@@ -139,12 +120,20 @@ def files(tmp_path):
 
 @on(4, "nothing")
 def test_a_variable_names_the_files(rank: int, world: int, path: str, files: list[str]) -> None:
-    """A program that names no file: its groups know the algorithms, and so do its model's reducers."""
+    """A program that names no file: its groups know the algorithms."""
     os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
     try:
         ringlet.init(rank, world, dist.FileStore(path, world), timeout=timedelta(seconds=60))
         try:
-            sums(rank, world)
+            for name in ("from_json", "from_xml"):
+                for count in (1, 1000, 123_567):
+                    torch.manual_seed(rank)
+                    mine = torch.randn(count)
+                    expected = mine.clone()
+                    ringlet.all_reduce(expected, algorithm="two_shot")
+                    ringlet.all_reduce(mine, algorithm=name)
+                    torch.testing.assert_close(mine, expected)
+                    assert ringlet.current().calls()[-1]["algorithm"] == name
         finally:
             ringlet.finalize()
         os.environ["RINGLET_ALGORITHMS"] = "/missing/mine.py"
@@ -152,23 +141,6 @@ def test_a_variable_names_the_files(rank: int, world: int, path: str, files: lis
             ringlet.init(rank, world, dist.FileStore(path, world))
     finally:
         del os.environ["RINGLET_ALGORITHMS"]
-
-
-@on(4, "dist:ringlet@mixed")
-def test_a_process_group_and_the_reducer_take_them(rank: int, world: int, files: list[str]) -> None:
-    os.environ["RINGLET_ALGORITHMS"] = os.pathsep.join(files)
-    try:
-        group = dist.new_group(pg_options=ringlet.BackendOptions(algorithm="from_json"))
-    finally:
-        del os.environ["RINGLET_ALGORITHMS"]
-    tensor = torch.full((5000,), rank + 1.0)
-    dist.all_reduce(tensor, group=group)
-    assert (tensor == sum(range(1, world + 1))).all()
-    model = torch.nn.Linear(8, 8)
-    reducer = ringlet.GradientReducer(model, algorithm="from_xml")
-    model(torch.full((1, 8), rank + 1.0)).sum().backward()
-    assert (model.weight.grad == (world + 1) / 2).all()
-    reducer.remove()
 
 
 # ---- in notebooks

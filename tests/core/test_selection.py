@@ -290,29 +290,6 @@ def test_two_ranks_try_places_and_algorithms(pool, tmp_path, tried):
         assert len(set(found[after:][:PAUSE])) == 1 and found[after] in expected
 
 
-def run_by_table(rank: int, world: int, folder: str, table: str) -> tuple[int, int]:
-    """What crosses in a call with `auto`, and in one with the named algorithm."""
-    with table_of(rank, [table, None, None]):
-        group = ringlet.init(rank, world, dist.FileStore(f"{folder}/store", world), transport="tcp")
-    try:
-        given = []
-        for algorithm in ("auto", "star"):
-            before = group.bytes_sent
-            ringlet.all_reduce(torch.ones(3000), algorithm=algorithm)
-            given.append(group.bytes_sent - before)
-        return given[0], given[1]
-    finally:
-        ringlet.finalize()
-
-
-def test_calls_go_by_the_table(pool, tmp_path):
-    table = tmp_path / "table"
-    table.write_text("all_reduce star\n")
-    told = pool.values(run_by_table, 3, str(tmp_path), str(table), join="nothing")
-    assert [auto for auto, _ in told] == [star for _, star in told]
-    assert told[0][0] == 2 * told[1][0]  # the server to both, each of them to the server
-
-
 def test_torch_groups_and_threads_take_it_too(pool, tmp_path, monkeypatch):
     table = tmp_path / "table"
     table.write_text("all_reduce up to nothing star\n")
@@ -343,15 +320,6 @@ def join_with(rank: int, world: int, folder: str, how: str, table: str) -> None:
             with on_host(f"host {rank}" if how == "mixed" else None):
                 transport = "auto" if how == "mixed" else how
                 ringlet.init(rank, world, dist.FileStore(folder, world), transport=transport)
-
-
-def test_a_table_that_cannot_be_read_is_told_on_all_ranks(pool, tmp_path):
-    missing = str(tmp_path / "missing")
-    for outcome in pool.run(join_with, 2, str(tmp_path / "store"), "shared_memory", missing, join="nothing"):
-        assert outcome.kind == "InvalidUsage" and f"{missing}: No such file" in outcome.message, outcome
-    folder = str(tmp_path)
-    for outcome in pool.run(join_with, 2, str(tmp_path / "store 2"), "tcp", folder, join="nothing"):
-        assert outcome.kind == "InvalidUsage" and f"{folder}: Is a directory" in outcome.message, outcome
 
 
 def test_the_store_ends_with_rank_0_only_after_all_were_told(tmp_path):

@@ -20,8 +20,11 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "PRODUCT": torch.mul,
     "MIN": torch.minimum,
     "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
     "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
 }
+BITWISE = ("BAND", "BOR", "BXOR")
 MEMORIES = ("registered", "ordinary", "mixed", "offset")
 
 
@@ -50,7 +53,7 @@ class Drawn:
         """Small integers, another table for everything that can be asked for."""
         shape = self.shape if shape is None else tuple(shape)
         generator = torch.Generator().manual_seed(hash((self.seed, of)) % (1 << 62))
-        low, high = (0, 3) if self.dtype == torch.uint8 or self.op == "BOR" else (-2, 3)
+        low, high = (0, 3) if self.dtype == torch.uint8 or self.op in BITWISE else (-2, 3)
         values = torch.randint(low, high, shape, generator=generator)
         if self.op == "AVG":
             values = values * self.world
@@ -76,7 +79,7 @@ class Drawn:
 
 
 def _defined(op: str, dtype: torch.dtype) -> bool:
-    if op == "BOR":
+    if op in BITWISE:
         return not dtype.is_floating_point and not dtype.is_complex
     return not dtype.is_complex or op in ("SUM", "AVG")
 

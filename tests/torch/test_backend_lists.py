@@ -11,9 +11,7 @@ import torch.distributed as dist
 import ringlet
 from ranks import on
 
-WORLDS = (2, 3, 5)
-# The staged path in one segment and in many; and blocks of nothing.
-SCALES = (0, 1, 70_001)
+WORLDS = (2, 3)
 
 
 @pytest.fixture(params=WORLDS)
@@ -25,55 +23,8 @@ def block(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return (torch.arange(count) % 7 + 10 * rank).to(dtype)
 
 
-def uneven_gathers(rank: int, world: int) -> None:
-    for scale in SCALES:
-        counts = [scale * (q % 3) + q for q in range(world)]
-        outputs = [torch.full((count,), -1.0) for count in counts]
-        dist.all_gather(outputs, block(rank, counts[rank]))
-        for q in range(world):
-            assert torch.equal(outputs[q], block(q, counts[q])), (scale, q)
-        lists = [[torch.empty(count), torch.empty(2 * count, dtype=torch.int16)] for count in counts]
-        inputs = [block(rank, counts[rank]), block(rank, 2 * counts[rank], torch.int16)]
-        dist.group.WORLD.allgather_coalesced(lists, inputs).wait()
-        for q in range(world):
-            assert torch.equal(lists[q][0], block(q, counts[q])), (scale, q)
-            assert torch.equal(lists[q][1], block(q, 2 * counts[q], torch.int16)), (scale, q)
-
-
-def uneven_reduce_scatters(rank: int, world: int) -> None:
-    for scale in SCALES:
-        counts = [scale * (q % 3) + q for q in range(world)]
-        inputs = [block(q, counts[q], torch.float64) * (rank + 1) for q in range(world)]
-        for op, factor in ((dist.ReduceOp.SUM, sum(range(1, world + 1))), (dist.ReduceOp.MAX, world)):
-            output = torch.empty(counts[rank], dtype=torch.float64)
-            dist.reduce_scatter(output, inputs, op)
-            assert torch.equal(output, block(rank, counts[rank], torch.float64) * factor), (scale, op)
-
-
-def uneven_exchanges(rank: int, world: int) -> None:
-    def cell(i: int, j: int, scale: int) -> torch.Tensor:
-        return block(i * world + j, scale * ((i + 2 * j) % 3) + (i + j) % 2)
-
-    for scale in SCALES:
-        mine, theirs = ([cell(*p, scale) for p in pairs] for pairs in _row_and_column(rank, world))
-        outputs = [torch.empty_like(tensor) for tensor in theirs]
-        dist.all_to_all(outputs, mine)
-        assert all(map(torch.equal, outputs, theirs)), scale
-        output = torch.empty(sum(len(tensor) for tensor in theirs))
-        splits = [[len(tensor) for tensor in tensors] for tensors in (theirs, mine)]
-        dist.all_to_all_single(output, torch.cat(mine), *splits)
-        assert torch.equal(output, torch.cat(theirs)), scale
-    rows = torch.arange(world * 6.0).view(world * 2, 3) + 100 * rank  # two rows for each
-    output = torch.empty_like(rows)
-    dist.all_to_all_single(output, rows)
-    assert output[:, 0].tolist() == [100 * q + 6 * rank + 3 * i for q in range(world) for i in range(2)]
-
-
-def _row_and_column(rank: int, world: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    return [(rank, j) for j in range(world)], [(i, rank) for i in range(world)]
-
-
-def lists_of_any_layout(rank: int, world: int) -> None:
+@on("everyone")
+def test_lists_of_any_layout(rank: int, world: int) -> None:
     """Columns of one matrix are not contiguous; blocks of one tensor lie side by side."""
     matrix = torch.full((6, 2 * world), -1.0)
     columns = [matrix[:, 2 * q : 2 * q + 2] for q in range(world)]
@@ -99,7 +50,8 @@ LAYOUTS = {
 }
 
 
-def layouts_of_one_rank_alone(rank: int, world: int) -> None:
+@on("everyone")
+def test_layouts_of_one_rank_alone(rank: int, world: int) -> None:
     """A tensor's values are its elements by index, however they lie in memory on this rank and on others."""
     odd, root = 1, 0
     for scale in (1, 40):  # one segment and many
@@ -139,7 +91,8 @@ def layouts_of_one_rank_alone(rank: int, world: int) -> None:
                 assert all(torch.equal(x, each[rank]) for x in gathered), case
 
 
-def coalesced(rank: int, world: int) -> None:
+@on("everyone")
+def test_coalesced_calls(rank: int, world: int) -> None:
     counts = (3, 0, 100_000)
     tensors = [torch.full((count,), 1.0 + rank) for count in counts]
     with dist._coalescing_manager(async_ops=True) as manager:
@@ -147,6 +100,11 @@ def coalesced(rank: int, world: int) -> None:
             dist.all_reduce(tensor)
     manager.wait()
     assert all((tensor == world * (world + 1) / 2).all() for tensor in tensors)
+    lists = [[torch.empty(q), torch.empty(70_001 * q, dtype=torch.int16)] for q in range(world)]
+    inputs = [block(rank, rank), block(rank, 70_001 * rank, torch.int16)]
+    dist.group.WORLD.allgather_coalesced(lists, inputs).wait()
+    for q in range(world):
+        assert torch.equal(lists[q][0], block(q, q)) and torch.equal(lists[q][1], block(q, 70_001 * q, torch.int16)), q
     gathered = [torch.empty(world * count) for count in counts]
     parts = [torch.empty(count) for count in counts]
     with dist._coalescing_manager(device=torch.device("cpu")):
@@ -163,7 +121,8 @@ def coalesced(rank: int, world: int) -> None:
     assert got.tolist() == [(rank - 1) % world] * 5
 
 
-def sparse_sums(rank: int, world: int) -> None:
+@on("everyone")
+def test_sparse_sums(rank: int, world: int) -> None:
     for entries in (0, 3):  # of rank 0; the others have more
         count = entries + rank
         indices = torch.arange(count).repeat(2, 1) + rank
@@ -183,7 +142,8 @@ def sparse_sums(rank: int, world: int) -> None:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
 
 
-def split(rank: int, world: int) -> None:
+@on("everyone")
+def test_parts_of_a_group(rank: int, world: int) -> None:
     part = dist.group.WORLD.split_group([0, world - 1], group_name=f"part of {world}")
     tensor = torch.ones(5)
     if part is not None and rank in (0, world - 1):
@@ -195,23 +155,6 @@ def split(rank: int, world: int) -> None:
     with pytest.raises(ringlet.InvalidUsage, match="max_ctas must be from 1 to 1024"):
         few.max_ctas = 1025
     dist.all_reduce(tensor)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        uneven_gathers,
-        uneven_reduce_scatters,
-        uneven_exchanges,
-        lists_of_any_layout,
-        layouts_of_one_rank_alone,
-        coalesced,
-        sparse_sums,
-        split,
-    ],
-)
-def test_lists(everyone, function):
-    everyone(function)
 
 
 @on("everyone")
