@@ -20,8 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What `make test` leaves to `make test-all`, files and tests (as fnmatch knows them), each with what makes it slow.
 SLOW = {
     "core/test_across_hosts.py": "makes emulated hosts, and takes their links away",
-    "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks, as the test of every count",
-    "core/test_contract.py::test_every_count*shared_memory-8-[!a]*": "has eight ranks, as those of all_reduce",
+    "core/test_contract.py::test_every_dtype_and_op*shared_memory-8-*": "has eight ranks; five are tried",
     "core/test_contract.py::test_messages_of_many_segments*mixed*": "shared_memory and tcp have them, too",
     "core/test_contract.py::test_more_segments*mixed*": "tcp has them, too",
     "core/test_environment.py": "makes emulated hosts",

@@ -76,16 +76,6 @@ def test_transport_and_topology_are_found_out(count, per_host, numbering):
             assert told == {"rank": rank, "transport": transport, "hosts": expected, "wrong": []}
 
 
-def test_connections_are_few():
-    """To neighbours of the ring that are on other hosts, or to partners across hosts: none that nobody names."""
-    most = {"ring": 2, "butterfly": 4, "circulant": 4}
-    with hosts(4, ranks_per_host=2) as made:
-        told = results(start(made, "connections", ",".join(most)))
-    for algorithm, named in most.items():
-        assert all(one[algorithm]["right"] for one in told)
-        assert max(one[algorithm]["connections"] for one in told) <= named
-
-
 @pytest.mark.parametrize("end", ["killed", "link down"])
 def test_a_host_that_is_lost_is_named_by_all(end):
     """The others' rings do not all lead to it directly."""

@@ -38,16 +38,6 @@ def same_bits(rank: int, world: int, own: str, built_in: str, memory: str) -> No
     assert ringlet.current().calls()[-1]["algorithm"] == own
 
 
-@on("everyone")
-@pytest.mark.parametrize("memory", ["ordinary", "registered"])
-def test_twins_give_the_bits_of_the_built_in_ones(rank: int, world: int, memory: str) -> None:
-    if world == 1:
-        return
-    same_bits(rank, world, "own_ring", "ring", memory)
-    if world in (2, 8):
-        same_bits(rank, world, "own_swing", "swing", memory)
-
-
 @pytest.mark.parametrize("world", [2, 4, 8, 16])
 @pytest.mark.parametrize("own, built_in", [("own_ring", "ring"), ("own_swing", "swing")])
 def test_twins_are_step_by_step_the_same(own, built_in, world):
@@ -64,22 +54,19 @@ def whole_numbers(rank: int, world: int, algorithm: Any, op: str = "sum") -> Non
         assert (tensor == sum(range(1, world + 1)) / (world if op == "avg" else 1)).all(), count
 
 
-def test_one_that_depends_on_hosts_runs_on_all_of_them(everyone):
-    everyone(whole_numbers, "own_of_hosts")
-
-
-@on((2, 8), "shared_memory", "threads", "tcp", "mixed")
-def test_swing(rank: int, world: int) -> None:
-    """The object itself, in every operation's own way; then asynchronously."""
-    whole_numbers(rank, world, own_algorithms.own_swing)
-    whole_numbers(rank, world, "own_swing", "avg")
-    tensor = torch.full((1000,), rank + 1.0)
-    ringlet.all_reduce(tensor, algorithm="own_swing", async_op=True).wait()
-    assert (tensor == sum(range(1, world + 1))).all()
-
-
 @on("everyone")
-def test_roots_and_blocks(rank: int, world: int) -> None:
+def test_they_run_as_the_built_in_ones(rank: int, world: int) -> None:
+    """By name, and the object itself; in every collective's own way; then asynchronously."""
+    for memory in ("ordinary", "registered") if world > 1 else ():
+        same_bits(rank, world, "own_ring", "ring", memory)
+        if world in (2, 8):
+            same_bits(rank, world, "own_swing", "swing", memory)
+    whole_numbers(rank, world, own_algorithms.own_ring)
+    whole_numbers(rank, world, "own_ring", "avg")
+    whole_numbers(rank, world, "own_of_hosts")
+    total = torch.full((1000,), rank + 1.0)
+    ringlet.all_reduce(total, algorithm="own_ring", async_op=True).wait()
+    assert (total == sum(range(1, world + 1))).all()
     for root in range(world):
         tensor = torch.full((1000,), float(rank))
         ringlet.broadcast(tensor, root, algorithm="own_star")
@@ -103,38 +90,22 @@ def refused(rank: int, world: int, name: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("join", ["shared_memory", "threads", "tcp", "mixed"])
-@pytest.mark.parametrize("name", own_algorithms.WRONG)
-def test_a_wrong_one_is_refused_on_all_ranks(pool, name, join):
-    said = pool.values(refused, 3, name, join=join)
-    assert len(set(said)) == 1, said
-    assert own_algorithms.WRONG[name] in said[0]
-    assert re.search(rf'"{name}" is wrong: {name} all_reduce, world 3.*: rank \d, round \d, chunk \d: ', said[0]), said[
-        0
-    ]
+def all_refused(rank: int, world: int) -> dict[str, str]:
+    @ringlet.algorithm("all_reduce", name="raises")
+    def raises(rank, world):
+        raise KeyError("no such thing")
+
+    return {name: refused(rank, world, name) for name in (*own_algorithms.WRONG, "raises")}
 
 
-def renewed(rank: int, world: int) -> str:
-    def right(rank, world):
-        others = [p for p in range(world) if p != rank]
-        yield [*(send(p, 0, world) for p in others), *(reduce(p, 0, world) for p in others)]
-
-    def wrong(rank, world):
-        yield send((rank + 1) % world, 0), recv((rank - 1) % world, 0)
-
-    name = "renewed"
-    ringlet.algorithm("all_reduce", name=name)(right)
-    tensor = torch.ones(100)
-    for _ in range(2):
-        ringlet.all_reduce(tensor, algorithm=name)
-    assert (tensor == world**2).all()
-    ringlet.algorithm("all_reduce", name=name)(wrong)
-    return refused(rank, world, name)
-
-
-def test_a_name_stands_for_the_newest_function(pool):
-    (said,) = set(pool.values(renewed, 3))
-    assert '"renewed" is wrong' in said
+@pytest.mark.parametrize("join", ["shared_memory", "mixed"])
+def test_wrong_ones_are_refused_on_all_ranks(pool, join):
+    said = pool.values(all_refused, 3, join=join)
+    assert said == [said[0]] * 3
+    assert "KeyError: 'no such thing'" in said[0].pop("raises")
+    for name, text in said[0].items():
+        assert own_algorithms.WRONG[name] in text
+        assert re.search(rf'"{name}" is wrong: {name} all_reduce, world 3.*: rank \d, round \d, chunk \d: ', text), text
 
 
 def with_functions_of_their_own(rank: int, world: int) -> str:
@@ -187,19 +158,6 @@ def without_it(rank: int, world: int) -> str:
 def test_a_rank_that_lacks_it_says_so(pool):
     said = pool.values(without_it, 2)
     assert "all_reduce: algorithm must be one of auto, ring" in said[0] and 'got "only_some"' in said[0]
-
-
-def raising(rank: int, world: int) -> str:
-    @ringlet.algorithm("all_reduce", name="raises")
-    def raises(rank, world):
-        raise KeyError("no such thing")
-
-    return refused(rank, world, "raises")
-
-
-def test_what_a_function_raises_is_told_on_all_ranks(pool):
-    said = pool.values(raising, 2)
-    assert len(set(said)) == 1 and "KeyError: 'no such thing'" in said[0]
 
 
 @pytest.mark.parametrize(

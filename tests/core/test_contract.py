@@ -55,8 +55,16 @@ def test_every_dtype_and_op(rank: int, world: int, collective: str) -> None:
 
 
 @on("everyone")
+@pytest.mark.parametrize(
+    "everyone",
+    [("threads", 3), ("shared_memory", 5), ("tcp", 5), ("mixed", 3)],
+    ids="{0[0]}-{0[1]}".format,
+    indirect=True,
+)
 @pytest.mark.parametrize("collective", REDUCTIONS + MOVES)
 def test_every_count_memory_place_and_root(rank: int, world: int, collective: str) -> None:
+    """The C++ tests have every algorithm, count, place and root in more worlds; here are dtypes, averages and memories
+    that differ between ranks, too."""
     checks = Checks()
     places = (True,) if collective in ONLY_IN_PLACE else (False,) if collective == "all_to_all" else (True, False)
     kinds = [(torch.float32, "sum"), (torch.bfloat16, "avg")] if collective in REDUCTIONS else [(torch.int32, "sum")]

@@ -16,9 +16,7 @@ PROGRAM = pathlib.Path(__file__).parents[1] / "support/forking_rank.py"
 LIMIT_SECONDS = 120
 
 
-@pytest.mark.parametrize(
-    "use", ["exit", "exit after async calls", "calls", "loader", "pending calls", "beside calls", "exit beside calls"]
-)
+@pytest.mark.parametrize("use", ["loader", "pending calls", "beside calls", "exit beside calls"])
 @pytest.mark.parametrize("transport", [transport for transport in TRANSPORTS if transport != "threads"])
 def test_the_group_goes_on(tmp_path, transport, use):
     world = 3 if transport == "mixed" else 2

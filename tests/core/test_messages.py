@@ -24,7 +24,8 @@ def value(count: int, number: int) -> torch.Tensor:
     return torch.full((count,), float(number))
 
 
-def tags(rank: int, world: int) -> None:
+@on("everyone")
+def test_tags(rank: int, world: int) -> None:
     """A receive takes its tag's message, whatever was sent before."""
     for count in COUNTS:
         for order in ((1, 2, 3), (3, 1, 2), (3, 2, 1)):
@@ -45,49 +46,6 @@ def tags(rank: int, world: int) -> None:
             assert torch.equal(work.result()[0], value(70_000, number))
 
 
-def any_source(rank: int, world: int) -> None:
-    for count in COUNTS:
-        if rank != 0:
-            dist.send(value(count, rank), 0, tag=7)
-            dist.send(value(count, -rank), 0, tag=8)
-        for tag, sign in ((8, -1), (7, 1)) if rank == 0 else ():
-            senders = []
-            for _ in range(world - 1):
-                senders.append(dist.recv(got := value(count, 0), tag=tag))
-                assert torch.equal(got, value(count, sign * senders[-1]))
-            assert sorted(senders) == list(range(1, world))
-        dist.barrier()  # else the next size may come before a slow rank's message of this one
-
-
-def no_receive_blocks_another(rank: int, world: int) -> None:
-    """Rank 0 posts first what comes last: rank 1 sends only when rank 0's second receive has been answered."""
-    last = world - 1
-    for count in COUNTS:
-        if rank == 0:
-            late = dist.irecv(first := value(count, -1), 1, tag=1)
-            dist.recv(second := value(count, -1), last, tag=2)
-            dist.send(value(count, 3), 1, tag=3)
-            late.wait()
-            assert torch.equal(first, value(count, 1)) and torch.equal(second, value(count, 2))
-        if rank == last:
-            dist.send(value(count, 2), 0, tag=2)
-        if rank == 1:
-            dist.recv(value(count, -1), 0, tag=3)
-            dist.send(value(count, 1), 0, tag=1)
-
-
-def both_ways_at_once(rank: int, world: int) -> None:
-    """Everyone sends to everyone before anyone receives, more than the slots hold."""
-    peers = [q for q in range(world) if q != rank]
-    sends = [dist.isend(value(200_000, 10 * rank + i), q) for q in peers for i in range(3)]
-    for q in reversed(peers):
-        for i in range(3):
-            dist.recv(got := value(200_000, -1), q)
-            assert torch.equal(got, value(200_000, 10 * q + i))
-    for work in sends:
-        work.wait()
-
-
 @on("everyone")
 def test_messages_move_by_themselves(rank: int, world: int, path: str) -> None:
     """Messages move while their ranks are elsewhere, and handles may be dropped."""
@@ -102,11 +60,6 @@ def test_messages_move_by_themselves(rank: int, world: int, path: str) -> None:
         assert torch.equal(future.wait()[0], value(500_000, 4)) and torch.equal(got, value(500_000, 4))
         shared.set("received", "")
     dist.barrier()
-
-
-@pytest.mark.parametrize("function", [tags, any_source, no_receive_blocks_another, both_ways_at_once])
-def test_messages(everyone, function):
-    everyone(function)
 
 
 def unanswered(rank: int, world: int, store: str) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import xml.etree.ElementTree
 from fractions import Fraction
@@ -69,6 +70,12 @@ def test_model_time_counts_waiting_and_the_busy_root():
     # Rank 1 hears of a tree's broadcast in the root's last round, though it has one round itself.
     assert ringlet.schedule("tree", "broadcast", world=8).cost(100, machine).ranks[1] == pytest.approx(3 * (1.0 + 1.0))
     assert ringlet.schedule("star", "broadcast", world=8).cost(100, machine).seconds == pytest.approx(1.0 + 7 * 1.0)
+
+
+@pytest.mark.parametrize("nbytes", [-5, math.nan, math.inf])
+def test_a_cost_of_no_number_of_bytes_is_refused(nbytes):
+    with pytest.raises(ringlet.InvalidUsage, match=f"nbytes must be a number of bytes from 0 on, got {nbytes}"):
+        ringlet.schedule("ring", world=3).cost(nbytes)
 
 
 def test_counts_are_exact():

@@ -153,7 +153,7 @@ def test_a_schedule_shows_as_its_picture():
     large = schedule("ring", world=40)
     shown = large._repr_svg_()
     assert "a bar is a rank" in shown and len(shown) < len(large.svg()) / 10
-    assert schedule("ring", world=256)._repr_svg_() is None  # the text is shown
+    assert schedule("butterfly", world=1024)._repr_svg_() is None  # the text is shown
 
 
 def test_a_wrong_schedule_shows_as_text():

@@ -32,20 +32,6 @@ def sums() -> None:
     say(rank=group.rank, transport=group.transport, hosts=group.hosts, wrong=wrong)
 
 
-def connections() -> None:
-    """One all-reduce by each algorithm in a group of its own, and how many connections it took."""
-    world = ringlet.init(timeout=timedelta(seconds=60)).world
-    told = {}
-    for algorithm in sys.argv[2].split(","):
-        group = ringlet.new_group(range(world), timeout=timedelta(seconds=60))
-        tensor = torch.full((1 << 18,), float(group.rank + 1))
-        ringlet.all_reduce(tensor, algorithm=algorithm, group=group)
-        right = bool((tensor == sum(range(1, world + 1))).all())
-        told[algorithm] = {"right": right, "connections": group.connections}
-        ringlet.barrier()  # of all, in another group, whose connections are its own
-    say(**told)
-
-
 def until_it_fails() -> None:
     """All-reduces without end, and what ended them."""
     group = ringlet.init(timeout=timedelta(seconds=60))
@@ -128,5 +114,5 @@ def wait_for_firewall() -> None:
 
 
 if __name__ == "__main__":
-    jobs = (sums, connections, until_it_fails, sum_and_messages, one_way)
+    jobs = (sums, until_it_fails, sum_and_messages, one_way)
     {job.__name__: job for job in jobs}[sys.argv[1]]()

@@ -41,12 +41,11 @@ def call_in_child(parent: int) -> None:
             raise AssertionError(f"{name} in a forked child")
 
 
-def fork_and_go_on(calls: bool) -> None:
+def fork_and_go_on() -> None:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        if calls:
-            call_in_child(parent)
+        call_in_child(parent)
         sys.exit(0)
     deadline = time.monotonic() + CHILD_SECONDS
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -116,7 +115,7 @@ def fork_beside_calls(rank: int, world: int) -> None:
     caller = threading.Thread(target=call)
     caller.start()
     while rank == 0 and caller.is_alive():
-        fork_and_go_on(calls=True)
+        fork_and_go_on()
     caller.join()
     assert done.is_set(), "the calls failed"
 
@@ -162,14 +161,8 @@ def main() -> None:
         return exit_beside_calls(rank, world)
     elif use == "beside calls":
         fork_beside_calls(rank, world)
-    elif use == "pending calls":
-        wait_in_child(world) if rank == 0 else come_later(rank)
     else:
-        if use == "exit after async calls":
-            exchange(rank, world)
-        ringlet.barrier()
-        if rank == 0:
-            fork_and_go_on(calls=use == "calls")
+        wait_in_child(world) if rank == 0 else come_later(rank)
     for _ in range(3):
         ringlet.all_reduce(tensor := torch.ones(100_000))
         assert tensor.eq(world).all()
